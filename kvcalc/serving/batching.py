@@ -17,7 +17,7 @@ one event. With a draft, each pass verifies the draft tokens of every decoding s
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -34,7 +34,8 @@ from kvcalc.serving.decoding import (
 )
 from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.step_timers import (
-    Passes,
+    AnyStepTimer,
+    MixedStepTimer,
     SpeculativeStepTimer,
     StepTimer,
     StepTimeSegment,
@@ -49,7 +50,7 @@ class ServerSetup(NamedTuple):
     """
 
     pool: Pool
-    steps: Passes
+    steps: AnyStepTimer
     limits: Limits
     scheduling: Scheduling = MIXED
     make_prefixes: Callable[[], PrefixCache] | None = None
@@ -58,12 +59,10 @@ class ServerSetup(NamedTuple):
 class Static:
     """The state of a server with static batching."""
 
-    def __init__(
-        self, queue: ArrivalQueue, setup: ServerSetup, steps: StepTimer, log: Log
-    ) -> None:
+    def __init__(self, queue: ArrivalQueue, setup: ServerSetup, log: Log) -> None:
         self.queue = queue
         self.pool = setup.pool
-        self.steps = steps
+        self.steps = cast("StepTimer", setup.steps)
         self.limits = setup.limits
         self.log = log
         self.now = 0.0
@@ -117,7 +116,7 @@ class Static:
         times = [self.steps.prefill(((prompt, 0),) * count)]
         while len(times) <= decodes:
             context = prompt + len(times)
-            times += self.steps.decode(count, context, decodes + 1 - len(times)).tolist()
+            times += self.steps.line(count, context).each[: decodes + 1 - len(times)]
         seconds = np.array(times)
         ends = self.now + seconds.cumsum()
         self.log.scheduled[batch] = self.now
@@ -186,7 +185,7 @@ class Continuous:
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup, log: Log) -> None:
-        pool, steps = setup.pool, setup.steps
+        pool, steps = setup.pool, cast("MixedStepTimer", setup.steps)
         self.queue = queue
         self.pool = pool
         self.steps = steps

@@ -33,8 +33,8 @@ from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
 from kvcalc.serving.step_timers import (
+    AnyStepTimer,
     InterpolatedStepTimer,
-    Passes,
     SpeculativeStepTimer,
     StepTimer,
 )
@@ -316,7 +316,7 @@ class Server:
             raise UserError("scheduler-recv-interval is SGLang's", hint="Add --engine sglang")
         return scheduling_of(self.engine)._replace(receive_interval=interval)
 
-    def _make_timer(self, max_len: int) -> Passes:
+    def _make_timer(self, max_len: int) -> AnyStepTimer:
         """Return the timer of passes with requests of up to `max_len` tokens."""
         limits, drafting = self.limits, self.drafting
         if self.policy == "static" and drafting:

@@ -13,7 +13,6 @@ from kvcalc.serving.batching import Continuous, ServerSetup, Static
 from kvcalc.serving.cache_accounting import Log
 from kvcalc.serving.kv_transfer import DisaggregatedServer, KVTransfer
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.step_timers import StepTimer
 
 POLICIES = ("continuous", "static")
 PROGRESS_STEP = 100  # requests between two reports of progress
@@ -101,8 +100,8 @@ def _rank_server(
     num_ranks = setup.steps.ranks
     part = requests.for_rank(log.rank, num_ranks)
     queue = ArrivalQueue(part, setup.pool, log, clients.for_rank(log.rank, num_ranks))
-    if policy == "static" and isinstance(setup.steps, StepTimer):
-        return Static(queue, setup, setup.steps, log)
+    if policy == "static":
+        return Static(queue, setup, log)
     return Continuous(queue, setup, log)
 
 

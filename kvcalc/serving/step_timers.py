@@ -13,14 +13,12 @@ adds up tables, which is fast if hardly two passes are equal:
 
 The tables are filled from whole passes through the model. The time by which a pass behind a
 context exceeds a prompt of equal length counts as attention, so no time is lost. A single sequence
-and the
-first MAX_EXACT_PROMPTS kinds of prompts are timed as whole passes.
+and the first MAX_EXACT_PROMPTS kinds of prompts are timed as whole passes.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import accumulate
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,18 +26,22 @@ import numpy as np
 from kvcalc.gpu.roof import roofline
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.cost import AttentionShape, Operator, Role
-from kvcalc.records import Record
 from kvcalc.serving.speculation import Drafting
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.steps import HostTime, host_of, operator_seconds
 
-# (tokens between computed contexts, intervals per table) of decode passes, and of passes with
-# chunks of prompts, which seldom occur again
-DECODES, MIXED = (16, 256), (128, 4)
-MAX_TABLES = 50_000
+SPACING = 16  # tokens between the contexts at which decode passes are timed
+INTERVALS = 256  # intervals between contexts that are timed in one call
+MAX_EXACT_PROMPTS = 64  # kinds of passes with prompts only that are timed as whole passes
+# ratios of neighbouring points of the tables
+TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, COUNT_RATIO, HEAD_RATIO = 1.01, 1.08, 1.12, 1.2, 1.1
+# every number up to these is a point
+DENSE_TOKENS, DENSE_HEADS, DENSE_LENGTHS = 512, 64, 16
+PAST_SPACING = 512  # tokens between the contexts for which chunks are timed
+TOKENS, HEAD, GROUP = "tokens", "head", "group"
 
-Chunks = tuple[tuple[int, int], ...]  # (new, past) of each chunk of a prompt in the pass
+Chunks: TypeAlias = tuple[tuple[int, int], ...]  # (new, past) of each chunk of a prompt
 
 
 class StepTimeSegment(NamedTuple):
@@ -66,15 +68,7 @@ class StepTimeSegment(NamedTuple):
     def passes_until(self, max_passes: int, seconds: float) -> int:
         """Return the smallest number of passes that end at or after `seconds`; at most
         `max_passes`."""
-        if self.each:
-            ends = accumulate(self.each[:max_passes])
-            return next((n for n, end in enumerate(ends, 1) if end >= seconds), max_passes)
-        passes = min(max(int(seconds / self.first) + 1, 1), max_passes)
-        while passes > 1 and self.seconds(passes - 1) >= seconds:
-            passes -= 1
-        while passes < max_passes and self.seconds(passes) < seconds:
-            passes += 1
-        return passes
+        return bisect_left(range(1, max_passes), seconds, key=self.seconds) + 1
 
 
 def largest_micro_batch(
@@ -106,105 +100,44 @@ class StepTimer:
         self.deployment = deployment.as_server() if self.stages > 1 else deployment
         self.queries = queries
         self.ranks = deployment.parallelism.dp
-        self._tables: dict[tuple[Chunks, int, int], tuple[Any, Any]] = {}
+        self._tables: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._prompts: dict[Chunks, float] = {}
 
     def reset(self) -> None:
-        """Do nothing: times do not depend on earlier passes."""
+        """Start a new run."""
 
     def prefill(self, chunks: Chunks) -> float:
         """Return the seconds of a pass with prompts only."""
         chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         if chunks not in self._prompts:
-            self._prompts[chunks] = float(self.deployment.seconds(Batch(self._groups(chunks))))
+            groups = tuple(
+                Sequences(chunks.count((new, past)) * self.ranks, new, past)
+                for new, past in dict.fromkeys(chunks)
+            )
+            self._prompts[chunks] = float(self.deployment.seconds(Batch(groups)))
         return self._prompts[chunks]
-
-    def mixed(self, chunks: Chunks, count: int, context: float) -> float:
-        """Return the seconds of a pass with chunks of prompts and `count` decodes.
-
-        `context` is the mean context of the decodes after the pass.
-        """
-        if not count:
-            return self.prefill(chunks)
-        return float(np.interp(context, *self._table(chunks, count, context)))
-
-    def decode(self, count: int, context: float, steps: int) -> Any:
-        """Return the seconds of up to `steps` decode passes, as an array of at least one.
-
-        The mean context of the first pass is `context`; it grows by one per pass.
-        """
-        contexts, seconds = self._table((), count, context)
-        steps = max(1, min(steps, int(contexts[-1] - context) + 1))
-        return np.interp(context + np.arange(steps), contexts, seconds)
 
     def line(self, count: int, context: float) -> StepTimeSegment:
         """Return the seconds of decode passes; the first has the mean context `context`."""
-        contexts, seconds = self._table((), count, context)
-        if count == 1 and context == int(context):
-            each = seconds[int(context - contexts[0]) :].tolist()
-            return StepTimeSegment(each[0], 0.0, len(each), each)
-        return segment_at(contexts.tolist(), seconds.tolist(), context)
-
-    def _table(self, chunks: Chunks, count: int, context: float) -> tuple[Any, Any]:
-        """Return contexts around `context`, and the seconds of a pass at each of them."""
-        chunks, count = largest_micro_batch(self.deployment, chunks, count)
-        spacing, intervals = MIXED if chunks else DECODES
-        spacing = spacing if chunks or count > 1 else 1
-        width = spacing * intervals
+        _, count = largest_micro_batch(self.deployment, (), count)
+        spacing = SPACING if count > 1 else 1
+        width = spacing * INTERVALS
         start = int(context // width) * width
-        tables = self._tables
-        key = chunks, count, start
-        if key not in tables:
-            if len(tables) > MAX_TABLES:
-                tables.clear()
+        if (count, start) not in self._tables:
             contexts = np.arange(start, start + width + spacing, spacing, dtype=float)
             if not start:
                 # context 0 becomes 1, or is left out if 1 is a point
                 contexts = contexts[1:] if spacing == 1 else np.maximum(contexts, 1)
-            seconds = self._seconds(chunks, count, contexts)
-            tables[key] = contexts, np.broadcast_to(seconds, contexts.shape)
-        return tables[key]
+            seconds = np.broadcast_to(self._decode_seconds(count, contexts), contexts.shape)
+            self._tables[count, start] = contexts, seconds
+        contexts, seconds = self._tables[count, start]
+        each = np.interp(np.arange(context, contexts[-1] + 1), contexts, seconds).tolist()
+        return StepTimeSegment(each[0], 0.0, len(each), each)
 
-    def _seconds(self, chunks: Chunks, count: int, contexts: Any) -> Any:
-        """Return the seconds of a pass at each of `contexts`.
-
-        The LM head works on all positions of a verification, but on the last one of a chunk.
-        """
-        decodes = Sequences(count * self.ranks, self.queries, contexts - 1)
-        seconds = self.deployment.seconds(Batch((*self._groups(chunks), decodes)))
-        if self.queries == 1:
-            return seconds
-        alone = Batch((decodes,))
-        heads = self.deployment.seconds(alone, all_positions=True) - self.deployment.seconds(
-            alone
-        )
-        return seconds + heads
-
-    def _groups(self, chunks: Chunks) -> tuple[Sequences, ...]:
-        kinds = dict.fromkeys(chunks)
-        return tuple(
-            Sequences(chunks.count((new, past)) * self.ranks, new, past) for new, past in kinds
-        )
-
-
-MAX_EXACT_PROMPTS = 64  # kinds of passes with prompts only that are timed as whole passes
-# ratios of neighbouring points of the tables
-TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, COUNT_RATIO, HEAD_RATIO = (
-    1.01,
-    1.08,
-    1.12,
-    1.2,
-    1.1,
-)
-DENSE_TOKENS, DENSE_HEADS, DENSE_LENGTHS = (
-    512,
-    64,
-    16,
-)  # every number up to these is a point
-PAST_SPACING = 512  # tokens between the contexts for which chunks are timed
-MAX_VALUES = 1 << 15  # values of a table that are remembered
-TOKENS, HEAD, GROUP = "tokens", "head", "group"
-NO_HOST = HostTime(0.0, 0.0, 1.0, 0.0)
+    def _decode_seconds(self, counts: Any, contexts: Any) -> Any:
+        """Return the seconds of decode passes of `counts` sequences at `contexts`."""
+        decodes = Batch((Sequences(counts * self.ranks, self.queries, contexts - 1),))
+        return self.deployment.seconds(decodes, all_positions=self.queries > 1)
 
 
 def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
@@ -242,35 +175,17 @@ def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
     return first + (values[index + 1] - first) * (x - low) / (high - low)
 
 
-def segment_at(
-    contexts: Sequence[float], seconds: Sequence[float], context: float
-) -> StepTimeSegment:
-    """Return the passes from `context` to the next of the `contexts`."""
-    index = _index_below(contexts, context)
-    low, high = contexts[index], contexts[index + 1]
-    first = seconds[index]
-    rise = (seconds[index + 1] - first) / (high - low) if high > low else 0.0
-    passes = max(1, int(high - context) + 1)
-    return StepTimeSegment(first + rise * (context - low), rise, passes)
-
-
 def make_table(points: Sequence[int], seconds: Any) -> Callable[[float], float]:
-    """Return a function that interpolates between the points and remembers its values.
+    """Return a function that interpolates between the points.
 
     Args:
         seconds: Seconds of each point, or of all points.
     """
-    values = np.broadcast_to(seconds, (len(points),)).tolist()
-
-    @lru_cache(MAX_VALUES)
-    def value_at(x: float) -> float:
-        return interpolate(points, values, x)  # type: ignore[no-any-return]
-
-    return value_at
+    return partial(interpolate, points, np.broadcast_to(seconds, (len(points),)).tolist())
 
 
-class InterpolatedStepTimer:
-    """Times passes like `StepTimer`, from tables.
+class InterpolatedStepTimer(StepTimer):
+    """Times passes like `StepTimer`, and passes with prompts and decodes, from tables.
 
     Args:
         max_len: Maximum tokens of a sequence.
@@ -292,46 +207,45 @@ class InterpolatedStepTimer:
         queries: int = 1,
         rows_at_once: int = 1,
     ) -> None:
+        super().__init__(deployment, queries)
+        self.exact = exact
         self.rows_at_once = rows_at_once
-        self.stages = deployment.parallelism.pp
-        self.deployment = deployment.as_server() if self.stages > 1 else deployment
-        self.queries = queries
-        self.ranks = deployment.parallelism.dp
-        self.whole_passes = StepTimer(deployment, queries) if exact else None
-        self.host = NO_HOST
         self.max_len, self.max_num_seqs = max(max_len, 2), max(max_num_seqs, 2)
-        self.max_tokens = max(max_tokens, self.max_num_seqs * queries)
+        max_tokens = max(max_tokens, self.max_num_seqs * queries, self.max_len)
 
-        tokens = ladder(1, max(self.max_tokens, self.max_len), TOKENS_RATIO, DENSE_TOKENS)
+        tokens = ladder(1, max_tokens, TOKENS_RATIO, DENSE_TOKENS)
         self.work = make_table(tokens, self._prompt_seconds(tokens))
-
         positions = ladder(1, self.max_num_seqs * queries, HEAD_RATIO, DENSE_HEADS)
         heads = self._parts(Sequences(np.array(positions) * self.ranks, 1, 0))[HEAD]
         self.head = make_table(positions, heads)
 
-        self.counts = ladder(1, self.max_num_seqs, COUNT_RATIO)
         self.contexts = ladder(1, self.max_len, CONTEXT_RATIO, 2)
-        self.decodes = self._decode_grid()
-
         self.lengths = ladder(1, self.max_len, LENGTH_RATIO, DENSE_LENGTHS)
         self.length_seconds = self._prompt_seconds(self.lengths)
         self._rows: dict[int, list[float]] = {}
         self._chunk_tables: dict[int, Callable[[float], float]] = {}
         self.exact_prompts: dict[Chunks, float] = {}
 
+    @cached_property
+    def host(self) -> HostTime:
+        """The time that the engine adds to a pass."""
+        if not self.deployment.calibration:
+            return HostTime(0.0, 0.0, 1.0, 0.0)
+        batch = Batch((Sequences(np.ones(1), 1, 0),))
+        return host_of(self.deployment.operators(batch), self.deployment.calibration)
+
     def reset(self) -> None:
-        """Start a new run: which prompts are timed as whole passes depends on the run only."""
+        # which prompts are timed as whole passes depends on the run only
         self.exact_prompts.clear()
 
     def prefill(self, chunks: Chunks) -> float:
-        """Return the seconds of a pass with prompts only."""
-        chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         exact = self.exact_prompts
         if chunks in exact:
             return exact[chunks]
-        if self.whole_passes and len(exact) < MAX_EXACT_PROMPTS:
-            exact[chunks] = self.whole_passes.prefill(chunks)
+        if self.exact and len(exact) < MAX_EXACT_PROMPTS:
+            exact[chunks] = super().prefill(chunks)
             return exact[chunks]
+        chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         tokens = sum(new for new, _ in chunks)
         attention = sum(self._chunk(new, past) for new, past in chunks)
         kernels = self.work(tokens) + self.head(len(chunks)) + attention
@@ -359,7 +273,8 @@ class InterpolatedStepTimer:
         decodes = count + len(chunks) - prompts
         row = self._row(decodes)
         mean_context = context + extra_context / decodes
-        decode_attention = interpolate(self.contexts, row, mean_context) - self._beside(decodes)
+        decode_attention = interpolate(self.contexts, row, mean_context)
+        decode_attention -= self._without_attention(decodes)
         head = self.head(count * self.queries + len(chunks))
         kernels = self.work(tokens) + head + attention + decode_attention
         host = self.host
@@ -367,44 +282,52 @@ class InterpolatedStepTimer:
         return float(host.with_prompts(kernels) if prompts else kernels) + added
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the seconds of decode passes; the first has the mean context `context`."""
         _, count = largest_micro_batch(self.deployment, (), count)
-        if count == 1 and self.whole_passes:
-            return self.whole_passes.line(count, context)
-        return segment_at(self.contexts, self._row(count), context)
+        if count == 1 and self.exact:
+            return super().line(count, context)
+        row = self._row(count)
+        index = _index_below(self.contexts, context)
+        low, high = self.contexts[index], self.contexts[index + 1]
+        rise = (row[index + 1] - row[index]) / (high - low)
+        first = row[index] + rise * (context - low)
+        return StepTimeSegment(first, rise, max(1, int(high - context) + 1))
 
-    def _beside(self, count: int) -> float:
+    def _without_attention(self, count: int) -> float:
         """Return the seconds of a decode pass without its attention."""
         queries = count * self.queries
-        return (
-            self.work(queries)
-            + self.head(queries)
-            + self.host.fixed
-            + self.host.sequence * count
-        )
+        kernels = self.work(queries) + self.head(queries)
+        return kernels + self.host.fixed + self.host.sequence * count
 
     def _row(self, count: int) -> list[float]:
         """Return the seconds of a decode pass of `count` sequences at each of `contexts`."""
         if count in self._rows:
             return self._rows[count]
-        if not self.whole_passes:
-            attention = interpolate(self.counts, self.decodes, count)
-            self._rows[count] = (attention + self._beside(count)).tolist()
+        if not self.exact:
+            attention = interpolate(*self._decode_attention, count)
+            self._rows[count] = (attention + self._without_attention(count)).tolist()
             return self._rows[count]
         first = count - (count - 1) % self.rows_at_once
         counts = range(first, first + self.rows_at_once)
-        sequences: Any = count * self.ranks
-        if len(counts) > 1:
-            sequences = np.array(counts, dtype=float)[:, None] * self.ranks
-        past = np.array(self.contexts) - 1
-        batch = Batch((Sequences(sequences, self.queries, past),))
-        seconds = self.deployment.seconds(batch, all_positions=self.queries > 1)
-        rows = np.broadcast_to(seconds, (len(counts), len(past))).tolist()
-        self._rows.update(zip(counts, rows, strict=True))
+        # an int is exact, an array of several may differ in the last digit
+        rows = count if len(counts) == 1 else np.array(counts, dtype=float)[:, None]
+        seconds = self._decode_seconds(rows, np.array(self.contexts))
+        seconds = np.broadcast_to(seconds, (len(counts), len(self.contexts))).tolist()
+        self._rows.update(zip(counts, seconds, strict=True))
         return self._rows[count]
 
+    @cached_property
+    def _decode_attention(self) -> tuple[list[int], Any]:
+        """Numbers of sequences, and the seconds of decode attention [numbers, contexts]."""
+        counts = ladder(1, self.max_num_seqs, COUNT_RATIO)
+        grid = np.array([(count, context) for count in counts for context in self.contexts])
+        prompts = self._prompt_seconds([n * self.queries for n in counts])
+        decodes = Sequences(grid[:, 0] * self.ranks, self.queries, grid[:, 1] - 1)
+        seconds = self._attention(decodes, np.repeat(prompts, len(self.contexts)))
+        return counts, seconds.reshape(len(counts), len(self.contexts))
+
     def _chunk(self, new: int, past: int) -> float:
-        """Return the seconds that a chunk takes beside the work of its tokens: mostly attention."""
+        """Return the seconds that a chunk takes in addition to the work of its tokens: mostly
+        attention."""
         step, remainder = divmod(past, PAST_SPACING)
         low = self._chunk_table(step)(new)
         if not remainder:
@@ -427,36 +350,23 @@ class InterpolatedStepTimer:
     def _attention(self, sequences: Sequences, prompt_seconds: Any) -> Any:
         """Return the seconds that depend on the group of sequences: mostly attention.
 
-        Included is what the rest takes more, or less, than `prompt_seconds` of as many tokens.
+        Included is the difference between the other seconds and the `prompt_seconds` of equally
+        many tokens.
         """
         parts = self._parts(sequences)
         return prompt_seconds * 0 + parts[GROUP] + (parts[TOKENS] - prompt_seconds)
 
-    def _decode_grid(self) -> Any:
-        """Return the seconds of decode attention as an array [counts, contexts]."""
-        counts, contexts = self.counts, self.contexts
-        grid = np.array([(count, context) for count in counts for context in contexts])
-        prompts = np.repeat(
-            self._prompt_seconds([n * self.queries for n in counts]), len(contexts)
-        )
-        decodes = Sequences(grid[:, 0] * self.ranks, self.queries, grid[:, 1] - 1)
-        return self._attention(decodes, prompts).reshape(len(counts), len(contexts))
-
-    def _parts(self, sequences: Sequences) -> Record:
-        """Return the seconds of a pass's operators by what they depend on.
-
-        Also set `host`, the time that the engine adds to such passes.
-        """
+    def _parts(self, sequences: Sequences) -> dict[str, Any]:
+        """Return the seconds of a pass's operators by what they depend on."""
         deployment = self.deployment
         operators = deployment.operators(deployment.timed_batch(Batch((sequences,))))
-        parts: Record = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
+        parts: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
         if deployment.calibration:
             timed = operator_seconds(
                 operators, deployment.gpu, deployment.calibration, deployment.routing
             )
             times = [t.seconds for t in timed]
             parts[GROUP] = parts[GROUP] + sum(t.overhead.seconds for t in timed if t.overhead)
-            self.host = host_of(operators, deployment.calibration)
         else:
             times = [p.seconds for p in roofline(operators, deployment.gpu)]
         for operator, seconds in zip(operators, times, strict=True):
@@ -476,8 +386,8 @@ class SpeculativeStepTimer(NamedTuple):
         draft: Timer of the draft model.
     """
 
-    target: StepTimer | InterpolatedStepTimer
-    draft: StepTimer | InterpolatedStepTimer
+    target: InterpolatedStepTimer
+    draft: InterpolatedStepTimer
     drafting: Drafting
 
     @property
@@ -511,4 +421,6 @@ class SpeculativeStepTimer(NamedTuple):
         return self.drafting.drafted * self.draft.line(count, context).first
 
 
-Passes: TypeAlias = StepTimer | InterpolatedStepTimer | SpeculativeStepTimer
+# timers of continuous batching, and of either kind of batching
+MixedStepTimer: TypeAlias = InterpolatedStepTimer | SpeculativeStepTimer
+AnyStepTimer: TypeAlias = StepTimer | SpeculativeStepTimer

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from kvcalc import Batch, Parallelism
+from kvcalc import Batch, Parallelism, Sequences
 from kvcalc.serving.arrivals import Clients
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.simulation import Served, simulate
-from kvcalc.serving.step_timers import StepTimer
+from kvcalc.serving.step_timers import Chunks, StepTimer, largest_micro_batch
 
 
 class HandClock:
@@ -27,9 +27,24 @@ class HandClock:
     def as_server(self) -> "HandClock":
         return self
 
-    def seconds(self, batch: Batch) -> Any:
+    def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
         past = sum(0 * g.past for g in batch.groups)
         return self.base + self.each * batch.tokens / self.parallelism.dp + past
+
+
+class HandTimer(StepTimer):
+    """Times whole passes, also those with prompts and decodes."""
+
+    def __init__(self, clock: Any, queries: int = 1) -> None:
+        super().__init__(clock, queries)
+
+    def mixed(self, chunks: Chunks, count: int, context: float) -> float:
+        if not count:
+            return self.prefill(chunks)
+        chunks, count = largest_micro_batch(self.deployment, chunks, count)
+        groups = [Sequences(self.ranks, new, past) for new, past in chunks]
+        batch = Batch((*groups, Sequences(count * self.ranks, self.queries, 0)))
+        return float(self.deployment.seconds(batch, all_positions=self.queries > 1))
 
 
 def asked(*rows: tuple[float, int, int]) -> Requests:
@@ -55,5 +70,5 @@ def served(
     **limits: Any,
 ) -> Served:
     """A simulated run."""
-    setup = ServerSetup(pool or byte_pool(), StepTimer(deployment or HandClock()), Limits(**limits))
+    setup = ServerSetup(pool or byte_pool(), HandTimer(deployment or HandClock()), Limits(**limits))
     return simulate(requests, setup, policy, Clients(clients))

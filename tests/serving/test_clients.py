@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
-from servers import HandClock, asked, byte_pool
+from servers import HandClock, HandTimer, asked, byte_pool
 
 from kvcalc import UserError, load_gpu, load_model
 from kvcalc.serving.arrivals import Workload
@@ -20,7 +20,6 @@ from kvcalc.serving.rate_search import sweep_rates
 from kvcalc.serving.requests import Requests, read_requests
 from kvcalc.serving.server import Server, ServerSettings, SimulationResult, serve
 from kvcalc.serving.simulation import simulate
-from kvcalc.serving.step_timers import StepTimer
 from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -61,7 +60,7 @@ def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
     shared = FixedRatePrefixCache(0.6, byte_pool(), 16)
     assert [shared.cached_tokens(0, n, 0) for n in (100, 5, 32)] == [48, 0, 16]
     assert FixedRatePrefixCache(1.0, byte_pool(), 16).cached_tokens(0, 32, 0) == 31
-    steps = StepTimer(HandClock(0, 1))  # type: ignore[arg-type]
+    steps = HandTimer(HandClock(0, 1))
     prefix = FixedRatePrefixCache(0.6, byte_pool(), 10)
     setup = ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: prefix)
     run = simulate(asked((0.0, 100, 1), (0.0, 100, 1)), setup)
@@ -76,7 +75,7 @@ def test_a_trace_names_its_prefixes(tmp_path: Path) -> None:
     assert found.has_prefixes
     assert (found.prefix_id.tolist(), found.prefix_len.tolist()) == ([0, 0, -1], [32, 32, 0])
     kept = BlockPrefixCache(found.prefix_id.tolist(), found.prefix_len.tolist(), byte_pool(block=16), 16)
-    steps = StepTimer(HandClock(0, 0.01))  # type: ignore[arg-type]
+    steps = HandTimer(HandClock(0, 0.01))
     log = simulate(found, ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: kept)).logs[0]
     assert (log.first - log.arrived).tolist() == pytest.approx([0.64, 0.32, 0.64])
 
@@ -129,7 +128,7 @@ def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: R
     def told(count: int) -> None:
         raise KeyboardInterrupt
 
-    load, steps = asked(*((float(i), 5, 1) for i in range(1000))), StepTimer(HandClock(1.0))  # type: ignore[arg-type]
+    load, steps = asked(*((float(i), 5, 1) for i in range(1000))), HandTimer(HandClock(1.0))
     run = simulate(load, ServerSetup(byte_pool(), steps, Limits()), progress=told)
     record = summary(run, 10**9)
     assert not run.is_complete

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
-from servers import asked, byte_pool
+from servers import HandTimer, asked, byte_pool
 
 from kvcalc import Batch, Parallelism
 from kvcalc.serving.batching import ServerSetup
@@ -14,7 +14,7 @@ from kvcalc.serving.decoding import Limits
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import Drafting
-from kvcalc.serving.step_timers import SpeculativeStepTimer, StepTimer
+from kvcalc.serving.step_timers import SpeculativeStepTimer
 
 
 class Clock:
@@ -38,7 +38,7 @@ def run(requests: Requests, acceptance: float, drafted: int = 3, pool: Any = Non
 
 def speculative(target: Clock, draft: Clock, drafted: int, acceptance: float) -> SpeculativeStepTimer:
     drafting = Drafting(draft, drafted, acceptance)  # type: ignore[arg-type]
-    return SpeculativeStepTimer(StepTimer(target, drafted + 1), StepTimer(draft), drafting)  # type: ignore[arg-type]
+    return SpeculativeStepTimer(HandTimer(target, drafted + 1), HandTimer(draft), drafting)
 
 
 @pytest.mark.parametrize(("acceptance", "steps"), [(1.0, 2), (0.0, 8)])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import run_plainly
-from servers import HandClock, asked, byte_pool
+from servers import HandClock, HandTimer, asked, byte_pool
 
 from kvcalc import Batch, Parallelism, Sequences, load_gpu, load_model
 from kvcalc.serving.arrivals import ArrivalQueue, Clients
@@ -30,7 +30,7 @@ def ran(plain: bool, load: Requests, pool: Pool, limits: Limits, clients: int) -
     if plain:
         run_plainly(door, pool, limits, log, lambda tokens: 0.5 + 0.01 * tokens)
         return log
-    server = Continuous(door, ServerSetup(pool, StepTimer(clock), limits), log)  # type: ignore[arg-type]
+    server = Continuous(door, ServerSetup(pool, HandTimer(clock), limits), log)
     while server.run():
         pass
     return log
@@ -57,7 +57,7 @@ def test_events_are_the_passes_one_by_one(
 
 
 def served(how: Scheduling, *rows: tuple[float, int, int], pool: Pool | None = None, **limits: int) -> Log:
-    setup = ServerSetup(pool or byte_pool(), StepTimer(HandClock(1.0)), Limits(**limits), how)  # type: ignore[arg-type]
+    setup = ServerSetup(pool or byte_pool(), HandTimer(HandClock(1.0)), Limits(**limits), how)
     return simulate(asked(*rows), setup).logs[0]
 
 
@@ -127,7 +127,7 @@ def test_prompts_wait_for_company() -> None:
 def test_the_way_to_the_engine_and_thinking() -> None:
     """A client thinks 2 s; a request of 10 tokens is 0.5 + 10 · 0.05 = 1 s under way: sent at 0, there at 1, answered at 3."""
     clients = Clients(1, think_s=2.0, path_s=0.5, path_s_per_token=0.05)
-    setup = ServerSetup(byte_pool(), StepTimer(HandClock(1.0)), Limits())  # type: ignore[arg-type]
+    setup = ServerSetup(byte_pool(), HandTimer(HandClock(1.0)), Limits())
     log = simulate(asked((0.0, 10, 2), (0.0, 10, 2)), setup, clients=clients).logs[0]
     assert log.arrived.tolist() == [0, 5]
     assert log.first.tolist() == [2, 7]
@@ -142,13 +142,14 @@ def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> No
     """Passes put together from tables take what whole passes take, to some per cent."""
     timed = TimedDeployment(load_model(name), load_gpu(gpu), parallelism=Parallelism(tp=tp))
     timed = timed.under(stack) if stack else timed
-    tables, whole = InterpolatedStepTimer(timed, 9000, 8192, 256, exact=False), StepTimer(timed)
+    tables = InterpolatedStepTimer(timed, 9000, 8192, 256, exact=False)
     chance, ratios = np.random.default_rng(1), []
     for _ in range(25):
         count, context = int(chance.integers(1, 256)), float(chance.integers(100, 8000))
         chunks = tuple((int(chance.integers(50, 3000)), int(chance.integers(0, 3000))) for _ in range(int(chance.integers(1, 3))))
-        ratios.append(tables.line(count, context).first / whole.line(count, context).first)
-        ratios.append(tables.mixed(chunks, count, context) / whole.mixed(chunks, count, context))
+        decodes, prompts = Sequences(count, 1, int(context) - 1), [Sequences(1, *chunk) for chunk in chunks]
+        ratios.append(tables.line(count, context).first / timed.seconds(Batch((decodes,))))
+        ratios.append(tables.mixed(chunks, count, context) / timed.seconds(Batch((*prompts, decodes))))
     assert np.median(np.abs(np.array(ratios) - 1)) < 0.01
     assert np.abs(np.array(ratios) - 1).max() < 0.06
 
@@ -158,7 +159,8 @@ def test_tables_lose_nothing_of_a_pass() -> None:
     decode pass takes what the whole pass takes."""
     timed = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism()).under("vllm")
     tables = InterpolatedStepTimer(timed, 9000, 2048, 64, exact=False)
-    for count, context in ((tables.counts[5], tables.contexts[20]), (tables.counts[-2], tables.contexts[-2])):
+    counts = ladder(1, 64, 1.2)
+    for count, context in ((counts[5], tables.contexts[20]), (counts[-2], tables.contexts[-2])):
         whole = float(timed.seconds(Batch((Sequences(count, 1, context - 1),))))
         assert tables.line(count, context).first == pytest.approx(whole, rel=1e-9)
 

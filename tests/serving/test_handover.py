@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import HandClock, asked, byte_pool, served
+from servers import HandClock, HandTimer, asked, byte_pool, served
 
 from kvcalc.serving.arrivals import Clients
 from kvcalc.serving.batching import ServerSetup
@@ -17,7 +17,6 @@ from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.metrics import gather, summary
 from kvcalc.serving.prefix_cache import FixedRatePrefixCache
 from kvcalc.serving.simulation import Served, simulate
-from kvcalc.serving.step_timers import StepTimer
 
 NO_CLIENTS = Clients()
 
@@ -27,7 +26,7 @@ def apart(
     clock: HandClock | None = None, **limits: int,
 ) -> Served:  # fmt: skip
     """A pass a second, a prompt's cache a quarter of one on the link."""
-    setup = ServerSetup(pool or byte_pool(), StepTimer(clock or HandClock(1.0, dp=dp)), Limits(**limits))  # type: ignore[arg-type]
+    setup = ServerSetup(pool or byte_pool(), HandTimer(clock or HandClock(1.0, dp=dp)), Limits(**limits))
     return simulate(asked(*rows), setup, clients=clients, transfer=KVTransfer(replicas, lambda tokens: 0.25))
 
 
@@ -86,7 +85,7 @@ def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
 def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
     """0.5 of 100 tokens are found: the pass of the prompt takes 0.5 s of 1."""
     prefix = FixedRatePrefixCache(0.5, byte_pool(), 1)
-    steps = StepTimer(HandClock(0.0, 0.01))  # type: ignore[arg-type]
+    steps = HandTimer(HandClock(0.0, 0.01))
     setup = ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: prefix)
     run = simulate(asked((0.0, 100, 2)), setup, transfer=KVTransfer(1, lambda tokens: 0.25))
     assert run.logs[0].first.tolist() == [0.75]

@@ -4,13 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from servers import HandClock, asked, byte_pool, served
+from servers import HandClock, HandTimer, asked, byte_pool, served
 
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.metrics import mean, spread
 from kvcalc.serving.simulation import simulate
-from kvcalc.serving.step_timers import StepTimer
 
 
 @pytest.mark.parametrize("outputs", [(2, 9), (9, 2)])
@@ -41,7 +40,7 @@ def test_progress_sums_to_the_requests(ranks: int, policy: str) -> None:
     """Those that are rejected are done too; told in steps, not once a request nor only at the end."""
     rows = [(float(i), 1 + 99 * (i % 5 == 0), 2) for i in range(1000)]
     told: list[int] = []
-    steps = StepTimer(HandClock(0.1, dp=ranks))  # type: ignore[arg-type]
+    steps = HandTimer(HandClock(0.1, dp=ranks))
     run = simulate(asked(*rows), ServerSetup(byte_pool(50), steps, Limits(max_num_seqs=4)), policy, progress=told.append)
     assert sum(told) == 1000
     assert sum(log.rejected.sum() for log in run.logs) == 200

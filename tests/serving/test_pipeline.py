@@ -2,10 +2,10 @@
 
 import pytest
 from conftest import Run
-from servers import HandClock, asked, served
+from servers import HandClock, HandTimer, asked, served
 
 from kvcalc import Batch, Parallelism, Sequences, deploy
-from kvcalc.serving.step_timers import StepTimer, largest_micro_batch
+from kvcalc.serving.step_timers import largest_micro_batch
 
 MODELS = (("llama-3.1-8b", "h100", 2), ("llama-3.1-70b", "h200", 4), ("mixtral-8x7b", "a100-80gb", 4))
 
@@ -62,7 +62,7 @@ def test_each_micro_batch_has_the_maximum_number_of_tokens() -> None:
     for stages, first in ((2, 6.0), (1, 10.0)):
         run = served(asked((0.0, 10, 1)), deployment=HandClock(0.0, 1.0, pp=stages), max_num_seqs=1, max_num_batched_tokens=4)
         assert run.logs[0].first[0] == first
-        assert StepTimer(HandClock(pp=stages)).stages == stages  # type: ignore[arg-type]
+        assert HandTimer(HandClock(pp=stages)).stages == stages
 
 
 @pytest.mark.parametrize(

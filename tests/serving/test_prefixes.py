@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from conftest import Run
-from servers import HandClock, byte_pool
+from servers import HandClock, HandTimer, byte_pool
 
 from kvcalc import Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
@@ -21,7 +21,6 @@ from kvcalc.serving.prefix_cache import BlockPrefixCache, FixedRatePrefixCache
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import serve
 from kvcalc.serving.server_settings import ServerSettings
-from kvcalc.serving.step_timers import StepTimer
 from kvcalc.timing.deployment import TimedDeployment
 
 
@@ -33,7 +32,7 @@ def server(
     log = Log(len(rows))
     door = ArrivalQueue(Requests(arrivals.astype(float), inputs, outputs), pool, log)
     kept = BlockPrefixCache(names, lengths, pool, block)
-    setup = ServerSetup(pool, StepTimer(HandClock()), Limits(**limits), make_prefixes=lambda: kept)  # type: ignore[arg-type]
+    setup = ServerSetup(pool, HandTimer(HandClock()), Limits(**limits), make_prefixes=lambda: kept)
     found = Continuous(door, setup, log)
     while found.run():
         pass
@@ -199,7 +198,7 @@ def test_a_share_of_each_prompt_is_stored_once() -> None:
         log = Log(3)
         pool = byte_pool(budget, 10)
         door = ArrivalQueue(Requests(*(np.array(column) for column in zip(*rows, strict=True))), pool, log)
-        steps = StepTimer(HandClock())  # type: ignore[arg-type]
+        steps = HandTimer(HandClock())
         setup = ServerSetup(pool, steps, Limits(), make_prefixes=partial(FixedRatePrefixCache, 0.6, pool, 10))
         run = Continuous(door, setup, log)
         while run.run():

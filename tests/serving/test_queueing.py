@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from servers import HandClock, served
 
-from kvcalc import Batch, Sequences, load_gpu, load_model
+from kvcalc import Batch, load_gpu, load_model
 from kvcalc.serving.metrics import gather, summary
 from kvcalc.serving.request_latency import request
 from kvcalc.serving.requests import parse_lengths, sample_requests
@@ -106,13 +106,10 @@ def test_remembered_steps_are_the_clocks(name: str) -> None:
     timed = TimedDeployment(load_model(name), load_gpu("b200"))
     steps = StepTimer(timed)
     for context in (1, 1023, 1024, 5000):
-        assert steps.decode(1, context, 1)[0] == pytest.approx(timed.seconds(Batch.decode(context)), rel=1e-12)
+        assert steps.line(1, context).first == pytest.approx(timed.seconds(Batch.decode(context)), rel=1e-12)
     for count, context in ((7, 1603), (100, 1024), (256, 9000)):
         exact = timed.seconds(Batch.decode(context, count))
-        assert steps.decode(count, context, 1)[0] == pytest.approx(exact, rel=1e-3)
-        batch = Batch((Sequences(1, 500, 0), Sequences(2, 300, 100), Sequences(count, 1, context - 1)))
-        chunks = ((500, 0), (300, 100), (300, 100))
-        assert steps.mixed(chunks, count, context) == pytest.approx(timed.seconds(batch), rel=1e-3)
+        assert steps.line(count, context).first == pytest.approx(exact, rel=1e-3)
     assert steps.prefill(((500, 0),)) == timed.seconds(Batch.prefill(500))
-    run_of = steps.decode(3, 100, 50)
+    run_of = steps.line(3, 100).each[:50]
     assert run_of == pytest.approx(timed.seconds(Batch.decode(np.arange(100.0, 150.0), 3)), rel=1e-3)

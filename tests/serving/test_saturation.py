@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from servers import HandClock, byte_pool, served
+from servers import HandClock, HandTimer, byte_pool, served
 
 from kvcalc import load_gpu, load_model
 from kvcalc.serving.arrivals import Workload
@@ -14,7 +14,6 @@ from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import Server, SimulationResult, make_backlog, saturated_rate, serve
 from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.serving.simulation import simulate
-from kvcalc.serving.step_timers import StepTimer
 from kvcalc.timing.deployment import TimedDeployment
 
 
@@ -42,7 +41,7 @@ def test_saturation_by_hand(policy: str, output_len: int, seats: int, rate: floa
     """A pass takes a second, whatever is in it. Prompts have 21 tokens, and 400 bytes hold 16 requests of 25 tokens."""
     load = Workload(input_len="21", output_len=str(output_len))
     backlog = make_backlog(load, load.sample(), seats * ranks)
-    steps = StepTimer(HandClock(dp=ranks))  # type: ignore[arg-type]
+    steps = HandTimer(HandClock(dp=ranks))
     setup = ServerSetup(byte_pool(400, 25), steps, Limits(max_num_seqs=seats))
     assert saturated_rate(simulate(backlog, setup, policy), seats * ranks) == pytest.approx(ranks * rate, rel=0.02)
 
@@ -52,7 +51,7 @@ def test_of_prompts_apart_either_kind_may_saturate(replicas: int, rate: float) -
     """Prompts of 10 tokens fill a pass, so a replica computes one a second; 3 decodes at once take two passes."""
     load = Workload(input_len="10", output_len="3")
     backlog = make_backlog(load, load.sample(), 3)
-    steps = StepTimer(HandClock())  # type: ignore[arg-type]
+    steps = HandTimer(HandClock())
     limits = Limits(max_num_seqs=3, max_num_batched_tokens=10)
     transfer = KVTransfer(replicas, lambda tokens: 0.25)
     run = simulate(backlog, ServerSetup(byte_pool(), steps, limits), transfer=transfer)
