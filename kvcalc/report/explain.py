@@ -49,7 +49,7 @@ def explained(table: Table) -> str:
     lines = [table.title.strip(), ""] if table.title else []
     for record in table.records:
         known = [column for column in columns if record.get(column.key) is not None]
-        names = [column for column in known if column.given or not column.right]
+        names = [column for column in known if column.is_input or not column.right]
         lines.append(", ".join(f"{c.title} {written(c, record)}" for c in names))
         lines += [f"  {_explanation(c, record)}" for c in known if c not in names]
         lines.append("")

@@ -9,7 +9,7 @@ from printed import Table, holds, piped, read, table
 
 from kvcalc import load_model
 from kvcalc.report.text import fit_text, preset_text, serving_text, size_text, table_layout, tables
-from kvcalc.report.text.table_layout import Column, chosen_columns, laid_out
+from kvcalc.report.text.table_layout import Column, choose_columns, laid_out
 from kvcalc.report.text.table_layout import Table as Layout
 from kvcalc.report.text.tables import per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
@@ -496,13 +496,13 @@ def test_a_column_is_left_out_only_where_it_says_nothing() -> None:
     rows = [
         {"kv_cache_bytes": 1, "kv_cache_read_bytes": 1, "fixed_bytes": 0, "context": 5, "parameters": 2, "active_parameters": 2}
     ] * 2
-    columns = [Column(key, key, given=key == "context") for key in rows[0]]
-    kept, remarks, _ = chosen_columns(Layout(rows, columns))
+    columns = [Column(key, key, is_input=key == "context") for key in rows[0]]
+    kept, remarks, _ = choose_columns(Layout(rows, columns))
     assert [c.key for c in kept] == ["kv_cache_bytes", "parameters"]
     assert remarks == ["context 5", "A step reads all stored bytes."]
     other = [rows[0], rows[0] | {"kv_cache_read_bytes": 2, "fixed_bytes": 3, "context": 6, "active_parameters": 1}]
-    assert chosen_columns(Layout(other, columns)) == (columns, [], [])
-    assert [c.key for c in chosen_columns(Layout(rows[:1], columns))[0]] == [
+    assert choose_columns(Layout(other, columns)) == (columns, [], [])
+    assert [c.key for c in choose_columns(Layout(rows[:1], columns))[0]] == [
         k for k in rows[0] if k not in ("fixed_bytes", "context")
     ]
 

@@ -15,7 +15,7 @@ from kvcalc.report.text.table_layout import (
     WIDTH,
     Column,
     Table,
-    chosen_columns,
+    choose_columns,
     filled_columns,
     laid_out,
     written,
@@ -75,7 +75,7 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
     assert len(found) == LINES[line]
     for table in (msgspec.structs.replace(one, verbose=True) for one in found):
         told = filled_columns(table)
-        columns = chosen_columns(table).shown
+        columns = choose_columns(table).shown
         for width in WIDTHS:
             laid = laid_out(table, width)
             title, head, rows, below = laid.title, laid.head, laid.rows, laid.below
@@ -101,13 +101,17 @@ def test_all_columns_in_bands_on_a_terminal(kvcalc: Run, monkeypatch: pytest.Mon
             assert max(map(len, [*one.head, *one.rows])) > width or lines == [*one.head, *one.rows]
             words = set(" ".join(lines).split())
             assert {
-                w for c in filled_columns(table) if c.right and not c.apart for r in table.records for w in written(c, r).split()
+                w
+                for c in filled_columns(table)
+                if c.right and not c.is_optional
+                for r in table.records
+                for w in written(c, r).split()
             } <= words
 
 
 def test_bands_repeat_what_names_a_row() -> None:
-    columns = [WORDS, Column("b", "batch", given=True), *(Column(f"f{n}", f"figure {n}") for n in range(5))]
-    columns[0] = msgspec.structs.replace(WORDS, given=True)
+    columns = [WORDS, Column("b", "batch", is_input=True), *(Column(f"f{n}", f"figure {n}") for n in range(5))]
+    columns[0] = msgspec.structs.replace(WORDS, is_input=True)
     records = [{"name": "a", "b": n} | {f"f{k}": 10 * n + k for k in range(5)} for n in range(7)]
     laid = laid_out(Table(records, columns, wide=True), 40, bands=True)
     lines = [*laid.head, *laid.rows]
@@ -166,7 +170,7 @@ def test_figures_are_never_cut() -> None:
 
 
 def test_a_basis_stands_in_the_cell_and_a_heading_is_explained_where_it_is_shown() -> None:
-    time, rate = Column("t", "TTFT", rests="time", about="until the first token"), Column("r", "tokens/s", rests="rate")
+    time, rate = Column("t", "TTFT", mark="time", note="until the first token"), Column("r", "tokens/s", mark="rate")
     records = [{"time_basis": basis, "t": 5, "r": 7} for basis in ("calibrated", "scaled", "bound")]
     laid = laid_out(Table(records, [time, rate], notes=["", "last"]), 80)
     assert laid.rows == ["   5         7", " ~ 5       ~ 7", " ≥ 5       ≤ 7"]

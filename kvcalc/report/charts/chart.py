@@ -323,19 +323,3 @@ def _multiple(chart: Chart, ranked: Sequence[list[Series]], low: int, high: int)
         series=(*quiet, *named, *rest),
         beside=None,
     )
-
-
-def keep_distinguishing_columns(
-    rows: Sequence[tuple[str, ...]],
-) -> list[tuple[str, ...]]:
-    """Return the rows with only the columns that distinguish them, the weightiest first.
-
-    Example: [("llama", "h100"), ("llama", "h200")] -> [("h100",), ("h200",)]
-    """
-    columns: list[int] = []
-    for column in range(len(rows[0])):
-        before = {tuple(row[i] for i in columns) for row in rows}
-        after = {tuple(row[i] for i in (*columns, column)) for row in rows}
-        if len(after) > len(before):
-            columns.append(column)
-    return [tuple(row[i] for i in columns) for row in rows]

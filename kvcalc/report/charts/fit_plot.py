@@ -12,7 +12,6 @@ from kvcalc.report.charts.chart import (
     Series,
     bar_chart,
     bytes_tick,
-    keep_distinguishing_columns,
     limit,
     share_tick,
     si_tick,
@@ -20,6 +19,7 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.export import Record
+from kvcalc.report.row_names import keep_distinguishing_columns
 from kvcalc.report.text.fit_text import NAMES, assumptions_line, varied
 from kvcalc.report.text.roofline_text import levels
 from kvcalc.report.text.tables import seconds

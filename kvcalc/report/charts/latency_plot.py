@@ -11,7 +11,6 @@ from kvcalc.report.charts.chart import (
     Chart,
     Series,
     joined,
-    keep_distinguishing_columns,
     limit,
     plain_tick,
     si_tick,
@@ -20,6 +19,7 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.size_plot import generation_work_chart
+from kvcalc.report.row_names import keep_distinguishing_columns
 from kvcalc.report.text.fit_text import curve_note, within_memory
 from kvcalc.report.text.tables import seconds, time_note
 

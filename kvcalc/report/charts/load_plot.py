@@ -12,7 +12,6 @@ from kvcalc.report.charts.chart import (
     Series,
     bar_chart,
     joined,
-    keep_distinguishing_columns,
     plain_tick,
     share_tick,
     tokens_tick,
@@ -20,6 +19,7 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.export import Record
+from kvcalc.report.row_names import keep_distinguishing_columns
 from kvcalc.report.text.tables import comparable, predictions_first, seconds
 
 if TYPE_CHECKING:

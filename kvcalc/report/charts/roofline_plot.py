@@ -12,11 +12,11 @@ from kvcalc.report.charts.chart import (
     Chart,
     Series,
     joined,
-    keep_distinguishing_columns,
     si_tick,
 )
 from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.export import Record
+from kvcalc.report.row_names import keep_distinguishing_columns
 
 KINDS = ("attention", "products with weights")
 ROLES = {

@@ -16,6 +16,7 @@ from kvcalc.capacity.suggested_fixes import NO_FIX, ConfigChange, advice, small_
 from kvcalc.records import JsonObject
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.export import Record
+from kvcalc.report.row_names import shared_words, sides
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     FORMATS,
@@ -24,8 +25,6 @@ from kvcalc.report.text.tables import (
     distinct_notes,
     plural,
     seconds,
-    shared_words,
-    sides,
     without_named_engine,
 )
 from kvcalc.units import format_bytes, scale_of
@@ -476,7 +475,9 @@ def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list
     shown = without_named_engine(records, columns)
     if not any(record.get("fits") is False for record in records):
         return shown
-    behind = max(n for n, column in enumerate(shown) if column.given or column.apart) + 1
+    behind = (
+        max(n for n, column in enumerate(shown) if column.is_input or column.is_optional) + 1
+    )
     return [*shown[:behind], FITS, *shown[behind:]]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from kvcalc.report.export import Record
+from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
 from kvcalc.report.text.fit_text import (
     FITS,
     marked_columns,
@@ -15,9 +16,6 @@ from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     BOUND,
     DEPLOYED,
-    DEPLOYMENT,
-    SERVER,
-    alike,
     answer_sentence,
     budget_warning,
     columns,
@@ -31,7 +29,6 @@ from kvcalc.report.text.tables import (
     predictions_first,
     ratio,
     seconds,
-    sides,
     time_details,
     time_footnotes,
     without_named_engine,
@@ -338,7 +335,7 @@ def serve_table(records: Sequence[Record]) -> Table:
     warning = f"{diverging} of {len(rows)} loads exceed the capacity, their queues grow."
     columns = [c for c in without_named_engine(rows, SERVE) if c.key not in hidden]
     if summaries:  # their rate is an answer
-        columns = [replace(c, given=False) if c.key == "rate" else c for c in columns]
+        columns = [replace(c, is_input=False) if c.key == "rate" else c for c in columns]
     return Table(
         rows,
         columns,

@@ -12,10 +12,10 @@ from kvcalc.records.figures import Figure
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.charts.chart import Chart, bar_chart, joined
 from kvcalc.report.export import Record
+from kvcalc.report.row_names import alike, shared_words, sides
 from kvcalc.report.text.fit_text import marked_columns, memory_notes, memory_sentences
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
-    alike,
     answer_sentence,
     budget_warning,
     columns,
@@ -29,8 +29,6 @@ from kvcalc.report.text.tables import (
     predictions_first,
     ratio,
     seconds,
-    shared_words,
-    sides,
     time_details,
     time_footnotes,
 )

@@ -1,12 +1,13 @@
 """Lay out tables as plain text, Markdown and HTML, and fold command lines and YAML.
 
-A table's title is its answer. At most MAX_COLUMNS columns are next to each other; a width that has
-less room gets fewer. `--wide` shows all columns, in bands on a terminal.
+A table's title is its answer. At most MAX_COLUMNS columns are next to each other, and fewer if the
+width has less room. `--wide` shows all columns, in bands on a terminal.
 """
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
@@ -14,13 +15,13 @@ import msgspec
 
 from kvcalc.errors import printable
 from kvcalc.report.charts.chart import Chart
-from kvcalc.report.export import Record
 
 WIDTH = 100  # characters of a line on a pipe
 MAX_COLUMNS = 9
 MAX_NOTES = 3  # footnotes without --verbose
-SHORTENED_LETTERS = 16  # characters of a shortened word
-MIN_NAME = 12  # characters of a shortened row name
+SHORTENED_LETTERS = 16  # minimum length of a shortened word
+MIN_NAME = 12  # minimum length of a shortened row name
+Row = Mapping[str, Any]
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -32,10 +33,10 @@ class Column(msgspec.Struct, frozen=True):
         show: Function that formats a value.
         right: Whether cells are aligned to the right and never shortened.
         wide: Whether only `--wide` shows the column.
-        given: Whether the value is an input. Equal inputs of all rows become a note.
-        apart: Whether the column is hidden if model and GPU determine its value.
-        rests: `time` or `rate` if the figure depends on the record's `time_basis`.
-        about: Meaning of the heading, for a note below the table.
+        is_input: Whether equal values of all rows become a note.
+        is_optional: Whether the column is hidden if model and GPU determine its value.
+        mark: `time` if ≥ marks bounds, `rate` if ≤ does.
+        note: Meaning of the heading, for a note below the table.
         meaning: Meaning of the value, for `--explain`.
         formula: Formula of the value with keys in braces, for `--explain`.
     """
@@ -45,10 +46,10 @@ class Column(msgspec.Struct, frozen=True):
     show: Callable[[Any], str] = str
     right: bool = True
     wide: bool = False
-    given: bool = False
-    apart: bool = False
-    rests: str = ""
-    about: str = ""
+    is_input: bool = False
+    is_optional: bool = False
+    mark: str = ""
+    note: str = ""
     meaning: str = ""
     formula: str = ""
 
@@ -68,7 +69,7 @@ class Table(msgspec.Struct, frozen=True):
         verbose: Whether all notes are shown.
     """
 
-    records: Sequence[Record]
+    records: Sequence[Row]
     columns: Sequence[Column]
     title: str = ""
     notes: Sequence[str] = ()
@@ -126,19 +127,17 @@ def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
         bands: Whether columns that do not fit continue in a further band. It needs `table.wide`;
             without it, wide tables have long lines.
     """
-    choice = chosen_columns(table)
-    columns, count = choice.shown, len(choice.shown)
-    cells: Cells = [
-        [c.title for c in columns],
-        *([written(c, r) for c in columns] for r in table.records),
-    ]
+    choice = choose_columns(table)
+    columns, cells = choice.shown, _cells(table, choice.shown)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if not table.wide:
-        count, cells = _fit_columns(columns, cells, width)
-    rows = _aligned(columns, cells)
-    if bands and max(map(len, rows)) > width:
-        rows = _banded(columns, cells, width)
+        widths = _column_widths(columns, widths, width)
+    if bands and _total_width(widths) > width:
+        rows = _banded(columns, cells, widths, width)
+    else:
+        rows = _aligned(columns, cells, widths, range(len(widths)))
     below = []
-    for note in _notes(table, choice, count):
+    for note in _notes(table, choice, len(widths)):
         is_command = isinstance(note, CommandLine)
         below += shell_lines(note, width) if is_command else wrapped(note, width, "  ")
     title = [line for text in table.title.splitlines() for line in wrapped(text, width)]
@@ -169,124 +168,86 @@ def shell_lines(command: str, width: int) -> list[str]:
     return [*lines, line]
 
 
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _cells(table: Table, columns: Sequence[Column]) -> list[list[str]]:
+    """Return the headings and the cells of each row."""
+    rows = [[written(column, record) for column in columns] for record in table.records]
+    return [[column.title for column in columns], *rows]
 
 
-def _sizes(cells: Cells) -> list[int]:
-    """Return the characters of each column."""
-    return [max(map(len, column)) for column in zip(*cells, strict=True)]
+def _total_width(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _aligned(columns: Sequence[Column], cells: Cells) -> list[str]:
-    """Return one line per row."""
-    sizes = _sizes(cells)
+def _aligned(
+    columns: Sequence[Column], cells: Cells, widths: Sequence[int], indices: Sequence[int]
+) -> list[str]:
+    """Return one line per row with the columns of these indices. Longer words are shortened."""
     lines = []
     for row in cells:
-        aligned = [
-            cell.rjust(size) if column.right else cell.ljust(size)
-            for column, cell, size in zip(columns, row, sizes, strict=False)
-        ]
+        aligned = []
+        for index in indices:
+            text, width = row[index], widths[index]
+            text = text if len(text) <= width else text[: width - 1] + "…"
+            aligned.append(text.rjust(width) if columns[index].right else text.ljust(width))
         lines.append("  ".join(aligned).rstrip())
     return lines
 
 
-def _fit_columns(columns: Sequence[Column], cells: Cells, width: int) -> tuple[int, Cells]:
-    """Return how many columns fit, and their cells with words shortened if that shows more columns.
+def _column_widths(columns: Sequence[Column], sizes: Sequence[int], width: int) -> list[int]:
+    """Return the widths of the columns that fit, with words shortened if that shows more columns.
 
     The first column names the row. It is shortened only if no other column fits next to it.
     """
-    sizes = _sizes(cells)
-    limits = sizes
-    count = min(MAX_COLUMNS, len(columns))
-    while count > 1:
-        words = [i for i in range(1, count) if not columns[i].right]
-        room = width - 2 * (count - 1) - sum(sizes[i] for i in range(count) if i not in words)
-        letters = max([SHORTENED_LETTERS, *(sizes[i] for i in words)])
-        while letters > SHORTENED_LETTERS and sum(min(sizes[i], letters) for i in words) > room:
-            letters -= 1
-        limits = [min(size, letters) if i in words else size for i, size in enumerate(sizes)]
-        if sum(limits[:count]) + 2 * (count - 1) <= width:
-            break
-        count -= 1
-    if count == 1:
-        limits = [
-            size if c.right else min(size, SHORTENED_LETTERS)
-            for c, size in zip(columns, sizes, strict=True)
-        ]
-        name = width - 2 - sum(limits[1:2])
-        if len(columns) > 1 and name >= MIN_NAME:
-            count = 2
-        limits[0] = name if count > 1 else width
-    cut = [
-        [_short(cell, limit) for cell, limit in zip(row, limits, strict=True)] for row in cells
-    ]
-    return count, [row[:count] for row in cut]
+
+    def shorten(letters: int) -> list[int]:
+        rest = zip(columns[1:], sizes[1:], strict=True)
+        return [*sizes[:1], *(size if c.right else min(size, letters) for c, size in rest)]
+
+    shortest = shorten(SHORTENED_LETTERS)
+    for count in range(min(MAX_COLUMNS, len(columns)), 1, -1):
+        if _total_width(shortest[:count]) <= width:
+            letters = max(sizes)
+            while _total_width(shorten(letters)[:count]) > width:
+                letters -= 1
+            return shorten(letters)[:count]
+    name = width - 2 - sum(shortest[1:2])
+    if len(columns) > 1 and name >= MIN_NAME:
+        return [name, shortest[1]]
+    return [min([width, *sizes[:1]])]
 
 
-def _banded(columns: Sequence[Column], cells: Cells, width: int) -> list[str]:
+def _banded(
+    columns: Sequence[Column], cells: Cells, sizes: Sequence[int], width: int
+) -> list[str]:
     """Return all columns in bands, with a blank line between bands.
 
     Each band begins with the leading inputs, which name the row, or only the first column if they
     need more than half of the width.
     """
-    sizes = _sizes(cells)
-    names = max(1, next((i for i, c in enumerate(columns) if not c.given), 1))
-    widest = max((size for c, size in zip(columns, sizes, strict=True) if c.right), default=0)
-    max_label = min(width // 2, width - 2 - widest)
-    if names > 1 and sum(sizes[:names]) + 2 * (names - 1) > max_label:
-        names = 1
-        sizes[0] = min(sizes[0], max_label)
-    elif names == 1:
-        sizes[0] = min(sizes[0], max_label)
-    room = width - sum(sizes[:names]) - 2 * names
-    sizes[names:] = [
-        size if c.right else min(size, room)
-        for c, size in zip(columns[names:], sizes[names:], strict=True)
-    ]
-    cut = [[_short(cell, size) for cell, size in zip(row, sizes, strict=True)] for row in cells]
+    figures = [size for c, size in zip(columns, sizes, strict=True) if c.right]
+    max_label = min(width // 2, width - 2 - max(figures, default=0))
+    num_names = 1
+    while columns[num_names].is_input and columns[0].is_input:
+        num_names += 1
+    if _total_width(sizes[:num_names]) > max_label:
+        num_names = 1
+    widths = [min(size, max_label) for size in sizes[:num_names]]
+    room = width - _total_width(widths)
+    widths += [min(size, room - 2) for size in sizes[num_names:]]
     lines: list[str] = []
-    start = names
-    while start < len(columns):
-        end = start + 1
-        while end < len(columns) and sum(sizes[start : end + 1]) + 2 * (end - start) <= room:
-            end += 1
-        band = [*range(names), *range(start, end)]
-        rows = _aligned([columns[i] for i in band], [[row[i] for i in band] for row in cut])
-        lines += ["", *rows] if lines else rows
-        start = end
-    return lines
+    band: list[int] = []
+    for index in range(num_names, len(columns)):
+        if band and sum(widths[i] + 2 for i in (*band, index)) > room:
+            lines += ["", *_aligned(columns, cells, widths, [*range(num_names), *band])]
+            band = []
+        band.append(index)
+    lines += ["", *_aligned(columns, cells, widths, [*range(num_names), *band])]
+    return lines[1:]
 
 
 def filled_columns(table: Table) -> list[Column]:
     """Return the columns that have a value in some record."""
     return [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
-
-
-def chosen_columns(table: Table) -> ColumnChoice:
-    """Return the columns to show, without those that have nothing to say."""
-    records = table.records
-    columns = [
-        c for c in filled_columns(table) if not (c.apart and is_determined(records, c.key))
-    ]
-    if table.wide:
-        return ColumnChoice(columns, [], [])
-    shown, inputs, remarks = [], [], []
-    for column in columns:
-        values = [r.get(column.key) for r in records]
-        is_constant = all(value == values[0] for value in values)
-        same, remark = SAME_FIGURES.get(column.key, ("", ""))
-        if column.given and is_constant:
-            if column.right or column.show(values[0]) not in table.title:
-                inputs.append(f"{column.title} {written(column, records[0])}")
-        elif same and len(records) > 1 and all(r[column.key] == r.get(same) for r in records):
-            remarks.append(remark)
-        elif not (
-            column.wide or (column.key == "fixed_bytes" and is_constant and not values[0])
-        ):
-            shown.append(column)
-    remarks = [", ".join(inputs), *remarks]
-    return ColumnChoice(shown, [*filter(None, remarks)], [c for c in columns if c.wide])
 
 
 # A column, the one that is the same figure in most tables, and a note if both are equal.
@@ -297,29 +258,50 @@ SAME_FIGURES = {
 }
 
 
-def is_determined(records: Sequence[Record], key: str) -> bool:
-    """Return whether all records of one model on one GPU have the same value under a key."""
-    values = {(r.get("model"), r.get("gpu"), r.get(key)) for r in records}
-    return len(values) == len({value[:2] for value in values})
+def choose_columns(table: Table) -> ColumnChoice:
+    """Return the columns to show, without those that have nothing to say."""
+    records = table.records
+    choice, inputs = ColumnChoice([], [], []), []
+    for column in filled_columns(table):
+        values = [r.get(column.key) for r in records]
+        places = [(r.get("model"), r.get("gpu")) for r in records]
+        is_determined = len({*zip(places, values, strict=True)}) == len({*places})
+        is_constant = all(value == values[0] for value in values)
+        other_key, remark = SAME_FIGURES.get(column.key, ("", ""))
+        if column.is_optional and is_determined:
+            continue
+        if table.wide:
+            choice.shown.append(column)
+        elif column.is_input and is_constant:
+            if column.right or column.show(values[0]) not in table.title:
+                inputs.append(f"{column.title} {written(column, records[0])}")
+        elif len(records) > 1 and other_key and values == [r.get(other_key) for r in records]:
+            choice.remarks.append(remark)
+        elif column.wide:
+            choice.wide.append(column)
+        elif column.key != "fixed_bytes" or any(values):
+            choice.shown.append(column)
+    return choice._replace(remarks=[*filter(None, [", ".join(inputs), *choice.remarks])])
 
 
 def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
     """Return the lines below a table that shows the first `count` columns."""
     commands = ["", *map(CommandLine, table.commands)] if table.commands else []
-    hidden = [*choice.shown[count:], *choice.wide]
-    plural = "s" * (len(hidden) > 1)
+    hidden = [column.title for column in (*choice.shown[count:], *choice.wide)]
     if table.details and not table.verbose:
-        hint = f"{len(hidden)} more column{plural}: --wide. " if hidden else ""
+        hint = f"{len(hidden)} more column{'s' * (len(hidden) > 1)}: --wide. " * bool(hidden)
         room = MAX_NOTES - sum(map(bool, table.notes))
         return [*table.notes, *[f"{hint}More notes: -v."][:room], *commands]
     lines = list(choice.remarks)
     if hidden:
-        lines.append(f"{len(hidden)} more with --wide: {', '.join(c.title for c in hidden)}")
-    meanings = dict.fromkeys(f"{c.title}: {c.about}" for c in choice.shown[:count] if c.about)
-    lines += ["; ".join(meanings)] if meanings else []
+        lines.append(f"{len(hidden)} more with --wide: {', '.join(hidden)}")
+    meanings = [
+        f"{column.title}: {column.note}" for column in choice.shown[:count] if column.note
+    ]
+    lines += filter(None, ["; ".join(dict.fromkeys(meanings))])
     lines += [*table.notes[1:], *table.details]
-    lines = [n for i, n in enumerate(lines) if not n or n not in (table.title, *lines[:i])]
-    return [*table.notes[:1], *lines, *commands]
+    unique = [n for i, n in enumerate(lines) if not n or n not in (table.title, *lines[:i])]
+    return [*table.notes[:1], *unique, *commands]
 
 
 MARKS = {
@@ -331,7 +313,7 @@ MARKS = {
 PARAMETER_KEYS = ("parameters", "active_parameters", "weight_bytes")
 
 
-def written(column: Column, record: Record) -> str:
+def written(column: Column, record: Row) -> str:
     """Return a record's value as text, or a dash.
 
     A bound has ≥ or ≤, a scaled figure ~, and a figure of estimated parameters ≈. `< 1 µs` has no
@@ -345,18 +327,11 @@ def written(column: Column, record: Record) -> str:
         return text
     if column.key in PARAMETER_KEYS and record.get("parameters_exact") is False:
         return f"≈ {text}"
-    return MARKS.get((column.rests, record.get("time_basis", "")), "") + text
+    return MARKS.get((column.mark, record.get("time_basis", "")), "") + text
 
 
 class TableParts(NamedTuple):
-    """A table for formats without a width.
-
-    Attributes:
-        title: The title.
-        columns: The columns.
-        rows: The cells of each row.
-        notes: The lines below.
-    """
+    """A table for formats without a width: its title, columns, cells of each row and notes."""
 
     title: str
     columns: list[Column]
@@ -366,19 +341,17 @@ class TableParts(NamedTuple):
 
 def table_parts(table: Table) -> TableParts:
     """Return the parts of a table with at most MAX_COLUMNS columns, or all with `--wide`."""
-    choice = chosen_columns(table)
+    choice = choose_columns(table)
     columns = choice.shown if table.wide else choice.shown[:MAX_COLUMNS]
-    rows = [[written(column, record) for column in columns] for record in table.records]
     notes = [note for note in _notes(table, choice, len(columns)) if note]
-    return TableParts(table.title.strip(), columns, rows, notes)
+    return TableParts(table.title.strip(), columns, _cells(table, columns), notes)
 
 
 def markdown(table: Table) -> str:
     """Return a table in Markdown with its title above and its notes below."""
-    title, columns, rows, notes = table_parts(table)
-    rule = ["---:" if c.right else "---" for c in columns]
+    title, columns, (head, *rows), notes = table_parts(table)
     lines = [f"**{title}**", ""] if title else []
-    for row in ([c.title for c in columns], rule, *rows):
+    for row in (head, ["---:" if c.right else "---" for c in columns], *rows):
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
     if notes:
         lines += ["", *(f"{note}  " for note in notes)]
@@ -397,18 +370,18 @@ def text_html(text: str) -> str:
 def table_html(table: Table) -> str:
     """Return a table as HTML with its title above and its notes below."""
     title, columns, rows, notes = table_parts(table)
-
-    def cells(tag: str, texts: Sequence[str]) -> str:
-        return "".join(
+    lines = []
+    for number, row in enumerate(rows):
+        tag = "td" if number else "th"
+        cells = [
             f"<{tag}{RIGHT_CLASS * column.right}>{text_html(text)}</{tag}>"
-            for column, text in zip(columns, texts, strict=True)
-        )
-
-    head = cells("th", [c.title for c in columns])
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+            for column, text in zip(columns, row, strict=True)
+        ]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    head, *body = lines
     page = f"<p><strong>{text_html(title)}</strong></p>" if title else ""
-    page += f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-    page += f"<tbody>{body}</tbody></table></div>"
+    page += f'<div class="wide"><table><thead>{head}</thead>'
+    page += f"<tbody>{''.join(body)}</tbody></table></div>"
     items = "".join(f"<li>{text_html(note)}</li>" for note in notes)
     return page + (f'<ul class="notes">{items}</ul>' if items else "")
 
@@ -433,37 +406,24 @@ def svgs_html(charts: Sequence[Chart]) -> list[dict[str, str]]:
     return pictures
 
 
-_COMMENT = re.compile(r"(^|\s)#.*$")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-
-
 def folded(text: str, width: int) -> str:
     """Return YAML with long lines folded at spaces. A comment moves above its line.
 
     A longer word, such as an address, stays whole.
     """
+    fold = partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
     lines = []
     for line in text.splitlines():
-        lead = " " * (len(line) - len(line.lstrip()))
-        unquoted = _QUOTED.sub(lambda match: "_" * len(match[0]), line)
-        comment = _COMMENT.search(unquoted)
         if len(line) <= width:
             lines.append(line)
             continue
+        lead = " " * (len(line) - len(line.lstrip()))
+        unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", lambda match: "_" * len(match[0]), line)
+        comment = re.search(r"(^|\s)#.*$", unquoted)
         if comment:
             words = line[comment.start() :].strip().lstrip("# ")
-            lines += _folded_line(words, width, f"{lead}# ", f"{lead}# ")
+            mark = f"{lead}# "
+            lines += fold(words, initial_indent=mark, subsequent_indent=mark)
             line = line[: comment.start()].rstrip()
-        lines += _folded_line(line, width, "", lead + "    ")
+        lines += fold(line, subsequent_indent=lead + "    ")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _folded_line(text: str, width: int, first: str, further: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=further,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

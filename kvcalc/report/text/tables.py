@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvcalc.errors import few, visible
 from kvcalc.library.presets import preset_files
@@ -129,10 +129,10 @@ def columns(
                 show=formats.get(figure.format) or figure.format.format,
                 right=figure.type not in ("text", "boolean"),
                 wide=key in wide.split(),
-                given=key in inputs.split(),
-                apart=key in optional.split(),
-                rests=figure.mark,
-                about=meaning * figure.is_noted,
+                is_input=key in inputs.split(),
+                is_optional=key in optional.split(),
+                mark=figure.mark,
+                note=meaning * figure.is_noted,
                 meaning=meaning,
                 formula=figure.formula,
             )
@@ -160,12 +160,12 @@ def _described(description: str, **formats: Callable[[Any], str]) -> tuple[Colum
                 title,
                 show=formats.get(form) or form.format,
                 right="left" not in words and (form != "text" or "right" in words),
-                rests=next((word for word in ("time", "rate") if word in words), ""),
-                about=about,
+                mark=next((word for word in ("time", "rate") if word in words), ""),
+                note=about,
                 meaning=about,
                 wide="wide" in words,
-                given="given" in words,
-                apart="apart" in words,
+                is_input="given" in words,
+                is_optional="apart" in words,
             )
         )
     return tuple(parsed)
@@ -215,72 +215,6 @@ def footnotes(*notes: str) -> list[str]:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: 1 user, 2 users."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-# How a value that distinguishes rows is written, in the order of weight.
-WORDING = {
-    "model": "{}",
-    "gpu": "{}",
-    "tensor_parallel_size": "tp {}",
-    "dtype": "{} weights",
-    "kv_cache_dtype": "{} cache",
-    "engine": "{}",
-    "basis": "{}",
-    "policy": "{} batching",
-    "cache": "{} cache",
-    "prefix_hit_rate": "{:.0%} prefix hits",
-    "rate": "{:.4g} requests/s",
-    "max_concurrency": "{:,} clients",
-    "batch_size": "batch {:,}",
-}
-DEPLOYMENT = tuple(WORDING)[:7]
-SERVER = tuple(WORDING)[:10]
-
-
-class Sides(NamedTuple):
-    """What distinguishes rows.
-
-    Attributes:
-        keys: Keys of which each separates rows that the earlier keys do not.
-        names: Name of each row, written from these keys; empty if one side is compared.
-    """
-
-    keys: list[str]
-    names: list[str]
-
-
-def sides(records: Sequence[Record], keys: Sequence[str] = DEPLOYMENT) -> Sides:
-    """Return the keys that distinguish records, and each record's name.
-
-    Example: llama on h100 and llama on h200 differ in `gpu` and are called h100 and h200.
-    """
-    parts: list[tuple[object, ...]] = [()] * len(records)
-    distinct: list[str] = []
-    for key in keys:
-        longer = [(*part, r.get(key)) for part, r in zip(parts, records, strict=True)]
-        if len({*longer}) > max(1, len({*parts})):
-            parts = longer
-            distinct.append(key)
-    names = [
-        ", ".join(WORDING[key].format(v) for key, v in zip(distinct, part, strict=True) if v)
-        for part in parts
-    ]
-    return Sides(distinct, [name.replace(" calibration", "") for name in names])
-
-
-def shared_words(records: Sequence[Record], wording: dict[str, str]) -> list[str]:
-    """Return the values that all records share, in words. wording: A template per key."""
-    words = []
-    for key, text in wording.items():
-        values = {record[key] for record in records}
-        if len(values) == 1 and None not in values:
-            words.append(text.format(*values))
-    return words
-
-
-def alike(records: Sequence[Record], first: Record, *keys: str) -> list[Record]:
-    """Return the records that have the values of the first under all keys."""
-    return [r for r in records if all(r.get(key) == first.get(key) for key in keys)]
 
 
 def distinct_notes(records: Sequence[Record], key: str) -> list[str]:
