@@ -10,10 +10,10 @@ targets, the bounds are ranked.
 
 import json
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvcalc.capacity.command_line import WrittenCommand, command_of
 from kvcalc.gpu.gpu import Gpu
@@ -39,15 +39,58 @@ PROXY_PORT, SIDE_CHANNEL_PORT = 8192, 5600
 PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # in vLLM's repository
 
 
-class ReplicaServer(NamedTuple):
-    """One replica: its role, the number of its host, its port, its GPUs there, and the port of its
-    KV transfers."""
+def launch_lines(
+    line: str, gpu: Gpu, ranks: Parallelism, prefill_replicas: int, decode_replicas: int
+) -> list[str]:
+    """Return a line for every replica, and a last one for the proxy of disaggregated prefill.
 
-    role: str
-    host: int
-    port: int
-    gpu_indices: range
-    side_channel_port: int
+    Several hosts have the addresses ${HOST1}, ${HOST2} … Replicas fill them one after the other. A
+    replica that spans hosts begins on a new one.
+
+    Example: 1 replica for prompts and 2 that decode on 1 GPU each are four lines: GPU 0 on port
+    8100, GPUs 1 and 2 on ports 8200 and 8201, and the proxy on port 8192.
+
+    Args:
+        line: The engine's line of one replica.
+        prefill_replicas: Replicas for prompts only. If there are any, the line is vLLM's.
+    """
+    if prefill_replicas + decode_replicas == 1:
+        return [line]
+    decode_role = CONSUMER if prefill_replicas else BOTH
+    roles = [PRODUCER] * prefill_replicas + [decode_role] * decode_replicas
+    gpus_per_host = 1 if gpu.per == "SoC" else gpu.host.gpus if gpu.host else GPUS_PER_SERVER
+    places = []  # host, first GPU and number of data-parallel ranks before it
+    host = used_gpus = used_ranks = 0
+    for _ in roles:
+        if used_gpus and used_gpus + ranks.gpus > gpus_per_host:
+            host += -(-used_gpus // gpus_per_host)
+            used_gpus = used_ranks = 0
+        places.append((host, used_gpus, used_ranks))
+        used_gpus += ranks.gpus
+        used_ranks += ranks.dp
+    lines = []
+    proxy: dict[str, list[tuple[str, int]]] = {role: [] for role in PORTS}
+    for role, (number, first_gpu, first_rank) in zip(roles, places, strict=True):
+        address = f"${{HOST{number + 1}}}" if host else "localhost"
+        port = PORTS[role] + len(proxy[role])
+        proxy[role].append((address, port))
+        gpu_indices = range(first_gpu, first_gpu + min(ranks.gpus, gpus_per_host))
+        words = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, gpu_indices))}"]
+        if role:
+            words += [f"VLLM_NIXL_SIDE_CHANNEL_HOST={address}"] if host else []
+            # one port for each data-parallel rank
+            words.append(f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE_CHANNEL_PORT + first_rank}")
+        served = f"{line} --port {port}"
+        lines.append(" ".join([*words, with_role(served, role) if role else served]))
+    if prefill_replicas:
+        words = [f"python {PROXY} --port {PROXY_PORT}"]
+        for option, role in (("prefiller", PRODUCER), ("decoder", CONSUMER)):
+            for what, values in zip(
+                ("hosts", "ports"), zip(*proxy[role], strict=True), strict=True
+            ):
+                words.append(f"--{option}-{what} {' '.join(map(str, values))}")
+        lines.append(" ".join(words))
+    return lines
 
 
 def with_role(line: str, role: str) -> str:
@@ -56,74 +99,6 @@ def with_role(line: str, role: str) -> str:
         {"kv_connector": "NixlConnector", "kv_role": role}, separators=(",", ":")
     )
     return f"{line} --kv-transfer-config {shlex.quote(config)}"
-
-
-def launch_lines(
-    line: str, gpu: Gpu, ranks: Parallelism, prefill_replicas: int, decode_replicas: int
-) -> list[str]:
-    """Return a line for every replica, and a last one for the proxy if some replicas process
-    prompts alone.
-
-    Several hosts have the addresses ${HOST1}, ${HOST2} … Example: 1 replica for prompts and 2 that
-    decode on 1 GPU each are four lines: GPU 0 on port 8100, GPUs 1 and 2 on ports 8200 and 8201,
-    and the proxy on port 8192.
-
-    Args:
-        line: The engine's line of one replica.
-        prefill_replicas: Replicas for prompts alone. If there are any, the line is vLLM's.
-    """
-    roles = [PRODUCER] * prefill_replicas + [
-        CONSUMER if prefill_replicas else BOTH
-    ] * decode_replicas
-    if len(roles) == 1:
-        return [line]
-    servers = list(_placed(roles, gpu, ranks))
-    hosts = [
-        f"${{HOST{server.host + 1}}}" if servers[-1].host else "localhost" for server in servers
-    ]
-    lines = [
-        _server_line(line, server, host) for server, host in zip(servers, hosts, strict=True)
-    ]
-    if not prefill_replicas:
-        return lines
-    words = [f"python {PROXY} --port {PROXY_PORT}"]
-    for option, chosen in (
-        ("prefiller", slice(prefill_replicas)),
-        ("decoder", slice(prefill_replicas, None)),
-    ):
-        ports = " ".join(str(server.port) for server in servers[chosen])
-        words.append(f"--{option}-hosts {' '.join(hosts[chosen])} --{option}-ports {ports}")
-    return [*lines, " ".join(words)]
-
-
-def _server_line(line: str, server: ReplicaServer, host: str) -> str:
-    words = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, server.gpu_indices))}"]
-    if server.role:
-        words += [f"VLLM_NIXL_SIDE_CHANNEL_HOST={host}"] if host != "localhost" else []
-        words.append(f"VLLM_NIXL_SIDE_CHANNEL_PORT={server.side_channel_port}")
-    line = f"{line} --port {server.port}"
-    return " ".join([*words, with_role(line, server.role) if server.role else line])
-
-
-def _placed(roles: list[str], gpu: Gpu, ranks: Parallelism) -> Iterator[ReplicaServer]:
-    """Yield the replicas on hosts, which they fill one after the other. A replica that spans hosts
-    begins on a new one."""
-    gpus_per_host = 1 if gpu.per == "SoC" else gpu.host.gpus if gpu.host else GPUS_PER_SERVER
-    numbers = dict.fromkeys(PORTS, 0)
-    host = used_gpus = used_ports = 0
-    for role in roles:
-        if used_gpus and used_gpus + ranks.gpus > gpus_per_host:
-            host, used_gpus, used_ports = host + -(-used_gpus // gpus_per_host), 0, 0
-        yield ReplicaServer(
-            role=role,
-            host=host,
-            port=PORTS[role] + numbers[role],
-            gpu_indices=range(used_gpus, used_gpus + min(ranks.gpus, gpus_per_host)),
-            side_channel_port=SIDE_CHANNEL_PORT + used_ports,
-        )
-        numbers[role] += 1
-        used_gpus += ranks.gpus
-        used_ports += ranks.dp  # one for each data-parallel rank
 
 
 MAX_BEST = 5
@@ -175,6 +150,7 @@ class BestConfigs(NamedTuple):
 
     @property
     def front(self) -> ParetoFront:
+        """The Pareto front of the times of the first record."""
         return self.fronts[bool(self.listed) and is_bound(self.listed[0])]
 
     @property
@@ -210,43 +186,41 @@ class CandidateRanking:
         self._misses = ClosestMisses(len(space.gpus), space.max_gpus)
 
     def add(self, batch: CandidateBatch) -> None:
-        """Keep what may be part of the result."""
+        """Store the candidates that may be part of the result."""
         import numpy as np
 
+        figures = batch.figures
         names = [deployment.gpu.name for deployment in batch.deployments]
         bounds = [deployment.calibration is None for deployment in batch.deployments]
         self._has_bounds |= zip(names, bounds, strict=True)
         rows = np.array([self._rows[name] for name in names])[batch.index]
-        prices = np.array([self._price(name) for name in names])[batch.index]
-        meets = batch.violated_target == Target.NONE
+        prices = np.array([self.prices.get(name, 1.0) for name in names])[batch.index]
+        orders = split_order(batch)
+        violated = figures["violated_target"]
+        meets = violated == Target.NONE
         self.num_tried += len(meets)
         self.num_met += int(meets.sum())
-        self._rank(batch, np.flatnonzero(meets), rows, batch.gpus * prices)
+        keys = figures["gpus"] * prices, np.nan_to_num(figures["tpot"]), orders
+        self._rank(batch, np.flatnonzero(meets), rows, keys)
         fails = ~meets
         if not self.need.users:
             # more sequences than fit are only a setting, unless no setting fits
-            is_setting = batch.capacity >= batch.max_num_seqs.min()
-            fails &= (batch.violated_target != Target.MEMORY) | ~is_setting
-        self._misses.add(batch, fails, rows)
+            is_setting = figures["capacity"] >= figures["max_num_seqs"].min()
+            fails &= (violated != Target.MEMORY) | ~is_setting
+        self._misses.add(batch, fails, rows, orders)
         for basis, front in self.fronts.items():
-            tpot = np.where(np.array(bounds)[batch.index] == basis, batch.tpot, np.nan)
-            front.add(tpot, batch.tokens_per_s_per_gpu / prices, batch.candidates)
+            tpot = np.where(np.array(bounds)[batch.index] == basis, figures["tpot"], np.nan)
+            front.add(tpot, figures["tokens_per_s_per_gpu"] / prices, batch.candidates)
 
-    def _price(self, name: str) -> float:
-        return self.prices[name] if self.prices else 1.0
-
-    def _rank(self, batch: CandidateBatch, meeting: Array, rows: Array, costs: Array) -> None:
-        """Keep the best replicas of each deployment if they are among the best of their GPU
+    def _rank(
+        self, batch: CandidateBatch, meeting: Array, rows: Array, keys: tuple[Array, ...]
+    ) -> None:
+        """Store the best replicas of each deployment if they are among the best of their GPU
         model."""
-        import numpy as np
-
-        keys = costs, np.nan_to_num(batch.tpot), split_order(batch)
-
-        def best(groups: Array, indices: Array, count: int) -> Array:
-            ordered = [key[indices] for key in keys]
-            return indices[first_of_groups(groups[indices], *ordered, count=count)]
-
-        selected = best(rows, best(batch.index, meeting, 1), MAX_BEST)
+        selected = meeting
+        for groups, count in ((batch.index, 1), (rows, MAX_BEST)):
+            ordered = [key[selected] for key in keys]
+            selected = selected[first_of_groups(groups[selected], *ordered, count=count)]
         sort_keys = zip(*(key[selected].tolist() for key in keys), strict=True)
         for entry in zip(sort_keys, batch.candidates(selected), strict=True):
             ranked = self._best.setdefault(entry[1].gpu, [])
@@ -256,31 +230,33 @@ class CandidateRanking:
 
     def result(self) -> BestConfigs:
         """Return the result of all batches."""
-        predicted = {name for name, has_bounds in self._has_bounds.items() if not has_bounds}
         met = self._best.keys()
+        predicted = {name for name, has_bounds in self._has_bounds.items() if not has_bounds}
+        bounded = self._has_bounds.keys() - predicted
         bounds_only = bool(predicted and met) and not predicted & met
-        ranked = (
-            predicted if predicted and not bounds_only else self._has_bounds.keys() - predicted
-        )
+        ranked = predicted if predicted and not bounds_only else bounded
         firsts = sorted((entries[0] for entries in self._best.values()), key=itemgetter(0))
-        heads = [one for _, one in firsts if one.gpu in ranked]
+        best_by_gpu = [one for _, one in firsts if one.gpu in ranked]
         entries = sorted(chain.from_iterable(self._best.values()), key=itemgetter(0))
         best = [one for _, one in entries if one.gpu in ranked]
         if not self.prices:
-            shown = set(map(id, heads))
-            best = [*heads, *(one for one in best if id(one) not in shown)]
+            shown = set(map(id, best_by_gpu))
+            best = [*best_by_gpu, *(one for one in best if id(one) not in shown)]
+        cheaper = None
+        if best:
+            limit = best[0].gpus * self.prices.get(best[0].gpu, 1.0)
+            compared = ranked if self.prices else {best[0].gpu}
+            cheaper = self._misses.closest(self._costs(compared, self.prices), limit)
         return BestConfigs(
             need=self.need,
             best=best[:MAX_BEST],
-            best_by_gpu=heads,
-            cheaper=self._cheaper_miss(best[0], ranked) if best else None,
-            closest=self._misses.closest([self._rows[name] for name in ranked]),
+            best_by_gpu=best_by_gpu,
+            cheaper=cheaper,
+            closest=self._misses.closest(self._costs(ranked, {})),
             unranked=[one for _, one in firsts if one.gpu not in ranked],
-            missed_by_bounds=[
-                name
-                for name, has_bounds in self._has_bounds.items()
-                if has_bounds and predicted and name not in met
-            ],
+            missed_by_bounds=[name for name in self._has_bounds if name in bounded - met]
+            if predicted
+            else [],
             bounds_only=bounds_only,
             fronts=self.fronts,
             num_tried=self.num_tried,
@@ -288,14 +264,12 @@ class CandidateRanking:
             prices=self.prices,
         )
 
-    def _cheaper_miss(self, first: Candidate, ranked: Collection[str]) -> Candidate | None:
+    def _costs(self, names: Collection[str], prices: Mapping[str, float]) -> Array:
+        """Return the costs of GPU models [GPU models, total GPUs]; infinite for others."""
         import numpy as np
 
-        compared = ranked if self.prices else {first.gpu}
-        prices: Any = [self._price(name) if name in compared else np.inf for name in self._rows]
-        totals = np.maximum(np.arange(self.max_gpus + 2), 1)
-        limit = first.gpus * self._price(first.gpu)
-        return self._misses.closest_below(np.outer(prices, totals), limit)
+        by_model = [prices.get(name, 1.0) if name in names else np.inf for name in self._rows]
+        return np.outer(by_model, np.maximum(np.arange(self.max_gpus + 2), 1))
 
 
 def candidate_record(candidate: Candidate, price: float = 0.0) -> Record:

@@ -1,17 +1,17 @@
 """TTFT, TPOT and end-to-end times of many deployments of one model, for many numbers of sequences.
 
-All times equal those of `latency` and `roofline` to the last bit. They come from the same
+All times equal the times of `latency` and `roofline` to the last bit. They come from the same
 operators and time models, evaluated over arrays.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.gpu.roof import OperatorBatch, Roofs
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.cost import Operator
 from kvcalc.model.forward_pass import between_stages, handings, through_layers
 from kvcalc.model.model import Model
 from kvcalc.planning.search_space import RequestLengths, Speculation
@@ -27,26 +27,11 @@ from kvcalc.timing.deployment import TimedDeployment
 Array = Any  # a NumPy array; its element types are not checked
 
 
-class CandidateTimes(NamedTuple):
-    """Seconds of deployments; NaN if unknown.
-
-    Attributes:
-        ttft: One prompt on an idle replica [deployments].
-        tpot: A decode step, or the mean step of an answer [deployments, counts].
-        e2e: As many prompts as sequences, and their steps [deployments, counts]. None if the
-            output length is unknown.
-    """
-
-    ttft: Array
-    tpot: Array
-    e2e: Array | None
-
-
 class StageVariants(NamedTuple):
     """Deployments on one GPU model that differ only in their number of pipeline stages.
 
     Attributes:
-        deployment: One of them.
+        deployment: One of the deployments.
         indices: Their indices among all deployments.
         transfers: Numbers of transfers between stages, within a node and to another node
             [2, deployments].
@@ -56,107 +41,82 @@ class StageVariants(NamedTuple):
     indices: Array
     transfers: Array
 
-    def only(self, is_selected: Array) -> "StageVariants":
-        """Return the selected ones of all deployments."""
-        selected = is_selected[self.indices]
-        return self._replace(
-            indices=self.indices[selected], transfers=self.transfers[:, selected]
-        )
 
-
-def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[StageVariants]:
-    """Return the deployments by GPU model and by the ranks of a stage that share a node."""
+def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[StageVariants]]:
+    """Return the deployments by the ranks of a stage that share a node, then by GPU model."""
     import numpy as np
 
-    members: dict[tuple[str, int], list[int]] = {}
+    members: dict[int, dict[str, list[int]]] = {}
     transfers = []
     for index, deployment in enumerate(deployments):
         ranks = deployment.ranks
-        key = deployment.gpu.name, ranks.near(ranks.tp * ranks.dp)
-        members.setdefault(key, []).append(index)
+        by_gpu = members.setdefault(ranks.near(ranks.tp * ranks.dp), {})
+        by_gpu.setdefault(deployment.gpu.name, []).append(index)
         transfers.append(handings(ranks, range(ranks.pp - 1)))
     all_transfers = np.array(transfers).T
     return [
-        StageVariants(deployments[indices[0]], np.array(indices), all_transfers[:, indices])
-        for indices in members.values()
+        [
+            StageVariants(deployments[indices[0]], np.array(indices), all_transfers[:, indices])
+            for indices in by_gpu.values()
+        ]
+        for by_gpu in members.values()
     ]
 
 
 class TimedPass:
-    """A pass whose operators are listed once for all GPU models.
+    """A pass of deployments with the same operators, on any GPU.
 
     Args:
+        deployment: One of the deployments.
         batch: Sequences of the pass; its figures may be arrays [*points].
-        model: The model; that of the deployments if None.
+        model: The model; by default that of the deployment.
+        all_positions: As in `forward`.
     """
 
     def __init__(
-        self, batch: Batch, model: Model | None = None, all_positions: bool = False
+        self,
+        deployment: TimedDeployment,
+        batch: Batch,
+        model: Model | None = None,
+        all_positions: bool = False,
     ) -> None:
-        self.batch = batch
-        self.model = model
-        self.all_positions = all_positions
-        self._operators: dict[int, tuple[list[Operator], list[Operator]]] = {}
-        self._stacked: dict[int, tuple[OperatorBatch, OperatorBatch]] = {}
+        run = (model or deployment.model, batch, deployment.precision, deployment.ranks)
+        self.decodes = batch.decodes
+        self.layers = through_layers(*run, deployment.mla_form, all_positions)
+        self.transfers = between_stages(*run, (1, 1))
 
-    def seconds(self, variants: Sequence[StageVariants]) -> list[Array]:
-        """Return the seconds of the pass [deployments, *points] for each GPU model.
+    def seconds(
+        self, variants: Sequence[StageVariants]
+    ) -> Iterator[tuple[StageVariants, Array]]:
+        """Yield the seconds of the pass [deployments, *points] for each GPU model.
 
         They are NaN if the pass is a prefill and the GPU has no matrix peak for it.
         """
-        results: dict[int, Array] = {}
-        bounds: dict[int, list[int]] = {}
-        for number, one in enumerate(variants):
+        bounds = [one for one in variants if not one.deployment.calibration]
+        if bounds:
+            yield from zip(bounds, self._bounds(bounds), strict=True)
+        for one in variants:
             if one.deployment.calibration:
-                results[number] = self._predicted(one)
-            else:
-                ranks = one.deployment.ranks
-                bounds.setdefault(ranks.near(ranks.tp * ranks.dp), []).append(number)
-        for numbers in bounds.values():
-            seconds = self._bounds([variants[number] for number in numbers])
-            results.update(zip(numbers, seconds, strict=True))
-        return [results[number] for number in range(len(variants))]
+                yield one, self._predicted(one)
 
-    def _listed(
-        self, deployment: TimedDeployment
-    ) -> tuple[int, list[Operator], list[Operator]]:
-        """Return the key of the operators, those of all layers, and a transfer of each kind."""
-        ranks = deployment.ranks
-        near = ranks.near(ranks.tp * ranks.dp)
-        if near not in self._operators:
-            run = (
-                self.model or deployment.model,
-                self.batch,
-                deployment.precision,
-                ranks,
-            )
-            self._operators[near] = (
-                through_layers(*run, deployment.mla_form, self.all_positions),
-                between_stages(*run, (1, 1)),
-            )
-        return near, *self._operators[near]
+    @cached_property
+    def _stacked(self) -> tuple[OperatorBatch, OperatorBatch]:
+        return OperatorBatch(self.layers), OperatorBatch(self.transfers)
 
     def _bounds(self, variants: Sequence[StageVariants]) -> Iterator[Array]:
-        """Yield the datasheet bounds for GPU models with the same operators."""
+        """Yield the datasheet bounds of each GPU model."""
         import numpy as np
 
-        near, layers, transfers = self._listed(variants[0].deployment)
-        if near not in self._stacked:
-            self._stacked[near] = OperatorBatch(layers), OperatorBatch(transfers)
-        stacked_layers, stacked_transfers = self._stacked[near]
         roofs = Roofs([one.deployment.gpu for one in variants])
-
-        def by_gpu(seconds: Array) -> Array:  # from [*points, gpus]
-            return np.moveaxis(np.atleast_2d(seconds), -1, 0)
-
-        through = by_gpu(sum(stacked_layers.each(roofs, self.batch.decodes), 0.0))
-        between = [
-            by_gpu(seconds) for seconds in stacked_transfers.each(roofs, self.batch.decodes)
-        ]
+        layers, transfers = (stack.each(roofs, self.decodes) for stack in self._stacked)
+        # the last axis is the GPU; it becomes the first
+        through, *between = (
+            np.moveaxis(np.atleast_2d(seconds), -1, 0)
+            for seconds in (sum(layers, 0.0), *transfers)
+        )
         for number, one in enumerate(variants):
-            seconds = np.broadcast_to(
-                through[number], (len(one.indices), *through[number].shape)
-            )
+            shape = len(one.indices), *through[number].shape
+            seconds = np.broadcast_to(through[number], shape)
             for transfer, counts in zip(between, one.transfers, strict=True):
                 if counts.any():
                     seconds = seconds + transfer[number] * _along_first_axis(counts, seconds)
@@ -171,19 +131,16 @@ class TimedPass:
         deployment = variants.deployment
         calibration = deployment.calibration
         assert calibration
-        _, layers, transfers = self._listed(deployment)
-        kernels = kernel_seconds(layers, deployment.gpu, calibration, deployment.routing)
-        kernels = np.atleast_1d(kernels)
+        timer = deployment.gpu, calibration, deployment.routing
+        kernels = np.atleast_1d(kernel_seconds(self.layers, *timer))
         kernels = np.broadcast_to(kernels, (len(variants.indices), *kernels.shape))
         repeated = [
             msgspec.structs.replace(transfer, count=_along_first_axis(counts, kernels))
-            for transfer, counts in zip(transfers, variants.transfers, strict=True)
+            for transfer, counts in zip(self.transfers, variants.transfers, strict=True)
             if counts.any()
         ]
-        kernels = kernel_seconds(
-            repeated, deployment.gpu, calibration, deployment.routing, kernels
-        )
-        return kernels + engine_seconds(layers, calibration, kernels)
+        kernels = kernel_seconds(repeated, *timer, kernels)
+        return kernels + engine_seconds(self.layers, calibration, kernels)
 
 
 def _along_first_axis(values: Array, like: Array) -> Array:
@@ -219,61 +176,56 @@ class DeploymentTimer:
         self.columns = columns.reshape(len(deployments), len(counts))
         self.speculation = speculation
         self.draft = draft
-        self.variants = group_stage_variants(deployments)
+        self.groups = group_stage_variants(deployments)
 
-    def times(self, lengths: RequestLengths, capacity: Array) -> CandidateTimes:
-        """Return the times of requests of these lengths.
+    def times(self, lengths: RequestLengths, capacity: Array) -> tuple[Array, Array, Array]:
+        """Return the seconds of requests of these lengths; NaN if unknown.
 
-        Deployments without memory for one sequence are not timed. Whole answers are timed only for
-        counts that fit, because each of their tokens takes a step.
+        Whole answers are timed only for counts that fit, because each of their tokens takes a step.
 
         Args:
             capacity: Sequences that fit, by deployment and by sequences per replica
                 [deployments, counts].
+
+        Returns:
+            TTFT of one prompt on an idle replica [deployments]. TPOT, of a decode step or the mean
+            step of an answer [deployments, counts]. End-to-end time of as many prompts as
+            sequences, and their steps [deployments, counts]; NaN if the output length is unknown.
         """
         import numpy as np
 
         fits = capacity >= self.counts
-        variants = self._select((capacity > 0).any(axis=1))
-        unknown = np.full(fits.shape, np.nan)
-        if not variants:
-            return CandidateTimes(unknown[:, 0], unknown, unknown if lengths.output else None)
 
-        def seconds(timed: TimedPass) -> Array:
+        def seconds(
+            batch: Batch, model: Model | None = None, all_positions: bool = False
+        ) -> Array:
             results = np.full((len(fits), len(self.sizes)), np.nan)
-            for one, part in zip(variants, timed.seconds(variants), strict=True):
-                results[one.indices] = part
+            for group in self.groups:
+                timed = TimedPass(group[0].deployment, batch, model, all_positions)
+                for one, part in timed.seconds(group):
+                    results[one.indices] = part
             return np.take_along_axis(results, self.columns, axis=1)
 
         (prompt,) = prefill_passes(lengths.prompt, 1, lengths.cached)
-        ttft = seconds(TimedPass(prompt))[:, 0]
-        if self.speculation:
-            draft_s = seconds(
-                TimedPass(Batch.decode(lengths.middle, self.sizes), model=self.draft)
-            )
-            tokens = self.speculation.num_tokens
-            check = TimedPass(
-                verification(self.sizes, tokens, lengths.middle), all_positions=True
-            )
-            step = StepTimes(tokens, None, tokens * draft_s, seconds(check))
-            tpot = step.per_token(self.speculation.acceptance)
-        elif not lengths.output:
-            tpot = seconds(TimedPass(Batch.decode(lengths.context, self.sizes)))
-        if not lengths.output:
-            return CandidateTimes(ttft, tpot, None)
-
-        group = msgspec.structs.replace(prompt.groups[0], count=self.sizes)
-        prompts = seconds(TimedPass(Batch((group,))))
+        ttft = seconds(prompt)[:, 0]
         later_tokens = lengths.output - 1
         if self.speculation:
-            return CandidateTimes(ttft, tpot, prompts + later_tokens * tpot)
-        steps = np.where(fits, self._steps(lengths, fits), np.nan)
-        tpot = steps / (later_tokens or np.nan)
-        return CandidateTimes(ttft, tpot, np.where(fits, prompts, np.nan) + steps)
-
-    def _select(self, is_selected: Array) -> list[StageVariants]:
-        variants = [one.only(is_selected) for one in self.variants]
-        return [one for one in variants if one.indices.size]
+            tokens = self.speculation.num_tokens
+            draft_s = seconds(Batch.decode(lengths.middle, self.sizes), model=self.draft)
+            check = verification(self.sizes, tokens, lengths.middle)
+            verify_s = seconds(check, all_positions=True)
+            step = StepTimes(tokens, None, tokens * draft_s, verify_s)
+            tpot = step.per_token(self.speculation.acceptance)
+            steps = later_tokens * tpot
+        elif lengths.output:
+            steps = np.where(fits, self._steps(lengths, fits), np.nan)
+            tpot = steps / (later_tokens or np.nan)
+        else:
+            tpot = seconds(Batch.decode(lengths.context, self.sizes))
+        if not lengths.output:
+            return ttft, tpot, np.full(fits.shape, np.nan)
+        sequences = msgspec.structs.replace(prompt.groups[0], count=self.sizes)
+        return ttft, tpot, seconds(Batch((sequences,))) + steps
 
     def _steps(self, lengths: RequestLengths, fits: Array) -> Array:
         """Return the seconds of all steps after the first token [deployments, counts], added up as
@@ -290,10 +242,14 @@ class DeploymentTimer:
             for start in range(0, num_sizes, num_columns):
                 columns = slice(start, start + num_columns)
                 batch = Batch.decode(contexts[None, :], self.sizes[columns, None])
-                timed = TimedPass(batch)
-                for one in self._select(has_size[:, columns].any(axis=1)):
-                    (seconds,) = timed.seconds([one])
-                    # one column stands for all contexts if no figure depends on the context
-                    repeats = 1 if seconds.shape[-1] > 1 else len(contexts)
-                    total[one.indices, columns] += repeats * seconds.sum(axis=-1)
+                is_timed: Array = has_size[:, columns].any(axis=1)
+                for group in self.groups:
+                    variants = [one for one in group if is_timed[one.indices].any()]
+                    timed = TimedPass(group[0].deployment, batch)
+                    # one GPU model at a time, because the arrays are large
+                    for one in variants:
+                        ((_, seconds),) = timed.seconds([one])
+                        # one column stands for all contexts if no figure depends on the context
+                        repeats = 1 if seconds.shape[-1] > 1 else len(contexts)
+                        total[one.indices, columns] += repeats * seconds.sum(axis=-1)
         return np.take_along_axis(total, self.columns, axis=1)

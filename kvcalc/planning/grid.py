@@ -24,7 +24,7 @@ from kvcalc.layers.batch import Parallelism
 from kvcalc.model.model import Model
 from kvcalc.model.pipeline import check
 from kvcalc.model.precision import Precision
-from kvcalc.planning.candidate_times import Array, CandidateTimes, DeploymentTimer
+from kvcalc.planning.candidate_times import Array, DeploymentTimer
 from kvcalc.planning.search_space import (
     SEQUENCE_COUNTS,
     RequestLengths,
@@ -57,12 +57,14 @@ class Candidate(NamedTuple):
     """A deployment in some number of replicas, under one requirement.
 
     Attributes:
+        gpus: GPUs of all replicas.
         replicas: Replicas that decode.
         prefill_replicas: Further replicas for prefill; 0 if each replica does both.
         max_num_seqs: Sequences for which a replica is set up.
         capacity: Sequences that fit on a replica with this setting.
         remaining_bytes: Memory of a GPU for the cache; negative if the rest exceeds the memory.
         tokens_per_s: Output tokens per second of a replica at full load.
+        tokens_per_s_per_gpu: The same for each GPU, with those of the prefill replicas.
         total_tokens_per_s: Output tokens per second of all replicas under the required load.
         violated_target: The first target that is missed; NONE if there is none.
         violation_factor: Factor by which the worst target is missed; 1 if there is none.
@@ -71,6 +73,7 @@ class Candidate(NamedTuple):
     need: Requirement
     speculation: Speculation | None
     deployment: TimedDeployment
+    gpus: int
     replicas: int
     prefill_replicas: int
     max_num_seqs: int
@@ -80,28 +83,19 @@ class Candidate(NamedTuple):
     tpot: float | None
     e2e: float | None
     tokens_per_s: float | None
+    tokens_per_s_per_gpu: float | None
     total_tokens_per_s: float | None
     violated_target: int
     violation_factor: float
 
     @property
     def gpu(self) -> str:
+        """Name of the GPU model."""
         return self.deployment.gpu.name
 
     @property
-    def gpus(self) -> int:
-        """GPUs of all replicas."""
-        return (self.replicas + self.prefill_replicas) * self.deployment.parallelism.gpus
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float | None:
-        if self.tokens_per_s is None:
-            return None
-        shares = (self.replicas + self.prefill_replicas) / self.replicas
-        return self.tokens_per_s / (self.deployment.parallelism.gpus * shares)
-
-    @property
     def meets(self) -> bool:
+        """Whether all targets are met."""
         return self.violated_target == Target.NONE
 
 
@@ -111,35 +105,14 @@ class CandidateBatch(NamedTuple):
     Attributes:
         deployments: Deployments of one model that differ in GPU and pipeline stages.
         index: Index of each candidate's deployment.
+        figures: Arrays by the names of `Candidate`'s figures; NaN or infinite if unknown.
     """
 
     need: Requirement
     speculation: Speculation | None
     deployments: Sequence[TimedDeployment]
     index: Array
-    gpus_per_replica: Array
-    replicas: Array
-    prefill_replicas: Array
-    max_num_seqs: Array
-    capacity: Array
-    remaining_bytes: Array
-    ttft: Array
-    tpot: Array
-    e2e: Array
-    tokens_per_s: Array
-    total_tokens_per_s: Array
-    violated_target: Array = None
-    violation_factor: Array = None
-
-    @property
-    def gpus(self) -> Array:
-        """GPUs of all replicas."""
-        return (self.replicas + self.prefill_replicas) * self.gpus_per_replica
-
-    @property
-    def tokens_per_s_per_gpu(self) -> Array:
-        shares = (self.replicas + self.prefill_replicas) / self.replicas
-        return self.tokens_per_s / (self.gpus_per_replica * shares)
+    figures: dict[str, Array]
 
     def candidates(self, indices: Any = slice(None)) -> list[Candidate]:
         """Return some of the candidates."""
@@ -147,7 +120,7 @@ class CandidateBatch(NamedTuple):
 
         columns = []
         for name in Candidate._fields[3:]:
-            values = getattr(self, name)[indices]
+            values = self.figures[name][indices]
             column = values.tolist()
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 column = [value if abs(value) < np.inf else None for value in column]
@@ -164,6 +137,7 @@ class DeploymentEstimates(NamedTuple):
 
     Attributes:
         counts: Sequences per replica, in ascending order.
+        ttft: As in `DeploymentTimer.times`, like tpot and e2e.
         transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
             rate of the link is unknown.
     """
@@ -172,8 +146,10 @@ class DeploymentEstimates(NamedTuple):
     counts: Array
     remaining_bytes: Array
     capacity: Array
-    times: CandidateTimes
     transfer_s: Array
+    ttft: Array
+    tpot: Array
+    e2e: Array
 
 
 def make_batch(
@@ -197,27 +173,25 @@ def make_batch(
 
     deployments = [estimates.deployments[index] for index in indices.tolist()]
     sizes = np.array([one.parallelism.gpus for one in deployments])
-    num_replicas = _num_candidates(need, space, sizes)
-    index = np.repeat(np.arange(len(sizes)), num_replicas)
-    row = indices[index]
-    replicas = np.arange(1, len(index) + 1)
-    replicas -= np.repeat(np.cumsum(num_replicas) - num_replicas, num_replicas)
-    sequences = np.tile(SEQUENCE_COUNTS, len(sizes))
-    if need.users:
-        sequences = -(-need.users // replicas)
+    num_candidates = _num_candidates(need, space, sizes)
+    index = np.repeat(np.arange(len(sizes)), num_candidates)
+    row, size = indices[index], sizes[index]
+    first = np.repeat(np.cumsum(num_candidates) - num_candidates, num_candidates)
+    number = np.arange(len(index)) - first
+    replicas = number + 1
+    sequences = -(-need.users // replicas) if need.users else np.array(SEQUENCE_COUNTS)[number]
     cells = row, np.searchsorted(estimates.counts, sequences)
 
-    times, output = estimates.times, need.lengths.output
+    output = need.lengths.output
     capacity = estimates.capacity[cells]
-    prefill_s = np.where(capacity > 0, times.ttft[row], np.nan)
-    step_s = np.where(capacity > 0, times.tpot[cells], np.nan)
+    ttft = prefill_s = np.where(capacity > 0, estimates.ttft[row], np.nan)
+    step_s = np.where(capacity > 0, estimates.tpot[cells], np.nan)
     tpot = np.where(capacity >= sequences, step_s, np.nan)
-    ttft = prefill_s
-    e2e = np.full(tpot.shape, np.nan) if times.e2e is None else times.e2e[cells]
+    e2e = estimates.e2e[cells]
     if is_disaggregated:
         ttft = prefill_s + estimates.transfer_s[row]
         e2e = ttft + (output - 1) * tpot
-    per_sequence = 1 / tpot if times.e2e is None else output / e2e
+    per_sequence = output / e2e if output else 1 / tpot
     rate = sequences * per_sequence
     if is_disaggregated:
         rate = sequences * output / ((output - 1) * tpot)
@@ -233,25 +207,24 @@ def make_batch(
         busy = np.ceil(np.nan_to_num(total / output * prefill_s))
         prefill_replicas = np.maximum(1, busy).astype(np.int64)
 
-    batch = CandidateBatch(
-        need=need,
-        speculation=speculation,
-        deployments=deployments,
-        index=index,
-        gpus_per_replica=sizes[index],
-        replicas=replicas,
-        prefill_replicas=prefill_replicas,
-        max_num_seqs=sequences,
-        capacity=capacity,
-        remaining_bytes=estimates.remaining_bytes[cells],
-        ttft=ttft,
-        tpot=tpot,
-        e2e=e2e,
-        tokens_per_s=rate,
-        total_tokens_per_s=total,
-    )
-    violated, factor = check_targets(batch._replace(tpot=step_s), space.max_gpus)
-    return batch._replace(violated_target=violated, violation_factor=factor)
+    all_replicas = replicas + prefill_replicas
+    figures = {
+        "gpus": all_replicas * size,
+        "replicas": replicas,
+        "prefill_replicas": prefill_replicas,
+        "max_num_seqs": sequences,
+        "capacity": capacity,
+        "remaining_bytes": estimates.remaining_bytes[cells],
+        "ttft": ttft,
+        "tpot": tpot,
+        "e2e": e2e,
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / (size * (all_replicas / replicas)),
+        "total_tokens_per_s": total,
+    }
+    violated, factor = check_targets(need, figures | {"tpot": step_s}, space.max_gpus)
+    figures |= {"violated_target": violated, "violation_factor": factor}
+    return CandidateBatch(need, speculation, deployments, index, figures)
 
 
 def _num_candidates(need: Requirement, space: SearchSpace, gpus_per_replica: Array) -> Array:
@@ -263,7 +236,9 @@ def _num_candidates(need: Requirement, space: SearchSpace, gpus_per_replica: Arr
     return np.minimum(space.max_gpus // gpus_per_replica, need.users)
 
 
-def check_targets(batch: CandidateBatch, max_gpus: int) -> tuple[Array, Array]:
+def check_targets(
+    need: Requirement, figures: dict[str, Array], max_gpus: int
+) -> tuple[Array, Array]:
     """Return the first target that each candidate misses, and the factor of its worst miss.
 
     The factor is FAR and more if no sequence fits. If too few sequences fit and a step was not
@@ -271,26 +246,25 @@ def check_targets(batch: CandidateBatch, max_gpus: int) -> tuple[Array, Array]:
     """
     import numpy as np
 
-    need, capacity = batch.need, batch.capacity
+    capacity, sequences = figures["capacity"], figures["max_num_seqs"]
+    ttft, tpot, total = figures["ttft"], figures["tpot"], figures["total_tokens_per_s"]
     is_load_open = not need.users or bool(need.min_throughput)
-    is_unknown = np.isnan(batch.total_tokens_per_s) & is_load_open
-    is_unknown |= np.isnan(batch.ttft) & bool(need.max_ttft)
-    has_memory = capacity >= batch.max_num_seqs
-    # if no sequence fits, the fewest missing bytes are closest
-    missing = FAR - batch.remaining_bytes / GIB
-    lacks = batch.max_num_seqs / np.maximum(capacity, 1)
+    is_unknown = np.isnan(total) & is_load_open
+    is_unknown |= np.isnan(ttft) & bool(need.max_ttft)
+    # if no sequence fits, the smallest number of missing bytes is closest
+    missing = FAR - figures["remaining_bytes"] / GIB
     factors = {
-        Target.MEMORY: np.where(capacity > 0, lacks, missing),
-        Target.UNKNOWN: np.where(is_unknown & has_memory, FAR, 0.0),
+        Target.MEMORY: np.where(capacity > 0, sequences / np.maximum(capacity, 1), missing),
+        Target.UNKNOWN: np.where(is_unknown & (capacity >= sequences), FAR, 0.0),
     }
     if need.max_ttft:
-        factors[Target.TTFT] = batch.ttft / need.max_ttft
+        factors[Target.TTFT] = ttft / need.max_ttft
     if need.max_tpot:
-        factors[Target.TPOT] = batch.tpot / need.max_tpot
+        factors[Target.TPOT] = tpot / need.max_tpot
     if need.min_throughput and need.users:
-        factors[Target.THROUGHPUT] = need.min_throughput / batch.total_tokens_per_s
-    if not need.users or batch.prefill_replicas.any():
-        factors[Target.GPUS] = batch.gpus / max_gpus
+        factors[Target.THROUGHPUT] = need.min_throughput / total
+    if not need.users or figures["prefill_replicas"].any():
+        factors[Target.GPUS] = figures["gpus"] / max_gpus
 
     violated = np.zeros(capacity.shape, dtype=np.int8)
     worst = np.ones(capacity.shape)
@@ -298,7 +272,7 @@ def check_targets(batch: CandidateBatch, max_gpus: int) -> tuple[Array, Array]:
         factor = np.nan_to_num(factor)
         violated = np.where((violated == Target.NONE) & (factor > 1), target, violated)
         worst = np.maximum(worst, factor)
-    is_untimed = (violated == Target.MEMORY) & np.isnan(batch.tpot) & (capacity > 0)
+    is_untimed = (violated == Target.MEMORY) & np.isnan(tpot) & (capacity > 0)
     return violated, worst + np.where(is_untimed & bool(need.max_tpot), FAR / 2, 0.0)
 
 
@@ -307,36 +281,24 @@ class PlacedFit(NamedTuple):
 
     Attributes:
         rows: Indices of the deployments.
-        columns: Indices of the numbers of sequences.
         remaining: Bytes for the cache [stages, deployments, counts].
     """
 
     fit: BatchedFit
     rows: Array
-    columns: Array
     remaining: Array
 
 
-class ShardedModel(NamedTuple):
-    """A model split over ranks, on any GPU.
-
-    Attributes:
-        counts: Sequences per replica of its candidates.
-    """
-
-    base: TimedDeployment
-    builder: BatchedFitBuilder
-    counts: Array
-
-
-Member = tuple[ShardedModel, TimedDeployment]
+# a split of the model, and a deployment with it on one GPU model
+Member = tuple[BatchedFitBuilder, TimedDeployment]
 
 
 class SearchGrid:
     """All candidates of a space under some requirements.
 
     Attributes:
-        remarks: What was left out and why, as the keys. Complete after the last batch.
+        remarks: The deployments that were left out and why, as the keys. Complete after the last
+            batch.
     """
 
     def __init__(self, needs: Sequence[Requirement], space: SearchSpace) -> None:
@@ -375,15 +337,10 @@ class SearchGrid:
             ):
                 shared = layouts[precision, speculation]
                 yield from self._shard(model, splits, precision, speculation, shared)
-        self._note_links()
-
-    def _note_links(self) -> None:
-        """Add a remark on GPU models whose replicas have to be on one node."""
-        max_gpus = self.space.max_gpus
         names = [
             gpu.name
-            for gpu in self.space.gpus
-            if gpu.link_domain and gpu.link_domain < max_gpus and not gpu.outer_link
+            for gpu in space.gpus
+            if gpu.link_domain and gpu.link_domain < space.max_gpus and not gpu.outer_link
         ]
         if names:
             limit = "replicas no larger than one link joins, as no rate between nodes is known"
@@ -410,7 +367,8 @@ class SearchGrid:
         except UserError as error:
             self.remarks[str(error)] = None
             return
-        shards = []
+        members = []
+        max_replicas = 0
         for ranks in splits:
             base = TimedDeployment(
                 model=model,
@@ -418,8 +376,8 @@ class SearchGrid:
                 precision=precision,
                 parallelism=ranks,
                 nodes=self.space.nodes,
-                engine=self.space.options.engine,
-                engine_version=self.space.options.engine_version,
+                engine=options.engine,
+                engine_version=options.engine_version,
             )
             try:
                 if draft:
@@ -428,14 +386,14 @@ class SearchGrid:
             except UserError as error:
                 self.remarks[str(error)] = None
                 continue
-            max_replicas = self.space.max_gpus // ranks.gpus
-            own_counts = {n for need in self.needs for n in need.sequence_counts(max_replicas)}
-            shards.append(ShardedModel(base, builder, np.array(sorted(own_counts))))
-        if not shards:
+            max_replicas = max(max_replicas, self.space.max_gpus // ranks.gpus)
+            members += [(builder, one) for one in self._on_gpus(base)]
+        if not max_replicas:
             return
-        counts = np.unique(np.concatenate([shard.counts for shard in shards]))
-        members = [*self._members(shards)]
-        has_context_buffers = self.space.options.rules.add_context_buffers is not None
+        counts = np.unique(
+            [n for need in self.needs for n in need.sequence_counts(max_replicas)]
+        )
+        has_context_buffers = options.rules.add_context_buffers is not None
         requests: dict[int, dict[RequestLengths, list[Requirement]]] = {}
         for need in self.needs:
             longest = need.lengths.context if has_context_buffers else 1
@@ -444,27 +402,24 @@ class SearchGrid:
             for deployments, fits in self._place(members, longest, counts):
                 timer = DeploymentTimer(deployments, counts, speculation, draft)
                 for lengths, needs in needs_by_lengths.items():
-                    estimates = self._estimate(timer, deployments, fits, lengths)
+                    estimates = self._estimate(timer, deployments, fits, lengths, counts)
                     for need in needs:
                         yield from self._batches_of(need, estimates, speculation)
 
-    def _members(self, shards: Sequence[ShardedModel]) -> Iterator[Member]:
-        """Yield the deployments by split, then by GPU model."""
-        for shard in shards:
-            for gpu in self.space.gpus:
-                if gpu.name not in self.calibrations:
-                    continue
-                if not self.space.includes(gpu, shard.base.parallelism):
-                    continue
-                deployment = msgspec.structs.replace(
-                    shard.base, gpu=gpu, calibration=self.calibrations[gpu.name]
-                )
-                try:
-                    deployment.ranks  # noqa: B018 (raises if the nodes do not fit)
-                except UserError as error:
-                    self.remarks[str(error)] = None
-                else:
-                    yield shard, deployment
+    def _on_gpus(self, base: TimedDeployment) -> Iterator[TimedDeployment]:
+        """Yield a deployment on each GPU model."""
+        for gpu in self.space.gpus:
+            is_included = self.space.includes(gpu, base.parallelism)
+            if gpu.name not in self.calibrations or not is_included:
+                continue
+            calibration = self.calibrations[gpu.name]
+            deployment = msgspec.structs.replace(base, gpu=gpu, calibration=calibration)
+            try:
+                deployment.ranks  # noqa: B018 (raises if the nodes do not fit)
+            except UserError as error:
+                self.remarks[str(error)] = None
+            else:
+                yield deployment
 
     def _place(
         self, members: Sequence[Member], longest: int, counts: Array
@@ -473,6 +428,8 @@ class SearchGrid:
 
         If the engine refuses one of them, each half is tried separately.
         """
+        if not members:
+            return []
         try:
             return [([one for _, one in members], _fit(members, longest, counts))]
         except UserError as error:
@@ -480,8 +437,8 @@ class SearchGrid:
                 self.remarks[str(error)] = None
                 return []
             half = len(members) // 2
-            halves = members[:half], members[half:]
-            return [part for some in halves for part in self._place(some, longest, counts)]
+            first = self._place(members[:half], longest, counts)
+            return first + self._place(members[half:], longest, counts)
 
     def _estimate(
         self,
@@ -489,23 +446,21 @@ class SearchGrid:
         deployments: list[TimedDeployment],
         fits: Sequence[PlacedFit],
         lengths: RequestLengths,
+        counts: Array,
     ) -> DeploymentEstimates:
         """Return memory and times for requests of these lengths."""
         import numpy as np
 
-        remaining = np.zeros((len(deployments), len(timer.counts)), dtype=np.int64)
+        remaining = np.zeros((len(deployments), len(counts)), dtype=np.int64)
         capacity = remaining.copy()
         transfer_s = np.zeros(len(deployments))
         for one in fits:
-            cells = np.ix_(one.rows, one.columns)
-            remaining[cells] = one.remaining.min(axis=0)
-            capacity[cells] = one.fit.sequences(one.remaining, lengths.context)
+            remaining[one.rows] = one.remaining.min(axis=0)
+            capacity[one.rows] = one.fit.sequences(one.remaining, lengths.context)
             if True in self.space.disaggregate:
                 transfer_s[one.rows] = one.fit.transfer_seconds(lengths.prompt)
         times = timer.times(lengths, capacity)
-        return DeploymentEstimates(
-            deployments, timer.counts, remaining, capacity, times, transfer_s
-        )
+        return DeploymentEstimates(deployments, counts, remaining, capacity, transfer_s, *times)
 
     def _batches_of(
         self,
@@ -513,29 +468,27 @@ class SearchGrid:
         estimates: DeploymentEstimates,
         speculation: Speculation | None,
     ) -> Iterator[CandidateBatch]:
+        """Yield the batches of a requirement, with and without disaggregated prefill."""
         import numpy as np
 
+        sizes = np.array([one.parallelism.gpus for one in estimates.deployments])
+        step = max(1, MAX_POINTS // int(_num_candidates(need, self.space, sizes).max()))
         for is_disaggregated in self.space.disaggregate:
-            indices = np.arange(len(estimates.deployments))
+            indices = np.arange(len(sizes))
             if is_disaggregated:
-                has_link = ~np.isnan(estimates.transfer_s)
-                without = [estimates.deployments[n].gpu.name for n in np.flatnonzero(~has_link)]
-                indices = indices[has_link]
-                if without:
+                is_unknown = np.isnan(estimates.transfer_s)
+                indices = indices[~is_unknown]
+                unknown = [
+                    estimates.deployments[n].gpu.name for n in np.flatnonzero(is_unknown)
+                ]
+                if unknown:
                     reason = "no rate of a link to another replica is known"
-                    names = few([*dict.fromkeys(without)])
+                    names = few([*dict.fromkeys(unknown)])
                     self.remarks[f"{names}: no disaggregated prefill, as {reason}"] = None
-            sizes = np.array([one.parallelism.gpus for one in estimates.deployments])
-            max_candidates = int(_num_candidates(need, self.space, sizes).max())
-            step = max(1, MAX_POINTS // max_candidates)
             for start in range(0, len(indices), step):
+                selected = indices[start : start + step]
                 yield make_batch(
-                    need=need,
-                    estimates=estimates,
-                    indices=indices[start : start + step],
-                    space=self.space,
-                    speculation=speculation,
-                    is_disaggregated=is_disaggregated,
+                    need, estimates, selected, self.space, speculation, is_disaggregated
                 )
 
 
@@ -545,17 +498,12 @@ def _fit(members: Sequence[Member], longest: int, counts: Array) -> list[PlacedF
 
     fits: list[BatchedFit] = []
     rows = []
-    own_counts = []
     first = 0
-    for _, group in groupby(members, key=lambda member: id(member[0])):
-        same_split = [*group]
-        shard = same_split[0][0]
-        gpus = [deployment.gpu for _, deployment in same_split]
-        for fit in shard.builder.batches(gpus, longest):
+    for builder, group in groupby(members, key=lambda member: member[0]):
+        gpus = [deployment.gpu for _, deployment in group]
+        for fit in builder.batches(gpus, longest):
             fits.append(fit)
             rows.append(np.array(fit.places) + first)
-            own_counts.append(shard.counts)
         first += len(gpus)
-    remaining = remaining_bytes([*zip(fits, own_counts, strict=True)])
-    columns = [np.searchsorted(counts, own) for own in own_counts]
-    return [PlacedFit(*figures) for figures in zip(fits, rows, columns, remaining, strict=True)]
+    remaining = remaining_bytes([(fit, counts) for fit in fits])
+    return [PlacedFit(*figures) for figures in zip(fits, rows, remaining, strict=True)]

@@ -1,4 +1,4 @@
-"""What a search keeps of all candidates: the best, the Pareto front and the closest misses."""
+"""The best candidates of a search: groups, the Pareto front and the closest misses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -19,11 +19,12 @@ def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
 
 
 class ParetoFront:
-    """The points with no other point of smaller x and larger y. Of equal points the first stays.
+    """The points with no other point of smaller x and larger y. If points are equal, the first
+    stays.
 
     Attributes:
         xs: In ascending order; the ys ascend too.
-        items: What each point stands for.
+        items: The candidate of each point.
     """
 
     def __init__(self) -> None:
@@ -41,24 +42,19 @@ class ParetoFront:
         """
         import numpy as np
 
-        is_new = np.isfinite(xs) & np.isfinite(ys)
-        if len(self.xs):
-            place = np.searchsorted(self.xs, xs, side="right")
-            is_new &= (place == 0) | (ys > self.ys[np.maximum(place, 1) - 1])
-        new = np.flatnonzero(is_new)
-        if not new.size:
-            return
+        new = np.flatnonzero(np.isfinite(xs) & np.isfinite(ys))
         all_xs = np.concatenate([self.xs, xs[new]])
         all_ys = np.concatenate([self.ys, ys[new]])
         order = np.lexsort((-all_ys, all_xs))
-        highest = np.maximum.accumulate(all_ys[order])
-        front = order[all_ys[order] > np.concatenate([[-np.inf], highest[:-1]])]
+        highest = np.maximum.accumulate(np.concatenate([[-np.inf], all_ys[order]]))
+        front = order[all_ys[order] > highest[:-1]]
         num_old = len(self.items)
         new_items = iter(items(new[front[front >= num_old] - num_old]))
         self.items = [self.items[i] if i < num_old else next(new_items) for i in front.tolist()]
         self.xs, self.ys = all_xs[front], all_ys[front]
 
     def contains(self, x: float, y: float) -> bool:
+        """Return whether a point is on the front."""
         return bool(((self.xs == x) & (self.ys == y)).any())
 
 
@@ -86,36 +82,28 @@ def knees(xs: Array, ys: Array) -> list[int]:
 
 def reason(candidate: Candidate) -> str | None:
     """Return the first missed target with both figures; None if all are met."""
-    need = candidate.need
+    need, total = candidate.need, candidate.total_tokens_per_s or 0.0
     about = {"bound": "at least ", "scaled": "about "}.get(candidate.deployment.time_basis, "")
-    match candidate.violated_target:
-        case Target.MEMORY if candidate.remaining_bytes < 0:
-            excess = format_bytes(-candidate.remaining_bytes)
-            return f"the model exceeds memory by {excess}"
-        case Target.MEMORY:
-            replica = " per replica" if candidate.replicas > 1 else ""
-            fitting = f"{candidate.capacity:,} of {candidate.max_num_seqs:,}"
-            return f"{fitting} requests{replica} fit"
-        case Target.UNKNOWN:
-            return "TTFT is unknown, because the GPU has no matrix peak"
-        case Target.TTFT:
-            ttft = format_seconds(candidate.ttft or 0.0)
-            return f"TTFT {about}{ttft}, target {format_seconds(need.max_ttft)}"
-        case Target.TPOT:
-            tpot = format_seconds(candidate.tpot or 0.0)
-            return f"TPOT {about}{tpot}, target {format_seconds(need.max_tpot)}"
-        case Target.THROUGHPUT:
-            total = candidate.total_tokens_per_s
-            return f"{total:,.0f} tokens/s, target {need.min_throughput:,.0f}"
-        case Target.GPUS:
-            return f"the load needs {candidate.gpus:,} GPUs"
-    return None
+    ttft, tpot = (format_seconds(time or 0.0) for time in (candidate.ttft, candidate.tpot))
+    replica = " per replica" if candidate.replicas > 1 else ""
+    memory = f"{candidate.capacity:,} of {candidate.max_num_seqs:,} requests{replica} fit"
+    if candidate.remaining_bytes < 0:
+        memory = f"the model exceeds memory by {format_bytes(-candidate.remaining_bytes)}"
+    texts = {
+        Target.MEMORY: memory,
+        Target.UNKNOWN: "TTFT is unknown, because the GPU has no matrix peak",
+        Target.TTFT: f"TTFT {about}{ttft}, target {format_seconds(need.max_ttft)}",
+        Target.TPOT: f"TPOT {about}{tpot}, target {format_seconds(need.max_tpot)}",
+        Target.THROUGHPUT: f"{total:,.0f} tokens/s, target {need.min_throughput:,.0f}",
+        Target.GPUS: f"the load needs {candidate.gpus:,} GPUs",
+    }
+    return texts.get(Target(candidate.violated_target))
 
 
 class ClosestMisses:
     """The failing candidates that miss their targets by the smallest factor.
 
-    There is one for each GPU model and total number of GPUs. A candidate is dropped if fewer GPUs
+    There is one for each GPU model and total number of GPUs. A candidate is left out if fewer GPUs
     of its model miss the targets by less.
 
     Attributes:
@@ -128,50 +116,39 @@ class ClosestMisses:
 
         shape = num_models, max_gpus + 2
         self.factors = np.full(shape, np.inf)
-        self._split_orders = np.zeros(shape, dtype=np.int64)
+        self._orders = np.zeros(shape, dtype=np.int64)
         self._candidates: Array = np.empty(shape, dtype=object)
 
-    def add(self, batch: CandidateBatch, is_failing: Array, rows: Array) -> None:
+    def add(self, batch: CandidateBatch, is_failing: Array, rows: Array, orders: Array) -> None:
         """Add the failing candidates of a batch.
 
         Args:
             rows: GPU model of each candidate.
+            orders: Order among candidates with equal factors.
         """
         import numpy as np
 
         width = self.factors.shape[1]
-        totals = np.minimum(batch.gpus, width - 1)
-        factors, orders = batch.violation_factor, split_order(batch)
+        totals = np.minimum(batch.figures["gpus"], width - 1)
+        factors = batch.figures["violation_factor"]
         smallest = np.minimum.accumulate(self.factors, axis=1)[rows, totals]
         close = np.flatnonzero(is_failing & (factors <= smallest))
         cells = (rows * width + totals)[close]
         close = close[first_of_groups(cells, factors[close], orders[close])]
         cell = rows[close], totals[close]
         is_closer = factors[close] < self.factors[cell]
-        close = close[is_closer | (orders[close] < self._split_orders[cell])]
+        close = close[is_closer | (orders[close] < self._orders[cell])]
         cell = rows[close], totals[close]
         self.factors[cell] = factors[close]
-        self._split_orders[cell] = orders[close]
-        smallest = np.minimum.accumulate(self.factors, axis=1)[cell]
-        close = close[factors[close] <= smallest]
-        for candidate, row, total in zip(
-            batch.candidates(close), rows[close], totals[close], strict=True
-        ):
+        self._orders[cell] = orders[close]
+        for row, total, candidate in zip(*cell, batch.candidates(close), strict=True):
             self._candidates[row, total] = candidate
 
-    def closest(self, rows: Sequence[int]) -> Candidate | None:
-        """Return the closest candidate on some GPU models; of equals, that with the fewest
-        GPUs."""
-        import numpy as np
+    def closest(self, costs: Array, limit: float = float("inf")) -> Candidate | None:
+        """Return the closest candidate that costs less than a limit.
 
-        factors = self.factors[rows]
-        if not np.isfinite(factors).any():
-            return None
-        closest: list[Candidate] = self._candidates[rows][factors == factors.min()].tolist()
-        return min(closest, key=lambda candidate: candidate.gpus)
-
-    def closest_below(self, costs: Array, limit: float) -> Candidate | None:
-        """Return the closest candidate that costs less than a limit; of equals, the dearest.
+        If several are equally close, return the most expensive one below a limit, or the cheapest
+        one without a limit.
 
         Args:
             costs: By GPU model and total GPUs [GPU models, total GPUs].
@@ -181,13 +158,14 @@ class ClosestMisses:
         rows, totals = np.nonzero(np.isfinite(self.factors) & (costs < limit))
         if not len(rows):
             return None
-        first = np.lexsort((-costs[rows, totals], self.factors[rows, totals]))[0]
+        sign = 1 if limit == np.inf else -1
+        first = np.lexsort((sign * costs[rows, totals], self.factors[rows, totals]))[0]
         return cast("Candidate", self._candidates[rows[first], totals[first]])
 
 
 def split_order(batch: CandidateBatch) -> Array:
-    """Return the order among equal candidates: fewest GPUs per replica, most tensor parallelism,
-    then dp and ep."""
+    """Return the order among equal candidates: smallest number of GPUs per replica, largest tensor
+    parallelism, then dp and ep."""
     import numpy as np
 
     def order(deployment: TimedDeployment) -> int:

@@ -362,7 +362,8 @@ def test_a_need_is_met_where_every_limit_holds() -> None:
     ranking = CandidateRanking(need, asked.space)
     for batch in SearchGrid([need], asked.space).batches():
         ranking.add(batch)
-        expected = (batch.capacity >= batch.max_num_seqs) & (batch.ttft <= 0.2) & (batch.tpot <= 0.01)
-        assert ((batch.violated_target == Target.NONE) == expected & (batch.total_tokens_per_s >= 900)).all()
+        figures = batch.figures
+        expected = (figures["capacity"] >= figures["max_num_seqs"]) & (figures["ttft"] <= 0.2) & (figures["tpot"] <= 0.01)
+        assert ((figures["violated_target"] == Target.NONE) == expected & (figures["total_tokens_per_s"] >= 900)).all()
     assert ranking.result().num_met
     assert load_gpu("h100").name in {p.gpu for p in ranking.result().best_by_gpu}
