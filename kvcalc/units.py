@@ -18,7 +18,7 @@ UNITS = {
     "bytes": (1, ()),
 }
 _SHOWN = ContextVar("units of bytes", default="gib")
-MOST_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
+MAX_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 _BROKEN = re.compile(r"0\d\d")  # behind a comma: of 8,000, not of a list
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -40,8 +40,8 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
     value, rest = _times(match[1], _BINARY[match[2].lower()])
     if rest:
         raise UserError(f"{what} {text!r} is not a whole number")
-    if not least <= value <= MOST_TOKENS:
-        raise UserError(f"{what} {text!r} is outside {least} to {MOST_TOKENS:,}")
+    if not least <= value <= MAX_TOKENS:
+        raise UserError(f"{what} {text!r} is outside {least} to {MAX_TOKENS:,}")
     return value
 
 

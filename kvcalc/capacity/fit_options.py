@@ -20,7 +20,7 @@ from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
 from kvcalc.storage.formats import canonical
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.units import MOST_TOKENS, parse_rate
+from kvcalc.units import MAX_TOKENS, parse_rate
 
 MOST_BYTES = 1 << 60
 CHOICES = {
@@ -34,10 +34,10 @@ STATE_DTYPES = ("", "auto", "fp32", "bf16", "fp16")
 RANGES = (
     (
         0,
-        MOST_TOKENS,
+        MAX_TOKENS,
         "max_model_len max_num_batched_tokens num_gpu_blocks_override shared_prefix require users",
     ),
-    (1, MOST_TOKENS, "max_num_seqs"),
+    (1, MAX_TOKENS, "max_num_seqs"),
     (0, 1 << 10, "num_speculative_tokens"),
     (
         0,

@@ -28,7 +28,7 @@ from kvcalc.model.model import check_vocabulary
 from kvcalc.model.pipeline import check, stages
 from kvcalc.model.precision import Precision, stored_as
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.units import MOST_TOKENS
+from kvcalc.units import MAX_TOKENS
 
 
 class FitRequest(NamedTuple):
@@ -400,4 +400,4 @@ def longest(request: FitRequest, stage: int, plan: CacheLayout, set_up: int = 0)
         return plan.needed(count, length, shared) <= plan.pool(left)
 
     most = largest(holds)
-    return None if most == MOST_TOKENS else most
+    return None if most == MAX_TOKENS else most

@@ -428,7 +428,7 @@ def _replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
     for layer in model.kinds.values():
         for entry in () if layer.shares_cache else layer.entries:
             whole = bool(entry.grows and not entry.limit)
-            if not entry.lent:
+            if not entry.is_stored_by_other_layer:
                 copies[entry.role, entry.heads, whole] = (
                     ranks.share(entry.heads)
                     * ranks.tp

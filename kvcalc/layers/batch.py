@@ -11,9 +11,9 @@ import msgspec
 
 from kvcalc.arithmetic import Num, Points, ceil_div, maximum, minimum
 from kvcalc.errors import UserError
-from kvcalc.units import MOST_TOKENS, parse_tokens
+from kvcalc.units import MAX_TOKENS, parse_tokens
 
-MOST_GPUS = 1_000_000
+MAX_GPUS = 1_000_000
 
 
 class Parallelism(msgspec.Struct, frozen=True):
@@ -36,26 +36,13 @@ class Parallelism(msgspec.Struct, frozen=True):
     per_node: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "ep", "dcp"):
+        for name in self.__struct_fields__:
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int)
-                or not 1 <= value <= MOST_GPUS
-            ):
-                raise UserError(
-                    f"{name} {value!r} is not a number of GPUs",
-                    hint="Give a whole number from 1 up",
-                )
-        if (
-            isinstance(self.per_node, bool)
-            or not isinstance(self.per_node, int)
-            or not 0 <= self.per_node <= MOST_GPUS
-        ):
-            raise UserError(
-                f"per_node {self.per_node!r} is not a number of GPUs",
-                hint="Give 0 where one link joins all",
-            )
+            minimum = 0 if name == "per_node" else 1
+            is_int = isinstance(value, int) and not isinstance(value, bool)
+            if not is_int or not minimum <= value <= MAX_GPUS:
+                hint = f"Give a whole number from {minimum} up"
+                raise UserError(f"{name} {value!r} is not a number of GPUs", hint=hint)
         if (self.tp * self.dp) % self.ep:
             raise UserError(f"ep {self.ep} does not divide tp·dp = {self.tp * self.dp}")
         if self.tp % self.dcp:
@@ -129,11 +116,8 @@ class Batch(msgspec.Struct, frozen=True):
         """Return the batch of a phase name. Raises UserError for an unknown phase."""
         if phase not in PHASES:
             raise UserError(f"unknown phase {phase!r}", hint=f"Known: {', '.join(PHASES)}")
-        return (
-            cls.decode(context, batch_size)
-            if phase == "decode"
-            else cls.prefill(context, batch_size)
-        )
+        make_batch = cls.decode if phase == "decode" else cls.prefill
+        return make_batch(context, batch_size)
 
     @classmethod
     def parse(cls, text: str) -> "Batch":
@@ -147,9 +131,8 @@ class Batch(msgspec.Struct, frozen=True):
         return cls(tuple(_term(word, text) for word in text.split("+")))
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, tuple | list) or not all(
-            isinstance(group, Sequences) for group in self.groups
-        ):
+        is_sequence = isinstance(self.groups, tuple | list)
+        if not is_sequence or not all(isinstance(g, Sequences) for g in self.groups):
             hint = (
                 "Write Batch.decode(4096), Batch.prefill(2000), or Batch((Sequences(count=1, "
                 "new=2, past=0),))"
@@ -157,23 +140,16 @@ class Batch(msgspec.Struct, frozen=True):
             raise UserError(f"{self.groups!r:.80} is no tuple of Sequences", hint=hint)
         if not self.groups:
             raise UserError("a batch needs at least one group of sequences")
+        shapes = set()
         for group in self.groups:
-            for name, value, least in (
-                ("count", group.count, 1),
-                ("new", group.new, 1),
-                ("past", group.past, 0),
-            ):
-                _check(name, value, least)
-        shapes = {
-            value.shape
-            for g in self.groups
-            for value in (g.count, g.new, g.past)
-            if not isinstance(value, int)
-        }
-        if len(shapes) > 1 and not _broadcast(shapes):
-            raise UserError(
-                f"the arrays of a batch do not broadcast: {', '.join(map(str, sorted(shapes)))}"
-            )
+            for name, lowest in (("count", 1), ("new", 1), ("past", 0)):
+                value = getattr(group, name)
+                _check(name, value, lowest)
+                if not isinstance(value, int):
+                    shapes.add(value.shape)
+        if len(shapes) > 1 and not _can_broadcast(shapes):
+            text = ", ".join(map(str, sorted(shapes)))
+            raise UserError(f"the arrays of a batch do not broadcast: {text}")
 
     @property
     def tokens(self) -> Num:
@@ -228,45 +204,40 @@ def _micro_batch(
     return Sequences(count, new, group.past + (group.new - new) // 2)
 
 
-def _broadcast(shapes: Iterable[tuple[int, ...]]) -> bool:
-    return all(
-        len({size for size in sizes if size != 1}) <= 1
-        for sizes in zip_longest(*map(reversed, shapes), fillvalue=1)
-    )
+def _can_broadcast(shapes: Iterable[tuple[int, ...]]) -> bool:
+    axes = zip_longest(*map(reversed, shapes), fillvalue=1)
+    return all(len({*sizes} - {1}) <= 1 for sizes in axes)
 
 
 def _term(word: str, text: str) -> Sequences:
-    match = _TERM.fullmatch(word.strip())
+    word = word.strip()
+    match = _TERM.fullmatch(word)
     if not match:
-        raise UserError(
-            f"batch {text!r}: {word.strip()!r} should read like 4x1@4k",
-            hint="Sequences x new tokens @ context",
-        )
-    count, new = (
-        parse_tokens(match[1] or "1", "sequences"),
-        parse_tokens(match[2], "new tokens"),
-    )
+        text = f"batch {text!r}: {word!r} should read like 4x1@4k"
+        raise UserError(text, hint="Sequences x new tokens @ context")
+    count = parse_tokens(match[1] or "1", "sequences")
+    new = parse_tokens(match[2], "new tokens")
     context = parse_tokens(match[3], "context") if match[3] else new
     if context < new:
         raise UserError(
-            f"batch {text!r}: {word.strip()!r} has {new:,} new tokens, more than its context of "
-            f"{context:,}"
+            f"batch {text!r}: {word!r} has {new:,} new tokens, more than its context of {context:,}"
         )
     return Sequences(count, new, context - new)
 
 
-def _check(name: str, value: Num, least: int) -> None:
+def _check(name: str, value: Num, lowest: int) -> None:
+    """Raise UserError unless the value has whole numbers from `lowest` up."""
     if isinstance(value, int) and not isinstance(value, bool):
-        if not least <= value <= MOST_TOKENS:
-            raise UserError(f"{name} {value!r} is outside {least} to {MOST_TOKENS:,}")
+        if not lowest <= value <= MAX_TOKENS:
+            raise UserError(f"{name} {value!r} is outside {lowest} to {MAX_TOKENS:,}")
         return
     if isinstance(value, Points):
         for number in value:
-            _check(name, number, least)
+            _check(name, number, lowest)
         return
     if isinstance(value, int) or not hasattr(value, "dtype"):
         raise UserError(f"{name} {value!r} is neither a whole number nor an array")
     # NaN compares false
-    known = value.dtype.kind in "iuf" and bool(((value >= least) & (value <= 1e15)).all())
-    if not known or (value.dtype.kind == "f" and bool((value != value.round()).any())):
-        raise UserError(f"{name}: an array must hold whole numbers from {least} to 10^15")
+    is_valid = value.dtype.kind in "iuf" and ((value >= lowest) & (value <= 1e15)).all()
+    if not is_valid or (value != value.round()).any():
+        raise UserError(f"{name}: an array must hold whole numbers from {lowest} to 10^15")

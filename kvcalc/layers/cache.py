@@ -14,11 +14,9 @@ from kvcalc.layers.batch import Parallelism
 class Span(StrEnum):
     """How the rows of an entry grow with cached tokens."""
 
-    TOKENS = "tokens"  # one row for every `ratio` tokens, `limit` rows at most
-    CHUNK = (
-        "chunk"  # the same, but a query sees only the chunk of `limit` tokens that it stands in
-    )
-    STATE = "state"  # `limit` rows whatever the length
+    TOKENS = "tokens"  # one row for every `ratio` tokens, at most `limit` rows
+    CHUNK = "chunk"  # as `tokens`, but a query sees only its own chunk of `limit` tokens
+    STATE = "state"  # `limit` rows at every length
     PARTIAL = "partial"  # the tokens of the unfinished block of `ratio`
     OVERLAP = "overlap"  # the last finished block of `ratio`, once there is one
 
@@ -28,7 +26,7 @@ class Keeps(StrEnum):
 
     LAST = "last"
     SINKS = "sinks"  # the first few tokens, and the last
-    CHOSEN = "chosen"  # those that eviction scores highest
+    SCORED = "scored"  # the tokens with the highest eviction scores
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
@@ -43,7 +41,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
         top: Maximum number of rows that one query reads (top-k); 0 for all visible rows.
         dtype: Format that the model fixes for this state; '' follows the dtype of the cache.
         assumed: Whether the model fixes no dtype, so another engine may use another.
-        lent: Whether another layer stores these rows and this layer only reads them.
+        is_stored_by_other_layer: Whether this layer only reads these rows.
     """
 
     role: str
@@ -56,7 +54,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
     dtype: str = ""
     keeps: Keeps = Keeps.LAST
     assumed: bool = False
-    lent: bool = False
+    is_stored_by_other_layer: bool = False
 
     @property
     def grows(self) -> bool:
@@ -76,11 +74,9 @@ class CacheEntry(msgspec.Struct, frozen=True):
             return minimum(rows, self.limit) if self.limit else rows
         if self.span is Span.STATE:
             return self.limit
-        return (
-            tokens % self.ratio
-            if self.span is Span.PARTIAL
-            else self.ratio * at_least(tokens, self.ratio)
-        )
+        if self.span is Span.PARTIAL:
+            return tokens % self.ratio
+        return self.ratio * at_least(tokens, self.ratio)
 
     def allocated_rows(self, tokens: Num, block_size: int) -> Num:
         """Return `stored_rows` rounded up to whole blocks."""

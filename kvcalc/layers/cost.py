@@ -14,7 +14,7 @@ import msgspec
 
 from kvcalc.arithmetic import Num, Real, floor_div, minimum
 
-MOST_EXPERTS = 4096  # for each of a token's, up to which their fractions are looked up
+MAX_EXPERTS_PER_TOP_K = 4096  # maximum E/k with a table of reached fractions
 SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 
 
@@ -30,6 +30,7 @@ class Cost(NamedTuple):
         cache_read_bytes, cache_write_bytes: KV cache and states.
         activation_bytes: Inputs and outputs of operators, without attention scores.
         network_bytes: Bytes sent to other GPUs.
+        inter_node_bytes: Part of `network_bytes` that leaves the node over this rank's link.
     """
 
     flops: Num = 0
@@ -39,7 +40,7 @@ class Cost(NamedTuple):
     cache_write_bytes: Num = 0
     activation_bytes: Num = 0
     network_bytes: Num = 0
-    inter_node_bytes: Num = 0  # of those, what leaves the node over this rank's link
+    inter_node_bytes: Num = 0
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         return Cost._make([a + b for a, b in zip(self, other, strict=True)])
@@ -67,8 +68,7 @@ class Role(StrEnum):
     """Purpose of an operator, independent of its name."""
 
     PROJECTION = "projection"  # of a mixer: queries, keys, values, outputs
-    # what hangs on the tokens cached: attention, indexer, scan, keys and values of past tokens
-    # recomputed
+    # depends on cached tokens: attention, indexer, scan, recomputed keys and values
     CORE = "core"
     FFN = "ffn"  # dense or experts, the router among them
     HEAD = "head"  # the projection to the vocabulary
@@ -108,7 +108,7 @@ class AttentionShape(NamedTuple):
 
 
 class CollectiveShape(NamedTuple):
-    """An all-reduce of bytes over ranks, of which `near` are on one node."""
+    """An all-reduce of bytes over ranks; `near` ranks are on one node."""
 
     ranks: int
     bytes: Num
@@ -142,12 +142,17 @@ class ExpertsShape(NamedTuple):
 
 
 class SparseShape(NamedTuple):
-    """The sparse-attention module of one layer on this rank, as a time law sees it: projections,
-    indexer, attention.
+    """The sparse-attention module of one layer for a kernel model: projections, indexer, attention.
 
-    Ranks and widths as in the module's spec; index_heads: 0 without an indexer. cached: the formats
-    of a latent and its RoPE key. format: how the projections are stored. groups: (count, new, past)
-    of the batch.
+    Attributes:
+        heads: Query heads of this rank.
+        hidden, q_lora_rank, kv_lora_rank, rope, nope, value: Widths, as in the module's spec.
+        index_heads: Heads of the indexer; 0 without an indexer.
+        index_width: Width of an index key.
+        top: Tokens that a query reads.
+        cached: Formats of a latent and its RoPE key.
+        format: Storage format of the projections.
+        groups: (count, new, past) of each group of the batch.
     """
 
     heads: int
@@ -169,16 +174,22 @@ Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape | ExpertsShape
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """One operator of a pass: `count` times `cost`, in each of `count` layers of kind `layer` (''
-    outside the layers).
+    """One operator of a pass.
 
-    kind: gemm, attention, experts, scan, vector or network: what law times it. role: what it is
-    there for. dtype: what its products compute in. parts: the costs inside a fused operator, by
-    name, which its cost holds already. shape: what a calibrated law needs, where there is one.
-    experts: routed experts whose weights this GPU is expected to read; 0 where it multiplies by
-    none. weights: the matrices that it multiplies by, as their part names them. form: of latent
-    attention, absorbed or expanded; '' of any other. module: of the operators of a sparse-attention
-    module, the module's own shape.
+    Attributes:
+        name: Name in tables.
+        layer: Kind of layer; '' outside the layers.
+        count: Number of runs in the pass.
+        kind: gemm, attention, experts, scan, vector or network.
+        cost: Cost of one run.
+        dtype: dtype of its matrix products; '' without products.
+        parts: Name and cost of each part of a fused operator. `cost` includes them.
+        shape: Shape for a kernel model, if one exists.
+        experts: Expected number of routed experts whose weights this GPU reads.
+        role: Purpose of the operator.
+        form: Form of latent attention, absorbed or expanded; '' for other operators.
+        weights: Names of the matrices that it multiplies by.
+        module: Shape of the sparse-attention module to which the operator belongs.
     """
 
     name: str
@@ -269,11 +280,11 @@ def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
         return _reached(tokens, top_k, experts)
     import numpy as np
 
-    if experts > MOST_EXPERTS * top_k:
-        each = [_reached(int(count), top_k, experts) for count in tokens.ravel()]
-        return np.reshape(each, tokens.shape)
-    known = np.array(_fractions(top_k, experts))
-    fractions: Real = known[np.minimum(tokens, len(known) - 1).astype(int)]
+    if experts > MAX_EXPERTS_PER_TOP_K * top_k:
+        reached = [_reached(int(count), top_k, experts) for count in tokens.ravel()]
+        return np.reshape(reached, tokens.shape)
+    table = np.array(_fractions(top_k, experts))
+    fractions: Real = table[np.minimum(tokens, len(table) - 1).astype(int)]
     return fractions
 
 

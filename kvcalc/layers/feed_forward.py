@@ -19,7 +19,7 @@ from kvcalc.layers.cost import (
     expected_experts,
     reached_fraction,
 )
-from kvcalc.layers.part import Count, Size, Sublayer
+from kvcalc.layers.part import Count, Size, Sublayer, parse_sides
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
 from kvcalc.records import Record
@@ -30,6 +30,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
     Shazeer 2020."""
 
     ROLE: ClassVar[Role] = Role.FFN
+    LETTERS: ClassVar[str] = "F=intermediate_size Di=input_size"
 
     intermediate_size: Size
     gated: bool = True
@@ -53,10 +54,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 
     def dims(self) -> dict[str, tuple[str, str]]:
         source = "Di" if self.input_size else "D"
-        return {"gate": (source, "F"), "up": (source, "F"), "down": ("F", "D")}
-
-    def letters(self) -> dict[str, int]:
-        return {"F": self.intermediate_size, "Di": self.input_size or 0}
+        return parse_sides(f"gate: {source} × F; up: {source} × F; down: F × D")
 
     def operators(self, p: Pass) -> list[Operator]:
         """up (with gate in one product), activation, down."""
@@ -118,6 +116,10 @@ class Moe(Sublayer, frozen=True, tag="moe"):
     """
 
     ROLE: ClassVar[Role] = Role.FFN
+    LETTERS: ClassVar[str] = (
+        "k=num_experts_per_tok Fe=moe_intermediate_size Fs=shared_expert_intermediate_size "
+        "Dl=moe_latent_size Dr=router_width"
+    )
 
     num_experts: Size
     num_experts_per_tok: Size
@@ -166,36 +168,16 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     def dims(self) -> dict[str, tuple[str, str]]:
         width = "Dl" if self.moe_latent_size else "D"
-        experts = {
-            "experts.gate": (width, "Fe"),
-            "experts.up": (width, "Fe"),
-            "experts.down": ("Fe", width),
-        }
-        shared = {
-            "shared.gate": ("D", "Fs"),
-            "shared.up": ("D", "Fs"),
-            "shared.down": ("Fs", "D"),
-            "shared.weight": ("D", "1"),
-        }
-        return (
-            experts
-            | shared
-            | {
-                "router": ("Dr" if self.router_width else "D", "E"),
-                "latent_down": ("D", "Dl"),
-                "latent_up": ("Dl", "D"),
-            }
+        router = "Dr" if self.router_width else "D"
+        return parse_sides(
+            f"experts.gate: {width} × Fe; experts.up: {width} × Fe; experts.down: Fe × {width}; "
+            "shared.gate: D × Fs; shared.up: D × Fs; shared.down: Fs × D; shared.weight: D × 1; "
+            f"router: {router} × E; latent_down: D × Dl; latent_up: Dl × D"
         )
 
     def letters(self) -> dict[str, int]:
-        return {
-            "E": self.router_outputs or self.num_experts + self.zero_experts,
-            "k": self.num_experts_per_tok,
-            "Fe": self.moe_intermediate_size,
-            "Fs": self.shared_expert_intermediate_size,
-            "Dl": self.moe_latent_size or 0,
-            "Dr": self.router_width or 0,
-        }
+        routed = self.router_outputs or self.num_experts + self.zero_experts
+        return {"E": routed} | super().letters()
 
     def _experts(self, width: int) -> list[Weight]:
         routed: Record = {

@@ -19,11 +19,30 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
+def parse_sides(text: str) -> dict[str, tuple[str, str]]:
+    """Return the two sides of each matrix. Example: `q: D × H·d` gives {"q": ("D", "H·d")}."""
+    sides: dict[str, tuple[str, str]] = {}
+    for matrix in filter(None, text.split(";")):
+        name, _, product = matrix.partition(":")
+        inputs, outputs = product.split(" × ")
+        sides[name.strip()] = (inputs.strip(), outputs.strip())
+    return sides
+
+
 class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """A part of a layer. Subclasses have the tag that `type` names in a preset."""
+    """A part of a layer. Subclasses have the tag that `type` names in a preset.
+
+    Attributes:
+        STATE_FLOPS: FLOPs of a scan for each state element and token.
+        ROLE: Role of the matrix products.
+        SIDES: Sides of matrices, such as `q: D × H·d; o: H·d × D`.
+        LETTERS: Letter and field of each size, such as `H=num_attention_heads d=head_dim`.
+    """
 
     STATE_FLOPS: ClassVar[int] = 4
-    ROLE: ClassVar[Role] = Role.PROJECTION  # of its matrix products
+    ROLE: ClassVar[Role] = Role.PROJECTION
+    SIDES: ClassVar[str] = ""
+    LETTERS: ClassVar[str] = ""
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Return every parameter of this part for a hidden size."""
@@ -31,11 +50,12 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     def dims(self) -> dict[str, tuple[str, str]]:
         """Return the two sides of each matrix as letters for formulas; D is the hidden size."""
-        return {}
+        return parse_sides(self.SIDES)
 
     def letters(self) -> dict[str, int]:
-        """Return the values of the letters in `dims`, except D."""
-        return {}
+        """Return the values of the letters in `dims`, except D; 0 for a missing size."""
+        pairs = (pair.split("=") for pair in self.LETTERS.split())
+        return {letter: getattr(self, field) or 0 for letter, field in pairs}
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries for one sequence; empty for an FFN."""

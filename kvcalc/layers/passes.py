@@ -22,12 +22,8 @@ from kvcalc.layers.cost import (
 )
 from kvcalc.layers.weights import Formats, Weight, WeightKind
 
-NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = (
-    4,
-    3,
-    8,
-    2,
-)  # vector FLOPs per element
+# vector FLOPs per element
+NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2
 
 
 class Pass:
@@ -35,7 +31,17 @@ class Pass:
 
     Attributes:
         width: Hidden size.
+        formats: Formats of weights and cache.
+        ranks: Parallelism.
+        groups: Sequences of this data-parallel rank.
+        tokens, sequences: New tokens and sequences of this rank.
+        element: Bytes of an activation element.
+        mla_form: Form of latent attention: auto, absorbed or expanded.
         rotates: Whether positions are rotary.
+        present: 1, or 0 at the points of an array at which `select` leaves no group.
+        kind, count: Kind of the layers for which operators are listed, and their number.
+        writes_cache: Whether these layers store their cache.
+        role: Role of matrix products.
     """
 
     def __init__(
@@ -47,23 +53,27 @@ class Pass:
         mla_form: str = "auto",
         rotates: bool = True,
     ) -> None:
-        self.width, self.formats, self.ranks = width, formats, ranks
-        self.groups = tuple(_local_group(g, ranks) for g in batch.groups)
+        self.width = width
+        self.formats = formats
+        self.ranks = ranks
+        self.element = formats.element_bytes
+        self.mla_form = mla_form
+        self.rotates = rotates
+        self.present: Num = 1
+        self._set_groups([_local_group(group, ranks) for group in batch.groups])
+        self.enter("", 1)
+
+    def _set_groups(self, groups: Iterable[Sequences]) -> None:
+        self.groups = tuple(groups)
         self.tokens: Num = sum((g.count * g.new for g in self.groups), 0)
         self.sequences: Num = sum((g.count for g in self.groups), 0)
-        self.element = formats.element_bytes
-        self.mla_form, self.rotates = mla_form, rotates
-        self.present: Num = 1
-        self.kind, self.count, self.writes_cache, self.role = "", 1, True, Role.OTHER
 
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
         """Continue with the `count` layers of a kind; '' for operators outside the layers."""
-        self.kind, self.count, self.writes_cache, self.role = (
-            kind,
-            count,
-            writes_cache,
-            Role.OTHER,
-        )
+        self.kind = kind
+        self.count = count
+        self.writes_cache = writes_cache
+        self.role = Role.OTHER
 
     def local(self, weights: Iterable[Weight]) -> dict[str, Weight]:
         """Return the share of each weight on this rank, by name."""
@@ -72,33 +82,27 @@ class Pass:
     def vector_bytes(self, weight: Weight) -> int:
         """Return the bytes of a vector on this rank; 0 for matrices (their products read them) and
         tables."""
-        return (
-            weight.local(self.ranks).elements * self.formats.vector_bytes
-            if weight.kind is WeightKind.VECTOR
-            else 0
-        )
+        if weight.kind is not WeightKind.VECTOR:
+            return 0
+        return weight.local(self.ranks).elements * self.formats.vector_bytes
 
     def heads(self, heads: int) -> int:
         """Return the number of heads on this rank."""
         return self.ranks.share(heads)
 
-    def choose(self, wanted: Callable[[Num, Num], Num]) -> "Pass":
-        """Return the pass with only the groups for which `wanted(new, past)` is 1; arrays are
+    def select(self, rule: Callable[[Num, Num], Num]) -> "Pass":
+        """Return the pass with only the groups for which `rule(new, past)` is 1; arrays are
         masked."""
-        masks = [_settled(wanted(g.new, g.past)) for g in self.groups]
-        part = copy(self)
-        kept = [
-            (g, m)
-            for g, m in zip(self.groups, masks, strict=True)
-            if not isinstance(m, int) or m
-        ]
-        part.groups = tuple(Sequences(g.count * m, g.new, g.past) for g, m in kept)
-        part.tokens = sum((g.count * g.new for g in part.groups), 0)
-        part.sequences = sum((g.count for g in part.groups), 0)
-        part.present = 0
-        for _, mask in kept:
-            part.present = maximum(part.present, mask)
-        return part
+        groups = []
+        selected = copy(self)
+        selected.present = 0
+        for group in self.groups:
+            mask = _scalar_mask(rule(group.new, group.past))
+            if not isinstance(mask, int) or mask:
+                groups.append(Sequences(group.count * mask, group.new, group.past))
+                selected.present = maximum(selected.present, mask)
+        selected._set_groups(groups)
+        return selected
 
     def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
         """Return the (query, key) pairs of the batch: Σ count · visible(new, past)."""
@@ -194,10 +198,10 @@ class Pass:
         Probabilities are added on chip.
         """
         units = self.heads(scores.heads)
-        stored = self.pairs(lambda new, past: scores.stored_rows(past)) * units
+        scored = self.pairs(lambda new, past: scores.stored_rows(past)) * units
         remaining = self.pairs(lambda new, past: scores.stored_rows(new + past)) * units
         flops = self.pairs(visible) * heads + TOP_K_FLOPS * remaining
-        return self.vector("eviction", stored, remaining, flops, role=Role.CORE)
+        return self.vector("eviction", scored, remaining, flops, role=Role.CORE)
 
     def scan(
         self,
@@ -231,25 +235,23 @@ class Pass:
         """
         rows = self.tokens if tokens is None else tokens
         flops: Num = 0
-        resident: int = 0
+        resident_bytes = 0
         for w in weights:
             copies = 1 if w.expert else w.copies
             flops = flops + gemm_flops(rows, w.inputs, w.outputs) * copies
-            resident += self.formats.weight_bytes(self._full(w.name), w)
-        blocks = 1 if weights[0].expert else weights[0].copies
-        moved = (
-            rows
-            * (weights[0].inputs * blocks + sum(w.outputs * blocks for w in weights))
-            * self.element
-        )
-        weight_bytes = resident if isinstance(fraction, int) else _half_up(resident * fraction)
+            resident_bytes += self.formats.weight_bytes(self._full(w.name), w)
+        first = weights[0]
+        blocks = 1 if first.expert else first.copies
+        columns = first.inputs * blocks + sum(w.outputs * blocks for w in weights)
+        weight_bytes: Num = resident_bytes
+        if not isinstance(fraction, int):
+            weight_bytes = _round_half_up(resident_bytes * fraction)
         cost = Cost(
             flops=flops,
             weight_bytes=weight_bytes * self.present if read else 0,
-            activation_bytes=moved,
+            activation_bytes=rows * columns * self.element,
         )
-        first = weights[0]
-        shape = _gemm_shape(weights, rows, fraction, resident)
+        shape = _gemm_shape(weights, rows, fraction, resident_bytes)
         return self.operator(
             name,
             "gemm",
@@ -298,23 +300,16 @@ class Pass:
             spread = entry.spread(self.ranks)
             for g in self.groups:
                 read = read + g.count * ceil_div(entry.read_rows(g.new, g.past), spread) * row
-                if not entry.lent:
-                    write = (
-                        write
-                        + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
-                    )
+                if not entry.is_stored_by_other_layer:
+                    written = ceil_div(entry.written_rows(g.new, g.past), spread)
+                    write = write + g.count * written * row
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
         """Return a collective that sends bytes over this rank's link, `away` of them to other
         nodes."""
-        return Operator(
-            name,
-            self.kind,
-            self.count * times,
-            "network",
-            Cost(network_bytes=sent, inter_node_bytes=away),
-        )
+        cost = Cost(network_bytes=sent, inter_node_bytes=away)
+        return Operator(name, self.kind, self.count * times, "network", cost)
 
     def all_reduce(self, width: int) -> list[Operator]:
         """Return the all-reduce of [tokens, width] over tp ranks: a ring sends 2(n − 1)/n of it, in
@@ -338,14 +333,16 @@ def _local_group(group: Sequences, ranks: Parallelism) -> Sequences:
     return Sequences(-(-count // ranks.dp) if ranks.dp > 1 else count, new, past)
 
 
-def _settled(mask: Num) -> Num:
+def _scalar_mask(mask: Num) -> Num:
     """Return a mask as an int if it is the same everywhere."""
     if isinstance(mask, int):
         return mask
     return 1 if mask.all() else 0 if not mask.any() else mask
 
 
-def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int) -> GemmShape:
+def _gemm_shape(
+    weights: Sequence[Weight], rows: Num, fraction: Real, resident_bytes: int
+) -> GemmShape:
     """Return the shape of matrices with a common input, without the format.
 
     Matrices count together in n. Copies and reached experts also count together, with their own
@@ -359,11 +356,11 @@ def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int)
         rows / reached if first.expert else rows,
         columns * reached,
         first.inputs,
-        held / max(1, elements),
+        resident_bytes / max(1, elements),
     )
 
 
-def _half_up(value: Real) -> Num:
+def _round_half_up(value: Real) -> Num:
     """Round to whole bytes, halves up."""
     if isinstance(value, float):
         return int(value + 0.5)

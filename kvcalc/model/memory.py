@@ -26,7 +26,7 @@ from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import Stage, check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
 from kvcalc.records.size import SizeRecord
-from kvcalc.units import MOST_TOKENS
+from kvcalc.units import MAX_TOKENS
 
 
 def windows(model: Model) -> dict[int, int]:
@@ -103,7 +103,7 @@ def cache_rows(
     for kind, count in counts.items():
         layer = model.kinds[kind]
         for entry in layer.entries:
-            stored = 0 if layer.shares_cache or entry.lent else count
+            stored = 0 if layer.shares_cache or entry.is_stored_by_other_layer else count
             row_bytes = formats.entry_bytes(entry, parallelism.share(entry.heads))
             results.append(
                 LayerRows(entry, row_bytes, stored, count, entry.spread(parallelism))
@@ -136,9 +136,9 @@ def cache_size(
         if (
             isinstance(value, bool)
             or not isinstance(value, int)
-            or not 1 <= value <= MOST_TOKENS
+            or not 1 <= value <= MAX_TOKENS
         ):
-            raise UserError(f"{what} {value!r} is not a whole number from 1 to {MOST_TOKENS:,}")
+            raise UserError(f"{what} {value!r} is not a whole number from 1 to {MAX_TOKENS:,}")
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -416,7 +416,7 @@ def _reaching(rows: list[LayerRows], held: int, sequences: int) -> int | None:
     low, high = 0, 1
     while stored_bytes(rows, high) * sequences < held:
         low, high = high, 2 * high
-        if high > MOST_TOKENS:
+        if high > MAX_TOKENS:
             return None
     while high - low > 1:
         middle = (low + high) // 2

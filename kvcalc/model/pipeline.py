@@ -71,13 +71,16 @@ def _check_lent(model: Model, pp: int) -> None:
     unknown."""
     for stage in (
         stages(model, pp)
-        if pp > 1 and any(e.lent for kind in model.kinds.values() for e in kind.entries)
+        if pp > 1
+        and any(
+            e.is_stored_by_other_layer for kind in model.kinds.values() for e in kind.entries
+        )
         else ()
     ):
         stored: set[tuple[str, int, int, int]] = set()
         for entry in (e for kind in stage.order for e in model.kinds[kind].entries):
             row = entry.role, entry.width, entry.ratio, entry.limit
-            if not entry.lent:
+            if not entry.is_stored_by_other_layer:
                 stored.add(row)
             elif row not in stored:
                 raise UserError(

@@ -15,7 +15,7 @@ from kvcalc.capacity.engines.layout import segments
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.attention import Grouped
 from kvcalc.library.presets import shipped_folder
-from kvcalc.units import MOST_TOKENS
+from kvcalc.units import MAX_TOKENS
 
 H100 = load_gpu("h100")
 budgets = st.integers(2**20, 2**38)
@@ -102,7 +102,7 @@ def test_every_engine_answers_with_the_last_that_fits(
     pool, plan = found.plan.pool(budget), found.plan
     assert pool <= budget
     assert found.sequences == 0 or plan.needed(found.sequences, length, shared) <= pool
-    assert found.sequences == MOST_TOKENS or plan.needed(found.sequences + 1, length, shared) > pool
+    assert found.sequences == MAX_TOKENS or plan.needed(found.sequences + 1, length, shared) > pool
     assert plan.needed(count + 1, length, shared) >= plan.needed(count, length, shared)
     if engine != "llama.cpp":  # its allocation follows from what is asked, not from the budget
         assert engine == "none" or plan.allocated(budget, count, length) <= budget

@@ -120,7 +120,7 @@ def content_of(
     rows: list[LayerRows] = []
     for h, count in counted(held, stage):
         for s in kept(h):
-            stored = 0 if h.layer.shares_cache or s.entry.lent else count
+            stored = 0 if h.layer.shares_cache or s.entry.is_stored_by_other_layer else count
             rows.append(LayerRows(s.entry, s.row_bytes, stored, count, s.entry.spread(ranks)))
     return Content(rows)
 

@@ -19,7 +19,7 @@ from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.model.model import Layer, Model
 from kvcalc.records import Record
 from kvcalc.storage.formats import RowFormat
-from kvcalc.units import MOST_TOKENS
+from kvcalc.units import MAX_TOKENS
 
 PAGES = (
     ("k", "v"),
@@ -137,7 +137,7 @@ def unknown(entries: Sequence[CacheEntry]) -> str:
     roles in STATES.
     """
     for e in entries:
-        if e.lent:
+        if e.is_stored_by_other_layer:
             return f"it reads {_words(e)} rows of another layer"
         if e.span in (Span.PARTIAL, Span.OVERLAP):
             return "it keeps blocks of tokens that are not compressed yet"
@@ -280,7 +280,7 @@ class CacheLayout:
     def longest(self, budget: int, sequences: int, shared: int = 0) -> int | None:
         """Return the maximum length of concurrent sequences in the pool; None without a limit."""
         result = reached(lambda s: self.needed(sequences, s, shared), self.pool(budget))
-        return None if result == MOST_TOKENS else result
+        return None if result == MAX_TOKENS else result
 
 
 class BlockPool(CacheLayout):
@@ -320,8 +320,8 @@ class BlockPool(CacheLayout):
         common, own = self._blocks(length, shared)
         free = self.num_blocks(budget) - self.null_blocks - common
         if own and self.unit:
-            return maximum(0, minimum(MOST_TOKENS, free // own))
-        return MOST_TOKENS if free >= 0 or not self.unit else 0
+            return maximum(0, minimum(MAX_TOKENS, free // own))
+        return MAX_TOKENS if free >= 0 or not self.unit else 0
 
     def many_sequences(self, budgets: Any, length: int, shared: int = 0) -> Any:
         _, own = self._blocks(length, shared)
@@ -340,7 +340,7 @@ class BlockPool(CacheLayout):
         return self.demands
 
 
-def largest(fits: Callable[[int], bool], most: int = MOST_TOKENS) -> int:
+def largest(fits: Callable[[int], bool], most: int = MAX_TOKENS) -> int:
     """The largest number from 0 to `most` that fits, where whatever is below a number that fits
     does too."""
     low, high = 0, 1
@@ -354,7 +354,7 @@ def largest(fits: Callable[[int], bool], most: int = MOST_TOKENS) -> int:
     return low
 
 
-def reached(cost: Callable[[int], int], pool: int, most: int = MOST_TOKENS) -> int:
+def reached(cost: Callable[[int], int], pool: int, most: int = MAX_TOKENS) -> int:
     """The largest number from 0 to `most` whose cost is within a pool, 0 where none is; a cost
     never falls.
 

@@ -154,7 +154,9 @@ def compresses(held: Sequence[LayerCache]) -> bool:
     kinds = {id(layer.parts): layer.parts for layer in held}.values()
     parts = [[stored.entry for stored in part] for layer in kinds for part in layer]
     entries = [entry for part in parts for entry in part]
-    if any(e.lent for e in entries) and any(e.role == "compressor" for e in entries):
+    if any(e.is_stored_by_other_layer for e in entries) and any(
+        e.role == "compressor" for e in entries
+    ):
         raise UserError(
             f"vLLM keeps {held[0].model.name} in other pages than DeepSeek-V4, which are not "
             "modelled",
@@ -175,7 +177,7 @@ def _compresses(parts: Iterable[Sequence[CacheEntry]]) -> bool:
     has_compressor = False
     for entries in filter(None, parts):
         near = [e for e in entries if e.ratio == 1]
-        if not near or any(e.lent or e.role not in ROLES for e in entries):
+        if not near or any(e.is_stored_by_other_layer or e.role not in ROLES for e in entries):
             return False
         if not all(e.limit and e.role in ROWS for e in near):
             return False

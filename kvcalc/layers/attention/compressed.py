@@ -16,28 +16,24 @@ release's inference code (model.py), as deepseek-v41-delta.md of JustVugg/colibr
 tensor by tensor.
 """
 
+from typing import ClassVar
+
 import msgspec
 
 from kvcalc.arithmetic import Num, floor_div
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, causal_pairs, compressed_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens, parse_sides
 from kvcalc.layers.passes import ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
 # Weights that read x to compress blocks of tokens.
 _COMPRESSORS = ("compress_kv", "compress_gate", "index_kv", "index_gate")
 # Fields of a layer that stores only its window.
-_WINDOW_FIELDS = [
-    "num_attention_heads",
-    "head_dim",
-    "qk_rope_head_dim",
-    "q_lora_rank",
-    "o_lora_rank",
-    "o_groups",
-    "sliding_window",
-    "sinks",
-]
+_WINDOW_FIELDS = (
+    "num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_lora_rank o_groups "
+    "sliding_window sinks"
+)
 
 
 class Compressed(Sublayer, frozen=True, tag="compressed"):
@@ -51,6 +47,11 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
     """
+
+    LETTERS: ClassVar[str] = (
+        "H=num_attention_heads d=head_dim rq=q_lora_rank ro=o_lora_rank g=o_groups "
+        "Hi=index_n_heads di=index_head_dim"
+    )
 
     num_attention_heads: Size
     head_dim: Size
@@ -105,30 +106,12 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     def dims(self) -> dict[str, tuple[str, str]]:
         series = f"{self._series}·" if self._series > 1 else ""
-        return {
-            "q_down": ("D", "rq"),
-            "q_up": ("rq", "H·d"),
-            "kv": ("D", "d"),
-            "o_down": ("H·d/g", "ro"),
-            "o_up": ("g·ro", "D"),
-            "compress_kv": ("D", f"{series}d"),
-            "compress_gate": ("D", f"{series}d"),
-            "index_kv": ("D", f"{series}di"),
-            "index_gate": ("D", f"{series}di"),
-            "index_q": ("rq", "Hi·di"),
-            "index_weights": ("D", "Hi"),
-        }
-
-    def letters(self) -> dict[str, int]:
-        return {
-            "H": self.num_attention_heads,
-            "d": self.head_dim,
-            "rq": self.q_lora_rank,
-            "ro": self.o_lora_rank,
-            "g": self.o_groups,
-            "Hi": self.index_n_heads,
-            "di": self.index_head_dim,
-        }
+        return parse_sides(
+            "q_down: D × rq; q_up: rq × H·d; kv: D × d; o_down: H·d/g × ro; o_up: g·ro × D; "
+            f"compress_kv: D × {series}d; compress_gate: D × {series}d; "
+            f"index_kv: D × {series}di; index_gate: D × {series}di; "
+            "index_q: rq × Hi·di; index_weights: D × Hi"
+        )
 
     def _compressor(self, name: str, hidden_size: int, width: int) -> list[Weight]:
         columns = self._series * width
@@ -140,13 +123,15 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         ]
 
     def _rows(
-        self, ratio: int = 1, limit: int = 0, top: int = 0, lent: bool = False
+        self, ratio: int = 1, limit: int = 0, top: int = 0, is_shared: bool = False
     ) -> list[CacheEntry]:
         """Return the two parts of a row: without positions, and rotated."""
         rope = self.qk_rope_head_dim
         widths = {"latent": self.head_dim - rope, "rope_key": rope}
         return [
-            CacheEntry(role, 1, width, ratio, limit=limit, top=top, lent=lent)
+            CacheEntry(
+                role, 1, width, ratio, limit=limit, top=top, is_stored_by_other_layer=is_shared
+            )
             for role, width in widths.items()
         ]
 
@@ -259,7 +244,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
         Source: vLLM, models/deepseek_v4/attention.py.
         """
-        return Compressed(**{name: getattr(self, name) for name in _WINDOW_FIELDS})
+        return Compressed(**{name: getattr(self, name) for name in _WINDOW_FIELDS.split()})
 
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.head_dim, self.head_dim
@@ -302,18 +287,23 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
         return tuple(results)
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        return {**super().dims(), "row_index_k": ("d", "di")}
+        return super().dims() | parse_sides("row_index_k: d × di")
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """The window, the compressed rows, the index keys if they are scored or stored, and an
         unfinished block."""
-        ratio, shared = self.compress_ratio, not self.lends
+        ratio = self.compress_ratio
+        is_shared = not self.lends
         entries = self._rows(limit=self.sliding_window)
         if ratio:
-            entries += self._rows(ratio, top=self.index_topk, lent=shared)
+            entries += self._rows(ratio, top=self.index_topk, is_shared=is_shared)
         if self.lends or self.chooses:
             key = CacheEntry("index_key", 1, self.index_head_dim, ratio)
-            entries.append(msgspec.structs.replace(key, top=self.index_candidates, lent=shared))
+            entries.append(
+                msgspec.structs.replace(
+                    key, top=self.index_candidates, is_stored_by_other_layer=is_shared
+                )
+            )
         if self.lends and ratio > 1:
             width = 2 * self.head_dim
             entries.append(CacheEntry("compressor", 1, width, ratio, span=Span.PARTIAL))

@@ -13,14 +13,14 @@ summed over queries. H2O's code has `hh_score` [heads, tokens] in the dtype of i
 share one score, because their rows are evicted together.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from kvcalc.arithmetic import Num
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens, parse_sides
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
@@ -45,6 +45,11 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         cached: False if tokens also see later tokens, so nothing can be stored.
         qo_projection: False if experts project queries and outputs (JetMoE).
     """
+
+    LETTERS: ClassVar[str] = (
+        "H=num_attention_heads G=num_key_value_heads d=head_dim dv=value_width Di=input_size "
+        "Do=output_size"
+    )
 
     num_attention_heads: Size
     num_key_value_heads: Size
@@ -77,7 +82,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return self.v_head_dim or self.head_dim
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Maximum number of stored tokens; 0 for no limit."""
         window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
         return min(
@@ -122,52 +127,27 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return (*result, *self._vectors())
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        values, source, target = (
-            "d" if self.value_width == self.head_dim else "dv",
-            "D",
-            "D",
+        value = "d" if self.value_width == self.head_dim else "dv"
+        source = "Di" if self.input_size else "D"
+        target = "Do" if self.output_size else "D"
+        gate = f"H·{value}" if self.output_gate == "full" else "H"
+        return parse_sides(
+            f"q: {source} × H·d; k: {source} × G·d; v: {source} × G·{value}; "
+            f"o: H·{value} × {target}; gate: {source} × {gate}"
         )
-        source = "Di" if self.input_size else source
-        target = "Do" if self.output_size else target
-        gate = f"H·{values}" if self.output_gate == "full" else "H"
-        return {
-            "q": (source, "H·d"),
-            "k": (source, "G·d"),
-            "v": (source, f"G·{values}"),
-            "o": (f"H·{values}", target),
-            "gate": (source, gate),
-        }
-
-    def letters(self) -> dict[str, int]:
-        heads = {
-            "H": self.num_attention_heads,
-            "G": self.num_key_value_heads,
-            "d": self.head_dim,
-            "dv": self.value_width,
-        }
-        return heads | {"Di": self.input_size or 0, "Do": self.output_size or 0}
 
     def _vectors(self) -> list[Weight]:
-        heads, groups, d = (
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.head_dim,
-        )
-        each = d * (2 if self.qk_norm_bias else 1)
-        full = self.qk_norm == "full"
+        """Return norms of queries, keys and values, and sinks."""
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        norm = self.head_dim * (2 if self.qk_norm_bias else 1)
+        is_full = self.qk_norm == "full"
         vectors = []
         if self.qk_norm:
-            vectors.append(
-                vector("q_norm", each * (heads if full else 1), shards=heads if full else 1)
-            )
+            units = heads if is_full else 1
+            vectors.append(vector("q_norm", norm * units, shards=units))
             if self.kv_projection and not self.q_norm_only:
-                vectors.append(
-                    vector(
-                        "k_norm",
-                        each * (groups if full else 1),
-                        shards=groups if full else 1,
-                    )
-                )
+                units = groups if is_full else 1
+                vectors.append(vector("k_norm", norm * units, shards=units))
         if self.v_norm:
             vectors.append(vector("v_norm", self.value_width))
         if self.sinks:
@@ -175,37 +155,28 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return vectors
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """One row of keys [G, d] and one of values [G, dv] per stored token."""
+        """Return one row of keys [G, d] and one of values [G, dv] per stored token."""
         if not self.cached:
             return ()
-        span = Span.CHUNK if self.attention_chunk_size else Span.TOKENS
-        groups, limit = self.num_key_value_heads, self.most_tokens
-        keeps = (
-            Keeps.CHOSEN
-            if self.cache_budget
-            else Keeps.SINKS
-            if self.sliding_window and self.sink_tokens
-            else Keeps.LAST
+        keeps = Keeps.SINKS if self.sliding_window and self.sink_tokens else Keeps.LAST
+        if self.cache_budget:
+            keeps = Keeps.SCORED
+        key = CacheEntry(
+            "k",
+            self.num_key_value_heads,
+            self.head_dim,
+            limit=self.max_tokens,
+            span=Span.CHUNK if self.attention_chunk_size else Span.TOKENS,
+            keeps=keeps,
         )
-        rows = (("k", self.head_dim), ("v", self.value_width))
-        return tuple(
-            CacheEntry(role, groups, width, limit=limit, span=span, keeps=keeps)
-            for role, width in rows
-        )
+        return key, msgspec.structs.replace(key, role="v", width=self.value_width)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Scores [G] per stored token, in the dtype of the model."""
+        """Return scores [G] per stored token, in the dtype of the model."""
         if not self.cache_budget or not self.cached:
             return ()
-        return (
-            CacheEntry(
-                "score",
-                self.num_key_value_heads,
-                1,
-                limit=self.most_tokens,
-                keeps=Keeps.CHOSEN,
-            ),
-        )
+        groups, limit = self.num_key_value_heads, self.max_tokens
+        return (CacheEntry("score", groups, 1, limit=limit, keeps=Keeps.SCORED),)
 
     @property
     def window_tokens(self) -> int:
@@ -243,7 +214,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
             return new * (new + past)
         if self.attention_chunk_size:
             return chunk_pairs(new, past, self.attention_chunk_size)
-        return causal_pairs(new, past, self.most_tokens)
+        return causal_pairs(new, past, self.max_tokens)
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
         """Return operators that a variant adds between projections and attention."""

@@ -6,14 +6,14 @@ matrices are absorbed into the query and output projections, so attention runs o
 Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from kvcalc.arithmetic import Num, at_least
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, Role, causal_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens, parse_sides
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
@@ -36,6 +36,11 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of
             every head.
     """
+
+    LETTERS: ClassVar[str] = (
+        "H=num_attention_heads r=kv_lora_rank dn=qk_nope_head_dim dr=qk_rope_head_dim "
+        "dv=v_head_dim rq=q_lora_rank ru=q_up_size"
+    )
 
     num_attention_heads: Size
     kv_lora_rank: Size
@@ -100,33 +105,13 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return tuple(results)
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        source = "ru" if self.q_up_size else "rq"
-        gate = (
-            "ru" if self.q_up_size else "D",
-            "H·dv" if self.output_gate == "full" else "H",
+        source, gate_source = ("ru", "ru") if self.q_up_size else ("rq", "D")
+        gate = "H·dv" if self.output_gate == "full" else "H"
+        return parse_sides(
+            f"q: D × H·(dn + dr); q_down: D × rq; q_up: {source} × H·(dn + dr); "
+            f"kv_down: D × r + dr; kv_up: r × H·(dn + dv); o: H·dv × D; "
+            f"gate: {gate_source} × {gate}; absorb_q: dn × r; absorb_v: r × dv"
         )
-        return {
-            "q": ("D", "H·(dn + dr)"),
-            "q_down": ("D", "rq"),
-            "q_up": (source, "H·(dn + dr)"),
-            "kv_down": ("D", "r + dr"),
-            "kv_up": ("r", "H·(dn + dv)"),
-            "o": ("H·dv", "D"),
-            "gate": gate,
-            "absorb_q": ("dn", "r"),
-            "absorb_v": ("r", "dv"),
-        }
-
-    def letters(self) -> dict[str, int]:
-        return {
-            "H": self.num_attention_heads,
-            "r": self.kv_lora_rank,
-            "dn": self.qk_nope_head_dim,
-            "dr": self.qk_rope_head_dim,
-            "dv": self.v_head_dim,
-            "rq": self.q_lora_rank or 0,
-            "ru": self.q_up_size or 0,
-        }
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
         """Return entries for keys and values of every head; a value has `value_width` elements with
@@ -172,8 +157,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             )
         )
         results += self._extra(p, w)
-        absorbed = p.choose(lambda new, past: self._absorbs(p, new, past))
-        expanded = p.choose(lambda new, past: 1 - self._absorbs(p, new, past))
+        absorbed = p.select(lambda new, past: self._absorbs(p, new, past))
+        expanded = p.select(lambda new, past: 1 - self._absorbs(p, new, past))
         results += self._absorbed(absorbed, w["kv_up"]) if absorbed.groups else []
         results += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
         if "gate" in w:

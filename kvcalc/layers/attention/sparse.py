@@ -8,6 +8,8 @@ some layers, whose choice the others reuse); MiniMax-M3's modelling code in tran
 block of index_block_size tokens, top-k blocks).
 """
 
+from typing import ClassVar
+
 import msgspec
 
 from kvcalc.arithmetic import Num
@@ -15,7 +17,7 @@ from kvcalc.layers.attention.grouped import Grouped
 from kvcalc.layers.attention.latent import Latent
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, SparseShape, causal_pairs
-from kvcalc.layers.part import Count, Size, Tokens
+from kvcalc.layers.part import Count, Size, Tokens, parse_sides
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
@@ -31,6 +33,8 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         index_query_from_hidden: Whether index queries come from the hidden states, not the query
             latent.
     """
+
+    LETTERS: ClassVar[str] = f"{Latent.LETTERS} Hi=index_n_heads di=index_head_dim"
 
     index_topk: Tokens
     index_n_heads: Size
@@ -68,16 +72,10 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
     def dims(self) -> dict[str, tuple[str, str]]:
         source = "D" if self.index_query_from_hidden or not self.q_lora_rank else "rq"
-        index = {
-            "index_q": (source, "Hi·di"),
-            "index_k": ("D", "di"),
-            "index_weights": ("D", "Hi"),
-            "index_gate": ("D", "di"),
-        }
-        return super().dims() | index
-
-    def letters(self) -> dict[str, int]:
-        return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
+        return super().dims() | parse_sides(
+            f"index_q: {source} × Hi·di; index_k: D × di; index_weights: D × Hi; "
+            "index_gate: D × di"
+        )
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """The two rows of MLA, of which a query reads index_topk, and one index key per token,
@@ -162,6 +160,8 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             store only that mean.
     """
 
+    LETTERS: ClassVar[str] = f"{Grouped.LETTERS} Hi=index_n_heads di=index_head_dim"
+
     index_block_size: Tokens
     index_topk_blocks: Size
     index_n_heads: Size
@@ -189,10 +189,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         )
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        return super().dims() | {"index_q": ("D", "Hi·di"), "index_k": ("D", "di")}
-
-    def letters(self) -> dict[str, int]:
-        return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
+        return super().dims() | parse_sides("index_q: D × Hi·di; index_k: D × di")
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Keys and values, of which a query reads the selected blocks, and an index key per

@@ -48,6 +48,13 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
     """
 
     STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
+    SIDES: ClassVar[str] = (
+        "qk: D × 2·Hk·dk; v_gate: D × 2·Hv·dv; step_decay: D × 2·Hv; out: Hv·dv × D"
+    )
+    LETTERS: ClassVar[str] = (
+        "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim "
+        "dv=linear_value_head_dim"
+    )
 
     linear_num_key_heads: Size
     linear_num_value_heads: Size
@@ -73,22 +80,6 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
             vector("norm", self.linear_value_head_dim),
             matrix("out", values, hidden_size, shards=vh, rows_in=True),
         )
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        return {
-            "qk": ("D", "2·Hk·dk"),
-            "v_gate": ("D", "2·Hv·dv"),
-            "step_decay": ("D", "2·Hv"),
-            "out": ("Hv·dv", "D"),
-        }
-
-    def letters(self) -> dict[str, int]:
-        return {
-            "Hk": self.linear_num_key_heads,
-            "Hv": self.linear_num_value_heads,
-            "dk": self.linear_key_head_dim,
-            "dv": self.linear_value_head_dim,
-        }
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """kernel − 1 columns of queries, keys and values, and dk × dv per value head."""

@@ -6,6 +6,8 @@ convolution's input. Sources: Gu & Dao 2023, arXiv 2312.00752, section 3; Dao & 
 2405.21060, section 7.
 """
 
+from typing import ClassVar
+
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Size, StateDtype, Sublayer
 from kvcalc.layers.recurrent.delta_rule import conv_state, recurrent_state
@@ -107,6 +109,9 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
     """A Mamba-2 block of num_heads heads of head_dim, with n_groups shared B and C of
     state_size."""
 
+    SIDES: ClassVar[str] = "in: D × 2·H·d + H; in_bc: D × 2·G·N; out: H·d × D"
+    LETTERS: ClassVar[str] = "H=num_heads d=head_dim G=n_groups N=state_size"
+
     num_heads: Size
     head_dim: Size
     state_size: Size
@@ -137,17 +142,6 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
             *((vector("norm", inner, shards=heads),) if self.gate_norm else ()),
             matrix("out", inner, hidden_size, out_bias, shards=heads, rows_in=True),
         )
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        return {"in": ("D", "2·H·d + H"), "in_bc": ("D", "2·G·N"), "out": ("H·d", "D")}
-
-    def letters(self) -> dict[str, int]:
-        return {
-            "H": self.num_heads,
-            "d": self.head_dim,
-            "G": self.n_groups,
-            "N": self.state_size,
-        }
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """kernel − 1 columns of E + 2·G·N channels, and a state of head_dim × state_size per

@@ -33,7 +33,7 @@ from kvcalc.report.text.tables import (
     time_footnotes,
 )
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.units import MOST_TOKENS, format_bytes, format_count, format_si, shown_in
+from kvcalc.units import MAX_TOKENS, format_bytes, format_count, format_si, shown_in
 
 UNITS = {"gib": "1 GiB = 2^30 bytes", "si": "1 GB = 10^9 bytes", "bytes": "exact bytes"}
 LOAD = ("context", "batch_size")
@@ -183,11 +183,11 @@ def _shares(records: Sequence[Record]) -> list[str]:
 
 def _beyond_maximum(records: Sequence[Record], models: Mapping[str, Model]) -> list[str]:
     """Return a line on models whose cache equals the weights only beyond the maximum context."""
-    maximum = {name: model.max_context or MOST_TOKENS for name, model in models.items()}
+    maximum = {name: model.max_context or MAX_TOKENS for name, model in models.items()}
     names = dict.fromkeys(
         f"{r['model']}'s {maximum[r['model']]:,}"
         for r in records
-        if (r["equal_weights_context"] or 0) > maximum.get(r["model"], MOST_TOKENS)
+        if (r["equal_weights_context"] or 0) > maximum.get(r["model"], MAX_TOKENS)
     )
     return [f"= weights: beyond the maximum context, {', '.join(names)}"] if names else []
 

@@ -13,7 +13,7 @@ from kvcalc.library.huggingface.layer_types import (
     every_nth,
     typed,
 )
-from kvcalc.units import MOST_TOKENS
+from kvcalc.units import MAX_TOKENS
 
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIO_TYPES = {0: SLIDING, 4: CSA, 128: HCA}
@@ -127,7 +127,7 @@ def engram_rows(c: Config) -> int:
     """Return the rows of this layer's table of n-grams; 0 if it has none."""
     layers = c.sizes("engram_layer_ids")
     rows = c.items("engram_num_embeddings") or []
-    are_sizes = all(type(n) is int and 0 < n <= MOST_TOKENS for n in rows)
+    are_sizes = all(type(n) is int and 0 < n <= MAX_TOKENS for n in rows)
     if len(layers) != len(rows) or not are_sizes:
         raise c.fail("engram_num_embeddings", f"does not give the rows of {len(layers)} layers")
     return rows[layers.index(c.layer)] if c.layer in layers else 0
