@@ -70,7 +70,7 @@ def test_caches_of_sequences(sizes: dict[str, int], tokens: int, sequences: int,
 
 def test_the_cache_in_force_is_said(kvcalc: Run) -> None:
     line = "fit gemma-3-4b --engine llama.cpp --max-num-seqs 4"
-    assert "llama.cpp: a cache for each sequence\n" in kvcalc(f"{line} -v").out
+    assert "llama.cpp: a cache per sequence\n" in kvcalc(f"{line} -v").out
     assert "llama.cpp: one cache for all sequences\n" in kvcalc(f"{line} --kv-unified -v").out
 
 
@@ -187,7 +187,7 @@ def test_layers_on_the_gpu() -> None:
     assert record["host_weight_bytes"] == 16 * layer + 2 * 128_256 * 4096
     assert record["weight_bytes"] == 16 * layer + 2 * (128_256 * 4096 + 4096)
     assert record["kv_cache_allocated_bytes"] == record["host_cache_bytes"] == 16 * 4096 * 4096
-    assert "llama.cpp: the first 16 layers and their caches are in the host's memory" in found.notes
+    assert "llama.cpp: the first 16 layers and their caches are in host memory" in found.notes
     every = [asked(load_model("llama-3.1-8b"), "llama.cpp", n_gpu_layers=n).terms.host for n in (-1, 33, 99)]
     assert every == [2 * 128_256 * 4096] * 3
 
@@ -222,7 +222,7 @@ def test_experts_on_the_cpu() -> None:
 
 PLACED_NOWHERE = [
     ("llama-3.1-8b --n-gpu-layers 1", "n-gpu-layers 1 leaves no layer of llama-3.1-8b on the GPU"),
-    ("llama-3.1-8b -ngl 20 --tp 2", "beside several GPUs are not modelled"),
+    ("llama-3.1-8b -ngl 20 --tp 2", "with several GPUs are not modelled"),
     ("llama-3.1-8b -ngl 20 --gpu apple-m3-max", "apple-m3-max has one memory"),
     ("llama-3.1-8b --cpu-moe", "llama-3.1-8b has no experts"),
     ("zamba2-1.2b -ngl 20", "zamba2-1.2b shares blocks of weights"),

@@ -91,7 +91,7 @@ def test_chunks_are_of_8192_tokens() -> None:
     assert allocated(model, 20_000, 2) == 19.75 + 25.5
     assert allocated(model, 20_000, max_num_batched_tokens=1024) == 9.875 + 13.5
     remarks = fit(Deployment(model, H100), FitOptions(engine="llama.cpp")).notes
-    assert any("chunks are of 8,192 tokens" in said for said in remarks)
+    assert any("chunks always have 8,192 tokens" in said for said in remarks)
 
 
 def test_windows_by_the_pattern_of_the_type() -> None:
@@ -99,7 +99,7 @@ def test_windows_by_the_pattern_of_the_type() -> None:
     assert allocated(read(GEMMA3 | {"num_hidden_layers": 5}), 4000) == 2.5
     order = ["full_attention", "sliding_attention"] * 2
     for config, period in ((GEMMA3, 6), (SIZES | {"model_type": "gemma2", "sliding_window": 512}, 2)):
-        with pytest.raises(UserError, match=f"every {period}th layer of {config['model_type']} for one without a window"):
+        with pytest.raises(UserError, match=f"every {period}th layer of {config['model_type']} without a window"):
             allocated(read(config | {"layer_types": order}), 4000)
 
 

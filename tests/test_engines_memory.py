@@ -9,7 +9,7 @@ from specs import grouped, of_kinds
 from kvcalc import Deployment, Layer, Model, Parallelism, UserError, load_gpu
 from kvcalc.capacity import Fit, FitOptions, budget, fit
 from kvcalc.capacity.fit_records import fit_record
-from kvcalc.capacity.memory_budget import COLLECTIVE_BYTES, CONTEXT_BYTES, GRAPH_BYTES, LIBRARY_BYTES
+from kvcalc.capacity.memory_budget import COLLECTIVE_BYTES, CONTEXT_BYTES, GRAPH_BYTES, LIBRARY_BYTES, MemoryBreakdown
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.part import Sublayer
@@ -24,6 +24,10 @@ def one_kind(*parts: Sublayer, layers: int = 2, **fields: Any) -> Model:
 
 def asked(model: Model, engine: str, ranks: Parallelism | None = None, **options: Any) -> Fit:
     return fit(Deployment(model, H100, parallelism=ranks or Parallelism()), FitOptions(engine=engine, **options))
+
+
+def terms(weights: int = 0, activation: int = 0, overhead: int = 0, startup: int = 0) -> MemoryBreakdown:
+    return MemoryBreakdown(weights, {}, activation, {"all": overhead}, {"all": startup})
 
 
 def test_weights_of_a_fit() -> None:
@@ -84,15 +88,15 @@ def test_nothing_left() -> None:
 
 def test_a_share_of_what_remains() -> None:
     """Of 1000 B, 100 are taken and 175 stand beside the cache: 0.9 of 725 is 652.5."""
-    found = budget(1000, 0.9, 100, 50, 25, of="remaining", taken=100)
+    found = budget(1000, 0.9, terms(100, 50, 25, 100), "remaining")
     assert (found.share, found.cache) == (175 + 652, 652)
-    assert budget(1000, 0.9, 100, 50, 25, of="remaining", taken=100, outside=True).cache == int(0.9 * 800)
-    assert budget(1000, 0.9, 800, 50, 50, of="remaining", taken=100).cache == 0
-    assert budget(1000, 0.9, 800, 50, 51, of="remaining", taken=100).cache == -1
+    assert budget(1000, 0.9, terms(100, 50, 25, 100), "remaining", excludes_activations=True).cache == int(0.9 * 800)
+    assert budget(1000, 0.9, terms(800, 50, 50, 100), "remaining").cache == 0
+    assert budget(1000, 0.9, terms(800, 50, 51, 100), "remaining").cache == -1
 
 
 def test_a_share_of_free_memory_that_is_none() -> None:
-    assert budget(1000, 0.5, 0, 0, 0, of="free", taken=1001).share == 0
+    assert budget(1000, 0.5, terms(startup=1001), "free").share == 0
 
 
 OPTIONS: list[tuple[str, Any, Any]] = [

@@ -8,8 +8,8 @@ from specs import hybrid, of_kinds, v4_flash
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines.layout import BlockDemand, largest, reached, segments
-from kvcalc.capacity.engines.sglang import SGLang, prefill_graphs, release, static_fraction
+from kvcalc.capacity.engines.layout import BlockDemand, largest, search_cost, segments
+from kvcalc.capacity.engines.sglang import SGLang, count_prefill_graphs, release, static_fraction
 from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
@@ -47,8 +47,8 @@ def test_sglang_splits_between_states_and_tokens() -> None:
     assert (plan.slots(1900), plan.allocated(1900, 1, 1)) == (100, 1000 + 900)
     assert plan.concurrency(1900, 1) == 8
     assert (plan.needed(8, 1), plan.needed(1, 100)) == (1900, 1900)
-    assert plan.most_sequences(1900, 11) == 8
-    assert plan.most_sequences(1899, 11) == 7
+    assert plan.max_sequences(1900, 11) == 8
+    assert plan.max_sequences(1899, 11) == 7
     assert (plan.slots(2000), plan.allocated(2000, 1, 1)) == (110, 1100 + 900)  # tokens get what makes no whole state
 
 
@@ -58,12 +58,12 @@ def test_sglang_static_fraction() -> None:
     assert static_fraction(memory, 8192, Parallelism(), older) == round((81_079 - 13_440) / 81_079, 3) == 0.834
     assert static_fraction(memory, 8192, Parallelism(tp=8), older) == round((81_079 - 14_848) / 81_079, 3)
     assert static_fraction(memory, 2048, Parallelism(), older) == round((81_079 - 10_240) / 81_079, 3)  # 10 GiB at least
-    assert [older.capacity(n * GIB)[0] for n in (16, 24, 48, 80, 141, 180)] == [2048, 2048, 4096, 8192, 8192, 16384]
+    assert [older.batch_defaults(n * GIB)[0] for n in (16, 24, 48, 80, 141, 180)] == [2048, 2048, 4096, 8192, 8192, 16384]
 
 
 def test_sglang_reserves_for_prefill_graphs() -> None:
     """From 0.5.23 on 8 MiB for each of 8 + 14 + 8 + 8 + 12 + 8 sizes to 8192 tokens; latents 1.5 GiB; stages in line none."""
-    assert [prefill_graphs(n) for n in (2048, 4096, 8192, 16384)] == [42, 50, 58, 74]
+    assert [count_prefill_graphs(n) for n in (2048, 4096, 8192, 16384)] == [42, 50, 58, 74]
     memory, one = 81_079 * MIB, Parallelism()
     assert static_fraction(memory, 8192, one) == round((81_079 - 13_440 - 8 * 58) / 81_079, 3)
     assert static_fraction(memory, 8192, one, model=load_model("deepseek-v3")) == round((81_079 - 13_440 - 1536) / 81_079, 3)
@@ -79,7 +79,7 @@ def test_sglang_leaves_more_beside_a_vision_tower() -> None:
 
 def test_sglang_versions() -> None:
     """Of a GPU of 32 GiB: 16, 24 and 48 sequences are captured; 0.5.10 goes by 0.5.6."""
-    sizes = {text: release(text)[0].capacity(32 * GIB) for text in ("0.5.3", "0.5.10", "latest")}
+    sizes = {text: release(text)[0].batch_defaults(32 * GIB) for text in ("0.5.3", "0.5.10", "latest")}
     assert sizes == {"0.5.3": (2048, 16, 80), "0.5.10": (2048, 24, 80), "latest": (4096, 48, 160)}
     assert release("0.5.10")[1] == "SGLang 0.5.10: by the rules of 0.5.6, the nearest older version known"
 
@@ -145,13 +145,13 @@ def test_what_a_pool_reaches_by_hand() -> None:
         (38, 10**12, 100), (1_000_037, 10**12, 10**8), (10**15, 10**12, 10**12), (1_000_037, 5000, 5000),
     ):  # fmt: skip
         tried.clear()
-        assert (reached(cost, pool, most), len(tried) < 70) == (reach, True)
+        assert (search_cost(cost, pool, most), len(tried) < 70) == (reach, True)
 
 
 def test_largest() -> None:
     for bound in (0, 1, 2, 7, 8, 1000):
-        assert largest(lambda n, bound=bound: n <= bound, most=10**6) == bound
-    assert largest(lambda n: True, most=12345) == 12345
+        assert largest(lambda n, bound=bound: n <= bound, limit=10**6) == bound
+    assert largest(lambda n: True, limit=12345) == 12345
 
 
 def test_states_without_attention_in_every_engine() -> None:

@@ -10,7 +10,7 @@ from kvcalc.capacity.engines import EngineSettings
 from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.engines.sglang import SGLang, release, static_fraction
-from kvcalc.capacity.engines.vllm import block_size
+from kvcalc.capacity.engines.vllm import choose_block_size
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import Mamba2
 
@@ -51,11 +51,11 @@ def test_context_parallel_ranks_leave_windows_and_states_whole() -> None:
 def test_block_size_with_two_state_sizes() -> None:
     """The larger state decides: 16 · ⌈5000 / (16 · 100)⌉ = 64 tokens, where the smaller asks for 16 · ⌈1601 / 1600⌉ = 32."""
     full, small, large = Spec(SpecKind.FULL, 100, ()), Spec(SpecKind.STATE, 1601, ()), Spec(SpecKind.STATE, 5000, ())
-    assert block_size([full, small], EngineSettings()) == 32
+    assert choose_block_size([full, small], EngineSettings()) == 32
     for specs in ([full, small, large], [full, large, small]):
-        assert block_size(specs, EngineSettings()) == 64
+        assert choose_block_size(specs, EngineSettings()) == 64
     exact = Spec(SpecKind.STATE, 1600, ())
-    assert block_size([full, exact], EngineSettings()) == 16
+    assert choose_block_size([full, exact], EngineSettings()) == 16
 
 
 def test_a_common_prefix_of_a_hybrid() -> None:
@@ -125,8 +125,8 @@ def test_pages_of_sglang_at_their_boundary() -> None:
     assert [plan.num_blocks(n) for n in (639, 640, 1279, 1280)] == [0, 1, 1, 2]
     assert [plan.request_blocks(n) for n in (64, 65)] == [1, 2]
     assert [plan.needed(2, 100, shared=n) for n in (63, 64, 127)] == [2560, 640 * 3, 640 * 3]  # whole pages alone are common
-    assert (plan.most_sequences(1280, 64), plan.most_sequences(1279, 64)) == (2, 1)
-    assert (plan.longest(1280, 1), plan.longest(1279, 1)) == (128, 64)
+    assert (plan.max_sequences(1280, 64), plan.max_sequences(1279, 64)) == (2, 1)
+    assert (plan.max_length(1280, 1), plan.max_length(1279, 1)) == (128, 64)
 
 
 def test_pools_of_sglang_at_their_boundary() -> None:
@@ -134,7 +134,7 @@ def test_pools_of_sglang_at_their_boundary() -> None:
     plan = SGLang(full=6, window=5, limit=8, state=0, page=1)
     assert [plan.needed(n, 10) for n in (8, 9)] == [80 * 6 + 64 * 5, 90 * 6 + 72 * 5]
     assert [plan.needed(1, n) for n in (7, 8, 9)] == [9 * 6 + 7 * 5, 10 * 6 + 8 * 5, 10 * 6 + 8 * 5]
-    assert [plan.most_sequences(n, 10) for n in (799, 800)] == [7, 8]
+    assert [plan.max_sequences(n, 10) for n in (799, 800)] == [7, 8]
     states = SGLang(full=10, window=0, limit=0, state=45, page=1)
     assert [states.needed(1, n) for n in (10, 11)] == [190, 209]  # two slots of 45 B beside 100; 11 tokens ask for 110 · 1.9
     assert [states.concurrency(n, 10) for n in (189, 190)] == [0, 1]
@@ -151,7 +151,7 @@ def test_states_alone_under_sglang() -> None:
     """No slot of a token decides: 9 of 19 bytes are states', 900 of 1900, 8 of 100 bytes at any length and one for padding."""
     plan = SGLang(full=0, window=0, limit=0, state=100, page=1)
     assert (plan.slots(1900), plan.concurrency(1900, 50), plan.tokens(1900, 50)) == (0, 8, 400)
-    assert (plan.most_sequences(1900, 50), plan.longest(1900, 8), plan.longest(1900, 9)) == (8, None, 0)
+    assert (plan.max_sequences(1900, 50), plan.max_length(1900, 8), plan.max_length(1900, 9)) == (8, None, 0)
     assert plan.breakpoints() == [
         {"from_tokens": 0, "fixed_bytes": 100, "bytes_per_token": 0, "block_tokens": 1, "cause": ""},
     ]
@@ -167,7 +167,7 @@ def test_defaults_of_sglang_at_their_boundary() -> None:
     assert static_fraction(60 * GIB, tokens, Parallelism(), older) == round(1 - reserve * MIB / (60 * GIB), 3)
     assert static_fraction(60 * GIB + MIB, tokens, Parallelism(), older) == round(1 - 10 * GIB / (60 * GIB + MIB), 3)
     assert static_fraction(2 * GIB, tokens, Parallelism()) == 0.001  # less than its reserve
-    assert [older.capacity(n * GIB + more)[0] for n in (35, 160) for more in (-1, 0)] == [2048, 4096, 8192, 16384]
+    assert [older.batch_defaults(n * GIB + more)[0] for n in (35, 160) for more in (-1, 0)] == [2048, 4096, 8192, 16384]
 
 
 def test_state_dtypes_under_sglang() -> None:

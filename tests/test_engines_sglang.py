@@ -7,7 +7,7 @@ import pytest
 
 from kvcalc import Deployment, Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.capacity.engines.sglang import SGLang, States
+from kvcalc.capacity.engines.sglang import SGLang
 
 
 def pools(model: str, pp: int = 1, **asked: Any) -> SGLang:
@@ -59,7 +59,7 @@ def test_states_share_a_budget_with_tokens() -> None:
     assert (budget * 9 // 19 // slot, plan.state_slots(budget)) == (66, 65)
     assert plan.slots(budget) == (budget - 66 * slot) // (16 * 4096) == 172_646
     assert plan.concurrency(budget, 4096) == 13
-    assert pools("lfm2-1.2b").held == 3  # nothing is tracked beside
+    assert pools("lfm2-1.2b").request_states == 3  # nothing is tracked beside
 
 
 def test_states_of_drafted_tokens() -> None:
@@ -70,7 +70,7 @@ def test_states_of_drafted_tokens() -> None:
     assert plan.state_slots(budget) == int((share - slot * 5) // (slot * 1.8)) == 33
     assert plan.slots(budget) == (budget - slot * (34 + 7 * 4)) // (17 * 4096)
     assert plan.concurrency(budget, 4096) == 6
-    assert pools("qwen3.5-27b", mtp=True, num_speculative_tokens=1).drafted == 2
+    assert pools("qwen3.5-27b", mtp=True, num_speculative_tokens=1).draft_states == 2
 
 
 def test_stages_have_the_states_of_the_largest() -> None:
@@ -78,9 +78,9 @@ def test_stages_have_the_states_of_the_largest() -> None:
     assert pools("qwen3.5-27b", 2).state * 2 == pools("qwen3.5-27b").state
 
 
-@pytest.mark.parametrize("states", [States(), States(5), States(5, 4)])
-def test_what_is_needed_is_enough(states: States) -> None:
-    plan = SGLang(full=10, window=0, limit=0, state=100, page=1, states=states)
+@pytest.mark.parametrize("states", [(1, 0), (5, 0), (5, 4)])
+def test_what_is_needed_is_enough(states: tuple[int, int]) -> None:
+    plan = SGLang(10, 0, 0, 100, 1, *states)
     for sequences in (1, 3, 10):
         needed = plan.needed(sequences, 50)
         assert all(plan.concurrency(n, 50) >= sequences for n in range(needed, needed + 400))

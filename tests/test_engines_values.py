@@ -11,7 +11,7 @@ from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines import ENGINES, CacheLayout, Engine, EngineSettings
 from kvcalc.capacity.engines.engine import Defaults, stage_by_stage
-from kvcalc.capacity.engines.layout import LayerCache, counted, pages, unknown
+from kvcalc.capacity.engines.layout import LayerCache, find_unsupported, stage_pages
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
@@ -61,10 +61,10 @@ UNKNOWN: list[tuple[Sublayer, str]] = [
     (NativeSparse(num_attention_heads=8, num_key_value_heads=2, head_dim=16), "NSA 16 of inline: one k row stands for 16 tokens"),
     (
         FixedKeys(num_attention_heads=8, num_key_value_heads=2, head_dim=16),
-        "GQA K8 of inline: its k rows are fp8 whatever the cache's dtype",
+        "GQA K8 of inline: its k rows are always fp8",
     ),
-    (grouped(sliding_window=100, sink_tokens=4), "GQA-2 window 100 of inline: the k rows that it keeps are not the last ones"),
-    (grouped(cache_budget=100), "GQA-2 budget 100 of inline: the k rows that it keeps are not the last ones"),
+    (grouped(sliding_window=100, sink_tokens=4), "GQA-2 window 100 of inline: it does not keep the last k rows"),
+    (grouped(cache_budget=100), "GQA-2 budget 100 of inline: it does not keep the last k rows"),
 ]
 
 
@@ -90,20 +90,20 @@ CONV = CacheEntry("conv_state", 2, 16, limit=3, span=Span.STATE)
     [
         ((K, V), ""), (NEAR, ""), ((LATENT,), ""), ((LATENT, ROPE, INDEX), ""), ((K, V, INDEX), ""), ((CONV, CONV, STATE), ""),
         ((CacheEntry("k", 2, 16, span=Span.CHUNK, limit=8), CacheEntry("v", 2, 16, span=Span.CHUNK, limit=8)), ""),
-        ((K,), "it keeps k rows"), ((K, V, *NEAR), "it keeps k + v + k + v rows"), ((INDEX,), "it keeps index key rows"),
-        ((K, LATENT), "it keeps k + latent rows"), ((K, NEAR[1]), "its rows have different limits"),
-        ((K, V, INDEX, INDEX), "its index keys are not one for every token"),
-        ((K, V, CacheEntry("index_key", 1, 128, limit=5)), "its index keys are not one for every token"),
+        ((K,), "it stores k rows"), ((K, V, *NEAR), "it stores k + k + v + v rows"), ((INDEX,), "it stores index key rows"),
+        ((K, LATENT), "it stores k + latent rows"), ((K, NEAR[1]), "its rows have different limits"),
+        ((K, V, INDEX, INDEX), "it does not store one index key per token"),
+        ((K, V, CacheEntry("index_key", 1, 128, limit=5)), "it does not store one index key per token"),
         ((K, V, CacheEntry("index_key", 1, 128, ratio=2)), "one index key row stands for 2 tokens"),
-        ((K, V, STATE), "it keeps a state beside rows of tokens"),
-        ((CacheEntry("recurrent_state", 2, 16),), "it keeps recurrent state rows"),
-        ((K, V, CacheEntry("compressor", 1, 8, 4, span=Span.PARTIAL)), "it keeps blocks of tokens that are not compressed yet"),
-        ((CacheEntry("compressor", 1, 8, 4, span=Span.OVERLAP),), "it keeps blocks of tokens that are not compressed yet"),
-        ((CacheEntry("k", 2, 16, limit=4, keeps=Keeps.SINKS), V), "the k rows that it keeps are not the last ones"),
+        ((K, V, STATE), "it stores states and rows of tokens"),
+        ((CacheEntry("recurrent_state", 2, 16),), "it stores recurrent state rows"),
+        ((K, V, CacheEntry("compressor", 1, 8, 4, span=Span.PARTIAL)), "it stores unfinished blocks"),
+        ((CacheEntry("compressor", 1, 8, 4, span=Span.OVERLAP),), "it stores unfinished blocks"),
+        ((CacheEntry("k", 2, 16, limit=4, keeps=Keeps.SINKS), V), "it does not keep the last k rows"),
     ],
 )  # fmt: skip
 def test_entries_that_are_pages_and_those_that_are_not(entries: tuple[CacheEntry, ...], why: str) -> None:
-    assert unknown(entries) == why
+    assert find_unsupported(entries) == why
 
 
 def test_vllm_packs_no_keys_and_values_beside_compressed_latents() -> None:
@@ -116,7 +116,7 @@ def test_vllm_packs_no_keys_and_values_beside_compressed_latents() -> None:
 
 
 def test_vllm_has_other_pages_for_latents_that_layers_share() -> None:
-    with pytest.raises(UserError, match=r"keeps deepseek-v4.1-flash in other pages than DeepSeek-V4, which are not modelled"):
+    with pytest.raises(UserError, match=r"stores deepseek-v4.1-flash in other pages than DeepSeek-V4, which are not modelled"):
         asked(load_model("deepseek-v4.1-flash"), "vllm")
 
 
@@ -190,13 +190,13 @@ class Paged(CacheLayout):
         return sequences * -(-length // 32) * self.bytes_per_block
 
 
-def _plan(held: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int) -> CacheLayout:
-    return Paged(sum(n * p.row_bytes for h, n in counted(held, stage) for p in pages("Toy", h)))
+def _plan(layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int) -> CacheLayout:
+    return Paged(sum(count * part.row_bytes for part, count in stage_pages("Toy", layers, stage)))
 
 
 TOY = Engine(
     name="toy", title="Toy", plan=stage_by_stage(_plan), defaults=lambda *asked: Defaults(100, 1, 0.9),
-    dtypes=("bf16", "fp8"), of="remaining",
+    dtypes=("bf16", "fp8"), utilization_basis="remaining",
 )  # fmt: skip
 
 

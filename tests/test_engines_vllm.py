@@ -10,8 +10,8 @@ from specs import of_kinds, stack
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind, group_size, groups_of
-from kvcalc.capacity.engines.vllm import Vllm, block_size
+from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind, choose_group_size, group_layers
+from kvcalc.capacity.engines.vllm import Vllm, choose_block_size
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import Mamba2
@@ -88,7 +88,7 @@ def test_sequences_in_a_pool(blocks: int, shared: int, most: int) -> None:
     """Of 32 tokens, two blocks: beside the null block those of the prefix once, and each sequence's own."""
     plan = planned(stack(Grouped(num_attention_heads=2, num_key_value_heads=2, head_dim=16))).plan
     assert plan.bytes_per_block == 16 * 2 * 2 * 16 * 2
-    assert plan.most_sequences(blocks * 2048, 32, shared) == most
+    assert plan.max_sequences(blocks * 2048, 32, shared) == most
 
 
 def test_chunked_attention() -> None:
@@ -107,7 +107,12 @@ def test_uneven_kinds_are_padded() -> None:
 def test_nearly_equal_kinds_make_two_groups() -> None:
     """12 windows and 13 full: 13 < 1.5 · 12, so two groups of 13 rather than three of 12. At 18 : 12 the fewest count."""
     assert pool(planned(alternating((12, window()), (13, FULL))))[0] == 13 * 65_536
-    assert (group_size([12, 17]), group_size([12, 18]), group_size([3, 4]), group_size([2, 3])) == (17, 12, 4, 2)
+    assert (choose_group_size([12, 17]), choose_group_size([12, 18]), choose_group_size([3, 4]), choose_group_size([2, 3])) == (
+        17,
+        12,
+        4,
+        2,
+    )
 
 
 def test_a_smaller_page_that_divides_gets_a_larger_block() -> None:
@@ -257,7 +262,7 @@ def test_unequal_pages_of_latents_are_refused_or_fully_allocated() -> None:
     found = planned(alternating((4, LATENT), (1, window())))
     assert pool(found)[::2] == (4 * 64 * 1152 + 64 * 4096, 2048)
     with pytest.raises(UserError, match="cannot make the pages"):
-        groups_of([(0, Spec(SpecKind.FULL, 1152, (), block=64, latent=True)), (0, Spec(SpecKind.STATE, 100_000, ()))])
+        group_layers([(0, Spec(SpecKind.FULL, 1152, (), block=64, latent=True)), (0, Spec(SpecKind.STATE, 100_000, ()))])
 
 
 def test_what_the_planner_has_no_pages_for() -> None:
@@ -274,7 +279,7 @@ def test_what_the_planner_has_no_pages_for() -> None:
 def test_float32_checkpoints_are_cast() -> None:
     found = planned(stack(FULL, dtype="fp32"))
     assert (found.formats.dtype, found.plan.page_bytes) == ("bf16", 65_536)
-    assert found.notes == ("vLLM loads a float32 checkpoint as bf16 unless another dtype is asked for",)
+    assert found.notes == ("vLLM loads a float32 checkpoint as bf16 unless another dtype is requested",)
     assert planned(stack(FULL, dtype="fp32"), Precision("fp32")).plan.page_bytes == 131_072
 
 
@@ -283,9 +288,9 @@ def test_default_block_size() -> None:
     settings = FitOptions(engine="vllm")
     from kvcalc.capacity.engines import EngineSettings
 
-    assert block_size([full], EngineSettings()) == 16
-    assert block_size([full, state], EngineSettings()) == 544
-    assert block_size([full, state], EngineSettings(block_size=256)) == 768  # 256 · ⌈1,097,728 / (256 · 2048)⌉
+    assert choose_block_size([full], EngineSettings()) == 16
+    assert choose_block_size([full, state], EngineSettings()) == 544
+    assert choose_block_size([full, state], EngineSettings(block_size=256)) == 768  # 256 · ⌈1,097,728 / (256 · 2048)⌉
     assert settings.block_size == 0
 
 

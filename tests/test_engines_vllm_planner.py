@@ -95,7 +95,7 @@ def test_uneven_buckets_stay_whole() -> None:
     windows = [Spec(SpecKind.WINDOW, 1, (), 128, 64, 100, latent=True)] * 4
     groups = packed_groups([(0, s) for s in (*spec, *windows)])
     assert [len(g.specs) for g in groups] == [3, 4, 2, 2]
-    assert [g.page_bytes(0) for g in groups] == [800, 300, 200, 200]
+    assert [sum(g.pages(0)) for g in groups] == [800, 300, 200, 200]
     with pytest.raises(UserError):
         FitOptions(num_speculative_tokens=-1)
 
@@ -157,7 +157,7 @@ def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
     assert record["blocks_per_request"] == 2 + 1 + 4
     assert "a pipeline stage has no latents" in kvcalc(f"{line} --pp 15").err
     draft = msgspec.structs.replace(load_model("llama-3.2-1b"), vocab_size=154_880)
-    with pytest.raises(UserError, match="beside other attention"):
+    with pytest.raises(UserError, match="next to other attention"):
         fit(Deployment(load_model("glm-5.3-flash"), load_gpu("h200")), FitOptions(engine="vllm", draft=draft))
 
 

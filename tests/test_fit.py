@@ -16,8 +16,8 @@ from kvcalc.capacity.memory_budget import (
     CONTEXT_BYTES,
     GRAPH_BYTES,
     LIBRARY_BYTES,
+    MemoryBreakdown,
     activation_peak,
-    stated_overhead,
 )
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.feed_forward import Dense
@@ -46,31 +46,36 @@ def test_a_published_pool(kvcalc: Run) -> None:
     assert record["kv_budget_bytes"] / GIB == pytest.approx(51.38, abs=0.005)
 
 
+def terms(weights: int, activation: int = 0, overhead: int = 0, startup: int = 0) -> MemoryBreakdown:
+    return MemoryBreakdown(weights, {}, activation, {"all": overhead}, {"all": startup})
+
+
 def test_budget_of_total_memory_rounds_the_share_up() -> None:
-    found = budget(memory=1001, utilization=0.9, weights=100, activation=50, overhead=25)
+    found = budget(1001, 0.9, terms(100, 50, 25))
     assert (found.share, found.cache) == (901, 726)
-    assert budget(1001, 0.9, 901, 0, 0).weights_fit
-    assert not budget(1001, 0.9, 902, 0, 0).weights_fit
-    assert budget(1001, 0.9, 902, 50, 0).cache == -51
+    assert budget(1001, 0.9, terms(901)).weights_fit
+    assert not budget(1001, 0.9, terms(902)).weights_fit
+    assert budget(1001, 0.9, terms(902, 50)).cache == -51
 
 
 def test_budget_of_free_memory() -> None:
-    found = budget(memory=1001, utilization=0.9, weights=100, activation=50, overhead=25, of="free", taken=100)
+    found = budget(1001, 0.9, terms(100, 50, 25, 100), "free")
     assert (found.share, found.cache) == (810, 635)  # ⌊901 · 0.9⌋
-    outside = budget(1001, 0.9, 100, 50, 25, of="free", taken=100, outside=True)
+    outside = budget(1001, 0.9, terms(100, 50, 25, 100), "free", excludes_activations=True)
     assert outside.cache == 710
 
 
 def test_overheads_are_stated() -> None:
     one, two = Parallelism(), Parallelism(tp=2)
-    for graphs, ranks, of, inside, before in (
+    for graphs, ranks, basis, inside, before in (
         (True, one, "total", LIBRARY_BYTES + GRAPH_BYTES, 0),
         (True, two, "total", LIBRARY_BYTES + GRAPH_BYTES + COLLECTIVE_BYTES, 0),
         (False, one, "free", LIBRARY_BYTES, CONTEXT_BYTES),
         (True, two, "free", LIBRARY_BYTES + GRAPH_BYTES, CONTEXT_BYTES + COLLECTIVE_BYTES),
     ):
-        overhead, startup = stated_overhead(graphs, ranks, of)
-        assert (sum(overhead.values()), sum(startup.values())) == (inside, before)
+        options = FitOptions(engine="none", enforce_eager=not graphs, utilization_of=basis)
+        stated = fit(Deployment(small(), load_gpu("h100"), parallelism=ranks), options).terms
+        assert (sum(stated.overhead.values()), stated.startup_bytes) == (inside, before)
 
 
 def test_the_whole_budget_of_one_gpu() -> None:

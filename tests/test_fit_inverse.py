@@ -11,7 +11,7 @@ from specs import grouped, latent, of_kinds
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.fit_records import fit_record
-from kvcalc.capacity.memory_budget import CONTEXT_BYTES, activation_peak, stated_overhead
+from kvcalc.capacity.memory_budget import CONTEXT_BYTES, GRAPH_BYTES, LIBRARY_BYTES, activation_peak
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.recurrent import Mamba2
 
@@ -96,7 +96,7 @@ def test_numbers_that_are_given_back_hold(model: str) -> None:
         ranks, how = Parallelism(chance.choice([1, 2]), 1, chance.choice([1, 2])), {"engine": engine, "gpu": gpu}
         given = {"max_model_len": length, "max_num_seqs": chance.choice([None, 7, 64]), "ranks": ranks} | how
         found = asked(model, **given)
-        back: list[dict[str, Any]] = [{"max_num_seqs": found.sequences_at(end), "budget": end} for end in found.left]
+        back: list[dict[str, Any]] = [{"max_num_seqs": found.sequences_at(end), "budget": end} for end in found.remaining]
         back += [{"max_num_seqs": found.needed.sequences}, {"max_model_len": found.needed.length}]
         back += [{"max_model_len": found.longest}, {"gpu_memory_utilization": found.needed.utilization}]
         for again in back:
@@ -133,7 +133,7 @@ def test_an_end_of_the_range_answers() -> None:
     ends = {end: asked("llama-3.1-8b", "vllm", budget=end) for end in ("low", "middle", "high")}
     low, middle, high = ends.values()
     assert low.kv_budget < middle.kv_budget < high.kv_budget
-    assert low.left == middle.left == high.left
+    assert low.remaining == middle.remaining == high.remaining
     record = fit_record(low)
     assert [record[f"kv_budget{end}_bytes"] for end in ("_low", "", "_high")] == [f.kv_budget for f in ends.values()]
     assert record["kv_tokens"] < fit_record(middle)["kv_tokens"]
@@ -154,7 +154,7 @@ def test_a_given_cache_has_no_range(engine: str) -> None:
 
 def test_given_terms_leave_no_margin() -> None:
     found = asked("llama-3.1-8b", "vllm", weight_bytes=GIB, activation_bytes=GIB, overhead_bytes=GIB)
-    assert len(set(found.left.values())) == 1
+    assert len(set(found.remaining.values())) == 1
 
 
 def test_require_counts_the_low_end(kvcalc: Run) -> None:
@@ -175,11 +175,7 @@ def test_tensorrt_llm_takes_a_share_of_what_remains() -> None:
     assert found.plan.needed(3, 100) == 3 * 4 * 32 * 4 * 128
     assert found.plan.needed(3, 100, shared=70) == (2 + 3 * 2) * 32 * 4 * 128
     weights = asked(model, "none").budget.weights + 2 * 4096 * 16
-    terms = (
-        weights
-        + activation_peak(model, Precision(), Parallelism(), 8192)
-        + sum(stated_overhead(True, Parallelism(), "free")[0].values())
-    )
+    terms = weights + activation_peak(model, Precision(), Parallelism(), 8192) + LIBRARY_BYTES + GRAPH_BYTES
     memory = load_gpu("h100").memory_bytes
     assert found.budget.cache == int((memory - CONTEXT_BYTES - terms) * 0.9)
 
@@ -205,8 +201,8 @@ def test_terms_are_kept_by_all_that_decides_them() -> None:
     whole, less = (fit(Deployment(model, g), options) for g in (gpu, half))
     eager = fit(Deployment(model, gpu), FitOptions(engine="vllm", max_model_len=4096, enforce_eager=True))
     assert whole.budget.memory == 2 * less.budget.memory
-    ends = [found.left["middle"] - found.left["low"] for found in (whole, less)]
+    ends = [found.remaining["middle"] - found.remaining["low"] for found in (whole, less)]
     assert ends[0] - ends[1] == int(0.02 * gpu.memory_bytes) - int(0.02 * half.memory_bytes)  # the low end's margin
     assert "CUDA graphs" in whole.terms.overhead
     assert "CUDA graphs" not in eager.terms.overhead
-    assert fit(Deployment(load_model("llama-3.1-8b"), gpu), options).left == whole.left
+    assert fit(Deployment(load_model("llama-3.1-8b"), gpu), options).remaining == whole.remaining

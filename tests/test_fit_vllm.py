@@ -9,10 +9,10 @@ from specs import grouped, of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines.vllm_memory import captured
+from kvcalc.capacity.engines.vllm_memory import count_graphs
 from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults, release
 from kvcalc.capacity.engines.vllm_weights import allocated
-from kvcalc.capacity.memory_budget import ENDS
+from kvcalc.capacity.memory_budget import ESTIMATES
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.model.model import Vision
 
@@ -55,8 +55,8 @@ def test_published_starts(
     """Within what a log's two digits and the constants allow, and inside the stated range."""
     found = asked(model, gpu, version, Parallelism(tp=tp), weights, **options)
     assert found.budget.weights / GIB == pytest.approx(loaded, abs=0.07)
-    assert found.left["middle"] / GIB == pytest.approx(left, abs=0.18)
-    assert found.left["low"] / GIB < left < found.left["high"] / GIB
+    assert found.remaining["middle"] / GIB == pytest.approx(left, abs=0.18)
+    assert found.remaining["low"] / GIB < left < found.remaining["high"] / GIB
     assert (found.shortage > 0) == (left < 0)
 
 
@@ -118,9 +118,9 @@ def test_graphs_are_counted_from_0_20_on() -> None:
 
 def test_sizes_that_graphs_are_captured_at() -> None:
     """1, 2, 4, 8 and so on to 200, and in one piece to 96; to 512 by 16 from 256 on, whole to 256; never more than a pass has."""
-    assert captured(8192, 100) == (3 + 25) + (3 + 12)
-    assert captured(8192, 256) == (3 + 31 + 17) + (3 + 31 + 1)
-    assert captured(64, 256) == 2 * (3 + 8)
+    assert count_graphs(8192, 100) == (3 + 25) + (3 + 12)
+    assert count_graphs(8192, 256) == (3 + 31 + 17) + (3 + 31 + 1)
+    assert count_graphs(64, 256) == 2 * (3 + 8)
 
 
 def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
@@ -251,8 +251,8 @@ def test_a_vision_tower_is_loaded_unless_no_image_may_come() -> None:
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b", "qwen3.5-35b-a3b", "gpt-oss-20b"])
 @pytest.mark.parametrize("version", ["0.10.2", "0.14.1", "0.20", "0.28", "0.33"])
 def test_the_range_holds_its_middle(model: str, version: str) -> None:
-    left = asked(model, version=version).left
-    low, middle, high = (left[end] for end in ENDS)
+    left = asked(model, version=version).remaining
+    low, middle, high = (left[end] for end in ESTIMATES)
     assert low < middle < high
 
 
@@ -298,7 +298,7 @@ def test_tables_of_ngrams_stay_with_the_host() -> None:
 def test_passes_in_flight_on_two_stages(version: str, model: str, flights: int) -> None:
     """One for windows before 0.26; then the stages, and with the second runner (dense models to 0.28) one more."""
     rules, _ = release(version)
-    assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).flights == flights
+    assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).in_flight_batches == flights
 
 
 def test_graphs_that_are_not_predicted_are_said() -> None:

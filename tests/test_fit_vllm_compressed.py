@@ -134,7 +134,7 @@ def test_graphs_hold_logits_where_pieces_have_no_cache() -> None:
 
 def test_the_low_end_holds_what_no_source_shows() -> None:
     """A GH200 had 5.44 GiB left, 3.3 less than the terms that its source gives."""
-    left = asked("0.22").left
+    left = asked("0.22").remaining
     assert left["low"] / GIB < 5.44 < left["middle"] / GIB < 8.8
 
 

@@ -429,19 +429,19 @@ class EngineFlags(NamedTuple):
     Attributes:
         model: The model's name.
         words: Words of each flag, by the flag's name.
-        beside: Options of `fit` that no flag expresses.
+        options: Options of `fit` that no flag expresses.
     """
 
     model: str
     words: dict[str, list[str]]
-    beside: tuple[str, ...]
+    options: tuple[str, ...]
 
 
 class WrittenCommand(NamedTuple):
     """An engine's command line, and the options of `fit` that it cannot express."""
 
     line: str
-    beside: tuple[str, ...]
+    options: tuple[str, ...]
 
 
 def command_of(
@@ -469,7 +469,7 @@ def command_of(
     words.append(flags.model)
     for flag_words in flags.words.values():
         words += flag_words
-    return WrittenCommand(shlex.join(words), flags.beside)
+    return WrittenCommand(shlex.join(words), flags.options)
 
 
 def flags_of(

@@ -1,74 +1,103 @@
-"""What fits on GPUs: a KV cache budget, term by term, and what an engine makes of it.
+"""The capacity of a deployment: a KV cache budget, and the sequences and lengths that fit.
 
-Every figure is that of one GPU, of the pipeline stage that holds the fewest sequences. Only numbers
-of sequences count the whole replica, as `--batch-size` does.
+Every figure is for one GPU, of the pipeline stage that fits the smallest number of sequences. Only
+numbers of sequences count the complete replica, as `--batch-size` does.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import msgspec
 
+from kvcalc.arithmetic import minimum
 from kvcalc.capacity.engines import CacheLayout, Engine, EngineSettings
-from kvcalc.capacity.engines.content import Content, content_of
+from kvcalc.capacity.engines.layout import Content, LayerCache, content_of, largest
 from kvcalc.capacity.fit_options import FitOptions
-from kvcalc.capacity.fit_request import (
-    CapacityLimits,
-    FitRequest,
-    held,
-    longest,
-    needed,
-    request_of,
-    started,
+from kvcalc.capacity.memory_budget import (
+    ESTIMATES,
+    Budget,
+    EngineStartup,
+    MemoryBreakdown,
+    budget,
+    draft_weights,
+    mtp_weights,
+    offloaded_bytes,
 )
-from kvcalc.capacity.memory_budget import ENDS, Budget, MemoryBreakdown
 from kvcalc.errors import UserError, shown_briefly
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import Formats
-from kvcalc.model.model import Model
+from kvcalc.model.model import Model, check_vocabulary
+from kvcalc.model.pipeline import check, stages
+from kvcalc.model.precision import Precision, stored_as
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.units import format_bytes
+from kvcalc.units import MAX_TOKENS, format_bytes
+
+UTILIZATION_STEPS = 10_000
+# From 128 requests on, vLLM's sampler needs 38 instead of 50 bytes per logit. Search both sides of
+# 128, because memory drops there.
+SAMPLER_STEP = 128
+
+
+class CapacityLimits(NamedTuple):
+    """The smallest resources that fit the requested sequences, and the largest settings that fit.
+
+    The engine has the memory outside the cache that it needs under each setting.
+
+    Attributes:
+        cache: Bytes of the cache on the GPU that needs most.
+        utilization: Smallest share, in steps of 0.0001; None if it is above 1.
+        sequences: Largest max_num_seqs of which all sequences fit.
+        length: Largest max_model_len, with the requested or the engine's own max_num_seqs; None
+            without a limit.
+    """
+
+    cache: int
+    utilization: float | None
+    sequences: int
+    length: int | None
 
 
 class Fit(msgspec.Struct, frozen=True, dict=True):
-    """What fits of a deployment. Figures are computed when they are first read.
+    """The capacity of a deployment. Figures are computed when they are first read.
 
     Attributes:
-        asked: The deployment as it was given. `deployment` has the formats that the engine stores.
-        request: The request with all defaults.
+        requested: The deployment as requested.
+        deployment: The deployment in the formats that the engine stores.
+        settings: The engine's settings, with all defaults.
+        release: The engine's version, in its own terms.
+        max_num_seqs: Sequences of one dp rank for which the engine is set up.
+        utilization: Share of the memory that the engine may use.
+        utilization_basis: Memory that the share is taken of.
+        length: Tokens of each sequence: max_model_len, or the model's own maximum.
+        layers: Every layer with a cache, drafts included.
+        extra_weights: Bytes of draft and prediction layers, by name.
         remarks: Remarks on the engine's choices.
     """
 
-    asked: TimedDeployment
-    request: FitRequest
-    remarks: tuple[str, ...]
-    _stage_terms: dict[str, list[MemoryBreakdown]] = {}
+    requested: TimedDeployment
+    deployment: TimedDeployment
+    options: FitOptions
+    settings: EngineSettings
+    release: Any
+    max_num_seqs: int
+    utilization: float
+    utilization_basis: str
+    length: int
+    layers: list[LayerCache]
+    extra_weights: dict[str, int]
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        stored = (
-            f"{self.sequences:,} sequence{'s' * (self.sequences != 1)} of {self.length:,} "
-            "tokens"
-        )
-        where = f"{self.ranks.gpus}× {self.gpu.name} ({self.engine.name})"
+        sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
         return (
-            f"{self.model.name} on {where}: {stored}, {format_bytes(self.kv_budget)} for the "
+            f"{self.model.name} on {self.ranks.gpus}× {self.gpu.name} ({self.engine.name}): "
+            f"{sequences} of {self.length:,} tokens, {format_bytes(self.kv_budget)} for the "
             "cache of a GPU"
         )
 
     _repr_pretty_ = shown_briefly
-
-    @property
-    def deployment(self) -> TimedDeployment:
-        return self.request.run
-
-    @property
-    def options(self) -> FitOptions:
-        return self.request.options
-
-    @property
-    def settings(self) -> EngineSettings:
-        return self.request.settings
 
     @property
     def model(self) -> Model:
@@ -91,49 +120,130 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return self.options.rules
 
     @property
-    def length(self) -> int:
-        """Tokens of each sequence: max_model_len, or the model's own maximum."""
-        return self.request.length
-
-    @property
-    def utilization(self) -> float:
-        return self.request.utilization
-
-    @property
-    def of(self) -> str:
-        """Memory that the utilization is a share of."""
-        return self.request.of
-
-    @property
-    def beside(self) -> dict[str, int]:
-        """Bytes of draft and prediction layers, by name."""
-        return self.request.beside
-
-    @property
-    def end(self) -> str:
-        """The end of the range that answers."""
+    def estimate(self) -> str:
+        """The estimate of the range that answers: low, middle or high."""
         return self.options.end
 
     @property
-    def given(self) -> bool:
-        """Whether the size of the cache was given, so that the weights are not checked."""
+    def has_given_cache(self) -> bool:
+        """Whether the size of the cache is an option, so that the weights are not checked."""
         return self.options.given
+
+    @property
+    def num_requested(self) -> int:
+        """Requested sequences on one dp rank."""
+        return self.ranks.sequences(self.options.wanted)
+
+    def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
+        """Return one pipeline stage at the start of the engine.
+
+        Args:
+            sequences: Sequences of one dp rank for which the engine is set up, and which must fit;
+                an int or an array. None means as requested.
+            length: Tokens of each sequence; 0 means as requested.
+        """
+        options, tokens = self.options, self.settings.max_num_batched_tokens
+        if sequences is None:
+            max_num_seqs, fitting = self.max_num_seqs, self.num_requested
+            prompts = max(fitting, self.ranks.sequences(options.max_num_seqs or 0))
+        else:
+            max_num_seqs = fitting = prompts = sequences
+        context = 0
+        if self.engine.has_context_buffers:
+            context = (length or self.length) * (fitting if self.settings.kv_unified else 1)
+        return EngineStartup(
+            model=self.model,
+            precision=self.deployment.precision,
+            ranks=self.ranks,
+            gpu=self.gpu,
+            stage=stage,
+            utilization_basis=self.utilization_basis,
+            tokens=tokens,
+            sequences=minimum(max_num_seqs, tokens),
+            prompts=prompts,
+            release=self.release,
+            eager=options.enforce_eager,
+            loras=options.max_loras,
+            lora_rank=options.max_lora_rank,
+            gpu_layers=options.n_gpu_layers,
+            cpu_experts=self.model.layers if options.cpu_moe else options.n_cpu_moe,
+            images=options.images,
+            tables_on_host=options.tables_on_host,
+            extra=self.extra_weights if stage == self.ranks.pp - 1 else {},
+            context=context,
+        )
+
+    def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
+        """Return the memory outside the cache, with the corrections of a log and the sizes in the
+        options.
+
+        Nothing is uncertain if the options have all three sizes.
+        """
+        options = self.options
+        terms = self.engine.memory(start, estimate)
+        if options.from_log:
+            terms = options.from_log.apply(terms, start)
+        offloaded = offloaded_bytes(
+            start.model, start.formats, start.ranks, start.stage, options.cpu_offload_gb
+        )
+        terms = terms._replace(language=max(0, terms.language - offloaded))
+        sizes = options.weight_bytes, options.activation_bytes, options.overhead_bytes
+        weights, activation, overhead = sizes
+        if weights is not None:
+            terms = terms._replace(language=weights, extra={}, host=0)
+        if activation is not None:
+            terms = terms._replace(activation=activation, peak="given")
+        if overhead is not None:
+            terms = terms._replace(overhead={"given": overhead})
+        return terms if None in sizes else terms._replace(margin=0.0)
+
+    def budget_of(self, terms: MemoryBreakdown, utilization: float = 0.0) -> Budget:
+        """Return the budget under the engine's utilization, or another one."""
+        return budget(
+            memory=self.gpu.usable_bytes,
+            utilization=utilization or self.utilization,
+            terms=terms,
+            basis=self.utilization_basis,
+            excludes_activations=self.engine.excludes_activations,
+        )
+
+    def remaining_bytes(self, terms: MemoryBreakdown, utilization: float = 0.0) -> int:
+        """Return the bytes that the terms and their margin leave for the cache; negative if they
+        exceed the share."""
+        margin = int(terms.margin * self.gpu.memory_bytes)
+        return int(self.budget_of(terms, utilization).cache) - margin
+
+    def cache_bytes(self, stage: int, terms: MemoryBreakdown) -> int:
+        """Return the cache of a stage: as in the options, or the remaining bytes."""
+        options = self.options
+        if options.num_gpu_blocks_override:
+            return options.num_gpu_blocks_override * (self.plans[stage].bytes_per_block or 0)
+        return options.kv_cache_memory_bytes or max(0, self.remaining_bytes(terms))
+
+    def planner(self) -> Callable[[int], CacheLayout]:
+        """Return a function of a pipeline stage that returns the layout of its cache."""
+        return self.engine.plan(self.layers, self.ranks, self.settings)
 
     @cached_property
     def plans(self) -> list[CacheLayout]:
         """The layout of the cache on each pipeline stage."""
-        planner = self.request.planner()
-        return [planner(stage) for stage in range(self.ranks.pp)]
+        return [*map(self.planner(), range(self.ranks.pp))]
+
+    @cached_property
+    def stage_terms(self) -> dict[str, list[MemoryBreakdown]]:
+        """The memory outside the cache of each pipeline stage, by estimate of the range."""
+        starts = [self.startup(stage) for stage in range(self.ranks.pp)]
+        estimates = ESTIMATES if self.engine.has_memory_range else ("middle",)
+        return {name: [self.memory(start, name) for start in starts] for name in estimates}
 
     @cached_property
     def stage(self) -> int:
-        """The pipeline stage that holds the fewest sequences."""
+        """The pipeline stage that fits the smallest number of sequences."""
         length, shared = self.length, self.options.shared_prefix
-        self.stage_terms(self.end)  # they may refuse the deployment
         capacities = []
-        for stage, plan in enumerate(self.plans):
-            cache = self._cache(stage, self.end)
-            sequences = plan.most_sequences(cache, length, shared)
+        for stage, terms in enumerate(self.stage_terms[self.estimate]):
+            plan, cache = self.plans[stage], self.cache_bytes(stage, terms)
+            sequences = plan.max_sequences(cache, length, shared)
             capacities.append((sequences, plan.concurrency(cache, length), cache, stage))
         return min(capacities)[-1]
 
@@ -143,128 +253,133 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def content(self) -> Content:
-        """The part of the cache that holds data: no blocks, padding or reserve."""
-        return content_of(self.request.held, self.ranks, self.stage, self.engine.content)
+        """The part of the cache that stores data: no blocks, padding or reserve."""
+        return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
         return (*self.remarks, *self.plan.notes)
 
-    def stage_terms(self, end: str) -> list[MemoryBreakdown]:
-        """Return the terms of each pipeline stage at one end of the range."""
-        if end not in self._stage_terms:
-            self._stage_terms[end] = [
-                self.request.terms(self.request.start(stage), end)
-                for stage in range(self.ranks.pp)
-            ]
-        return self._stage_terms[end]
-
-    def _cache(self, stage: int, end: str) -> int:
-        """Return the bytes that the plan of a stage works with."""
-        return self.request.cache(
-            self.plans[stage], self.request.left(self.stage_terms(end)[stage])
-        )
-
     @property
     def terms(self) -> MemoryBreakdown:
-        """The terms in the middle of the range."""
-        return self.stage_terms("middle")[self.stage]
+        """The memory outside the cache in the middle of the range."""
+        return self.stage_terms["middle"][self.stage]
 
     @property
-    def end_terms(self) -> MemoryBreakdown:
-        return self.stage_terms(self.end)[self.stage]
+    def estimate_terms(self) -> MemoryBreakdown:
+        """The memory outside the cache in the estimate that answers."""
+        return self.stage_terms[self.estimate][self.stage]
 
     @property
     def budget(self) -> Budget:
-        return self.request.budget(self.terms)
+        return self.budget_of(self.terms)
 
     @property
-    def end_budget(self) -> Budget:
-        return self.request.budget(self.end_terms)
+    def estimate_budget(self) -> Budget:
+        return self.budget_of(self.estimate_terms)
 
     @cached_property
-    def left(self) -> dict[str, int]:
-        """Bytes that the terms leave for the cache, by end of the range; negative if they exceed
-        the share."""
-        ends = ENDS if self.engine.ranged else ("middle",)
-        return {end: self.request.left(self.stage_terms(end)[self.stage]) for end in ends}
+    def remaining(self) -> dict[str, int]:
+        """Bytes that the other memory leaves for the cache, by estimate; negative if it exceeds the
+        share."""
+        terms = {
+            name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
+        }
+        return {name: self.remaining_bytes(terms[name]) for name in terms}
 
     @cached_property
     def kv_budget(self) -> int:
-        """Bytes that the plan works with, at the end that answers."""
-        return self._cache(self.stage, self.end)
+        """Bytes of the cache, in the estimate that answers."""
+        return self.cache_bytes(self.stage, self.estimate_terms)
+
+    def budget_at(self, estimate: str) -> int:
+        """Return the bytes of the cache: as in the options, or the remaining memory."""
+        return self.kv_budget if self.has_given_cache else max(0, self.remaining[estimate])
 
     @cached_property
     def capacity(self) -> int:
-        """Sequences of `length` tokens that the replica's cache holds, for the requested
-        settings."""
+        """Sequences of `length` tokens in the replica's cache, for the requested settings."""
         shared = self.options.shared_prefix
-        sequences = self.plan.most_sequences(self.kv_budget, self.length, shared)
+        sequences: int = self.plan.max_sequences(self.kv_budget, self.length, shared)
         return sequences * self.ranks.dp
 
     @cached_property
     def sequences(self) -> int:
-        """Sequences of `length` tokens that fit in the replica, at the end that answers."""
-        return self.sequences_at(self.end)
+        """Sequences of `length` tokens that fit in the replica, in the estimate that answers."""
+        return self.sequences_at(self.estimate)
 
-    def sequences_at(self, end: str) -> int:
-        """Return the sequences of `length` that fit at one end of the range, if the engine starts
-        with `max_num_seqs` set to this number. A higher setting needs more memory outside the
-        cache."""
-        if end not in self.left:
-            end = self.end
-        largest = min(
-            plan.most_sequences(
-                self._cache(stage, end), self.length, self.options.shared_prefix
+    def sequences_at(self, estimate: str) -> int:
+        """Return the sequences of `length` that fit in one estimate of the range, if the engine
+        starts with `max_num_seqs` set to this number.
+
+        A higher setting needs more memory outside the cache.
+        """
+        if estimate not in self.stage_terms:
+            estimate = self.estimate
+        limit: int = min(
+            plan.max_sequences(
+                self.cache_bytes(stage, self.stage_terms[estimate][stage]),
+                self.length,
+                self.options.shared_prefix,
             )
             for stage, plan in enumerate(self.plans)
         )
-        return held(self.request, self.plans, end, largest) * self.ranks.dp
+        if limit and not self._can_start(limit, estimate):
+            fitting = largest(lambda count: self._can_start(count, estimate), limit)
+            limit = max(fitting, min(limit, self.num_requested))
+        return limit * self.ranks.dp
+
+    def _can_start(self, count: int, estimate: str) -> bool:
+        """Return whether every stage fits the sequences on a rank, if it is set up for them."""
+        return all(
+            self._fits_stage(stage, count, self.length, count, estimate)
+            for stage in range(self.ranks.pp)
+        )
+
+    def _fits_stage(
+        self, stage: int, count: int, length: int, max_num_seqs: int | None, estimate: str
+    ) -> bool:
+        terms = self.memory(self.startup(stage, max_num_seqs, length), estimate)
+        plan, cache = self.plans[stage], self.cache_bytes(stage, terms)
+        pool: int = plan.pool(cache)
+        return plan.needed(count, length, self.options.shared_prefix) <= pool
+
+    def max_length(self, stage: int, max_num_seqs: int | None = None) -> int | None:
+        """Return the tokens of the longest requested sequences that fit on a stage; None without a
+        limit.
+
+        The engine has the memory that it needs for this length.
+
+        Args:
+            max_num_seqs: Sequences of a rank for which the engine is set up; None as requested.
+        """
+        count, plan = self.num_requested, self.plans[stage]
+        if self.engine.has_context_buffers:
+            length = largest(
+                lambda tokens: self._fits_stage(
+                    stage, count, tokens, max_num_seqs, self.estimate
+                )
+            )
+            return None if length == MAX_TOKENS else length
+        terms = self.memory(self.startup(stage, max_num_seqs), self.estimate)
+        cache = self.cache_bytes(stage, terms)
+        return plan.max_length(cache, count, self.options.shared_prefix)
+
+    def max_lengths(self, users: Iterable[int]) -> Iterator[int | None]:
+        """Yield `max_length` of the deciding stage for each number of requested sequences."""
+        for count in users:
+            options = msgspec.structs.replace(self.options, users=count)
+            yield msgspec.structs.replace(self, options=options).max_length(self.stage)
+
+    def _shortest(self, max_num_seqs: int | None = None) -> int | None:
+        """Return the smallest `max_length` of all stages."""
+        lengths = [self.max_length(stage, max_num_seqs) for stage in range(self.ranks.pp)]
+        return min((length for length in lengths if length is not None), default=None)
 
     @cached_property
     def longest(self) -> int | None:
         """Tokens of each requested sequence that fit; None if the cache stops growing first."""
-        lengths = (longest(self.request, n, plan) for n, plan in enumerate(self.plans))
-        return min((tokens for tokens in lengths if tokens is not None), default=None)
-
-    def longest_of(self, users: Iterable[int]) -> Iterator[int | None]:
-        """Yield `longest` for each number of sequences in the replica, on the stage that
-        decides."""
-        for count in users:
-            options = msgspec.structs.replace(self.options, users=count)
-            yield longest(self.request._replace(options=options), self.stage, self.plan)
-
-    @cached_property
-    def needed(self) -> CapacityLimits:
-        """See `CapacityLimits`."""
-        return needed(self.request, self.plans)
-
-    @property
-    def shortage(self) -> int:
-        """Bytes by which the terms exceed the share, at the end that answers; 0 if they do not."""
-        return max(0, -self.request.left(self.end_terms))
-
-    @property
-    def over(self) -> int:
-        """Bytes by which a given cache exceeds the memory that the terms leave."""
-        return max(0, self.plan.pool(self.kv_budget) - self.left[self.end]) if self.given else 0
-
-    @property
-    def fits(self) -> bool:
-        """Whether the requested sequences fit, in the remaining memory or in a given cache."""
-        return (self.given or self.shortage == 0) and self.sequences >= self.options.wanted
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes of one GPU's cache that the requested sequences need."""
-        return self.plan.needed(self.per_rank, self.length, self.options.shared_prefix)
-
-    @property
-    def headroom(self) -> int:
-        """Bytes of a GPU's cache that the requested sequences leave; negative if they do not
-        fit."""
-        shortage = 0 if self.given else self.shortage
-        return self.plan.pool(self.kv_budget) - shortage - self.needed_bytes
+        return self._shortest()
 
     @property
     def longest_context(self) -> int | None:
@@ -274,37 +389,60 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         203,776 tokens fit. A model made for 40,960 serves 40,960, but 203,776 if 102,400 were
         requested.
         """
-        own = self.model.max_context
-        if own is None or self.length > own:
+        maximum = self.model.max_context
+        if maximum is None or self.length > maximum:
             return self.longest
-        return own if self.longest is None else min(self.longest, own)
+        return maximum if self.longest is None else min(self.longest, maximum)
+
+    @cached_property
+    def needed(self) -> CapacityLimits:
+        """See `CapacityLimits`."""
+        options, shared = self.options, self.options.shared_prefix
+        caches = [plan.needed(self.num_requested, self.length, shared) for plan in self.plans]
+        terms = self.stage_terms[self.estimate]
+
+        def is_short(steps: int) -> bool:
+            return any(
+                self.remaining_bytes(stage_terms, steps / UTILIZATION_STEPS) < cache
+                for stage_terms, cache in zip(terms, caches, strict=True)
+            )
+
+        def can_start(count: int) -> bool:
+            return self._can_start(count, self.estimate)
+
+        utilization = (largest(is_short, UTILIZATION_STEPS) + 1) / UTILIZATION_STEPS
+        limit = MAX_TOKENS if can_start(SAMPLER_STEP) else SAMPLER_STEP - 1
+        has_request = options.max_num_seqs or options.users or options.require
+        return CapacityLimits(
+            cache=max(caches),
+            utilization=utilization if utilization <= 1 else None,
+            sequences=largest(can_start, limit) * self.ranks.dp,
+            length=self._shortest(self.num_requested if has_request else None),
+        )
 
     @property
-    def margin(self) -> int:
-        """Bytes that the end of the range that answers adds to its terms; negative at the high
-        end."""
-        return self.end_budget.cache - self.left[self.end]
+    def needed_bytes(self) -> int:
+        """Bytes of one GPU's cache that the requested sequences need."""
+        return self.plan.needed(self.num_requested, self.length, self.options.shared_prefix)
 
-    def memory_parts(self) -> dict[str, int]:
-        """Return the bytes of one GPU's memory by name, which add up to `budget.memory`, at the end
-        that answers.
+    @property
+    def shortage(self) -> int:
+        """Bytes by which the other memory exceeds the share, in the estimate that answers."""
+        return max(0, -self.remaining[self.estimate])
 
-        `KV cache` is negative if the other parts exceed the share. The last part is what the engine
-        leaves: unused, or, if a share leaves out activations and CUDA graphs (SGLang), the memory
-        of both.
-        """
-        terms, budget = self.end_terms, self.end_budget
-        parts = {**terms.startup, "weights": terms.language, **terms.extra}
-        if not budget.outside:
-            parts |= {"activations": terms.activation, **terms.overhead}
-        if self.margin:
-            parts["margin"] = self.margin
-        parts["KV cache"] = self.kv_budget if self.given else self.left[self.end]
-        rest = budget.memory - sum(parts.values())
-        if rest:
-            unused = "left free" if rest > 0 else "missing"
-            parts["activations and CUDA graphs" if budget.outside else unused] = rest
-        return parts
+    @property
+    def excess(self) -> int:
+        """Bytes by which a cache from the options exceeds the remaining memory."""
+        if not self.has_given_cache:
+            return 0
+        return max(0, int(self.plan.pool(self.kv_budget)) - self.remaining[self.estimate])
+
+    @property
+    def fits(self) -> bool:
+        """Whether the requested sequences fit, in the remaining memory or in a cache from the
+        options."""
+        has_memory = self.has_given_cache or self.shortage == 0
+        return has_memory and self.sequences >= self.options.wanted
 
     @property
     def starts(self) -> bool:
@@ -313,18 +451,139 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
 
     @property
-    def per_rank(self) -> int:
-        """Requested sequences on one dp rank."""
-        return self.ranks.sequences(self.options.wanted)
+    def headroom(self) -> int:
+        """Bytes of a GPU's cache that the requested sequences leave; negative if they do not
+        fit."""
+        shortage = 0 if self.has_given_cache else self.shortage
+        return int(self.plan.pool(self.kv_budget)) - shortage - self.needed_bytes
 
-    def budget_at(self, end: str) -> int:
-        """Return the bytes of the cache at one end of the range: as given, or the remaining
-        memory."""
-        return self.kv_budget if self.given else max(0, self.left[end])
+    @property
+    def margin(self) -> int:
+        """Bytes that the estimate that answers adds to the other memory; negative at the high
+        end."""
+        return int(self.estimate_budget.cache) - self.remaining[self.estimate]
+
+    def memory_parts(self) -> dict[str, int]:
+        """Return the bytes of one GPU's memory by name, in the estimate that answers. Their sum is
+        `budget.memory`.
+
+        `KV cache` is negative if the other parts exceed the share. The last part is not used by the
+        engine. If a share leaves out activations and CUDA graphs (SGLang), it is their memory.
+        """
+        terms, budget = self.estimate_terms, self.estimate_budget
+        parts = {**terms.startup, "weights": terms.language, **terms.extra}
+        if not budget.excludes_activations:
+            parts |= {"activations": terms.activation, **terms.overhead}
+        if self.margin:
+            parts["margin"] = self.margin
+        remaining = self.remaining[self.estimate]
+        parts["KV cache"] = self.kv_budget if self.has_given_cache else remaining
+        rest = budget.memory - sum(parts.values())
+        if rest:
+            name = "left free" if rest > 0 else "missing"
+            parts["activations and CUDA graphs" if budget.excludes_activations else name] = rest
+        return parts
+
+
+def resolve_deployment(
+    deployment: TimedDeployment, options: FitOptions
+) -> tuple[TimedDeployment, Any, tuple[str, ...]]:
+    """Return the deployment in the formats that the engine stores, the release, and remarks.
+
+    Raises:
+        UserError: The engine cannot run the request.
+    """
+    model, ranks, engine = deployment.model, deployment.parallelism, options.rules
+    check(model, ranks)
+    if ranks.dcp > 1 and not engine.spreads_context:
+        raise UserError(f"no rules for decode-context parallelism under {engine.title}")
+    precision, remarks = engine.supported_precision(model, deployment.precision)
+    release, remark = engine.release(options.engine_version)
+    gpu, log = deployment.gpu, options.from_log
+    if log and log.gpu == gpu.name:
+        gpu = msgspec.structs.replace(gpu, memory_bytes=log.memory_bytes)
+    run = msgspec.structs.replace(
+        deployment, gpu=gpu, precision=precision, model=stored_as(model, precision)
+    )
+    warning = ""
+    if engine.warns and not (options.enforce_eager or options.given):
+        warning = engine.warns(release, run.model, run.formats, ranks)
+    return run, release, (*remarks, *filter(None, [remark, warning]))
+
+
+def make_fit(
+    requested: TimedDeployment,
+    run: TimedDeployment,
+    options: FitOptions,
+    release: Any,
+    remarks: tuple[str, ...] = (),
+) -> Fit:
+    """Return the fit of a resolved deployment, with the defaults of the engine and the model."""
+    engine, ranks = options.rules, run.parallelism
+    defaults = engine.defaults(
+        run.gpu, ranks, release, options.max_num_batched_tokens, run.model
+    )
+    draft_tokens = defaults.draft_tokens if options.mtp or options.draft else 0
+    settings = msgspec.structs.replace(
+        options,
+        max_num_batched_tokens=defaults.tokens,
+        max_in_flight_batches=options.max_in_flight_batches or defaults.in_flight_batches,
+        num_speculative_tokens=options.num_speculative_tokens or draft_tokens,
+        mamba_ssm_cache_dtype=options.state_dtype,
+        page_tuples=options.page_tuples or defaults.page_tuples,
+    )
+    layers, extra_weights = _layer_caches(run, engine, settings, options.mtp), {}
+    if options.mtp:
+        extra_weights["mtp"] = mtp_weights(run.model, run.formats, ranks)
+    if draft := options.draft:
+        check_vocabulary(run.model, draft, engine.max_vocabulary_difference, engine.title)
+        precision, _ = engine.supported_precision(
+            draft, Precision(kv_cache_dtype=requested.precision.kv_cache_dtype)
+        )
+        draft_run = msgspec.structs.replace(run, model=draft, precision=precision)
+        for layer in _layer_caches(draft_run, engine, settings):
+            layers.append(layer._replace(stage=ranks.pp - 1))
+        extra_weights["draft"] = draft_weights(draft, precision, ranks)
+    if not any(layer.parts for layer in layers):
+        raise UserError(
+            f"{run.model.name} keeps no cache: only its weights and activations take memory"
+        )
+    max_num_seqs = options.max_num_seqs or defaults.sequences * ranks.dp
+    return Fit(
+        requested=requested,
+        deployment=run,
+        options=options,
+        settings=settings,
+        release=release,
+        max_num_seqs=ranks.sequences(max(max_num_seqs, options.require)),
+        utilization=options.gpu_memory_utilization or defaults.utilization,
+        utilization_basis=options.utilization_of or engine.utilization_basis,
+        length=options.longest(run.model),
+        layers=layers,
+        extra_weights=extra_weights,
+        remarks=remarks,
+    )
+
+
+def _layer_caches(
+    run: TimedDeployment, engine: Engine, settings: EngineSettings, mtp: bool = False
+) -> list[LayerCache]:
+    """Return every layer of a model as the engine stores it, on its pipeline stage. With `mtp`,
+    prediction layers are on the last stage."""
+    model, ranks = run.model, run.parallelism
+    parts = {
+        kind: engine.stored_parts(model, kind, run.formats, ranks, settings)
+        for kind in model.kinds
+    }
+    kinds = [(stage.number, kind) for stage in stages(model, ranks.pp) for kind in stage.order]
+    if mtp and model.mtp:
+        kinds += [(ranks.pp - 1, model.mtp.kind)] * model.mtp.layers
+    return [LayerCache(model, kind, stage, parts[kind]) for stage, kind in kinds]
 
 
 def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
-    """Return what fits of a deployment. Raises UserError on a request that the engine refuses."""
+    """Return the capacity of a deployment. Raises UserError on a request that the engine
+    refuses."""
     options = options or FitOptions()
     for argument, kind in ((deployment, TimedDeployment), (options, FitOptions)):
         if not isinstance(argument, kind):
@@ -332,31 +591,29 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
                 f"{argument!r:.80} is no {kind.__name__.removeprefix('Timed')}",
                 hint="`kvcalc.deploy(model, gpu).fit()` takes names",
             )
-    run, release, remarks = started(deployment, options)
-    request = request_of(run, options, deployment.precision.kv_cache_dtype, release)
-    result = Fit(deployment, request, remarks)
+    run, release, remarks = resolve_deployment(deployment, options)
+    result = make_fit(deployment, run, options, release, remarks)
     _ = result.stage  # an engine may refuse the layers
     return result
 
 
-def shortened(found: Fit) -> Fit:
-    """Return the answer at the longest context that fits.
+def shortened(result: Fit) -> Fit:
+    """Return the fit at the longest context that fits.
 
     Return it unchanged if it fits, if a length was requested, or if no token fits.
     """
-    if found.fits or found.options.max_model_len or not found.longest:
-        return found
-    shorter = fit(
-        found.asked, msgspec.structs.replace(found.options, max_model_len=found.longest)
-    )
-    return shorter if shorter.fits else found
+    if result.fits or result.options.max_model_len or not result.longest:
+        return result
+    options = msgspec.structs.replace(result.options, max_model_len=result.longest)
+    shorter = fit(result.requested, options)
+    return shorter if shorter.fits else result
 
 
-def most_sequences(deployment: TimedDeployment, options: FitOptions) -> int:
-    """Return `Fit.sequences`, or 0 if the terms exceed the share. Raises UserError as `fit`."""
+def max_sequences(deployment: TimedDeployment, options: FitOptions) -> int:
+    """Return `Fit.sequences`, or 0 if the other memory exceeds the share. Raises UserError as
+    `fit`."""
     result = fit(deployment, options)
-    if not options.given and any(
-        result.request.left(t) < 0 for t in result.stage_terms(result.end)
-    ):
+    terms = result.stage_terms[result.estimate]
+    if not options.given and any(result.remaining_bytes(stage) < 0 for stage in terms):
         return 0
     return result.sequences

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings
-from kvcalc.capacity.memory_budget import ENDS, SHARES, LogCorrections, read_learned
+from kvcalc.capacity.memory_budget import ESTIMATES, SHARES, LogCorrections, read_learned
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.choices import (
     BytesInstead,
@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 60
 CHOICES = {
     "mamba_cache_mode": ("none", "align"),
     "utilization_of": ("", *SHARES),
-    "budget": ("", *ENDS),
+    "budget": ("", *ESTIMATES),
 }
 MODALITIES = ("image", "video", "audio")
 STATE_DTYPES = ("", "auto", "fp32", "bf16", "fp16")
@@ -236,7 +236,7 @@ class FitOptions(EngineSettings, frozen=True):
     def end(self) -> str:
         """The end of the range that answers: the middle if the engine's terms have no range."""
         end = self.budget or ("low" if self.require else "middle")
-        return end if self.rules.ranged else "middle"
+        return end if self.rules.has_memory_range else "middle"
 
     @property
     def wanted(self) -> int:

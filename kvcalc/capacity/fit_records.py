@@ -1,46 +1,42 @@
-"""The records of `fit`: one configuration each, every figure under its own key.
+"""The records of `fit`: one configuration each, and cells of users × contexts.
 
-Users × contexts: of each cell the verdict, and what is left on a GPU.
-
-Whether a batch fits into the memory: the keys that records of times share.
+The keys of `batch_memory` tell whether a batch fits; records of times share them.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.allocations import external, paged
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.deployment_fit import fit
 from kvcalc.capacity.fit_options import FitOptions, options_for
-from kvcalc.capacity.memory_budget import (
-    ENDS,
-    loading,
-    offloaded_bytes,
-    replicas,
-)
+from kvcalc.capacity.memory_budget import ESTIMATES, offloaded_bytes, replicas
 from kvcalc.capacity.suggested_fixes import advice, small_cache, without_sharing
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.presets import preset_files
+from kvcalc.model.memory import weight_bytes
 from kvcalc.records import Record
 from kvcalc.timing.deployment import TimedDeployment
 
 
 class Typed(NamedTuple):
-    """The words in which a request named its model and its GPU, '' what they are called, and its
-    options beside an engine's.
+    """The words of a request.
 
-    all_experts: whether it has `--enable-expert-parallel`.
+    Attributes:
+        model: The model as typed; "" for its own name.
+        gpu: The GPU as typed; "" for its own name.
+        options: Options that no engine's command line expresses.
+        all_experts: Whether the request has `--enable-expert-parallel`.
     """
 
     model: str = ""
     gpu: str = ""
-    beside: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     all_experts: bool = False
 
 
@@ -48,233 +44,237 @@ AS_CALLED = Typed()
 
 
 def fit_record(
-    found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Typed = AS_CALLED
+    result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Typed = AS_CALLED
 ) -> Record:
-    """One configuration as a record; integers are exact bytes of one GPU. `breakpoints` is its one
-    nested list.
+    """Return one configuration as a record; integers are exact bytes of one GPU.
 
-    command: the engine's own command line. kvcalc_command: that, given back to `fit` with what it
-    cannot tell beside it.
+    Args:
+        lengths: Lengths of requests for the waste of allocators; () for no such keys.
+        seed: Seed of the simulated allocator.
+        typed: The words of the request.
     """
-    plan, requested, ranks = found.plan, found.options, found.ranks
-    budget, cache = found.budget, found.kv_budget
-    range_ = (
-        {end: found.budget_at(end) for end in ENDS}
-        if found.engine.ranged or found.given
-        else {}
-    )
+    options, ranks, plan = result.options, result.ranks, result.plan
     return {
-        "model": found.model.name,
-        "engine": requested.engine,
-        "gpu": found.gpu.name,
+        "model": result.model.name,
+        "engine": options.engine,
+        "gpu": result.gpu.name,
         "gpus": ranks.gpus,
         "tensor_parallel_size": ranks.tp,
         "pipeline_parallel_size": ranks.pp,
         "data_parallel_size": ranks.dp,
-        "dtype": found.formats.weights_label,
-        "kv_cache_dtype": requested.cache_label(found.formats.kv_cache_dtype),
-        "fits": found.fits,
-        "weights_fit": budget.weights_fit,
-        "memory_bytes": budget.memory,
-        "gpu_memory_utilization": found.utilization,
-        "utilization_of": found.of,
-        "share_bytes": budget.share,
-        "weight_bytes": budget.weights,
-        "language_weight_bytes": found.terms.language,
-        "extra_weight_bytes": budget.weights - found.terms.language,
-        **({"host_weight_bytes": found.terms.host} if found.terms.host else {}),
-        "mtp_weight_bytes": found.beside.get("mtp"),
-        "draft_weight_bytes": found.beside.get("draft"),
-        "activation_bytes": budget.activation,
-        "overhead_bytes": budget.overhead,
-        "kv_budget_bytes": found.budget_at("middle"),
-        "kv_budget_low_bytes": range_.get("low"),
-        "kv_budget_high_bytes": range_.get("high"),
-        "budget": found.end,
-        "shortage_bytes": found.shortage,
-        **_advised(found, typed),
-        "block_size": plan.block_size,
-        "page_bytes": plan.page_bytes,
-        "bytes_per_block": plan.bytes_per_block,
-        "num_blocks": plan.num_blocks(cache),
-        "blocks_per_request": plan.request_blocks(found.length),
-        "kv_tokens": plan.tokens(cache, found.length),
-        "max_concurrency": plan.concurrency(cache, found.length),
-        "max_num_seqs": found.sequences,
-        "max_model_len": found.longest,
-        "requested_model_len": found.length,
-        "requested_num_seqs": requested.wanted,
-        "low_num_seqs": found.sequences_at("low") if range_ else None,
-        **_inverse(found),
-        "kv_cache_allocated_bytes": plan.allocated(cache, found.per_rank, found.length),
-        **plan.parts(found.per_rank, found.length),
-        "max_num_batched_tokens": found.settings.max_num_batched_tokens,
-        **_moved(found),
-        **_placed(found),
-        **(_fragmentation(found, lengths, seed) if lengths else {}),
-        **_commands(found, typed),
+        "dtype": result.formats.weights_label,
+        "kv_cache_dtype": options.cache_label(result.formats.kv_cache_dtype),
+        "fits": result.fits,
+        **_memory_keys(result, typed),
+        **_capacity_keys(result),
+        "kv_cache_allocated_bytes": plan.allocated(
+            result.kv_budget, result.num_requested, result.length
+        ),
+        **plan.extra_buffers(result.num_requested, result.length),
+        "max_num_batched_tokens": result.settings.max_num_batched_tokens,
+        **_transfer_keys(result),
+        **_placement_keys(result),
+        **(_waste_keys(result, lengths, seed) if lengths else {}),
+        **_command_keys(result, typed),
         "breakpoints": plan.breakpoints(),
     }
 
 
-def _advised(found: Fit, typed: Typed) -> dict[str, str | None]:
-    advised = advice(found, all_experts=typed.all_experts)
-    if advised is None:
-        return {"advice": None, "advice_quality": None}
-    return {"advice": advised.said, "advice_quality": advised.quality or None}
-
-
-def _inverse(found: Fit) -> Record:
-    """What just holds what is asked for, the greatest settings, and sequences in a cache of 8 bits
-    or without a shared prefix."""
-    smaller, apart = small_cache(found), found.options.shared_prefix
+def _memory_keys(result: Fit, typed: Typed) -> Record:
+    """Return the memory of one GPU, and advice if something is missing."""
+    terms, budget = result.terms, result.budget
+    has_range = result.engine.has_memory_range or result.has_given_cache
+    low, _, high = (result.budget_at(name) if has_range else None for name in ESTIMATES)
+    advised = advice(result, all_experts=typed.all_experts)
     return {
-        "unshared_num_seqs": without_sharing(found) if apart else None,
-        "longest_context": found.longest_context,
-        "capacity_sequences": found.capacity,
-        "needed_utilization": found.needed.utilization,
-        "needed_kv_cache_memory_bytes": found.needed.cache,
-        "greatest_num_seqs": found.needed.sequences,
-        "greatest_model_len": found.needed.length,
+        "weights_fit": budget.weights_fit,
+        "memory_bytes": budget.memory,
+        "gpu_memory_utilization": result.utilization,
+        "utilization_of": result.utilization_basis,
+        "share_bytes": budget.share,
+        "weight_bytes": terms.weights,
+        "language_weight_bytes": terms.language,
+        "extra_weight_bytes": terms.weights - terms.language,
+        **({"host_weight_bytes": terms.host} if terms.host else {}),
+        "mtp_weight_bytes": result.extra_weights.get("mtp"),
+        "draft_weight_bytes": result.extra_weights.get("draft"),
+        "activation_bytes": budget.activation,
+        "overhead_bytes": budget.overhead,
+        "kv_budget_bytes": result.budget_at("middle"),
+        "kv_budget_low_bytes": low,
+        "kv_budget_high_bytes": high,
+        "budget": result.estimate,
+        "shortage_bytes": result.shortage,
+        "advice": advised.text if advised else None,
+        "advice_quality": (advised.quality or None) if advised else None,
+    }
+
+
+def _capacity_keys(result: Fit) -> Record:
+    """Return blocks, sequences and lengths, the limits, and sequences under other settings."""
+    plan, cache, length = result.plan, result.kv_budget, result.length
+    options, limits, smaller = result.options, result.needed, small_cache(result)
+    has_range = result.engine.has_memory_range or result.has_given_cache
+    return {
+        "block_size": plan.block_size,
+        "page_bytes": plan.page_bytes,
+        "bytes_per_block": plan.bytes_per_block,
+        "num_blocks": plan.num_blocks(cache),
+        "blocks_per_request": plan.request_blocks(length),
+        "kv_tokens": plan.tokens(cache, length),
+        "max_concurrency": plan.concurrency(cache, length),
+        "max_num_seqs": result.sequences,
+        "max_model_len": result.longest,
+        "requested_model_len": length,
+        "requested_num_seqs": options.wanted,
+        "low_num_seqs": result.sequences_at("low") if has_range else None,
+        "unshared_num_seqs": without_sharing(result) if options.shared_prefix else None,
+        "longest_context": result.longest_context,
+        "capacity_sequences": result.capacity,
+        "needed_utilization": limits.utilization,
+        "needed_kv_cache_memory_bytes": limits.cache,
+        "greatest_num_seqs": limits.sequences,
+        "greatest_model_len": limits.length,
         "small_cache_num_seqs": smaller.sequences if smaller else None,
     }
 
 
-def _commands(found: Fit, typed: Typed) -> dict[str, str | None]:
-    written = command_of(found.deployment, found.options, typed.model)
-    if written is None:
-        return {"command": None, "kvcalc_command": None}
-    gpu = typed.gpu if typed.gpu.lower().endswith((".yaml", ".yml")) else found.gpu.name
-    beside = shlex.join(["--gpu", gpu, *typed.beside, *written.beside])
-    return {
-        "command": written.line,
-        "kvcalc_command": f"kvcalc fit {beside} -- {written.line}",
-    }
-
-
-def _recompute(found: Fit) -> float | None:
-    """The bound of a prefill of one sequence on its dp rank, alone; None on a GPU without matrix
-    peaks."""
-    one = msgspec.structs.replace(
-        found.deployment, parallelism=msgspec.structs.replace(found.ranks, dp=1, ep=1)
-    )
-    try:
-        return float(one.seconds(Batch.prefill(found.length)))
-    except UserError:
-        return None
-
-
-def _moved(found: Fit) -> Record:
-    """What crosses links: one sequence to a decoding GPU, and a step over sequences whose cache
-    lies in host memory."""
-    gpu, length = found.gpu, found.length
-    sent = found.content.needed(1, length)
+def _transfer_keys(result: Fit) -> Record:
+    """Return the transfer of one sequence to a decoding GPU, and a step over sequences whose cache
+    is in host memory."""
+    gpu, length, content = result.gpu, result.length, result.content
+    size = content.needed(1, length)
     keys: Record = {
-        "transfer_bytes": sent,
-        "transfer_s": sent / gpu.link_bytes_per_s if gpu.link_bytes_per_s else None,
+        "transfer_bytes": size,
+        "transfer_s": size / gpu.link_bytes_per_s if gpu.link_bytes_per_s else None,
     }
-    host = found.options.kv_offloading_bytes
-    if host:
-        stored = found.plan.most_beside(host, length)
-        read = stored * found.content.step_read(length)
-        link = gpu.host_link_bytes_per_s
-        keys |= {
-            "offload_num_seqs": stored * found.ranks.dp,
-            "offload_step_bytes": read,
-            "offload_step_s": read / link if link else None,
-            "offload_tokens": stored * found.ranks.dp * length,
-            "offload_return_s": sent / link if link else None,
-            "recompute_s": _recompute(found),
-        }
-    return keys
+    host_bytes = result.options.kv_offloading_bytes
+    if not host_bytes:
+        return keys
+    sequences = result.plan.max_extra_sequences(host_bytes, length)
+    read = sequences * content.step_read(length)
+    link = gpu.host_link_bytes_per_s
+    rank = msgspec.structs.replace(result.ranks, dp=1, ep=1)
+    prefill = msgspec.structs.replace(result.deployment, parallelism=rank)
+    try:
+        recompute_s = float(prefill.seconds(Batch.prefill(length)))
+    except UserError:  # a GPU without matrix peaks
+        recompute_s = None
+    return keys | {
+        "offload_num_seqs": sequences * result.ranks.dp,
+        "offload_step_bytes": read,
+        "offload_step_s": read / link if link else None,
+        "offload_tokens": sequences * result.ranks.dp * length,
+        "offload_return_s": size / link if link else None,
+        "recompute_s": recompute_s,
+    }
 
 
-def _placed(found: Fit) -> Record:
-    """What stays in the host's memory and what it costs a pass, what stands on more than one GPU,
-    and how weights get in."""
-    resident, gpu, requested = found.terms.language, found.gpu, found.options
-    away = offloaded_bytes(
-        found.model, found.formats, found.ranks, found.stage, requested.cpu_offload_gb
+def _placement_keys(result: Fit) -> Record:
+    """Return the weights in host memory with their time, the data on several GPUs, and the time to
+    load the weights."""
+    gpu, options, deployment = result.gpu, result.options, result.deployment
+    offloaded = offloaded_bytes(
+        result.model, result.formats, result.ranks, result.stage, options.cpu_offload_gb
     )
-    twice = replicas(found.model, found.formats, found.ranks)
-    host = msgspec.structs.replace(found.deployment, host_weights=away)
-    # as `latency` times this engine
-    predicted = found.options.engine in preset_files(f"calibrations/{gpu.name}")
-    load = loading(
-        found.model, found.deployment.precision, gpu, resident, requested.disk_bandwidth
-    )
+    offload_s = None
+    link = gpu.host_link_bytes_per_s
+    if link:
+        host = msgspec.structs.replace(deployment, host_weights=offloaded)
+        # as `latency` times this engine
+        is_predicted = options.engine in preset_files(f"calibrations/{gpu.name}")
+        operators = host.operators(Batch.decode(1))
+        offload_s = float(host.host_seconds(operators, measured=is_predicted))
+    copies = replicas(result.model, result.formats, result.ranks)
+    checkpoint = weight_bytes(result.model, deployment.precision)
+    load_disk_s = checkpoint / options.disk_bandwidth if options.disk_bandwidth else None
+    load_link_s = result.terms.language / link if link else None
+    times = [time for time in (load_disk_s, load_link_s) if time is not None]
     return {
         "machine_memory_bytes": gpu.memory_bytes,
-        "startup_bytes": found.terms.taken,
-        "cpu_offload_bytes": away,
-        "cpu_offload_s": _host_seconds(host, predicted) if gpu.host_link_bytes_per_s else None,
-        "replicated_weight_bytes": sum(twice.weights.values()),
-        "kv_copies": max((copies for *_, copies in twice.cache), default=1),
-        "checkpoint_bytes": load.checkpoint_bytes,
-        "load_disk_s": load.disk_s,
-        "load_link_s": load.link_s,
-        "load_s": load.min_s,
+        "startup_bytes": result.terms.startup_bytes,
+        "cpu_offload_bytes": offloaded,
+        "cpu_offload_s": offload_s,
+        "replicated_weight_bytes": sum(copies.weights.values()),
+        "kv_copies": max((count for *_, count in copies.cache), default=1),
+        "checkpoint_bytes": checkpoint,
+        "load_disk_s": load_disk_s,
+        "load_link_s": load_link_s,
+        "load_s": max(times, default=None),  # loading overlaps both
     }
 
 
-def _host_seconds(deployment: TimedDeployment, predicted: bool) -> float:
-    """Return the seconds that weights in the host's memory take to cross in a decode step of one
-    sequence."""
-    return float(
-        deployment.host_seconds(deployment.operators(Batch.decode(1)), measured=predicted)
-    )
-
-
-def _fragmentation(found: Fit, lengths: Sequence[int], seed: int) -> Record:
-    """The three kinds of waste for these lengths, cut at max_model_len, in as many token slots as
-    the pool has."""
-    cut = [min(n, found.length) for n in lengths]
-    slots = found.plan.tokens(found.kv_budget, found.length)
-    block = found.plan.block_size or 16
-    whole, pages = paged(cut, found.length), paged(cut, block)
-    pieces = external(cut, slots, seed) if slots >= max(cut) else None
+def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> Record:
+    """Return the waste of three allocators for these lengths, cut at max_model_len, in the token
+    slots of the pool."""
+    requests = [min(length, result.length) for length in lengths]
+    slots = result.plan.tokens(result.kv_budget, result.length)
+    contiguous = paged(requests, result.length)
+    pages = paged(requests, result.plan.block_size or 16)
+    pieces = external(requests, slots, seed) if slots >= max(requests) else None
     return {
-        "lengths": len(cut),
-        "mean_length": sum(cut) / len(cut),
-        "contiguous_waste": whole.share,
-        "contiguous_waste_tokens": whole.tokens,
-        "contiguous_num_seqs": slots // found.length,
+        "lengths": len(requests),
+        "mean_length": sum(requests) / len(requests),
+        "contiguous_waste": contiguous.share,
+        "contiguous_waste_tokens": contiguous.tokens,
+        "contiguous_num_seqs": slots // result.length,
         "external_waste": pieces.free if pieces else None,
         "external_failures": pieces.failures if pieces else None,
         "external_requests": pieces.requests if pieces else None,
         "external_largest_hole": pieces.largest if pieces else None,
         "paged_waste": pages.share,
         "paged_waste_tokens": pages.tokens,
-        "paged_num_seqs": slots * len(cut) // pages.slots,
+        "paged_num_seqs": slots * len(requests) // pages.slots,
     }
 
 
-def smallest_first(found: Sequence[Fit]) -> list[Fit]:
-    """Return the answers with the smallest that fits in front: fewest GPUs, then least memory, then
-    in the order of the request. Those with the model's maximum come before shorter ones."""
-    good = [f for f in found if f.fits]
-    if not good:
-        return list(found)
+def _command_keys(result: Fit, typed: Typed) -> Record:
+    """Return the engine's command line, and the command line of `fit` with it."""
+    written = command_of(result.deployment, result.options, typed.model)
+    if written is None:
+        return {"command": None, "kvcalc_command": None}
+    is_file = typed.gpu.lower().endswith((".yaml", ".yml"))
+    gpu = typed.gpu if is_file else result.gpu.name
+    options = shlex.join(["--gpu", gpu, *typed.options, *written.options])
+    return {
+        "command": written.line,
+        "kvcalc_command": f"kvcalc fit {options} -- {written.line}",
+    }
 
-    def size(found: Fit) -> tuple[bool, int, int]:
-        gpus = found.ranks.gpus
-        return bool(found.options.max_model_len), gpus, gpus * found.gpu.memory_bytes
 
-    best = min(good, key=size)
-    return [best, *(f for f in found if f is not best)]
+def smallest_first(results: Sequence[Fit]) -> list[Fit]:
+    """Return the fits with the smallest deployment that fits in front.
+
+    It has the smallest number of GPUs, then the least memory. Fits at the model's maximum length
+    come before shorter ones.
+    """
+    fitting = [result for result in results if result.fits]
+    if not fitting:
+        return list(results)
+    first = min(
+        fitting,
+        key=lambda result: (
+            bool(result.options.max_model_len),
+            result.ranks.gpus,
+            result.ranks.gpus * result.gpu.memory_bytes,
+        ),
+    )
+    return [first, *(result for result in results if result is not first)]
 
 
 USERS = tuple(1 << n for n in range(8))
-LEAST, LEAST_COLUMNS, MOST_COLUMNS = 4096, 6, 8
+MIN_CONTEXT, MIN_COLUMNS, MAX_COLUMNS = 4096, 6, 8
 
 
-def contexts_of(longest: int | None) -> list[int]:
-    """Doubled lengths up to the model's own longest, which is the last; from LEAST, or lower where
-    those were fewer columns than LEAST_COLUMNS, and at most MOST_COLUMNS."""
-    most = longest or 131072
-    doubled = [1 << k for k in range((most - 1).bit_length())]
-    columns = max(LEAST_COLUMNS, sum(n >= LEAST for n in doubled) + 1)
-    return [*doubled, most][-min(columns, MOST_COLUMNS) :]
+def contexts_of(max_context: int | None) -> list[int]:
+    """Return doubled lengths up to the model's maximum, which is the last.
+
+    They begin at MIN_CONTEXT, or lower if there would be fewer than MIN_COLUMNS of them.
+    """
+    longest = max_context or 131072
+    doubled = [1 << k for k in range((longest - 1).bit_length())]
+    columns = max(MIN_COLUMNS, sum(n >= MIN_CONTEXT for n in doubled) + 1)
+    return [*doubled, longest][-min(columns, MAX_COLUMNS) :]
 
 
 def matrix_records(
@@ -282,40 +282,28 @@ def matrix_records(
     options: FitOptions,
     users: Sequence[int],
     contexts: Sequence[int],
-    typed: Typed = AS_CALLED,
+    only_verdicts: bool = False,
 ) -> list[Record]:
-    """A record of `fit` for each number of users and each context (fastest), with what is left; the
-    engine stays set up alike."""
-    results = []
-    for cell, requested in _cells(options, users, contexts):
-        full = fit(deployment, requested)
-        results.append(cell | {"headroom_bytes": full.headroom} | fit_record(full, typed=typed))
-    return results
+    """Return a record of `fit` for each number of users and each context, with the free cache.
 
+    Contexts vary fastest. The engine's settings are the same in all records.
 
-def matrix_verdicts(
-    deployment: TimedDeployment,
-    options: FitOptions,
-    users: Sequence[int],
-    contexts: Sequence[int],
-) -> list[Record]:
-    """`users`, `context`, `fits` and `headroom_bytes` of those records alone, and the rest of the
-    first one's in its own."""
-    results: list[Record] = []
-    for cell, requested in _cells(options, users, contexts):
-        first = {} if results else fit_record(fit(deployment, requested))
-        seen = fit(deployment, requested)
-        results.append(first | cell | {"fits": seen.fits, "headroom_bytes": seen.headroom})
-    return results
-
-
-def _cells(
-    options: FitOptions, users: Sequence[int], contexts: Sequence[int]
-) -> Iterator[tuple[dict[str, int], FitOptions]]:
+    Args:
+        only_verdicts: Whether records after the first have only `users`, `context`, `fits` and
+            `headroom_bytes`.
+    """
+    records: list[Record] = []
     for count in users:
         for length in contexts:
-            requested = msgspec.structs.replace(options, users=count, max_model_len=length)
-            yield {"users": count, "context": length}, requested
+            result = fit(
+                deployment, msgspec.structs.replace(options, users=count, max_model_len=length)
+            )
+            record: Record = {"users": count, "context": length}
+            record["headroom_bytes"] = result.headroom
+            is_brief = only_verdicts and records
+            record |= {"fits": result.fits} if is_brief else fit_record(result)
+            records.append(record)
+    return records
 
 
 KEYS = ("fits", "kv_budget_bytes", "kv_needed_bytes", "max_num_seqs", "memory_note")
@@ -337,17 +325,20 @@ def batch_memory(
     Raises:
         UserError: An option is wrong.
     """
-    sequences = sum(count for count, _ in groups)
+    users = sum(count for count, _ in groups)
     longest = max(length for _, length in groups)
-    requested = options_for(deployment, max_model_len=longest, users=sequences, **options)
+    requested = options_for(deployment, max_model_len=longest, users=users, **options)
     try:
-        return _memory(deployment, requested, groups)
+        return _batch_memory(deployment, requested, groups)
     except UserError as error:
-        matches: Record = dict.fromkeys(KEYS)
-        return matches | {
-            "fits": _content_fits(deployment, requested, groups),
-            "memory_note": str(error),
-        }
+        record: Record = dict.fromkeys(KEYS) | {"memory_note": str(error)}
+    content = msgspec.structs.replace(deployment, engine="none")
+    minimum = FitOptions(engine="none", max_model_len=longest, users=users)
+    try:
+        can_fit = _batch_memory(content, minimum, groups)["fits"]
+    except UserError:
+        return record
+    return record | {"fits": None if can_fit else False}
 
 
 def pass_with_memory(
@@ -358,30 +349,18 @@ def pass_with_memory(
     return [*records[:-1], records[-1] | batch_memory(deployment, groups)]
 
 
-def _memory(
-    deployment: TimedDeployment, asked: FitOptions, groups: Sequence[tuple[int, int]]
+def _batch_memory(
+    deployment: TimedDeployment, options: FitOptions, groups: Sequence[tuple[int, int]]
 ) -> Record:
-    result = fit(deployment, asked)
+    result = fit(deployment, options)
     needed, fits = result.needed_bytes, result.fits
     if len(groups) > 1:
-        needed = result.plan.needed(0, result.length)
+        plan = result.plan
+        needed = plan.needed(0, result.length)
         for count, length in groups:
-            of_rank = deployment.parallelism.sequences(count)
-            needed += result.plan.needed(of_rank, length) - result.plan.needed(0, length)
-        fits = (result.given or not result.shortage) and needed <= result.plan.pool(
-            result.kv_budget
-        )
+            sequences = result.ranks.sequences(count)
+            needed += plan.needed(sequences, length) - plan.needed(0, length)
+        has_memory = result.has_given_cache or not result.shortage
+        fits = has_memory and needed <= int(plan.pool(result.kv_budget))
     values = fits, result.kv_budget, needed, result.sequences, None
     return dict(zip(KEYS, values, strict=True))
-
-
-def _content_fits(
-    deployment: TimedDeployment, asked: FitOptions, groups: Sequence[tuple[int, int]]
-) -> bool | None:
-    """Return False if the content alone does not fit, else None: the engine is not known to fit."""
-    content = FitOptions(engine="none", max_model_len=asked.max_model_len, users=asked.users)
-    try:
-        fits = _memory(replace(deployment, engine="none"), content, groups)["fits"]
-    except UserError:
-        return None
-    return None if fits else False

@@ -1,16 +1,16 @@
 """From a GPU's memory to the KV cache budget: share − weights − activation − overhead.
 
 Nothing here depends on an engine's pages. The file also has the corrections that a start-up log
-gives, the weights that several GPUs store twice, and the time to load weights.
+gives, and the weights that several GPUs store twice.
 """
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from kvcalc.arithmetic import maximum, minimum, rounded_down, rounded_up
+from kvcalc.arithmetic import by_number, is_any, maximum, minimum, rounded_down, rounded_up
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
@@ -22,17 +22,15 @@ from kvcalc.model.memory import stage_weight_bytes, weight_bytes
 from kvcalc.model.model import NORM_VECTORS, Model, kept
 from kvcalc.model.pipeline import Stage, stages
 from kvcalc.model.precision import Precision, formats_of
-from kvcalc.records import Record
 
-ENDS = ("low", "middle", "high")  # of the range of a budget
+ESTIMATES = ("low", "middle", "high")  # of the range of a budget
 SHARES = ("total", "free", "remaining")  # memory that a share is taken of
 MIB, GIB = 1 << 20, 1 << 30
 MAX_BYTES = 1 << 50  # of a figure in a file of corrections
-BEYOND = "beyond the rules, as logged"
 # Published measurements; docs/reference/engine-trtllm.md lists the sources. CUDA context: an H100
 # of 79.18 GiB has 78.48 free before weights (SGLang's start-up log)
 CONTEXT_BYTES = 7 * GIB // 10
-# what libraries take outside torch (vLLM's log: "0.13 GiB for non-torch memory")
+# libraries outside torch (vLLM's log: "0.13 GiB for non-torch memory")
 LIBRARY_BYTES = 13 * GIB // 100
 # CUDA graphs (vLLM's log: "Estimated CUDA graph memory: 0.36 GiB total")
 GRAPH_BYTES = 36 * GIB // 100
@@ -41,11 +39,11 @@ COLLECTIVE_BYTES = 2 * GIB
 
 
 class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One GPU of a server at its start: everything that decides the memory outside the cache.
+    """One GPU of a server at its start, with all inputs of the memory outside the cache.
 
     Attributes:
         stage: Number of the pipeline stage.
-        of: Memory that the engine's share is taken of, from SHARES.
+        utilization_basis: Memory that the engine's share is taken of, from SHARES.
         tokens: Tokens of one pass.
         sequences: Sequences of one dp rank that the engine is set up for; an int or an array.
         prompts: Sequences of one dp rank that have to fit; an int or an array.
@@ -55,7 +53,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         cpu_experts: First layers whose experts llama.cpp leaves in host memory.
         images: Images of a prompt. 0 leaves out the vision tower; None for no limit.
         tables_on_host: Whether tables of hashed n-grams stay in host memory.
-        context: Tokens of one cache of llama.cpp; 0 for other engines.
+        context: Tokens of one cache of llama.cpp, an int or an array; 0 for other engines.
         extra: Bytes of draft and prediction layers on this stage, by name.
     """
 
@@ -64,7 +62,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ranks: Parallelism
     gpu: Gpu
     stage: int
-    of: str
+    utilization_basis: str
     tokens: int
     sequences: Any
     prompts: Any = 1
@@ -82,11 +80,6 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def formats(self) -> Formats:
         return formats_of(self.model, self.precision)
-
-    @cached_property
-    def share(self) -> tuple[Formats, Parallelism, int]:
-        """What decides this GPU's part of the weights: the key of rules that `kept` stores."""
-        return self.formats, self.ranks, self.stage
 
     @cached_property
     def layers(self) -> Stage:
@@ -108,15 +101,14 @@ class MemoryBreakdown(NamedTuple):
         activation: Peak of a pass, in the step that `peak` names.
         overhead: By name.
         startup: Taken before a share of free memory, by name.
-        margin: Part of the GPU's memory that an end of the range adds to its terms. It is negative
-            at the high end.
+        margin: Part of the GPU's memory that an estimate adds. It is negative at the high end.
         host: Weights in host memory.
     """
 
     language: int
     extra: dict[str, int]
     activation: Any
-    overhead: Record
+    overhead: dict[str, Any]
     startup: dict[str, int] = {}
     margin: float = 0.0
     peak: str = ""
@@ -127,82 +119,98 @@ class MemoryBreakdown(NamedTuple):
         return self.language + sum(self.extra.values())
 
     @property
-    def taken(self) -> int:
-        """Return the bytes taken before a share of free memory."""
+    def startup_bytes(self) -> int:
+        """Bytes taken before a share of free memory."""
         return sum(self.startup.values())
+
+    @property
+    def working_bytes(self) -> Any:
+        """Bytes of activation and overhead."""
+        return self.activation + sum(self.overhead.values())
 
 
 class Budget(NamedTuple):
-    """Memory of one GPU, term by term: cache = share − weights − activation − overhead.
+    """Memory of one GPU: cache = share − weights − activation − overhead.
 
     Attributes:
         share: Bytes that the process may use.
-        outside: Activation and overhead are outside the share (SGLang), so nothing subtracts them.
+        excludes_activations: Whether activation and overhead are outside the share (SGLang), so
+            that nothing subtracts them.
     """
 
-    memory: int
-    share: int
+    memory: Any
+    share: Any
     weights: int
-    activation: int
-    overhead: int
-    outside: bool = False
+    activation: Any
+    overhead: Any
+    excludes_activations: bool = False
 
     @property
-    def cache(self) -> int:
-        """Bytes of the KV cache; negative if the terms exceed the share."""
-        return (
-            self.share - self.weights - (0 if self.outside else self.activation + self.overhead)
-        )
+    def cache(self) -> Any:
+        """Bytes of the KV cache; negative if weights and the rest exceed the share."""
+        working = 0 if self.excludes_activations else self.activation + self.overhead
+        return self.share - self.weights - working
 
     @property
     def weights_fit(self) -> bool:
-        """Whether the share holds the weights."""
-        return self.weights <= self.share
+        """Whether the share is at least the weights."""
+        return bool(self.weights <= self.share)
 
 
 def budget(
-    memory: int,
-    utilization: float,
-    weights: int,
-    activation: int,
-    overhead: int,
-    of: str = "total",
-    taken: int = 0,
-    outside: bool = False,
+    memory: Any,
+    utilization: Any,
+    terms: MemoryBreakdown,
+    basis: str = "total",
+    excludes_activations: bool = False,
 ) -> Budget:
-    """Return the budget of one GPU of `memory` bytes. Terms are ints, or arrays that broadcast.
+    """Return the budget of one GPU, or of an array of GPUs.
 
-    Of total: share = ⌈memory · utilization⌉ (vLLM). Of free: share = ⌊(memory − taken) ·
-    utilization⌋. `taken` is the memory in use before the weights load (context, collectives). Of
-    remaining: the terms, and ⌊rest · utilization⌋ of the bytes that they leave of memory − taken.
+    Share of total memory: ⌈memory · utilization⌉ (vLLM). Of free memory: ⌊(memory − startup) ·
+    utilization⌋, where startup is the memory in use before the weights load. Of remaining memory:
+    all terms, and ⌊rest · utilization⌋ of the bytes that they leave of memory − startup.
+
+    Args:
+        memory: Bytes of the GPU.
+        terms: Bytes outside the cache.
+        basis: Memory that the share is taken of, from SHARES.
     """
-    terms = weights + (0 if outside else activation + overhead)
-    share: Any
-    if of == "total":
+    free = memory - terms.startup_bytes
+    if basis == "total":
         share = rounded_up(memory * utilization)
-    elif of == "free":
-        share = rounded_down(maximum(0, memory - taken) * utilization)
+    elif basis == "free":
+        share = rounded_down(maximum(0, free) * utilization)
     else:
-        rest = memory - taken - terms
-        share = terms + minimum(
-            rounded_down(rest * utilization), rest
-        )  # the whole of a shortage
-    return Budget(memory, share, weights, activation, overhead, outside)
-
-
-def stated(start: EngineStartup, end: str, graphs: bool = True) -> MemoryBreakdown:
-    """Return the model's own weights, the need of a pass, and the stated constants, without a
-    range."""
-    overhead, startup = stated_overhead(graphs and not start.eager, start.ranks, start.of)
-    peak = activation_peak(
-        start.model,
-        start.precision,
-        start.ranks,
-        start.tokens,
-        start.prompts,
-        start.stage,
+        used = terms.weights + (0 if excludes_activations else terms.working_bytes)
+        rest = free - used
+        share = used + minimum(rounded_down(rest * utilization), rest)  # all of a shortage
+    overhead = sum(terms.overhead.values())
+    return Budget(
+        memory, share, terms.weights, terms.activation, overhead, excludes_activations
     )
-    return MemoryBreakdown(start.stored_weights, start.extra, peak, overhead, startup)
+
+
+def stated(start: EngineStartup, estimate: str, has_graphs: bool = True) -> MemoryBreakdown:
+    """Return the model's own weights, the need of a pass, and the stated constants, without a
+    range.
+
+    A share of the total memory includes the collectives. It leaves out the CUDA context.
+    """
+    overhead = {"libraries": LIBRARY_BYTES}
+    if has_graphs and not start.eager:
+        overhead["CUDA graphs"] = GRAPH_BYTES
+    startup = {"CUDA context": CONTEXT_BYTES}
+    collectives = nonzero({"collectives": collective_bytes(start.ranks)})
+    if start.utilization_basis == "total":
+        overhead, startup = overhead | collectives, {}
+    activation = by_number(
+        start.prompts,
+        lambda prompts: activation_peak(
+            start.model, start.precision, start.ranks, start.tokens, prompts, start.stage
+        ),
+    )
+    startup = startup | collectives if startup else {}
+    return MemoryBreakdown(start.stored_weights, start.extra, activation, overhead, startup)
 
 
 def collective_bytes(ranks: Parallelism) -> int:
@@ -210,24 +218,9 @@ def collective_bytes(ranks: Parallelism) -> int:
     return COLLECTIVE_BYTES if ranks.gpus > 1 else 0
 
 
-def nonzero(sizes: dict[str, int]) -> dict[str, int]:
+def nonzero(sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes that are not 0."""
-    return {name: size for name, size in sizes.items() if size}
-
-
-def stated_overhead(
-    graphs: bool, ranks: Parallelism, of: str
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Return two dicts of bytes by name: what a budget subtracts, and what is taken before a share
-    of free memory.
-
-    A share of the total memory includes the collectives. It leaves out the CUDA context.
-    """
-    inside = {"libraries": LIBRARY_BYTES, "CUDA graphs": GRAPH_BYTES * graphs}
-    collectives = {"collectives": collective_bytes(ranks)}
-    if of == "total":
-        return nonzero(inside | collectives), {}
-    return nonzero(inside), nonzero({"CUDA context": CONTEXT_BYTES} | collectives)
+    return {name: size for name, size in sizes.items() if is_any(size)}
 
 
 def activation_peak(
@@ -262,25 +255,20 @@ def _activation_peak(
     precision: Precision,
     ranks: Parallelism,
     tokens: int,
-    count: int,
+    sequences: int,
     stage: int,
 ) -> int:
-    length, longer = divmod(tokens, count)
-    groups = [Sequences((count - longer) * ranks.dp, length, 0)]
-    if longer:
-        groups.append(Sequences(longer * ranks.dp, length + 1, 0))
-    operators = forward(
-        model,
-        Batch(tuple(groups)),
-        precision,
-        ranks,
-        stage=stage if ranks.pp > 1 else None,
-    )
+    length, num_longer = divmod(tokens, sequences)
+    groups = [Sequences((sequences - num_longer) * ranks.dp, length, 0)]
+    if num_longer:
+        groups.append(Sequences(num_longer * ranks.dp, length + 1, 0))
+    batch = Batch(tuple(groups))
     peak = 0
-    for operator in operators:
-        costs = (
-            [c for _, c in operator.parts] if operator.kind == "experts" else [operator.cost]
-        )
+    for operator in forward(
+        model, batch, precision, ranks, stage=stage if ranks.pp > 1 else None
+    ):
+        is_experts = operator.kind == "experts"
+        costs = [cost for _, cost in operator.parts] if is_experts else [operator.cost]
         peak = max([peak, *(int(cost.activation_bytes) for cost in costs)])
     return peak + tokens * model.hidden_size * formats_of(model, precision).element_bytes
 
@@ -297,15 +285,11 @@ def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
     if not model.mtp:
         raise UserError(f"{model.name} has no multi-token-prediction layers")
     kind, width = model.mtp.kind, model.hidden_size
-    layer = sum(
-        formats.weight_bytes(f"{kind}.{w.name}", w.local(ranks))
-        for w in model.layer_weights(kind)
-    )
-    join = formats.weight_bytes("mtp.projection", matrix("projection", 2 * width, width))
-    norms = formats.weight_bytes(
-        "mtp.norms", vector("norms", 3 * NORM_VECTORS[model.norm] * width)
-    )
-    return model.mtp.layers * (layer + join + norms)
+    weights = {f"{kind}.{w.name}": w.local(ranks) for w in model.layer_weights(kind)}
+    weights["mtp.projection"] = matrix("projection", 2 * width, width)
+    weights["mtp.norms"] = vector("norms", 3 * NORM_VECTORS[model.norm] * width)
+    sizes = (formats.weight_bytes(name, weight) for name, weight in weights.items())
+    return model.mtp.layers * sum(sizes)
 
 
 def draft_weights(draft: Model, precision: Precision, ranks: Parallelism) -> int:
@@ -313,6 +297,9 @@ def draft_weights(draft: Model, precision: Precision, ranks: Parallelism) -> int
     target."""
     ep = ranks.tp * ranks.dp if ranks.ep > 1 else 1
     return weight_bytes(draft, precision, Parallelism(ranks.tp, 1, ranks.dp, ep))
+
+
+Correction = Annotated[int, msgspec.Meta(ge=-MAX_BYTES, le=MAX_BYTES)]
 
 
 class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -327,67 +314,44 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     engine: str
     gpu: str
-    memory_bytes: int
+    memory_bytes: Correction
     model: str
     parameters: int
     weights_in: str
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     version: str = ""
-    weights_beyond_bytes: int = 0
-    beside_beyond_bytes: int = 0
-    others_bytes: int = 0
+    weights_beyond_bytes: Correction = 0
+    beside_beyond_bytes: Correction = 0
+    others_bytes: Correction = 0
 
-    def __post_init__(self) -> None:
-        for name in (
-            "memory_bytes",
-            "weights_beyond_bytes",
-            "beside_beyond_bytes",
-            "others_bytes",
-        ):
-            if abs(getattr(self, name)) > MAX_BYTES:
-                raise UserError(f"{name} {getattr(self, name)!r} are no bytes of a GPU")
-
-    def applied(
-        self,
-        terms: MemoryBreakdown,
-        parameters: int,
-        weights_in: str,
-        ranks: Parallelism,
-    ) -> MemoryBreakdown:
+    def apply(self, terms: MemoryBreakdown, start: EngineStartup) -> MemoryBreakdown:
         """Return an engine's terms with the corrections; never below 0.
 
-        A model is the logged one if it has as many parameters, whatever its file is called.
+        A model is the logged model if it has as many parameters, under any file name.
         """
-        logged = self.parameters, self.weights_in, self.tensor_parallel_size
-        same = (*logged, self.pipeline_parallel_size) == (
-            parameters,
-            weights_in,
-            ranks.tp,
-            ranks.pp,
+        is_same = (
+            self.parameters == start.model.parameters
+            and self.weights_in == start.formats.weights_label
+            and self.tensor_parallel_size == start.ranks.tp
+            and self.pipeline_parallel_size == start.ranks.pp
         )
-        correction = max(
-            -terms.activation - sum(terms.overhead.values()), self.beside_beyond_bytes
-        )
+        correction = maximum(-terms.working_bytes, self.beside_beyond_bytes)
         return terms._replace(
-            language=max(0, terms.language + self.weights_beyond_bytes * same),
-            overhead=terms.overhead | nonzero({BEYOND: correction}),
+            language=max(0, terms.language + self.weights_beyond_bytes * is_same),
+            overhead=terms.overhead | nonzero({"beyond the rules, as logged": correction}),
         )
 
     def text(self) -> str:
         """Return the file that `read_learned` reads."""
-        lines = [
-            "# What one start-up taught: bytes of one GPU, logged less those by the rules."
-        ]
+        lines = ["# Corrections from one start-up: bytes of one GPU, logged minus predicted."]
         for name, value in msgspec.structs.asdict(self).items():
-            quoted = str(value).replace("'", "''")
-            lines.append(
-                f"{name}: '{quoted}'" if isinstance(value, str) else f"{name}: {value}"
-            )
+            quoted = "'" + value.replace("'", "''") + "'" if isinstance(value, str) else value
+            lines.append(f"{name}: {quoted}")
         return "\n".join([*lines, ""])
 
 
-def read_learned(path: str, what: str = "") -> LogCorrections:
+def read_learned(path: str, name: str = "") -> LogCorrections:
     """Read the file of `diagnose --save`. Raises UserError naming the file for another text."""
     data, _ = parse_yaml(read_text(Path(path), MOST_YAML), path)
     try:
@@ -397,7 +361,7 @@ def read_learned(path: str, what: str = "") -> LogCorrections:
 
 
 class Replicas(NamedTuple):
-    """What several of a group of GPUs store.
+    """Weights and cache rows that several GPUs of a group store.
 
     Attributes:
         weights: Bytes of one GPU by the weight's name, largest first.
@@ -409,66 +373,28 @@ class Replicas(NamedTuple):
 
 
 def replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
-    """Return what a pipeline stage's group of tp GPUs stores more than once.
+    """Return the data that a pipeline stage's group of tp GPUs stores more than once.
 
     Decode-context parallelism spreads a row's copies over tokens again.
     """
-    return kept(model, _replicas, formats, ranks)
-
-
-def _replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
     weights: dict[str, int] = {}
     for name, weight, count in model.walk() if ranks.tp > 1 else ():
         local = weight.local(ranks)
-        # a padded vocabulary is less
+        # a padded vocabulary has fewer copies
         if local.elements * ranks.tp >= 2 * weight.elements and not weight.expert:
             short = name.rpartition(".")[2]
             weights[short] = weights.get(short, 0) + count * formats.weight_bytes(name, local)
     copies: dict[tuple[str, int, bool], int] = {}
     for layer in model.kinds.values():
         for entry in () if layer.shares_cache else layer.entries:
-            whole = bool(entry.grows and not entry.limit)
+            is_spread = bool(entry.grows and not entry.limit)
             if not entry.is_stored_by_other_layer:
-                copies[entry.role, entry.heads, whole] = (
-                    ranks.share(entry.heads)
-                    * ranks.tp
-                    // entry.heads
-                    // (ranks.dcp if whole else 1)
-                )
+                num_copies = ranks.share(entry.heads) * ranks.tp // entry.heads
+                key = entry.role, entry.heads, is_spread
+                copies[key] = num_copies // (ranks.dcp if is_spread else 1)
     return Replicas(
         dict(sorted(weights.items(), key=lambda item: -item[1])),
         [(role, heads, count) for (role, heads, _), count in copies.items() if count > 1],
-    )
-
-
-class Loading(NamedTuple):
-    """Seconds to load the weights. A rate that is not known gives None.
-
-    Attributes:
-        disk_s: From disk to host, each byte once.
-        link_s: From host to GPU, all GPUs over their own links.
-    """
-
-    checkpoint_bytes: int
-    disk_s: float | None
-    link_s: float | None
-
-    @property
-    def min_s(self) -> float | None:
-        """Return the slower of the two, for a load that overlaps them."""
-        return max((s for s in (self.disk_s, self.link_s) if s is not None), default=None)
-
-
-def loading(
-    model: Model, precision: Precision, gpu: Gpu, gpu_bytes: int, disk_bytes_per_s: int
-) -> Loading:
-    """Return the loading time of a model with `gpu_bytes` on one GPU; a disk rate of 0 is not
-    known."""
-    checkpoint, link = weight_bytes(model, precision), gpu.host_link_bytes_per_s
-    return Loading(
-        checkpoint,
-        checkpoint / disk_bytes_per_s if disk_bytes_per_s else None,
-        gpu_bytes / link if link else None,
     )
 
 

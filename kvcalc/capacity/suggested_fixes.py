@@ -1,5 +1,7 @@
-"""What is missing where something does not fit, and the smallest changes that mend it: each is run
-before it is named."""
+"""Advice for a request that does not fit: the missing memory, and the smallest changes that help.
+
+Each change is tried before it is named.
+"""
 
 import shlex
 from collections.abc import Iterator
@@ -8,8 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvcalc.capacity.command_line import flags_of
-from kvcalc.capacity.deployment_fit import Fit, most_sequences
-from kvcalc.capacity.dialects import DIALECTS
+from kvcalc.capacity.deployment_fit import Fit, max_sequences
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
@@ -21,26 +22,24 @@ from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
 LARGEST_TP = 64
-# of the memory: what is above leaves nothing to other processes and to what terms leave out
+# of the memory: a larger share leaves nothing to other processes and to unpredicted memory
 LARGEST_SHARE = 0.97
 # of the bytes before: a format that saves less is not worth another checkpoint
 SMALLER_WEIGHTS = 0.9
 NO_FIX = f"no smaller format helps, nor `--tp` up to {LARGEST_TP}"
-EIGHT_BITS = (
-    "fp8",
-    "q8_0",
-)  # a cache of half the bytes, by the names that engines have for it
+# a cache of half the bytes, by the engines' names
+EIGHT_BITS = ("fp8", "q8_0")
 
 
 class ConfigChange(NamedTuple):
-    """A change of a request, and what it holds.
+    """A change of a request, and the sequences that fit with it.
 
     Attributes:
-        words: Options as they are typed behind the request.
+        words: Options to type after the request.
         deployment: The changed deployment.
         options: The changed options.
-        sequences: Sequences that fit.
-        quality: What is known of a smaller format's quality, or "".
+        sequences: Sequences that fit; 0 if the engine cannot be started with the change.
+        quality: The published quality of a smaller format, or "".
     """
 
     words: tuple[str, ...]
@@ -51,10 +50,10 @@ class ConfigChange(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What to do if something does not fit.
+    """Advice for a request that does not fit.
 
     Attributes:
-        missing: What is missing, in words.
+        missing: The missing memory, in words.
         num_fitting: Sequences of the requested length that fit.
         fixes: Options to type for each change.
         changes: The changes that make the request fit, each tried.
@@ -69,216 +68,199 @@ class Advice(NamedTuple):
 
     @property
     def quality(self) -> str:
-        """What is known of the quality of the formats that are named, or ""."""
+        """The published quality of the formats in the changes, or ""."""
         return "; ".join(change.quality for change in self.changes if change.quality)
 
     @property
-    def said(self) -> str:
-        """What is missing, and the changes that help."""
-        count = self.num_fitting
-        num_fitting = f"{count:,} fit{'s' * (count == 1)}" if count else ""
+    def text(self) -> str:
+        """The missing memory, and the changes that help."""
+        parts = [self.missing]
+        if self.num_fitting:
+            parts.append(f"{self.num_fitting:,} fit{'s' * (self.num_fitting == 1)}")
         fixes = []
         for words, change in zip(self.fixes, self.changes, strict=True):
             gpus = change.deployment.parallelism.gpus
             fixes.append(f"`{words}`" + (f" ({gpus:,} GPUs)" if gpus != self.num_gpus else ""))
         listed = " or ".join(filter(None, [", ".join(fixes[:-1]), *fixes[-1:]]))
-        fits = f"it fits with {listed}" if fixes else NO_FIX
-        return "; ".join(filter(None, [self.missing, num_fitting, fits]))
+        parts.append(f"it fits with {listed}" if fixes else NO_FIX)
+        return "; ".join(parts)
 
 
-def small_cache(found: Fit) -> ConfigChange | None:
-    """The same with a cache of 8 bits; None where the GPU or the engine has none, or it holds no
-    more.
+def try_change(
+    result: Fit,
+    words: tuple[str, ...],
+    quality: str = "",
+    deployment: TimedDeployment | None = None,
+    **changes: object,
+) -> ConfigChange:
+    """Return a change with the sequences that fit.
 
-    fp8 takes a GPU that has it.
+    Args:
+        words: Options to type after the request.
+        deployment: The changed deployment; None for the requested one.
+        changes: Changed options.
     """
-    dtype = next(
-        name
-        for name in EIGHT_BITS
-        if found.engine.dtypes is None or name in found.engine.dtypes
-    )
-    if dtype == "fp8" and "fp8" not in found.gpu.flops_per_s:
+    deployment = deployment or result.requested
+    options: FitOptions = msgspec.structs.replace(result.options, **changes)
+    sequences = 0
+    try:
+        if deployment.nodes:
+            _ = deployment.ranks
+        had_flags = flags_of(result.requested, result.options)
+        if not had_flags or flags_of(deployment, options):
+            sequences = max_sequences(deployment, options)
+    except UserError:
+        pass
+    return ConfigChange(words, deployment, options, sequences, quality)
+
+
+def small_cache(result: Fit) -> ConfigChange | None:
+    """Return the change to a cache of 8 bits; None if the GPU or the engine has none, or if no more
+    sequences fit."""
+    dtypes = result.engine.dtypes or EIGHT_BITS
+    dtype = next(name for name in EIGHT_BITS if name in dtypes)
+    if dtype == "fp8" and "fp8" not in result.gpu.flops_per_s:
         return None
     quality = f"cache in {dtype}: {loss_of('cache', dtype)}"
-    if found.options.cache_type_k or found.options.cache_type_v:
-        options = msgspec.structs.replace(found.options, cache_type_k=dtype, cache_type_v=dtype)
-        types = ("--cache-type-k", dtype, "--cache-type-v", dtype)
-        change = _tried(found, types, found.asked, options, quality)
+    if result.options.cache_type_k or result.options.cache_type_v:
+        change = try_change(
+            result,
+            ("--cache-type-k", dtype, "--cache-type-v", dtype),
+            quality,
+            cache_type_k=dtype,
+            cache_type_v=dtype,
+        )
     else:
-        precision = msgspec.structs.replace(found.asked.precision, kv_cache_dtype=dtype)
-        deployment = msgspec.structs.replace(found.asked, precision=precision)
-        change = _tried(found, ("--kv-cache-dtype", dtype), deployment, found.options, quality)
-    return change if change.sequences > found.sequences else None
+        deployment = _with_precision(result, kv_cache_dtype=dtype)
+        change = try_change(result, ("--kv-cache-dtype", dtype), quality, deployment)
+    return change if change.sequences > result.sequences else None
 
 
-def without_sharing(found: Fit) -> int:
-    """Sequences that fit where each keeps all of its tokens."""
-    return _held(found, found.asked, msgspec.structs.replace(found.options, shared_prefix=0))
+def _with_precision(result: Fit, **formats: str) -> TimedDeployment:
+    precision = msgspec.structs.replace(result.requested.precision, **formats)
+    return msgspec.structs.replace(result.requested, precision=precision)
+
+
+def without_sharing(result: Fit) -> int:
+    """Return the sequences that fit if no sequence shares tokens."""
+    return try_change(result, (), shared_prefix=0).sequences
 
 
 def advice(
-    found: Fit, named: str = "", as_command: bool = False, all_experts: bool = False
+    result: Fit, model_name: str = "", as_command: bool = False, all_experts: bool = False
 ) -> Advice | None:
-    """Return what is missing and what would mend it; None if the request fits.
+    """Return the missing memory and the changes that help; None if the request fits.
 
     Args:
-        found: The answer to a request.
-        named: The model as it was typed.
+        result: The fit of a request.
+        model_name: The model as typed.
         as_command: Whether the request is an engine's command line. The changes are then the
             engine's own flags.
         all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.
     """
-    if found.fits:
+    if result.fits:
         return None
     fixes = {}
-    for change in changes(found, all_experts):
-        words = _as_flags(found, change, named) if as_command else shlex.join(change.words)
+    candidates = (
+        next(filter(None, _same_gpus(result)), None),
+        next(filter(None, _more_gpus(result, all_experts)), None),
+        _shorter(result),
+    )
+    for change in filter(None, candidates):
+        words = shlex.join(change.words)
+        if as_command:
+            words = _as_flags(result, change, model_name)
         if words:
             fixes[words] = change
-    missing = _missing(found)
-    return Advice(missing, found.sequences, (*fixes,), (*fixes.values(),), found.ranks.gpus)
+    missing = _missing(result)
+    return Advice(missing, result.sequences, (*fixes,), (*fixes.values(),), result.ranks.gpus)
 
 
-def _as_flags(found: Fit, change: ConfigChange, named: str) -> str:
-    """Return the engine's flags that are new with a change; "" if flags alone cannot tell it."""
-    before = flags_of(found.asked, found.options, named)
-    after = flags_of(change.deployment, change.options, named)
-    if (
-        before is None
-        or after is None
-        or before.model != after.model
-        or before.beside != after.beside
-    ):
+def _as_flags(result: Fit, change: ConfigChange, model_name: str) -> str:
+    """Return the engine's flags that are new with a change; "" if flags cannot express it."""
+    before = flags_of(result.requested, result.options, model_name)
+    after = flags_of(change.deployment, change.options, model_name)
+    if not before or not after or before._replace(words=after.words) != after:
         return ""
-    return shlex.join(
-        word
-        for name, words in after.words.items()
-        if words != before.words.get(name)
-        for word in words
-    )
+    changed = [words for name, words in after.words.items() if words != before.words.get(name)]
+    return shlex.join(word for words in changed for word in words)
 
 
-def _missing(found: Fit) -> str:
-    if found.shortage and not found.given:
-        budget = found.end_budget
+def _missing(result: Fit) -> str:
+    """Return the missing memory in words."""
+    if result.shortage and not result.has_given_cache:
+        budget = result.estimate_budget
         if budget.weights_fit:
-            return f"weights, activations and overhead are {format_bytes(found.shortage)} over"
+            shortage = format_bytes(result.shortage)
+            return f"weights, activations and overhead are {shortage} over"
         return f"weights alone are {format_bytes(budget.weights - budget.share)} over"
-    need, there = (
-        format_bytes(found.needed.cache),
-        format_bytes(found.plan.pool(found.kv_budget)),
-    )
-    return f"needs {need} of KV cache, has {there}"
+    pool = result.plan.pool(result.kv_budget)
+    return f"needs {format_bytes(result.needed.cache)} of KV cache, has {format_bytes(pool)}"
 
 
-def changes(found: Fit, all_experts: bool = False) -> Iterator[ConfigChange]:
-    """Yield what holds all that is requested: the smallest change on these GPUs, the fewest GPUs,
-    the longest context."""
-    wanted = found.options.wanted
-    small = next((change for change in _same_gpus(found) if change.sequences >= wanted), None)
-    for change in (small, _more_gpus(found, all_experts), _shorter(found)):
-        if change and change.sequences >= wanted:
-            yield change
+def _fitting(result: Fit, change: ConfigChange | None) -> ConfigChange | None:
+    """Return the change if all requested sequences fit with it."""
+    return change if change and change.sequences >= result.options.wanted else None
 
 
-def _same_gpus(found: Fit) -> Iterator[ConfigChange]:
-    """A share, a cache, weights: the smallest change first."""
-    share = found.needed.utilization
-    if share and found.utilization < share <= LARGEST_SHARE and not found.given:
-        options = msgspec.structs.replace(found.options, gpu_memory_utilization=share)
-        yield _tried(found, ("--gpu-memory-utilization", f"{share:g}"), found.asked, options)
-    if cache := small_cache(found):
-        yield cache
-    precision = found.asked.precision
-    is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in found.model.quantization)
-    if canonical(precision.dtype) == "fp8" or (is_gguf and found.options.engine != "llama.cpp"):
+def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
+    """Yield a larger share, a smaller cache and smaller weights: the smallest change first."""
+    share = result.needed.utilization
+    is_larger = share and result.utilization < share <= LARGEST_SHARE
+    if is_larger and not result.has_given_cache:
+        words = ("--gpu-memory-utilization", f"{share:g}")
+        yield _fitting(result, try_change(result, words, gpu_memory_utilization=share))
+    yield _fitting(result, small_cache(result))
+    precision = result.requested.precision
+    is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in result.model.quantization)
+    is_fixed = is_gguf and result.options.engine != "llama.cpp"
+    if canonical(precision.dtype) == "fp8" or is_fixed:
         return
-    before = weight_bytes(found.model, precision)
-    for name in found.engine.smaller_weights:
-        if name == "fp8" and ("fp8" not in found.gpu.flops_per_s or found.model.quantization):
+    limit = SMALLER_WEIGHTS * weight_bytes(result.model, precision)
+    for name in result.engine.smaller_weights:
+        if name == "fp8" and ("fp8" not in result.gpu.flops_per_s or result.model.quantization):
             continue
-        smaller = msgspec.structs.replace(precision, quantization=name)
-        if _weight_bytes(found, smaller) <= SMALLER_WEIGHTS * before:
-            deployment = msgspec.structs.replace(found.asked, precision=smaller)
+        deployment = _with_precision(result, quantization=name)
+        try:
+            is_smaller = weight_bytes(result.model, deployment.precision) <= limit
+        except UserError:  # the model cannot have this format
+            continue
+        if is_smaller:
             quality = f"weights in {name}: {loss_of('weights', name)}"
-            yield _tried(found, ("--quantization", name), deployment, found.options, quality)
+            change = try_change(result, ("--quantization", name), quality, deployment)
+            yield _fitting(result, change)
 
 
-def _weight_bytes(found: Fit, precision: object) -> float:
-    """Return the bytes of the model's weights; infinite if it cannot be stored so."""
-    try:
-        return weight_bytes(found.model, precision)  # type: ignore[arg-type]
-    except UserError:
-        return float("inf")
+def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange | None]:
+    """Yield doubled tensor-parallel ranks and then doubled pipeline stages, up to LARGEST_TP.
 
-
-def _more_gpus(found: Fit, all_experts: bool) -> ConfigChange | None:
-    """Return the fewest GPUs that hold the request, doubling one kind of ranks; None if LARGEST_TP
-    of a kind do not."""
-    for wider, words in _wider(found, all_experts):
-        change = _tried(
-            found,
-            words,
-            msgspec.structs.replace(found.asked, parallelism=wider),
-            found.options,
-        )
-        if change.sequences >= found.options.wanted:
-            return change
-    return None
-
-
-def _wider(found: Fit, all_experts: bool) -> Iterator[tuple[Parallelism, tuple[str, ...]]]:
-    """Yield more tensor-parallel ranks and then more pipeline stages. llama.cpp shares layers
-    unless asked for tensors."""
-    ranks = found.ranks
-    kinds: tuple[str, ...] = ("tp", "pp")
-    if found.options.engine == "llama.cpp":
-        kinds = ("tp",) if ranks.tp > 1 else ("pp",)
-    for kind in kinds:
-        size = getattr(ranks, kind)
+    llama.cpp shares layers unless the request shares tensors.
+    """
+    ranks = result.ranks
+    names: tuple[str, ...] = ("tp", "pp")
+    if result.options.engine == "llama.cpp":
+        names = ("tp",) if ranks.tp > 1 else ("pp",)
+    for name in names:
+        size = getattr(ranks, name)
         while size < LARGEST_TP:
             size *= 2
-            words: tuple[str, ...] = (f"--{kind}", str(size))
+            words: tuple[str, ...] = (f"--{name}", str(size))
             experts = ranks.ep
-            if kind == "tp" and 1 < ranks.ep == ranks.tp * ranks.dp:
+            if name == "tp" and 1 < ranks.ep == ranks.tp * ranks.dp:
                 experts = size * ranks.dp
                 words += () if all_experts else ("--ep", str(experts))
             try:
-                yield msgspec.structs.replace(ranks, ep=experts, **{kind: size}), words
+                wider: Parallelism = msgspec.structs.replace(ranks, ep=experts, **{name: size})
             except UserError:
                 break
+            deployment = msgspec.structs.replace(result.requested, parallelism=wider)
+            yield _fitting(result, try_change(result, words, deployment=deployment))
 
 
-def _shorter(found: Fit) -> ConfigChange | None:
-    """Return the longest context that fits; None if not a single token does, or fewer sequences of
-    the length fit."""
-    if not found.longest or found.sequences:
+def _shorter(result: Fit) -> ConfigChange | None:
+    """Return the longest context that fits; None if not one token fits, or if some sequences of the
+    requested length fit."""
+    if not result.longest or result.sequences:
         return None
-    options = msgspec.structs.replace(found.options, max_model_len=found.longest)
-    return _tried(found, ("--max-model-len", str(found.longest)), found.asked, options)
-
-
-def _tried(
-    found: Fit,
-    words: tuple[str, ...],
-    deployment: TimedDeployment,
-    options: FitOptions,
-    quality: str = "",
-) -> ConfigChange:
-    return ConfigChange(words, deployment, options, _held(found, deployment, options), quality)
-
-
-def _held(found: Fit, deployment: TimedDeployment, options: FitOptions) -> int:
-    """Return the sequences that fit so; 0 if it is no possible request, or the engine cannot be
-    started so."""
-    try:
-        _ = deployment.ranks if deployment.nodes else None
-        if (
-            options.engine in DIALECTS
-            and flags_of(found.asked, found.options)
-            and not flags_of(deployment, options)
-        ):
-            return 0
-        return most_sequences(deployment, options)
-    except UserError:
-        return 0
+    words = ("--max-model-len", str(result.longest))
+    return _fitting(result, try_change(result, words, max_model_len=result.longest))

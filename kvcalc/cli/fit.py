@@ -241,7 +241,6 @@ def _matrix(
         USERS,
         contexts_of,
         matrix_records,
-        matrix_verdicts,
     )
     from kvcalc.report.text.fit_text import matrix_charts, matrix_table
 
@@ -258,12 +257,8 @@ def _matrix(
         )
         check_number("cells", MAX_CONFIGURATIONS, points, users, contexts)
         _beyond_maximum([(d, msgspec.structs.replace(options, max_model_len=max(contexts)))])
-        made = (
-            matrix_verdicts
-            if output.form in (o.OutputFormat.table, o.OutputFormat.markdown)
-            else matrix_records
-        )
-        results.append(made(d, options, users, contexts))
+        is_table = output.form in (o.OutputFormat.table, o.OutputFormat.markdown)
+        results.append(matrix_records(d, options, users, contexts, only_verdicts=is_table))
     if output.plot:
         output.picture(*matrix_charts(results))
     if not output.printed([record for records in results for record in records]):
@@ -318,7 +313,7 @@ def _remarks(
     from kvcalc.units import format_bytes
 
     remarks({f.model.name: f.model for f in answers}.values(), 0)
-    _beyond_maximum((f.asked, f.options) for f in answers)
+    _beyond_maximum((f.requested, f.options) for f in answers)
     length = max(f.length for f in answers)
     if drawn and max(drawn) > length:
         note(f"lengths above --max-model-len are cut to {length:,} tokens")
@@ -330,9 +325,9 @@ def _remarks(
                 f"{f.gpu.name}: {f.engine.title} does not start: one sequence of {f.length:,} "
                 f"tokens needs {need}"
             )
-        if f.over:
+        if f.excess:
             lines.append(
-                f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the "
+                f"{f.gpu.name}: a cache of that size is {format_bytes(f.excess)} more than the "
                 "rest leaves"
             )
     if not said and not any(f.fits for f in answers):

@@ -213,7 +213,7 @@ def _gpus_by_content(boot: Boot, command: Command) -> list[Gpu]:
     gpus = []
     for gpu in map(load_gpu, USUAL_GPUS.split()):
         result = fit(command.deployment(gpu), command.options)
-        difference = result.left["middle"] + result.budget.weights - weights - cache
+        difference = result.remaining["middle"] + result.budget.weights - weights - cache
         if abs(difference) / gpu.memory_bytes <= MAX_DIFFERENCE:
             gpus.append(gpu)
     return gpus
@@ -238,7 +238,7 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
         logged |= {"short": -logged["cache"], "cache": 0}
     cache = predicted.budget_at("middle")
     if boot.engine == "llama.cpp":
-        cache = predicted.plan.needed(predicted.per_rank, predicted.length)
+        cache = predicted.plan.needed(predicted.num_requested, predicted.length)
     expected = {
         "memory": budget.memory,
         "share": None if boot.engine == "llama.cpp" else budget.share,

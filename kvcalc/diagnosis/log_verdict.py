@@ -122,7 +122,7 @@ class ChangeCandidate(NamedTuple):
         except UserError:
             return None
         free_bytes = corrections.memory_bytes - corrections.others_bytes
-        is_total = corrections.others_bytes and corrected.of == "total"
+        is_total = corrections.others_bytes and corrected.utilization_basis == "total"
         if is_total and corrected.budget.share > free_bytes:
             return None
         can_fit = by_rules.fits and corrected.fits and started.fits
@@ -371,7 +371,7 @@ def summarize_diagnosis(
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
     stored = f", the cache stores {cells:,} tokens" if cells else ""
-    per_rank = predicted.plan.most_sequences(predicted.budget_at(predicted.end), tokens)
+    per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     count = f"{logged.sequences:,} logged, {per_rank * predicted.ranks.dp:,} predicted"
     written = command_of(diagnosis.deployment, options, diagnosis.command.named)
     outcome = _outcome(diagnosis, logged, tokens)

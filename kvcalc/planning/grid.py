@@ -16,7 +16,6 @@ from kvcalc.capacity.batched_fit import (
     BatchedFit,
     BatchedFitBuilder,
     Layouts,
-    remaining_bytes,
 )
 from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError, few
@@ -393,7 +392,7 @@ class SearchGrid:
         counts = np.unique(
             [n for need in self.needs for n in need.sequence_counts(max_replicas)]
         )
-        has_context_buffers = options.rules.add_context_buffers is not None
+        has_context_buffers = options.rules.has_context_buffers
         requests: dict[int, dict[RequestLengths, list[Requirement]]] = {}
         for need in self.needs:
             longest = need.lengths.context if has_context_buffers else 1
@@ -503,7 +502,7 @@ def _fit(members: Sequence[Member], longest: int, counts: Array) -> list[PlacedF
         gpus = [deployment.gpu for _, deployment in group]
         for fit in builder.batches(gpus, longest):
             fits.append(fit)
-            rows.append(np.array(fit.places) + first)
+            rows.append(np.array(fit.gpu_indices) + first)
         first += len(gpus)
-    remaining = remaining_bytes([(fit, counts) for fit in fits])
+    remaining = [fit.remaining_bytes(counts) for fit in fits]
     return [PlacedFit(*figures) for figures in zip(fits, rows, remaining, strict=True)]

@@ -21,15 +21,17 @@ from kvcalc.units import format_bytes
 
 def explain_fit(fitted: Fit, record: JsonObject) -> str:
     """Return the sums from the memory of a GPU to the number of sequences that fit."""
-    budget, terms, plan = fitted.end_budget, fitted.end_terms, fitted.plan
-    remaining, margin = fitted.left[fitted.end], fitted.margin
-    taken = "" if budget.outside else f" − {budget.activation:,} − {budget.overhead:,}"
+    budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
+    remaining, margin = fitted.remaining[fitted.estimate], fitted.margin
+    taken = (
+        "" if budget.excludes_activations else f" − {budget.activation:,} − {budget.overhead:,}"
+    )
     if margin:
         taken += f" {'−' if margin > 0 else '+'} {abs(margin):,}"
     peak = f", of the {terms.peak}" if terms.peak else ""
     tokens = f"{fitted.settings.max_num_batched_tokens:,} tokens"
     length = f"{fitted.length:,} tokens"
-    host_bytes = plan.parts(1, fitted.length).get("host_cache_bytes", 0)
+    host_bytes = plan.extra_buffers(1, fitted.length).get("host_cache_bytes", 0)
     host = f", and {_bytes(host_bytes)} in the host's memory" if host_bytes else ""
     steps = {
         "1. Memory that the engine may use": _share_lines(fitted),
@@ -76,16 +78,22 @@ def explain_fit(fitted: Fit, record: JsonObject) -> str:
 
 def _share_lines(fitted: Fit) -> list[str]:
     """Return the share of total, free or remaining memory that the engine may use."""
-    budget, terms, share = fitted.end_budget, fitted.end_terms, f"{fitted.utilization:g}"
+    budget, terms, share = (
+        fitted.estimate_budget,
+        fitted.estimate_terms,
+        f"{fitted.utilization:g}",
+    )
     memory = f"{_bytes(budget.memory)}"
-    if fitted.of == "total":
+    if fitted.utilization_basis == "total":
         return [f"{share} of the total memory of {memory} = {_bytes(budget.share)}"]
-    free = budget.memory - terms.taken
+    free = budget.memory - terms.startup_bytes
     startup = "".join(f" − {size:,} ({name})" for name, size in terms.startup.items())
     line = f"of {memory} free before the weights: {budget.memory:,}{startup} = {_bytes(free)}"
-    if fitted.of == "free":
+    if fitted.utilization_basis == "free":
         return [line, f"{share} of the free memory = {_bytes(budget.share)}"]
-    used = budget.weights + (0 if budget.outside else budget.activation + budget.overhead)
+    used = budget.weights + (
+        0 if budget.excludes_activations else budget.activation + budget.overhead
+    )
     if used >= free:
         return [line, f"nothing remains after the terms below, {_bytes(used)}"]
     remaining = f"{share} of the remaining {free - used:,}"
@@ -283,7 +291,7 @@ def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
                 lines.append(f"  {key} = {formula} = {value}".replace("=  = ", "= "))
         fitted = command(point, space)
         if fitted:
-            words = shlex.join(["--gpu", point.gpu, *fitted.beside])
+            words = shlex.join(["--gpu", point.gpu, *fitted.options])
             lines.append(f"  kvcalc fit {words} --explain -- {fitted.line}")
         lines.append("")
     return "\n".join(lines)

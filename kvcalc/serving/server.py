@@ -270,7 +270,7 @@ class Server:
             num_seqs = deployment.parallelism.sequences(settings.max_num_seqs)
         else:
             has_engine = deployment.engine != "none"
-            num_seqs = self.capacity.request.sequences if has_engine else DEFAULT_MAX_NUM_SEQS
+            num_seqs = self.capacity.max_num_seqs if has_engine else DEFAULT_MAX_NUM_SEQS
             queries = self.drafting.drafted + 1 if self.drafting else 1
             num_seqs = max(1, min(num_seqs, tokens // queries))
         host_rate = 0.0

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from kvcalc import Deployment, FitOptions, UserError, load_gpu, load_model
+from kvcalc.capacity import fit
 from kvcalc.capacity.engines import ENGINES
-from kvcalc.capacity.fit_request import request_of, started
 from kvcalc.capacity.memory_budget import MemoryBreakdown
 from kvcalc.layers.batch import Parallelism
 from kvcalc.library.load import all_gpus
@@ -18,27 +18,22 @@ RELEASES = [("vllm", ""), ("vllm", "0.11"), ("vllm", "0.17"), ("sglang", ""), ("
 @pytest.mark.parametrize(("engine", "version"), RELEASES)
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v4-pro", "gpt-oss-120b", "gemma-3-27b"])
 def test_starts_with_equal_keys_have_equal_terms(engine: str, version: str, model: str) -> None:
-    """Over all presets on 1 to 9 stages: except the weights of a stage, which `weights` gives."""
+    """Over all presets on 1 to 9 stages."""
     options = FitOptions(engine=engine, engine_version=version, max_num_batched_tokens=8192, max_num_seqs=64)
     rules = ENGINES[engine]
     known: dict[object, MemoryBreakdown] = {}
     for pp in (1, 2, 5, 9):
         base = Deployment(load_model(model), load_gpu("h100"), parallelism=Parallelism(tp=4, pp=pp))
         try:
-            run, release, _ = started(base, options)
-            request = request_of(run, options, "auto", release)
+            request = fit(base, options)
         except UserError as error:
             pytest.skip(str(error))
         for stage in range(pp):
             for gpu in all_gpus():
-                start = msgspec.structs.replace(request.start(stage, 64), gpu=gpu)
+                start = msgspec.structs.replace(request.startup(stage, 64), gpu=gpu)
                 terms = rules.memory(start, "low")
-                key = rules.memory_key(start), None if rules.weights else (pp, stage)
-                equal = known.setdefault(key, terms)
-                if rules.weights:
-                    language, extra, host = rules.weights(start)
-                    equal = equal._replace(language=language, extra=extra, host=host)
-                assert equal == terms, (gpu.name, pp, stage)
+                key = rules.memory_key(start), pp, stage
+                assert known.setdefault(key, terms) == terms, (gpu.name, pp, stage)
 
 
 def test_a_gpu_without_a_link_is_left_out_of_prompts_apart_alone() -> None:

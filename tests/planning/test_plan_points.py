@@ -80,7 +80,7 @@ def test_every_need_has_the_terms_of_its_own_context(also: dict[str, Any]) -> No
         alone = fit(one.deployment, msgspec.structs.replace(options, **settings))
         assert alone.capacity == one.capacity
         if one.deployment.parallelism.pp == 1:
-            assert alone.left[alone.end] == one.remaining_bytes
+            assert alone.remaining[alone.estimate] == one.remaining_bytes
 
 
 def test_users_are_spread_over_replicas_and_all_have_a_seat() -> None:

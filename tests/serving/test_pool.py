@@ -50,7 +50,7 @@ def test_a_pool_holds_as_many_requests_as_fit_says(name: str, engine: str, tp: i
     for length in (100, 1000, 4096, 20_000):
         options = FitOptions(engine=engine, kv_cache_memory_bytes=BUDGET, max_model_len=length)
         answer = fit(deployed(name, engine, tp), options)
-        assert made.budget // made.allocated[length] == answer.plan.most_sequences(BUDGET, length), length
+        assert made.budget // made.allocated[length] == answer.plan.max_sequences(BUDGET, length), length
 
 
 def test_allocated_never_shrinks_where_the_content_does() -> None:

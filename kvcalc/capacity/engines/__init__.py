@@ -3,14 +3,36 @@
 A new engine is a file that ends with its `Engine`, and one line here.
 """
 
-from kvcalc.capacity.engines.content import NONE as NONE
+from collections.abc import Sequence
+
 from kvcalc.capacity.engines.engine import Engine as Engine
 from kvcalc.capacity.engines.engine import EngineSettings as EngineSettings
+from kvcalc.capacity.engines.engine import stage_by_stage
 from kvcalc.capacity.engines.layout import BlockDemand as BlockDemand
 from kvcalc.capacity.engines.layout import CacheLayout as CacheLayout
+from kvcalc.capacity.engines.layout import LayerCache, content_of
 from kvcalc.capacity.engines.llama_cpp import LLAMA_CPP as LLAMA_CPP
 from kvcalc.capacity.engines.sglang import SGLANG as SGLANG
 from kvcalc.capacity.engines.trtllm import TRTLLM as TRTLLM
 from kvcalc.capacity.engines.vllm import VLLM as VLLM
+from kvcalc.capacity.engines.vllm_versions import LATEST, defaults
+from kvcalc.layers.batch import Parallelism
 
-ENGINES: dict[str, Engine] = {e.name: e for e in list(vars().values()) if isinstance(e, Engine)}
+
+def _plan(
+    layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
+) -> CacheLayout:
+    return content_of(layers, ranks, stage)
+
+
+NONE = Engine(  # only the bytes of the content, the minimum of every engine
+    name="none",
+    title="engine none",
+    plan=stage_by_stage(_plan),
+    defaults=lambda gpu, ranks, release, tokens, model: defaults(
+        gpu, ranks, LATEST, tokens, model
+    )._replace(sequences=1),
+    spreads_context=True,
+    smaller_weights=("fp8", "int4"),
+)
+ENGINES: dict[str, Engine] = {e.name: e for e in (NONE, LLAMA_CPP, SGLANG, TRTLLM, VLLM)}

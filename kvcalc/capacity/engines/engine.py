@@ -14,6 +14,7 @@ from kvcalc.capacity.engines.layout import (
     LayerCache,
     StoredEntry,
     StoredPart,
+    layer_entries,
 )
 from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated
 from kvcalc.errors import UnpredictedRelease, UserError
@@ -44,7 +45,7 @@ def nearest_older(
     release.
 
     Two numbers name the first release with them. A version between two releases has the rules of
-    the older one.
+    the older release.
 
     Args:
         releases: Oldest first.
@@ -52,32 +53,29 @@ def nearest_older(
 
     Raises:
         UserError: The text is not a version.
-        UnpredictedRelease: It names one before `oldest`.
+        UnpredictedRelease: It names a version before `oldest`.
     """
     name = text.strip().lower().removeprefix("v")
     if name in ("", "latest"):
         return releases[-1], ""
     if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}(\.?(post|rc|dev)\d*)?", name):
         raise UserError(
-            f"unknown engine-version {text!r}",
-            hint="Give one like 0.11, 0.11.2 or latest",
+            f"unknown engine-version {text!r}", hint="Give one like 0.11, 0.11.2 or latest"
         )
     version = tuple(map(int, re.findall(r"\d+", name)[:3]))
     if version < oldest:
-        known = ".".join(map(str, oldest))
+        supported = ".".join(map(str, oldest))
         raise UnpredictedRelease(
-            f"{engine} {name} is not predicted: the oldest supported release is {known}"
+            f"{engine} {name} is not predicted: the oldest supported release is {supported}"
         )
     for rules in releases:
         if rules.since[: len(version)] == version:
             return rules, ""
     older = [rules for rules in releases if rules.since <= version]
     rules = older[-1] if older else releases[0]
-    which = "the nearest older version" if older else "the oldest version"
-    return (
-        rules,
-        f"{engine} {name}: by the rules of {'.'.join(map(str, rules.since))}, {which} known",
-    )
+    relation = "the nearest older version" if older else "the oldest version"
+    since = ".".join(map(str, rules.since))
+    return rules, f"{engine} {name}: by the rules of {since}, {relation} known"
 
 
 # fp8 with an fp32 scale per 128 elements: the index keys of latents in vLLM and SGLang
@@ -137,16 +135,16 @@ class Defaults(NamedTuple):
         tokens: Tokens of one pass.
         sequences: Concurrent sequences of one dp rank.
         utilization: Share of the memory.
-        flights: Passes that are scheduled before the first is done.
-        drafted: Draft tokens per pass.
+        in_flight_batches: Passes that are scheduled before the first is done.
+        draft_tokens: Draft tokens per pass.
         page_tuples: See `EngineSettings`.
     """
 
     tokens: int
     sequences: int
     utilization: float
-    flights: int = 2
-    drafted: int = 1
+    in_flight_batches: int = 2
+    draft_tokens: int = 1
     page_tuples: bool = False
 
 
@@ -154,7 +152,7 @@ Planner = Callable[
     [Sequence[LayerCache], Parallelism, EngineSettings], Callable[[int], CacheLayout]
 ]
 RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], RowFormat]
-Remarked = tuple[Precision, tuple[str, ...]]
+PrecisionAndRemarks = tuple[Precision, tuple[str, ...]]
 
 
 def stage_by_stage(
@@ -179,13 +177,8 @@ def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
     return (*part.cache(), *part.eviction_scores())
 
 
-def layer_entries(layer: LayerCache) -> Iterable[StoredEntry]:
-    """Return every entry of a layer."""
-    return (entry for part in layer.parts for entry in part)
-
-
 def unversioned(text: str) -> tuple[Any, str]:
-    """Accept only the latest version. Raises UserError for another."""
+    """Accept only the latest version. Raises UserError for another version."""
     if text.strip().lower() not in ("", "latest"):
         raise UserError(
             f"no versions are known of that engine, so none by engine-version {text!r}",
@@ -203,10 +196,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             UserError for layers without pages.
         defaults: GPU, ranks, release, tokens of a pass (0 for the default) and model → the engine's
             defaults.
-        release: A version as typed → its rules, in the engine's own terms, and a remark.
+        release: The text of a version → its rules, in the engine's own terms, and a remark.
         warns: Returns a warning on CUDA graphs whose memory is not predicted, or "".
-        memory: A start and an end of the range → the terms outside the cache.
-        ranged: Whether the ends of the range differ.
+        memory: A start and an estimate of the range → the memory outside the cache. The sequences
+            of the start are an int or an array.
+        has_memory_range: Whether the estimates of the range differ.
+        has_context_buffers: Whether buffers outside the cache grow with the context.
         dtypes: Supported cache dtypes; None for all.
         unmodelled: Cache dtypes with a layout that is not modelled.
         takes: Settings of this engine only.
@@ -216,15 +211,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             differently from the model.
         row_format: An entry and all entries of its part → the format that stores it.
         content: Layer → the entries that the engine stores.
-        of: Memory that the share refers to, one of SHARES.
-        outside: Whether activations and overhead are outside the share.
-        add_context_buffers: Terms → terms with the buffers that grow with the context.
+        utilization_basis: Memory that the share refers to, one of SHARES.
+        excludes_activations: Whether activations and overhead are outside the share.
         spreads_context: Whether it has decode-context parallelism.
         takes_num_blocks: Whether a number of blocks can replace the budget.
-        memory_key: All properties of a start, except weights, that decide its terms. Starts with
-            equal keys have equal terms.
-        weights: The weight terms of a start. None if `memory` takes only integer sequences.
-        unlike_drafts: Padding entries by which a draft's vocabulary may differ.
+        memory_key: The properties of a start's GPU that affect `memory`.
+        max_vocabulary_difference: Padding entries by which a draft's vocabulary may differ.
         refuses_below_one_sequence: Whether it does not start if not one sequence of the longest
             length fits.
         smaller_weights: Smaller formats that it can load, largest first.
@@ -239,33 +231,30 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     release: Callable[[str], tuple[Any, str]] = unversioned
     warns: Callable[[Any, Model, Formats, Parallelism], str] | None = None
     memory: Callable[[EngineStartup, str], MemoryBreakdown] = stated
-    ranged: bool = False
+    has_memory_range: bool = False
+    has_context_buffers: bool = False
     dtypes: tuple[str, ...] | None = None
     unmodelled: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
-    precision: Callable[[Model, Precision], Remarked] = lambda model, precision: (
+    precision: Callable[[Model, Precision], PrecisionAndRemarks] = lambda _, precision: (
         precision,
         (),
     )
     entries: Callable[[Model, Sublayer], Sequence[CacheEntry]] = part_entries
     row_format: RowRule = model_row_format
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries
-    of: str = "total"
-    outside: bool = False
-    add_context_buffers: Callable[[EngineStartup, MemoryBreakdown], MemoryBreakdown] | None = (
-        None
-    )
+    utilization_basis: str = "total"
+    excludes_activations: bool = False
     spreads_context: bool = False
     takes_num_blocks: bool = False
     memory_key: Callable[[EngineStartup], object] = lambda start: None
-    weights: Callable[[EngineStartup], tuple[int, dict[str, int], int]] | None = None
-    unlike_drafts: int = PADDING
+    max_vocabulary_difference: int = PADDING
     refuses_below_one_sequence: bool = False
     smaller_weights: tuple[str, ...] = ("fp8", "awq")
     long_context_variable: str = ""
 
-    def stored(self, model: Model, precision: Precision) -> Remarked:
+    def supported_precision(self, model: Model, precision: Precision) -> PrecisionAndRemarks:
         """Return the precision that this engine would run, and remarks if it differs from the
         requested one.
 
@@ -285,7 +274,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             )
         return self.precision(model, msgspec.structs.replace(precision, kv_cache_dtype=dtype))
 
-    def parts(
+    def stored_parts(
         self,
         model: Model,
         kind: str,
@@ -293,25 +282,21 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         ranks: Parallelism,
         settings: EngineSettings,
     ) -> tuple[StoredPart, ...]:
-        """Return what each part of a layer of `kind` stores or reads on one rank, in this engine's
+        """Return the cache entries of each part of a layer on one rank, in this engine's
         formats."""
         layer, parts = model.kinds[kind], []
         for part in (*layer.parts, *layer.shared):
+            stored = []
             entries = self.entries(model, part)
-            if entries:
-                rows = (
-                    (
-                        e,
-                        ranks.share(e.heads),
-                        self.row_format(e, entries, formats, settings),
-                    )
-                    for e in entries
-                )
-                parts.append(tuple(StoredEntry(*row) for row in rows))
+            for entry in entries:
+                row_format = self.row_format(entry, entries, formats, settings)
+                stored.append(StoredEntry(entry, ranks.share(entry.heads), row_format))
+            if stored:
+                parts.append(tuple(stored))
         return tuple(parts)
 
 
-def packed_latents(engine: str, model: Model, precision: Precision) -> Remarked:
+def packed_latents(engine: str, model: Model, precision: Precision) -> PrecisionAndRemarks:
     """Turn fp8 latents of sparse attention (DSA) into packed rows of 656 bytes, as vLLM and SGLang
     do."""
     dtype = precision.kv_cache_dtype
@@ -324,7 +309,7 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Remarked:
     return msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
 
 
-def downcast(title: str, model: Model, precision: Precision, to: str) -> Remarked:
+def downcast(title: str, model: Model, precision: Precision, to: str) -> PrecisionAndRemarks:
     """Return the precision in which an engine loads a float32 checkpoint, and a remark.
 
     A requested dtype has priority, except fp8, which is only for GEMMs.
@@ -332,7 +317,7 @@ def downcast(title: str, model: Model, precision: Precision, to: str) -> Remarke
     dtype = canonical(precision.dtype)
     if model.dtype != "fp32" or dtype not in ("auto", "fp8"):
         return precision, ()
-    remark = f"{title} loads a float32 checkpoint as {to} unless another dtype is asked for"
+    remark = f"{title} loads a float32 checkpoint as {to} unless another dtype is requested"
     quantized = precision.quantization or ("fp8" if dtype == "fp8" else "")
     return msgspec.structs.replace(precision, dtype=to, quantization=quantized), (remark,)
 
@@ -343,8 +328,13 @@ def scaled_index_keys(
     formats: Formats,
     settings: EngineSettings,
 ) -> RowFormat:
-    """Return the format of an entry in vLLM and SGLang, which store the index keys of latents in
-    fp8 with scales, whatever the dtype of the cache."""
+    """Return the format of an entry in vLLM and SGLang.
+
+    The index keys of latents are in fp8 with scales, under every dtype of the cache. Recurrent
+    states are in the requested dtype, if there is one.
+    """
+    if entry.role == "recurrent_state" and settings.mamba_ssm_cache_dtype:
+        return FORMATS[settings.mamba_ssm_cache_dtype]
     if entry.role == "index_key" and any(e.role == "latent" for e in part):
         return INDEX_ROW
     return formats.cache_format(entry)

@@ -1,6 +1,6 @@
 """vLLM: cache specs to groups of layers that share a block table.
 
-One pool of equal blocks serves all groups, so pages are made equal and layers are cut into groups
+One pool of equal blocks serves all groups, so pages are made equal and layers are split into groups
 of one size. Source: v1/core/kv_cache_planning.py of vLLM 0.33.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UserError
 
-Placed = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
+StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
 
 
 class SpecKind(StrEnum):
@@ -43,144 +43,130 @@ class Spec(NamedTuple):
     @property
     def page(self) -> int:
         """Bytes of one block of this layer."""
-        return self.padded or (
-            self.row if self.kind is SpecKind.STATE else self.row * self.block
-        )
+        size = self.row if self.kind is SpecKind.STATE else self.row * self.block
+        return self.padded or size
 
-    def in_blocks(self, block: int) -> "Spec":
-        """The same in blocks of so many tokens; a state has no tokens."""
-        return self if self.kind is SpecKind.STATE else self._replace(block=block)
+    @property
+    def is_local(self) -> bool:
+        """Whether a window or a chunk limits the tokens."""
+        return self.kind in (SpecKind.WINDOW, SpecKind.CHUNK)
 
 
 class KVCacheGroup(NamedTuple):
     """Layers with one block table. They need equally many blocks; `specs` may differ in width."""
 
-    specs: tuple[Placed, ...]
+    specs: tuple[StageSpec, ...]
 
     @property
     def spec(self) -> Spec:
         return self.specs[0][1]
 
-    def page_bytes(self, stage: int) -> int:
-        """Bytes of one block of this group on a stage: Σ pages."""
-        return sum(s.page for where, s in self.specs if where == stage)
-
-    def pages(self, stage: int) -> list[tuple[int, int]]:
-        """(page size, how many layers) on a stage."""
-        sizes = [s.page for where, s in self.specs if where == stage]
-        return [(size, sizes.count(size)) for size in dict.fromkeys(sizes)]
+    def pages(self, stage: int) -> list[int]:
+        """Return the page size of each layer on a stage."""
+        return [spec.page for spec_stage, spec in self.specs if spec_stage == stage]
 
     def widest_page(self) -> int:
-        """The widest layer's page, its index keys included."""
+        """Return the page of the widest layer, its index keys included."""
         main = max((s.page for _, s in self.specs if s.main), default=0)
         return main + max((s.page for _, s in self.specs if not s.main), default=0)
 
 
-def groups_of(layers: Sequence[Placed]) -> list[KVCacheGroup]:
-    """The groups of a model's layers. Raises UserError where their pages cannot be made equal."""
+def group_layers(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
+    """Return the groups of a model's layers. Raises UserError if pages cannot be made equal."""
     if not layers:
         return []
-    if _uniform([s for _, s in layers]):
+    if _need_equal_blocks(layers):
         return [KVCacheGroup(tuple(layers))]
-    unified = _unified(layers)
-    if unified is None:
-        return _fallback(layers)
-    buckets: dict[Spec, list[Placed]] = {}
-    for placed in unified:
-        buckets.setdefault(placed[1], []).append(placed)
-    counts = [len(b) for b in buckets.values()]
-    size = group_size(counts)
-    groups = []
-    for bucket in buckets.values():
-        parts = -(-len(bucket) // size)
-        groups += [KVCacheGroup(tuple(bucket[i::parts])) for i in range(parts)]
-    return groups
+    equal_layers = _make_pages_equal(layers)
+    if equal_layers is None:
+        kinds = {(s.kind, s.latent) for _, s in layers if s.kind is not SpecKind.FULL}
+        if not kinds <= {(SpecKind.WINDOW, False)}:
+            raise UserError(
+                "vLLM cannot make the pages of these layers equal",
+                hint="Another cache dtype or block size may do",
+            )
+        # windows of keys and values next to latents
+        return [KVCacheGroup(tuple(promote_windows(layers)))]
+    buckets: dict[Spec, list[StageSpec]] = {}
+    for stage, spec in equal_layers:
+        buckets.setdefault(spec, []).append((stage, spec))
+    size = choose_group_size([len(bucket) for bucket in buckets.values()])
+    return [
+        KVCacheGroup(tuple(bucket[i :: -(-len(bucket) // size)]))
+        for bucket in buckets.values()
+        for i in range(-(-len(bucket) // size))
+    ]
 
 
-def group_size(counts: Sequence[int]) -> int:
+def choose_group_size(layer_counts: Sequence[int]) -> int:
     """Return the number of layers per KV cache group.
 
-    It is the smallest count of any kind of layer. If the largest count is below 1.5 times the
-    smallest, it is the largest. Example: 10 full and 20 window layers give 10, in 3 groups.
+    The smallest layer count is the group size, so only the larger attention types are split. If
+    the largest count is below 1.5 times the smallest, the largest is the group size, because
+    that needs fewer padding layers.
+
+    Examples: 10 full and 20 window layers give 10, in 3 groups. 12 window and 13 full layers
+    give 13, with 1 padding layer.
     """
-    least, most = min(counts), max(counts)
-    return most if 2 * most < 3 * least else least
+    smallest, largest = min(layer_counts), max(layer_counts)
+    return largest if 2 * largest < 3 * smallest else smallest
 
 
-def _uniform(specs: Sequence[Spec]) -> bool:
-    """Whether all layers need the same blocks: one kind, block and limit; for states, one page."""
-    first = specs[0]
-    if first.kind is SpecKind.STATE:
-        return all(s.kind is SpecKind.STATE and s.page == first.page for s in specs)
-    return all(
-        (s.kind, s.block, s.limit) == (first.kind, first.block, first.limit) for s in specs
+def _need_equal_blocks(layers: Sequence[StageSpec]) -> bool:
+    """Return whether all layers have one kind, block and limit; for states, one page size."""
+    return (
+        len(
+            {
+                (s.kind, s.page) if s.kind is SpecKind.STATE else (s.kind, s.block, s.limit)
+                for _, s in layers
+            }
+        )
+        <= 1
     )
 
 
-def _unified(layers: Sequence[Placed]) -> list[Placed] | None:
-    """The layers with pages of one size: the largest. None where a page of latents would have to be
-    padded.
+def _make_pages_equal(layers: Sequence[StageSpec]) -> list[StageSpec] | None:
+    """Return the layers with pages of the largest size; None if latents would need padding.
 
-    A smaller page that divides it gets a larger block; other pages of keys and values, and states,
-    are padded.
+    A smaller page that divides the largest gets a larger block. Other pages of keys and values, and
+    states, are padded.
     """
-    largest = max(s.page for _, s in layers)
+    largest = max(spec.page for _, spec in layers)
     results = []
     for stage, spec in layers:
-        page, used = spec.page, spec
-        if page == largest:
-            pass
-        elif spec.kind is SpecKind.STATE:
-            used = spec._replace(padded=largest)
-        elif largest % page == 0:
-            used = spec._replace(block=spec.block * (largest // page))
-        elif not spec.latent:
-            used = spec._replace(padded=largest)
-        else:
-            return None
-        results.append((stage, used))
+        is_state = spec.kind is SpecKind.STATE
+        if spec.page != largest and not is_state and largest % spec.page == 0:
+            spec = spec._replace(block=spec.block * (largest // spec.page))
+        elif spec.page != largest:
+            if spec.latent and not is_state:
+                return None
+            spec = spec._replace(padded=largest)
+        results.append((stage, spec))
     return results
 
 
-def _fallback(layers: Sequence[Placed]) -> list[KVCacheGroup]:
-    """Windows of keys and values beside latents, allocated like full attention in one group; no
-    other mix has a rule."""
-    kinds = {(s.kind, s.latent) for _, s in layers}
-    if not kinds <= {
-        (SpecKind.FULL, True),
-        (SpecKind.FULL, False),
-        (SpecKind.WINDOW, False),
-    }:
-        raise UserError(
-            "vLLM cannot make the pages of these layers equal",
-            hint="Another cache dtype or block size may do",
-        )
-    return [KVCacheGroup(tuple(promoted(layers)))]
+def promote_windows(layers: Sequence[StageSpec]) -> list[StageSpec]:
+    """Return the layers with windows and chunks allocated like full attention, if there is full
+    attention (`--disable-hybrid-kv-cache-manager`).
 
-
-def promoted(layers: Sequence[Placed]) -> list[Placed]:
-    """Windows and chunks allocated like full attention, where there is some
-    (`--disable-hybrid-kv-cache-manager`).
-
-    Raises UserError where the layers then still need different blocks.
+    Raises:
+        UserError: The layers then still need different blocks.
     """
-    specs = [s for _, s in layers]
-    if not specs or _uniform(specs):
-        return list(layers)
-    results, full = list(layers), [s.block for s in specs if s.kind is SpecKind.FULL]
-    if full:
-        local = (SpecKind.WINDOW, SpecKind.CHUNK)
+    full_blocks = [spec.block for _, spec in layers if spec.kind is SpecKind.FULL]
+    if not full_blocks or _need_equal_blocks(layers):
+        results = list(layers)
+    else:
         results = [
             (
-                w,
-                s._replace(kind=SpecKind.FULL, limit=0, block=full[0])
-                if s.kind in local
+                n,
+                s._replace(kind=SpecKind.FULL, limit=0, block=full_blocks[0])
+                if s.is_local
                 else s,
             )
-            for w, s in layers
+            for n, s in layers
         ]
-    if not _uniform([s for _, s in results]):
+    if not _need_equal_blocks(results):
         raise UserError(
-            "vLLM needs its hybrid cache manager for layers that keep different blocks"
+            "vLLM needs its hybrid cache manager for layers that need different blocks"
         )
     return results

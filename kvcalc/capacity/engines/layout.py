@@ -1,31 +1,31 @@
 """The layout of one GPU's cache memory, and the capacity that follows from it.
 
-A `CacheLayout` gives the bytes that the GPU of a pipeline stage allocates for a number of sequences
-of a length. The maximum number of sequences and the maximum length follow from it.
+A `CacheLayout` gives the bytes that one GPU needs for some sequences of a length. The maximum
+number of sequences and the maximum length follow from it.
 
 Its input is every layer with a cache, each entry in the engine's format. Engines have pages for
 keys and values, latents, index keys and states. Other entries are refused here, so no engine
 mistakes an unknown variant for a known one.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from kvcalc.arithmetic import maximum, minimum
+from kvcalc.arithmetic import by_number, ceil_div, maximum, minimum, where
 from kvcalc.errors import UserError
+from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
+from kvcalc.model.memory import LayerRows, size_of, stored_bytes
 from kvcalc.model.model import Layer, Model
 from kvcalc.records import Record
 from kvcalc.storage.formats import RowFormat
 from kvcalc.units import MAX_TOKENS
 
-PAGES = (
-    ("k", "v"),
-    ("latent",),
-    ("latent", "rope_key"),
-)  # roles that make up one token's row
+# roles that make up one token's row
+PAGES = (("k", "v"), ("latent",), ("latent", "rope_key"))
 STATES = ("conv_state", "recurrent_state")
 
 
@@ -67,18 +67,18 @@ class Pages(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token, index keys apart."""
-        return sum(s.row_bytes for s in self.rows)
+        """Bytes of one token without index keys."""
+        return sum(stored.row_bytes for stored in self.rows)
 
     @property
     def index_bytes(self) -> int:
         """Bytes of one token's index keys."""
-        return sum(s.row_bytes for s in self.index_keys)
+        return sum(stored.row_bytes for stored in self.index_keys)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of one sequence's states."""
-        return sum(s.entry.limit * s.row_bytes for s in self.states)
+        return sum(stored.entry.limit * stored.row_bytes for stored in self.states)
 
     @property
     def limit(self) -> int:
@@ -86,24 +86,24 @@ class Pages(NamedTuple):
         return self.rows[0].entry.limit if self.rows else 0
 
     @property
-    def chunked(self) -> bool:
-        """Whether the limit is that of a chunk."""
-        return bool(self.rows) and self.rows[0].entry.span is Span.CHUNK
-
-    @property
-    def latent(self) -> bool:
+    def is_latent(self) -> bool:
         """Whether the rows are latents, one for all heads."""
-        return any(s.entry.role == "latent" for s in self.rows)
+        return any(stored.entry.role == "latent" for stored in self.rows)
 
 
-def counted(held: Iterable[LayerCache], stage: int) -> list[tuple[LayerCache, int]]:
-    """The different layers of a pipeline stage, in order, and how many there are of each."""
-    here = [h for h in held if h.stage == stage]
-    count = Counter(id(h.parts) for h in here)
-    return [(h, count[key]) for key, h in {id(h.parts): h for h in here}.items()]
+def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
+    """Return one layer of each kind, in order."""
+    return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
-def pages(engine: str, held: LayerCache, shared: bool = False) -> list[Pages]:
+def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCache, int]]:
+    """Return the distinct layers of a pipeline stage, in order, each with its number."""
+    on_stage = [layer for layer in layers if layer.stage == stage]
+    counts = Counter(id(layer.parts) for layer in on_stage)
+    return [(layer, counts[id(layer.parts)]) for layer in distinct_layers(on_stage)]
+
+
+def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
     """Return the stored entries of each part of a layer.
 
     Args:
@@ -113,64 +113,73 @@ def pages(engine: str, held: LayerCache, shared: bool = False) -> list[Pages]:
         UserError: The engine has no pages for an entry. The message names the layer.
     """
     results = []
-    for part in () if held.layer.shares_cache and not shared else held.parts:
-        entries = [s.entry for s in part]
-        if why := unknown(entries):
+    for part in () if layer.layer.shares_cache and not shared else layer.parts:
+        if reason := find_unsupported([stored.entry for stored in part]):
             raise UserError(
-                f"{engine} has no pages for {held.layer.label or held.kind} of "
-                f"{held.model.name}: {why}",
+                f"{engine} has no pages for {layer.layer.label or layer.kind} of "
+                f"{layer.model.name}: {reason}",
                 hint="Engine none counts its content",
             )
         states = tuple(s for s in part if s.entry.span is Span.STATE)
-        index = tuple(s for s in part if s.entry.role == "index_key")
-        rows = tuple(s for s in part if s not in (*states, *index))
-        results.append(Pages(rows, index, states))
+        index_keys = tuple(s for s in part if s.entry.role == "index_key")
+        rows = tuple(s for s in part if s not in (*states, *index_keys))
+        results.append(Pages(rows, index_keys, states))
     return results
 
 
-def unknown(entries: Sequence[CacheEntry]) -> str:
-    """Why the entries of one part are no pages that any engine here knows, in a clause; '' where
-    they are.
+def stage_pages(
+    engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
+) -> list[tuple[Pages, int]]:
+    """Return the pages of a pipeline stage, each with its number of layers."""
+    return [
+        (part, count)
+        for layer, count in count_layers(layers, stage)
+        for part in pages(engine, layer, shared)
+    ]
 
-    Known: rows of one token each, of the roles in PAGES, in the cache's dtype, all of them under
-    one limit that keeps the last; at most one index key per token beside them; or states of the
-    roles in STATES.
+
+def find_unsupported(entries: Sequence[CacheEntry]) -> str:
+    """Return why no engine here has pages for the entries of one part; "" if engines have.
+
+    Supported are rows of one token each with the roles in PAGES, in the dtype of the cache, under
+    one limit that keeps the last rows, with at most one index key per token. Supported are also
+    states with the roles in STATES.
     """
-    for e in entries:
-        if e.is_stored_by_other_layer:
-            return f"it reads {_words(e)} rows of another layer"
-        if e.span in (Span.PARTIAL, Span.OVERLAP):
-            return "it keeps blocks of tokens that are not compressed yet"
-        if e.ratio > 1:
-            return f"one {_words(e)} row stands for {e.ratio} tokens"
-        if e.keeps is not Keeps.LAST:
-            return f"the {_words(e)} rows that it keeps are not the last ones"
-        if (e.span is Span.STATE) != (e.role in STATES):
-            return f"it keeps {_words(e)} rows" + (
-                " whatever the length" if e.span is Span.STATE else ""
-            )
-        if e.dtype and e.span is not Span.STATE:
-            return f"its {_words(e)} rows are {e.dtype} whatever the cache's dtype"
+    for entry in entries:
+        role = entry.role.replace("_", " ")
+        is_state = entry.span is Span.STATE
+        problems = {
+            f"it reads {role} rows of another layer": entry.is_stored_by_other_layer,
+            "it stores unfinished blocks": entry.span in (Span.PARTIAL, Span.OVERLAP),
+            f"one {role} row stands for {entry.ratio} tokens": entry.ratio > 1,
+            f"it does not keep the last {role} rows": entry.keeps is not Keeps.LAST,
+            f"it stores {role} rows": is_state != (entry.role in STATES),
+            f"its {role} rows are always {entry.dtype}": entry.dtype and not is_state,
+        }
+        for problem, is_true in problems.items():
+            if is_true:
+                return problem
     rows = [e for e in entries if e.span is not Span.STATE and e.role != "index_key"]
-    index = [e for e in entries if e.role == "index_key"]
-    if len(rows) + len(index) not in (0, len(entries)):
-        return "it keeps a state beside rows of tokens"
-    if (rows or index) and tuple(sorted(e.role for e in rows)) not in PAGES:
-        return f"it keeps {' + '.join(map(_words, rows)) or 'index key'} rows"
-    if len({(e.limit, e.span) for e in rows}) > 1:
+    index_keys = [e for e in entries if e.role == "index_key"]
+    if len(rows) + len(index_keys) not in (0, len(entries)):
+        return "it stores states and rows of tokens"
+    roles = tuple(sorted(entry.role for entry in rows))
+    if (rows or index_keys) and roles not in PAGES:
+        return f"it stores {' + '.join(roles) or 'index key'} rows"
+    if len({(entry.limit, entry.span) for entry in rows}) > 1:
         return "its rows have different limits"
-    if len(index) > 1 or any(e.limit for e in index):
-        return "its index keys are not one for every token"
+    if len(index_keys) > 1 or any(entry.limit for entry in index_keys):
+        return "it does not store one index key per token"
     return ""
 
 
-def _words(entry: CacheEntry) -> str:
-    return entry.role.replace("_", " ")
-
-
 class BlockDemand(NamedTuple):
-    """A share of one sequence's bytes: unit · (⌈min(tokens, cap)/block⌉ + extra). cap −1 is no cap;
-    cause names the cap."""
+    """A part of one sequence's bytes: unit · (⌈min(tokens, cap)/block⌉ + extra).
+
+    Attributes:
+        cap: Tokens from which the part no longer grows; −1 for none.
+        cause: Name of the cap.
+    """
 
     unit: int
     block: int
@@ -178,233 +187,331 @@ class BlockDemand(NamedTuple):
     extra: int = 0
     cause: str = ""
 
-    def count(self, tokens: int) -> int:
-        """Blocks of a sequence of so many tokens."""
-        return (
-            -(-(min(tokens, self.cap) if self.cap >= 0 else tokens) // self.block) + self.extra
-        )
+    def count(self, tokens: Any) -> Any:
+        """Return the blocks of a sequence, for an int or an array of tokens."""
+        if self.cap >= 0:
+            tokens = minimum(tokens, self.cap)
+        return -(-tokens // self.block) + self.extra
 
 
 class CacheLayout:
-    """How one GPU's cache memory is laid out. Engines subclass it; figures that an engine has not
-    are None."""
+    """How one GPU's cache memory is laid out. Engines subclass it.
+
+    Attributes:
+        block_size: Tokens of a block; None without blocks.
+        page_bytes: Bytes of the largest page of a layer.
+        bytes_per_block: Bytes of a block over all layers of the stage.
+        notes: Remarks for the user.
+        demands: One sequence's bytes as a sum.
+    """
 
     block_size: int | None = None
     page_bytes: int | None = None
     bytes_per_block: int | None = None
     notes: tuple[str, ...] = ()
+    demands: Sequence[BlockDemand] = ()
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        """The least budget with which `sequences` sequences of `length` tokens fit, their first
-        `shared` tokens common."""
+        """Return the smallest budget in bytes that fits the sequences.
+
+        Args:
+            length: Tokens of each sequence.
+            shared: First tokens that all sequences have in common.
+        """
         raise NotImplementedError
 
-    def pool(self, budget: int) -> int:
-        """The bytes that the engine takes of a budget."""
+    def pool(self, budget: Any) -> Any:
+        """Return the bytes that the engine takes of a budget."""
         return budget
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
-        """The bytes that the engine allocates for the cache, given a budget and what it is to
-        hold."""
-        return self.pool(budget)
+        """Return the bytes that the engine allocates for the requested sequences."""
+        pool: int = self.pool(budget)
+        return pool
 
-    def parts(self, sequences: int, length: int) -> dict[str, int]:
-        """Buffers that the engine logs apart, by the record's key."""
+    def extra_buffers(self, sequences: int, length: int) -> dict[str, int]:
+        """Return the bytes of buffers that the engine logs separately, by the record's key."""
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
-        """Blocks in the pool."""
+        """Return the blocks of the pool."""
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Blocks that one sequence of `length` tokens may hold."""
+        """Return the maximum blocks of one sequence."""
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Sequences of `length` tokens in the pool, as a fraction: pool ÷ what one needs."""
-        one = self.needed(1, length)
-        return self.pool(budget) / one if one else 0.0
+        """Return the sequences in the pool as a fraction: pool ÷ bytes of one sequence."""
+        size = self.needed(1, length)
+        return self.pool(budget) / size if size else 0.0
 
     def tokens(self, budget: int, length: int) -> int:
-        """Tokens in the pool, in sequences of `length`: int(concurrency · length)."""
+        """Return the tokens in the pool, in sequences of `length`."""
         return int(self.concurrency(budget, length) * length)
-
-    def terms(self) -> Sequence[BlockDemand]:
-        """One sequence's bytes as a sum of terms."""
-        return ()
 
     def request_pool(self, budget: int) -> int:
         """Return the bytes of the pool that requests may take."""
-        return self.pool(budget) - self.needed(0, 0)
+        return int(self.pool(budget)) - self.needed(0, 0)
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
-        """Return the pool's bytes that one request takes, for an array of its numbers of tokens."""
-        import numpy as np
-
-        taken = np.zeros(tokens.size, dtype=np.int64)
-        for term in self.terms():
-            counted = np.minimum(tokens, term.cap) if term.cap >= 0 else tokens
-            taken += term.unit * (-(-counted // term.block) + term.extra)
-        return taken
+        """Return the pool's bytes of one request, for an array of its numbers of tokens."""
+        return sum((d.unit * d.count(tokens) for d in self.demands), tokens * 0)
 
     def breakpoints(self) -> list[Record]:
-        """One sequence's cost as fixed + slope·tokens, in whole blocks, from each breakpoint on."""
-        return segments(self.terms())
+        """Return one sequence's bytes as fixed + slope · tokens, from each breakpoint on."""
+        return segments(self.demands)
 
     def describe(self, length: int) -> list[str]:
-        """The layout with the numbers put in, a line each."""
+        """Return the layout with numbers, one line for each part."""
         return []
 
-    def most_sequences(self, budget: int, length: int, shared: int = 0) -> int:
-        """The most sequences of `length` tokens whose bytes are within the pool."""
-        return reached(lambda n: self.needed(n, length, shared), self.pool(budget))
-
-    def many_sequences(self, budgets: Any, length: int, shared: int = 0) -> Any:
-        """`most_sequences` of each of an array of budgets, as int64; of equal ones once."""
-        import numpy as np
-
-        distinct, places = np.unique(budgets, return_inverse=True)
-        sequences = [self.most_sequences(int(budget), length, shared) for budget in distinct]
-        return np.array(sequences, dtype=np.int64)[places].reshape(budgets.shape)
-
-    def most_beside(self, memory: int, length: int) -> int:
-        """Return the sequences of `length` tokens that fit in `memory` bytes outside an existing
-        pool; 0 if they need none."""
-        empty = self.needed(0, length)
-        return (
-            largest(lambda n: self.needed(n, length) - empty <= memory)
-            if self.needed(1, length) > empty
-            else 0
+    def max_sequences(self, budget: Any, length: int, shared: int = 0) -> Any:
+        """Return the sequences of `length` tokens that fit, for an int or an array of budgets."""
+        return by_number(
+            budget,
+            lambda size: search_cost(
+                lambda n: self.needed(n, length, shared), self.pool(int(size))
+            ),
         )
 
-    def longest(self, budget: int, sequences: int, shared: int = 0) -> int | None:
+    def max_extra_sequences(self, memory: int, length: int) -> int:
+        """Return the sequences that fit in `memory` bytes outside an existing pool.
+
+        The result is 0 if sequences need no bytes.
+        """
+        empty = self.needed(0, length)
+        if self.needed(1, length) <= empty:
+            return 0
+        return largest(lambda n: self.needed(n, length) - empty <= memory)
+
+    def max_length(self, budget: int, sequences: int, shared: int = 0) -> int | None:
         """Return the maximum length of concurrent sequences in the pool; None without a limit."""
-        result = reached(lambda s: self.needed(sequences, s, shared), self.pool(budget))
-        return None if result == MAX_TOKENS else result
+        length = search_cost(lambda s: self.needed(sequences, s, shared), self.pool(budget))
+        return None if length == MAX_TOKENS else length
 
 
-class BlockPool(CacheLayout):
-    """A pool of equal blocks.
+class LinearLayout(CacheLayout):
+    """A layout whose bytes are linear in the number of sequences."""
+
+    def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
+        """Return pairs of bytes: of all sequences together, and of each sequence.
+
+        The pair with the largest sum counts.
+        """
+        raise NotImplementedError
+
+    def needed(self, sequences: int, length: int, shared: int = 0) -> int:
+        return max(common + sequences * own for common, own in self.costs(length, shared))
+
+    def max_sequences(self, budget: Any, length: int, shared: int = 0) -> Any:
+        pool, sequences = self.pool(budget), MAX_TOKENS
+        for common, own in self.costs(length, shared):
+            free = pool - common
+            fitting = maximum(0, free // own) if own else where(free >= 0, MAX_TOKENS, 0)
+            sequences = minimum(sequences, fitting)
+        return sequences
+
+
+class BlockPool(LinearLayout):
+    """A pool of equal blocks. `demands` are the blocks of each group of layers.
 
     Attributes:
-        unit: Bytes of a block.
-        demands: Blocks of one sequence, for each group of layers that takes its own.
         null_blocks: Placeholders that no sequence gets.
     """
 
-    unit: int
-    demands: Sequence[BlockDemand]
+    bytes_per_block: int
     null_blocks = 0
 
-    def num_blocks(self, budget: int) -> int:
-        """Return ⌊budget / unit⌋, null blocks included. A stage without cached layers has only
-        those."""
-        return budget // self.unit if self.unit else self.null_blocks
+    def num_blocks(self, budget: Any) -> Any:
+        """Return ⌊budget / bytes_per_block⌋, null blocks included.
+
+        A stage without cached layers has only null blocks.
+        """
+        return budget // self.bytes_per_block if self.bytes_per_block else self.null_blocks
 
     def request_blocks(self, length: int) -> int:
         return sum(demand.count(length) for demand in self.demands)
 
-    def _blocks(self, length: int, shared: int) -> tuple[int, int]:
-        """Return the blocks that all sequences share, and the blocks of each sequence.
-
-        Shared are the full blocks of a common prefix, once per group without a window.
-        """
+    def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
+        """Return one pair. Sequences share the full blocks of a prefix in groups without a cap."""
         common = sum(min(shared, length) // d.block for d in self.demands if d.cap < 0)
-        return common, self.request_blocks(length) - common
+        own = self.request_blocks(length) - common
+        return [
+            (self.bytes_per_block * (self.null_blocks + common), self.bytes_per_block * own)
+        ]
 
-    def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        common, own = self._blocks(length, shared)
-        return self.unit * (self.null_blocks + common + sequences * own)
-
-    def most_sequences(self, budget: Any, length: int, shared: int = 0) -> Any:
-        common, own = self._blocks(length, shared)
-        free = self.num_blocks(budget) - self.null_blocks - common
-        if own and self.unit:
-            return maximum(0, minimum(MAX_TOKENS, free // own))
-        return MAX_TOKENS if free >= 0 or not self.unit else 0
-
-    def many_sequences(self, budgets: Any, length: int, shared: int = 0) -> Any:
-        _, own = self._blocks(length, shared)
-        method = self.most_sequences if own and self.unit else super().many_sequences
-        return method(budgets, length, shared)
-
-    def pool(self, budget: int) -> int:
-        return self.num_blocks(budget) * self.unit
+    def pool(self, budget: Any) -> Any:
+        return self.num_blocks(budget) * self.bytes_per_block
 
     def concurrency(self, budget: int, length: int) -> float:
         """Return num_blocks ÷ blocks per request. vLLM's log does not subtract the null block."""
-        own = self.request_blocks(length)
-        return self.num_blocks(budget) / own if own else 0.0
-
-    def terms(self) -> Sequence[BlockDemand]:
-        return self.demands
+        blocks = self.request_blocks(length)
+        return float(self.num_blocks(budget) / blocks) if blocks else 0.0
 
 
-def largest(fits: Callable[[int], bool], most: int = MAX_TOKENS) -> int:
-    """The largest number from 0 to `most` that fits, where whatever is below a number that fits
-    does too."""
-    low, high = 0, 1
-    while high < most and fits(high):
-        low, high = high, min(2 * high, most)
-    if high == most and fits(most):
-        return most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+class Content(LinearLayout):
+    """The rows of every cache entry, without blocks, padding or reserve."""
+
+    def __init__(self, rows: Iterable[LayerRows]) -> None:
+        self.rows = list(rows)
+        self._ratios = {r.entry.ratio for r in self.rows if r.entry.span is Span.PARTIAL}
+
+    def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
+        """Return the costs at `length`, and at the last lengths before a block is compressed.
+
+        Only compressed blocks make the content shrink. Sequences share the rows of a prefix in
+        entries without a limit.
+        """
+        lengths = {length, *(length - (length + 1) % ratio for ratio in self._ratios)}
+        growing = [r for r in self.rows if shared and r.entry.grows and not r.entry.limit]
+        results = []
+        for tokens in lengths:
+            if tokens >= 0:
+                common = stored_bytes(growing, min(shared, tokens))
+                results.append((common, stored_bytes(self.rows, tokens) - common))
+        return results
+
+    def step_read(self, length: int) -> int:
+        """Return the bytes that a decode step reads of one sequence of `length` tokens.
+
+        A cache that several layers share counts once. Unfinished blocks do not count.
+        """
+        finished = (
+            row._replace(read_layers=row.stored_layers)
+            for row in self.rows
+            if row.entry.span not in (Span.PARTIAL, Span.OVERLAP)
+        )
+        return size_of(finished, length, 1, 1).read
+
+    def allocated(self, budget: int, sequences: int, length: int) -> int:
+        return self.needed(sequences, length)
+
+    def request_bytes(self, budget: int, tokens: Any) -> Any:
+        import numpy as np
+
+        return np.maximum.accumulate(stored_at(self.rows, tokens))
+
+    def breakpoints(self) -> list[Record]:
+        caps = {row.entry.full_from(): row.entry.span for row in self.rows if row.stored_layers}
+        pieces = []
+        for start in sorted({0, *(tokens for tokens in caps if tokens > 0)}):
+            size = size_of(self.rows, max(start, 1), 1, 1)
+            cause = "chunk" if caps.get(start) is Span.CHUNK else "window"
+            pieces.append(
+                {
+                    "from_tokens": start,
+                    "fixed_bytes": size.fixed,
+                    "bytes_per_token": size.slope,
+                    "block_tokens": max((row.entry.ratio for row in self.rows), default=1),
+                    "cause": cause if start else "",
+                }
+            )
+        return pieces
+
+    def describe(self, length: int) -> list[str]:
+        lines = []
+        for entry, row_bytes, layers, _, spread in self.rows:
+            if layers:
+                rows = int(ceil_div(entry.stored_rows(length), spread))
+                total = layers * rows * row_bytes
+                lines.append(
+                    f"{entry.role}: {layers} layers × {rows:,} rows × {row_bytes:,} B = {total:,}"
+                )
+        return lines
 
 
-def reached(cost: Callable[[int], int], pool: int, most: int = MAX_TOKENS) -> int:
-    """The largest number from 0 to `most` whose cost is within a pool, 0 where none is; a cost
-    never falls.
+def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
+    """Return the bytes that one sequence stores, for an array of its numbers of tokens."""
+    import numpy as np
 
-    As `largest`, in few steps where the cost is nearly a line: on the line through both ends, and
-    in the middle every third.
+    result = np.zeros(tokens.size, dtype=np.int64)
+    for entry, row_bytes, layers, _, spread in rows:
+        stored = np.asarray(ceil_div(entry.stored_rows(tokens), spread))
+        result += (layers * row_bytes * stored).astype(np.int64)
+    return result
+
+
+def layer_entries(layer: LayerCache) -> Iterable[StoredEntry]:
+    """Return every entry of a layer."""
+    return (entry for part in layer.parts for entry in part)
+
+
+def content_of(
+    layers: Sequence[LayerCache],
+    ranks: Parallelism,
+    stage: int,
+    content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries,
+) -> Content:
+    """Return the content of the layers on one stage, in the engine's formats.
+
+    Args:
+        content: The engine's rule for the entries that it stores of a layer.
     """
-    low, high, under, over = 0, most, cost(0), cost(most)
-    if over <= pool:
-        return most
+    rows: list[LayerRows] = []
+    for layer, count in count_layers(layers, stage):
+        for stored in content(layer):
+            entry = stored.entry
+            storing = 0 if layer.layer.shares_cache or entry.is_stored_by_other_layer else count
+            spread = entry.spread(ranks)
+            rows.append(LayerRows(entry, stored.row_bytes, storing, count, spread))
+    return Content(rows)
+
+
+def largest(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int:
+    """Return the largest number up to `limit` that fits, or 0.
+
+    Every number below a number that fits must fit too.
+    """
+    high = 1
+    while high < limit and fits(high):
+        high *= 2
+    return bisect_left(range(1, min(high, limit) + 1), True, key=lambda n: not fits(n))
+
+
+def search_cost(cost: Callable[[int], int], pool: int, limit: int = MAX_TOKENS) -> int:
+    """Return the largest number up to `limit` whose cost is within a pool, or 0.
+
+    The cost must never fall. The search takes few steps if the cost is nearly a line: it tries the
+    line through both ends, and the middle in every third step.
+    """
+    low, high = 0, limit
+    low_cost, high_cost = cost(low), cost(high)
+    if high_cost <= pool:
+        return limit
     step = 0
     while high - low > 1:
         step += 1
-        middle = (
-            low + (pool - under) * (high - low) // (over - under)
-            if step % 3 and under <= pool
-            else (low + high) // 2
-        )
+        middle = (low + high) // 2
+        if step % 3 and low_cost <= pool:
+            middle = low + (pool - low_cost) * (high - low) // (high_cost - low_cost)
         middle = min(max(middle, low + 1), high - 1)
         value = cost(middle)
         if value <= pool:
-            low, under = middle, value
+            low, low_cost = middle, value
         else:
-            high, over = middle, value
+            high, high_cost = middle, value
     return low
 
 
-def segments(terms: Sequence[BlockDemand]) -> list[Record]:
-    """Terms as pieces: from so many tokens on, bytes = fixed + slope · tokens (tokens in whole
-    blocks).
+def segments(demands: Sequence[BlockDemand]) -> list[Record]:
+    """Return demands as pieces: bytes = fixed + slope · tokens, in whole blocks, from a start on.
 
-    The slope is a whole number of bytes where it is one, else a fraction as a float.
+    The slope is an int if it is whole, otherwise a float.
     """
-    caps: dict[int, str] = {0: ""}
-    for term in terms:
-        if term.cap > 0:
-            caps[term.cap] = term.cause
+    causes = {0: ""} | {demand.cap: demand.cause for demand in demands if demand.cap > 0}
     results = []
-    for start, cause in sorted(caps.items()):
-        growing = [t for t in terms if t.cap < 0 or t.cap > start]
-        full = [t for t in terms if 0 <= t.cap <= start]
-        slope = sum((Fraction(t.unit, t.block) for t in growing), Fraction(0))
-        fixed = sum(t.unit * t.count(t.cap) for t in full) + sum(
-            t.unit * t.extra for t in growing
-        )
+    for start, cause in sorted(causes.items()):
+        growing = [d for d in demands if d.cap < 0 or d.cap > start]
+        full = [d for d in demands if 0 <= d.cap <= start]
+        slope = sum((Fraction(d.unit, d.block) for d in growing), Fraction(0))
+        fixed = sum(d.unit * d.count(d.cap) for d in full)
         results.append(
             {
                 "from_tokens": start,
-                "fixed_bytes": fixed,
+                "fixed_bytes": fixed + sum(d.unit * d.extra for d in growing),
                 "bytes_per_token": int(slope) if slope.denominator == 1 else float(slope),
-                "block_tokens": max((t.block for t in growing), default=1),
+                "block_tokens": max((d.block for d in growing), default=1),
                 "cause": cause,
             }
         )

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from kvcalc.arithmetic import maximum, minimum, rounded_down
 from kvcalc.capacity.engines.engine import (
     Defaults,
     Engine,
     EngineSettings,
+    PrecisionAndRemarks,
     downcast,
     nearest_older,
     packed_latents,
@@ -28,8 +30,8 @@ from kvcalc.capacity.engines.layout import (
     BlockDemand,
     CacheLayout,
     LayerCache,
-    counted,
     pages,
+    stage_pages,
 )
 from kvcalc.capacity.engines.vllm_weights import lora_slots, rope_tables, tower
 from kvcalc.capacity.memory_budget import (
@@ -44,41 +46,38 @@ from kvcalc.capacity.memory_budget import (
 )
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.weights import Formats
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
-from kvcalc.storage.formats import FORMATS, RowFormat
 
-DRAFTED = 3  # --speculative-num-steps of most models (arg_groups/speculative_hook.py)
+DRAFT_TOKENS = 3  # --speculative-num-steps of most models (arg_groups/speculative_hook.py)
 # tokens of a prefill chunk, largest CUDA-graph batch below tp 4, and from tp 4 on
-Capacity = tuple[int, int, int]
-_LARGER: tuple[tuple[int, Capacity], ...] = (  # below so many GiB
-    (60, (4096, 32, 160)),
-    (90, (8192, 256, 512)),
-    (160, (8192, 256, 512)),
-    (1 << 40, (16384, 512, 512)),
-)
+BatchDefaults = tuple[int, int, int]
+LARGER_GPUS: dict[int, BatchDefaults] = {  # by the limit of the memory in GiB
+    60: (4096, 32, 160),
+    160: (8192, 256, 512),
+    1 << 40: (16384, 512, 512),
+}
 
 
 class SglangRelease(NamedTuple):
     """Rules from version `since` on (server_args.py; arg_groups/memory_hook.py in 0.5.23).
 
-    small: of GPUs from 20 to 35 GiB. prefill_graphs: CUDA graphs of prefills are captured, and
-    reserved for.
+    Attributes:
+        small: Defaults of GPUs from 20 to 35 GiB.
+        prefill_graphs: Whether memory is reserved for CUDA graphs of prefills.
     """
 
     since: tuple[int, ...]
-    small: Capacity
+    small: BatchDefaults
     prefill_graphs: bool = False
 
-    def capacity(self, memory_bytes: int) -> Capacity:
-        """The defaults of a GPU."""
+    def batch_defaults(self, memory_bytes: int) -> BatchDefaults:
+        """Return the defaults of a GPU."""
         if memory_bytes < 20 * GIB:
             return 2048, 8, 8
         if memory_bytes < 35 * GIB:
             return self.small
-        return next(result for most, result in _LARGER if memory_bytes < most * GIB)
+        return next(row for gib, row in LARGER_GPUS.items() if memory_bytes < gib * GIB)
 
 
 RELEASES = (
@@ -98,12 +97,13 @@ def release(text: str) -> tuple[SglangRelease, str]:
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model
 ) -> Defaults:
-    chunk, *graphs = rules.capacity(gpu.memory_bytes)
+    chunk, *graphs = rules.batch_defaults(gpu.memory_bytes)
+    tokens = tokens or chunk
     return Defaults(
-        tokens or chunk,
-        graphs[ranks.tp >= 4],
-        static_fraction(gpu.memory_bytes, tokens or chunk, ranks, rules, model),
-        drafted=DRAFTED,
+        tokens=tokens,
+        sequences=graphs[ranks.tp >= 4],
+        utilization=static_fraction(gpu.memory_bytes, tokens, ranks, rules, model),
+        draft_tokens=DRAFT_TOKENS,
     )
 
 
@@ -123,13 +123,12 @@ def static_fraction(
     factor is from 0.8 to 1.05. The size is layers · width² ÷ (24 · 1024²).
     """
     memory, chunk = memory_bytes / MIB, max(tokens, 2048)
-    graphs = rules.capacity(memory_bytes)[2 if ranks.tp >= 4 else 1]
-    reserve = 512 + 1.5 * chunk + 2 * graphs + ranks.tp * ranks.pp / 8 * 1024
+    graphs = rules.batch_defaults(memory_bytes)[2 if ranks.tp >= 4 else 1]
+    reserve = 512 + 1.5 * chunk + 2 * graphs + 128 * ranks.tp * ranks.pp
     if rules.prefill_graphs and ranks.pp == 1:
-        latent = model and any(
-            entry.role == "latent" for layer in model.kinds.values() for entry in layer.entries
-        )
-        reserve += 1536 if latent else 8 * prefill_graphs(chunk)
+        layers = model.kinds.values() if model else ()
+        is_latent = any(e.role == "latent" for layer in layers for e in layer.entries)
+        reserve += 1536 if is_latent else 8 * count_prefill_graphs(chunk)
     if memory > 60 * 1024:
         reserve = max(reserve, 10 * 1024)
     fraction = round((memory - reserve) / memory, 3)
@@ -139,87 +138,56 @@ def static_fraction(
     return max(0.001, fraction)
 
 
-def prefill_graphs(tokens: int) -> int:
-    """Return how many sizes of prefills up to `tokens` are captured."""
+def count_prefill_graphs(tokens: int) -> int:
+    """Return the number of captured sizes of prefills up to `tokens`."""
     count, first = 0, 0
-    for last, step in (
-        (32, 4),
-        (256, 16),
-        (512, 32),
-        (1024, 64),
-        (4096, 256),
-        (tokens, 512),
-    ):
+    steps = (32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (tokens, 512)
+    for last, step in steps:
         count += max(0, min(last, tokens) - first) // step
         first = last
     return count
 
 
-def memory(start: EngineStartup, end: str) -> MemoryBreakdown:
+def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """Return the weights with a tower and rotary tables, and the stated activations and graphs.
 
-    Context and collectives are in use before SGLang measures the free memory. The ends differ by
-    both, and by the margins of vLLM's starts. No published start-up of SGLang has checked them.
+    Context and collectives are in use before SGLang measures the free memory. The estimates differ
+    by both, and by the margins of vLLM's starts. No published start-up of SGLang has checked them.
     """
-    terms = stated(start, end)
+    terms = stated(start, estimate)
     extra = {
         "rotary tables": rope_tables(start.model),
         "vision tower": tower(start),
         "LoRA slots": lora_slots(start),  # lora/mem_pool.py, before the cache
         **start.extra,
     }
-    context, share, margin = {
+    context, collectives, margin = {
         "low": (1.5, 1.5, 0.02),
         "middle": (1, 1, 0.0),
         "high": (0.5, 0.6, -0.015),
-    }[end]
+    }[estimate]
     startup = terms.startup
-    if start.of == "free":
+    if start.utilization_basis == "free":
         startup = {
             "CUDA context": int(CONTEXT_BYTES * context),
-            "collectives": int(collective_bytes(start.ranks) * share),
+            "collectives": int(collective_bytes(start.ranks) * collectives),
         }
     return terms._replace(extra=nonzero(extra), startup=nonzero(startup), margin=margin)
 
 
 PAGE, SPARSE_PAGE = 1, 64  # --page-size; the sparse-attention backend runs 64
-WINDOW_SHARE = Fraction(
-    4, 5
-)  # --swa-full-tokens-ratio: slots for windows per slot for full layers
+# --swa-full-tokens-ratio: slots for windows per slot for full layers
+WINDOW_SHARE = Fraction(4, 5)
 # --mamba-full-memory-ratio: bytes for states per byte for keys and values
 STATE_SHARE = Fraction(9, 10)
 EVICTED = 128  # tokens outside the window before a decoding sequence frees their slots
 # State slots of a running request, and additional slots for its prefix cache.
-HELD_STATES, TRACKED_STATES = 3, 2
-FREES_WINDOWS = (
-    "gptoss",
-    "llama4",
-    "mimov2",
-    "step35",
-    "step37",
-    "step3p5",
-    "step3p7",
-    "gemma4",
-    "laguna",
-    "mellum",
-    "inkling",
-    "graniteswa",
-    "granitemoeswa",
-    "iquestq1",
-    "unlimitedocr",
-    "museglimmer",
-)
-TRACKS_NO_STATES = ("lfm2", "jetnemotron", "jetvlm", "zaya")
-
-
-class States(NamedTuple):
-    """State slots of one request, and additional slots for draft tokens."""
-
-    held: int = 1
-    drafted: int = 0
-
-
-ONE_STATE = States()
+RUNNING_STATES, TRACKED_STATES = 3, 2
+FREES_WINDOWS = """
+    gptoss llama4 mimov2 step35 step37 step3p5 step3p7 gemma4 laguna mellum inkling graniteswa
+    granitemoeswa iquestq1 unlimitedocr museglimmer
+"""
+TRACKS_NO_STATES = "lfm2 jetnemotron jetvlm zaya"
 
 
 class SGLang(CacheLayout):
@@ -231,7 +199,8 @@ class SGLang(CacheLayout):
         limit: Tokens of a sequence in the window pool.
         state: Bytes of a state slot.
         page: Tokens of a page.
-        held, drafted: State slots of one request, and additional slots for draft tokens.
+        request_states: State slots of one request.
+        draft_states: Additional state slots of one request for draft tokens.
     """
 
     def __init__(
@@ -241,73 +210,78 @@ class SGLang(CacheLayout):
         limit: int,
         state: int,
         page: int,
-        states: States = ONE_STATE,
+        request_states: int = 1,
+        draft_states: int = 0,
     ) -> None:
         if window and not full:  # without full layers, windows are stored like them
             full, window = window, 0
         self.full, self.window, self.limit, self.state = full, window, limit, state
-        self.held, self.drafted = states
+        self.request_states, self.draft_states = request_states, draft_states
         self.page = self.block_size = page
         self.bytes_per_block = page * (full + window)
         notes = []
         if window:
             notes.append(f"{WINDOW_SHARE} as many slots for windows as for full layers")
-        if state and self.held > 1:
-            notes.append(f"{self.held} state slots a sequence")
+        if state and request_states > 1:
+            notes.append(f"{request_states} state slots a sequence")
         self.notes = tuple(notes)
+        demands = (
+            BlockDemand(page * full, page),
+            BlockDemand(page * window, page, limit, 0, "window"),
+            BlockDemand(state * (request_states + draft_states), 1, 0, 1, "state"),
+        )
+        self.demands = [demand for demand in demands if demand.unit]
 
-    def _paged(self, tokens: Any) -> Any:
-        """Return the tokens of whole pages."""
+    def _paged(self, tokens: int) -> int:
+        """Return the tokens of complete pages."""
         return -(-tokens // self.page) * self.page
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        """The least budget with enough slots of each kind; the split between the pools is fixed, so
-        the scarcer decides."""
-        return self._budget(self._slots(sequences, length, shared), sequences)
+        """Return the smallest budget with enough slots of each kind.
 
-    def _slots(self, sequences: int, length: int, shared: int) -> int:
-        page = self.page
-        common = min(shared, length) // page * page
+        The split between the pools is fixed, so the scarcest decides.
+        """
+        common = min(shared, length) // self.page * self.page
         slots = common + sequences * (self._paged(length) - common)
         if self.window:
             window_slots = sequences * self._paged(min(length, self.limit))
             slots = max(slots, math.ceil(window_slots / WINDOW_SHARE))
-        return int(self._paged(slots))
-
-    def _budget(self, slots: int, sequences: int) -> int:
-        cache = slots * self.full + int(slots * WINDOW_SHARE) * self.window
+        cache = self._token_bytes(self._paged(slots))
         if not self.state:
             return cache
-        states = 1 + self.drafted + sequences * (self.held + self.drafted) if sequences else 0
+        states = 0
+        if sequences:
+            num_states = self.request_states + self.draft_states
+            states = 1 + self.draft_states + sequences * num_states
         larger = max(Fraction(cache), states * self.state / STATE_SHARE)
         return math.ceil(larger * (1 + STATE_SHARE))
 
-    def state_slots(self, budget: int) -> int:
-        """State slots that requests may hold (SGLang's max_mamba_cache_size): of its share, the
-        padding slot left out."""
-        share = Fraction(budget) * STATE_SHARE / (1 + STATE_SHARE)
-        each = self.state * (1 + Fraction(self.drafted, self.held))
-        return max(0, int((share - self.state * (1 + self.drafted)) // each))
+    def _token_bytes(self, slots: int) -> int:
+        """Return the bytes of token slots and of the window slots that belong to them."""
+        return slots * self.full + int(slots * WINDOW_SHARE) * self.window
 
-    def _states(self, budget: int) -> int:
-        """Bytes of all states: slots with the one for padding, and those of drafted tokens of every
-        request."""
-        if not self.state:
-            return 0
-        slots = self.state_slots(budget)
-        return (
-            self.state * (slots + 1 + (slots // self.held + 1) * self.drafted) if slots else 0
-        )
+    def state_slots(self, budget: int) -> int:
+        """Return the state slots for requests (SGLang's max_mamba_cache_size), without the slot for
+        padding."""
+        share = Fraction(budget) * STATE_SHARE / (1 + STATE_SHARE)
+        slot_bytes = self.state * (1 + Fraction(self.draft_states, self.request_states))
+        return max(0, int((share - self.state * (1 + self.draft_states)) // slot_bytes))
+
+    def _state_bytes(self, budget: int) -> int:
+        """Return the bytes of all states: slots, padding, and the draft tokens of every request."""
+        slots = self.state_slots(budget) if self.state else 0
+        draft_states = (slots // self.request_states + 1) * self.draft_states
+        return self.state * (slots + 1 + draft_states) if slots else 0
 
     def slots(self, budget: int) -> int:
-        """Token slots for full layers that a budget buys, in whole pages (SGLang's
+        """Return the token slots for full layers in a budget, in complete pages (SGLang's
         max_total_num_tokens)."""
         if self.state and not self.state_slots(budget):
             return 0
-        each = self.full + WINDOW_SHARE * self.window
-        return (
-            int((budget - self._states(budget)) / each) // self.page * self.page if each else 0
-        )
+        slot_bytes = self.full + WINDOW_SHARE * self.window
+        if not slot_bytes:
+            return 0
+        return int((budget - self._state_bytes(budget)) / slot_bytes) // self.page * self.page
 
     def num_blocks(self, budget: int) -> int:
         return self.slots(budget) // self.page
@@ -318,43 +292,30 @@ class SGLang(CacheLayout):
     def tokens(self, budget: int, length: int) -> int:
         return self.slots(budget) if self.full else super().tokens(budget, length)
 
-    def concurrency(self, budget: int, length: int) -> float:
-        """The scarcest of token slots, window slots and state slots, per sequence."""
+    def _pools(self, budget: int, tokens: Any) -> list[tuple[int, Any]]:
+        """Return the size of each pool, and its part for one sequence, in the same unit."""
         slots = self.slots(budget)
-        result: list[float] = [slots / self._paged(length)] if self.full else []
+        pools = [(slots, self._paged(tokens))] if self.full else []
         if self.window:
-            result.append(int(slots * WINDOW_SHARE) / self._paged(min(length, self.limit)))
+            window_tokens = self._paged(minimum(tokens, self.limit))
+            pools.append((int(slots * WINDOW_SHARE), window_tokens))
         if self.state:
-            result.append(self.state_slots(budget) // self.held)
-        return min(result)
+            pools.append((self.state_slots(budget) // self.request_states, 1))
+        return pools
+
+    def concurrency(self, budget: int, length: int) -> float:
+        """Return the sequences in the scarcest pool."""
+        return float(min(size / need for size, need in self._pools(budget, length)))
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
-        """The scarcest of token slots, window slots and state slots, as its share of the budget."""
-        import numpy as np
-
-        slots = self.slots(budget)
-        share = self._paged(tokens) / max(1, slots)
-        if self.window:
-            window_tokens = self._paged(np.minimum(tokens, self.limit))
-            share = np.maximum(share, window_tokens / max(1, int(slots * WINDOW_SHARE)))
-        if self.state:
-            share = np.maximum(share, 1 / max(1, self.state_slots(budget) // self.held))
-        return np.floor(budget * share).astype(np.int64)
+        """Return a request's share of the scarcest pool, as bytes of the budget."""
+        share = tokens * 0.0
+        for size, need in self._pools(budget, tokens):
+            share = maximum(share, need / max(1, size))
+        return rounded_down(budget * share)
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
-        slots = self.slots(budget)
-        return (
-            slots * self.full + int(slots * WINDOW_SHARE) * self.window + self._states(budget)
-        )
-
-    def terms(self) -> list[BlockDemand]:
-        page, state = self.page, self.state * (self.held + self.drafted)
-        demands = (
-            BlockDemand(page * self.full, page),
-            BlockDemand(page * self.window, page, self.limit, 0, "window"),
-            BlockDemand(state, 1, 0, 1, "state"),
-        )
-        return [demand for demand in demands if demand.unit]
+        return self._token_bytes(self.slots(budget)) + self._state_bytes(budget)
 
     def describe(self, length: int) -> list[str]:
         lines = [
@@ -367,98 +328,92 @@ class SGLang(CacheLayout):
                 f"{self.limit:,} tokens each"
             )
         if self.state:
-            each = f"states: {self.state:,} B a slot, {self.held} slots a sequence"
-            drafted = f", {self.drafted} more for drafted tokens" if self.drafted else ""
+            draft = self.draft_states
             lines.append(
-                f"{each}{drafted}, one for padding; {STATE_SHARE} of the bytes that keys and "
-                "values get"
+                f"states: {self.state:,} B a slot, {self.request_states} slots a sequence"
+                f"{f', {draft} more for draft tokens' if draft else ''}, one for padding; "
+                f"{STATE_SHARE} of the bytes that keys and values get"
             )
         return lines
 
 
 def _plan(
-    held: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
+    layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
 ) -> CacheLayout:
-    """The pools on one stage. Raises UserError for layers that SGLang has no pool for.
+    """Return the pools on one stage. Raises UserError for layers that SGLang has no pool for.
 
-    Its token pools have room in every layer, one that reads another's cache too. Layers that
-    predict or draft are counted as so many more of the model's own, on every stage.
+    A layer that reads another layer's cache has slots too. Each prediction or draft layer counts as
+    one more of the model's own layers, on every stage.
     """
-    model = held[0].model
-    own, drafts = held[: model.layers], held[model.layers :]
-    frees = settings.hybrid and _named(model, FREES_WINDOWS)
-    full = window = index = layers = windowed = limit = 0
-    each_index, latent, kept = 0, False, False
-    for part, count in [
-        (p, n) for h, n in counted(own, stage) for p in pages(SGLANG.title, h, shared=True)
-    ]:
+    model = layers[0].model
+    drafts = layers[model.layers :]
+    frees_windows = settings.hybrid and _is_named(model, FREES_WINDOWS)
+    full = window = index = num_full = num_windowed = limit = 0
+    largest_index, is_latent, keeps_windows = 0, False, False
+    for part, count in stage_pages(SGLANG.title, layers[: model.layers], stage, shared=True):
         index += count * part.index_bytes
-        each_index, latent = max(each_index, part.index_bytes), latent or part.latent
-        kept |= bool(part.limit) and not frees
-        if part.limit and frees:
-            window, windowed, limit = (
-                window + count * part.row_bytes,
-                windowed + count,
-                max(limit, part.limit),
-            )
+        largest_index = max(largest_index, part.index_bytes)
+        is_latent |= part.is_latent
+        keeps_windows |= bool(part.limit) and not frees_windows
+        if part.limit and frees_windows:
+            window += count * part.row_bytes
+            num_windowed += count
+            limit = max(limit, part.limit)
         elif part.rows:
-            full, layers = full + count * part.row_bytes, layers + count
-    more = [p for h in drafts for p in pages(SGLANG.title, h, shared=True) if p.rows]
-    inside = sum(bool(p.limit) for p in more) if frees else 0
-    if windowed:
-        window += window // windowed * inside
-    outside = len(more) - inside * bool(windowed)
-    if layers:
-        full += full * outside // layers + (
-            outside * each_index if latent else index * outside // layers
-        )
-    page = settings.block_size or (SPARSE_PAGE if each_index else PAGE)
-    drafted = settings.num_speculative_tokens + 1 if drafts else 0
-    limit += EVICTED * max(drafted, 1) + page + (2 * drafted if drafted else page)
+            full += count * part.row_bytes
+            num_full += count
+    draft_parts = [
+        part
+        for layer in drafts
+        for part in pages(SGLANG.title, layer, shared=True)
+        if part.rows
+    ]
+    if num_windowed and frees_windows:
+        num_draft_windows = sum(bool(part.limit) for part in draft_parts)
+        window += window // num_windowed * num_draft_windows
+    else:
+        num_draft_windows = 0
+    num_draft_full = len(draft_parts) - num_draft_windows
+    if num_full:
+        draft_index = num_draft_full * largest_index
+        if not is_latent:
+            draft_index = index * num_draft_full // num_full
+        full += full * num_draft_full // num_full + draft_index
+    page = settings.block_size or (SPARSE_PAGE if largest_index else PAGE)
+    draft_states = settings.num_speculative_tokens + 1 if drafts else 0
+    limit += EVICTED * max(draft_states, 1) + page + (2 * draft_states or page)
     # every stage has the slots of the stage with the largest states
     state = max(
-        sum(
-            count * part.state_bytes
-            for layer, count in counted(held, number)
-            for part in pages(SGLANG.title, layer)
-        )
+        sum(n * part.state_bytes for part, n in stage_pages(SGLANG.title, layers, number))
         for number in range(ranks.pp)
     )
-    states = HELD_STATES + (0 if _named(model, TRACKS_NO_STATES) else TRACKED_STATES)
-    plan = SGLang(full + index, window, limit, state, page, States(states, drafted))
-    plan.notes += (f"SGLang keeps what has left the windows of {model.name}",) if kept else ()
+    has_tracked_states = not _is_named(model, TRACKS_NO_STATES)
+    plan = SGLang(
+        full=full + index,
+        window=window,
+        limit=limit,
+        state=state,
+        page=page,
+        request_states=RUNNING_STATES + TRACKED_STATES * has_tracked_states,
+        draft_states=draft_states,
+    )
+    if keeps_windows:
+        plan.notes += (f"SGLang keeps tokens that have left the windows of {model.name}",)
     return plan
 
 
-def _named(model: Model, names: Sequence[str]) -> bool:
-    """Whether a model is of one of these architectures, by its type."""
+def _is_named(model: Model, names: str) -> bool:
+    """Return whether a model is of one of these architectures, by its type."""
     model_type = re.sub(r"[^a-z0-9]", "", model.model_type.lower())
-    return any(name in model_type for name in names)
+    return any(name in model_type for name in names.split())
 
 
-def _row_format(
-    entry: CacheEntry,
-    beside: Sequence[CacheEntry],
-    formats: Formats,
-    settings: EngineSettings,
-) -> RowFormat:
-    """Recurrent states as asked, else as the model has them; index keys of latents in fp8 with
-    scales."""
-    if entry.role == "recurrent_state" and settings.mamba_ssm_cache_dtype:
-        return FORMATS[settings.mamba_ssm_cache_dtype]
-    return scaled_index_keys(entry, beside, formats, settings)
-
-
-def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
-    """Packed latents; a float32 checkpoint as fp16, Gemma's as bf16 (configs/model_config.py:
-    _get_and_verify_dtype)."""
+def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
+    """Return packed latents; a float32 checkpoint as fp16, Gemma's as bf16
+    (configs/model_config.py: _get_and_verify_dtype)."""
     precision, remarks = packed_latents("sglang", model, precision)
-    precision, cast = downcast(
-        SGLANG.title,
-        model,
-        precision,
-        "bf16" if model.model_type.startswith("gemma") else "fp16",
-    )
+    dtype = "bf16" if model.model_type.startswith("gemma") else "fp16"
+    precision, cast = downcast(SGLANG.title, model, precision, dtype)
     return precision, (*remarks, *cast)
 
 
@@ -469,12 +424,12 @@ SGLANG = Engine(
     defaults=defaults,
     release=release,
     memory=memory,
-    ranged=True,
+    has_memory_range=True,
     counts=("max_loras",),
     dtypes=("bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4"),
     precision=_precision,
-    row_format=_row_format,
-    of="free",
-    outside=True,
+    row_format=scaled_index_keys,
+    utilization_basis="free",
+    excludes_activations=True,
     long_context_variable="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",  # configs/model_config.py
 )

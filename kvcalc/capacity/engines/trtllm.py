@@ -1,4 +1,5 @@
-"""TensorRT-LLM: blocks of 32 tokens over all layers, from a share of what a profile run leaves.
+"""TensorRT-LLM: blocks of 32 tokens over all layers, from a share of the memory that a profile run
+leaves.
 
 Rules as of its PyTorch backend, 1.3 (`_torch/pyexecutor/_util.py`: _cal_max_memory;
 `llmapi/llm_args.py`: KvCacheConfig): bytes for the cache = (total − the run's peak + the cache that
@@ -7,35 +8,24 @@ it had) · free_gpu_memory_fraction.
 
 from collections.abc import Sequence
 
-from kvcalc.capacity.engines.engine import (
-    Defaults,
-    Engine,
-    EngineSettings,
-    stage_by_stage,
-)
+from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, stage_by_stage
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
     BlockPool,
     CacheLayout,
     LayerCache,
-    counted,
-    pages,
+    stage_pages,
 )
 from kvcalc.capacity.engines.vllm_weights import rope_tables, tower
-from kvcalc.capacity.memory_budget import (
-    EngineStartup,
-    MemoryBreakdown,
-    nonzero,
-    stated,
-)
+from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, nonzero, stated
 from kvcalc.errors import UserError
-from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
-from kvcalc.model.model import Model
 
 BLOCK, FLASH_MLA_BLOCK = 32, 64  # tokens_per_block; latents on Hopper: FlashMLA runs 64
 FRACTION = 0.9  # free_gpu_memory_fraction
 TOKENS, SEQUENCES = 8192, 2048  # max_num_tokens, max_batch_size
+# of the GPU's memory, by estimate: the margins of vLLM's starts
+MARGINS = {"low": 0.02, "middle": 0.0, "high": -0.015}
 
 
 class TensorRtLlm(BlockPool):
@@ -44,65 +34,59 @@ class TensorRtLlm(BlockPool):
 
     def __init__(self, row: int, block: int, has_windows: bool) -> None:
         self.block_size = block
-        self.bytes_per_block = self.unit = block * row
-        self.demands = [BlockDemand(self.unit, block)]
+        self.bytes_per_block = block * row
+        self.demands = [BlockDemand(self.bytes_per_block, block)]
         note = (
             "TensorRT-LLM keeps every token of layers with a window unless "
-            "max_attention_window is given"
+            "max_attention_window is set"
         )
         self.notes = (note,) if has_windows else ()
 
     def describe(self, length: int) -> list[str]:
-        return [f"blocks of {self.block_size} tokens over all layers: {self.unit:,} B"]
+        return [
+            f"blocks of {self.block_size} tokens over all layers: {self.bytes_per_block:,} B"
+        ]
 
 
 def _plan(
-    held: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
+    layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
 ) -> CacheLayout:
-    """The pool on one stage. Raises UserError for layers whose pools are not modelled here."""
-    row, latent, windows = 0, False, False
-    for kept, count in [
-        (p, n) for h, n in counted(held, stage) for p in pages(TRTLLM.title, h)
-    ]:
-        if kept.states or kept.index_keys:
-            what = "recurrent states" if kept.states else "index keys"
+    """Return the pool on one stage. Raises UserError for states and index keys."""
+    row, block, has_windows = 0, BLOCK, False
+    for part, count in stage_pages(TRTLLM.title, layers, stage):
+        if part.states or part.index_keys:
+            content = "recurrent states" if part.states else "index keys"
             raise UserError(
-                f"{TRTLLM.title}'s pools of {what} are not modelled",
+                f"{TRTLLM.title}'s pools of {content} are not modelled",
                 hint="Engine none counts their content",
             )
-        row += count * kept.row_bytes
-        latent, windows = latent or kept.latent, windows or bool(kept.limit)
-    return TensorRtLlm(
-        row, settings.block_size or (FLASH_MLA_BLOCK if latent else BLOCK), windows
-    )
+        row += count * part.row_bytes
+        has_windows |= bool(part.limit)
+        if part.is_latent:
+            block = FLASH_MLA_BLOCK
+    return TensorRtLlm(row, settings.block_size or block, has_windows)
 
 
-def _terms(start: EngineStartup, end: str) -> MemoryBreakdown:
-    """Weights with a tower and rotary tables; the pass, libraries, graphs and collectives as
-    stated. No log has checked them."""
+def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
+    """Return weights with a tower and rotary tables, and the stated pass, libraries, graphs and
+    collectives. No log has checked them."""
     extra = {
         "rotary tables": rope_tables(start.model),
         "vision tower": tower(start),
         **start.extra,
     }
-    margin = {"low": 0.02, "middle": 0.0, "high": -0.015}[end]
-    terms = stated(start, end)
-    return terms._replace(extra=nonzero(extra), margin=margin)
-
-
-def _defaults(
-    gpu: Gpu, ranks: Parallelism, release: None, tokens: int, model: Model
-) -> Defaults:
-    return Defaults(tokens or TOKENS, SEQUENCES, FRACTION)
+    return stated(start, estimate)._replace(extra=nonzero(extra), margin=MARGINS[estimate])
 
 
 TRTLLM = Engine(
     name="trtllm",
     title="TensorRT-LLM",
     plan=stage_by_stage(_plan),
-    defaults=_defaults,
-    memory=_terms,
-    ranged=True,
+    defaults=lambda gpu, ranks, release, tokens, model: Defaults(
+        tokens or TOKENS, SEQUENCES, FRACTION
+    ),
+    memory=_memory,
+    has_memory_range=True,
     dtypes=("bf16", "fp16", "fp8", "nvfp4"),
-    of="remaining",
+    utilization_basis="remaining",
 )

@@ -15,135 +15,124 @@ v1/attention/backends/mla/sparse_swa.py and v1/core/kv_cache_planning.py
 (`_get_packed_kv_cache_groups`) of vLLM 0.33.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from kvcalc.capacity.engines.engine import INDEX_ROW
-from kvcalc.capacity.engines.kv_cache_groups import KVCacheGroup, Placed, Spec, SpecKind
-from kvcalc.capacity.engines.layout import LayerCache, StoredEntry, StoredPart, pages
+from kvcalc.capacity.engines.kv_cache_groups import KVCacheGroup, Spec, SpecKind, StageSpec
+from kvcalc.capacity.engines.layout import (
+    LayerCache,
+    StoredEntry,
+    StoredPart,
+    distinct_layers,
+    pages,
+)
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.model.model import Model
 
-POOLED_ROWS = (
-    32  # rows of index keys that a block holds at least a multiple of (DeepGEMM's pages)
-)
-# tokens that a block of latents beside states is a multiple of, and one of keys and values
-LATENT_BLOCK_MULTIPLE, PLAIN = 128, 16
+# a block holds a multiple of these rows of index keys (DeepGEMM's pages)
+POOLED_ROWS = 32
+# a block holds a multiple of these tokens: of latents next to states, and of keys and values
+LATENT_MULTIPLE, PLAIN_MULTIPLE = 128, 16
+# tokens of a block of compressed rows, and of a block of a window
+COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
+# tokens of a compressor's block, by the tokens that it compresses to one
+STATE_BLOCKS = {4: 4, 128: 8}
+SCALES = 8  # bytes of a packed row's scales: one for 64 values, padded
+ROWS = ("latent", "rope_key")
+ROLES = (*ROWS, "index_key", "compressor")
+ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple of these bytes
 
 
-def pool_of(held: Sequence[LayerCache]) -> int:
-    """Tokens that one row of index keys stands for; 0 where they are not pooled."""
-    return max((part.pooled_tokens for h in held for part in h.layer.parts), default=0)
+def pooled_tokens(layers: Iterable[LayerCache]) -> int:
+    """Return the tokens per row of index keys; 0 if index keys are not pooled."""
+    return max((part.pooled_tokens for n in layers for part in n.layer.parts), default=0)
 
 
-def pooled_content(held: LayerCache) -> Iterable[StoredEntry]:
+def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
     """Return the entries that vLLM stores of a layer: pooled index keys have one row per pool of
     tokens."""
-    pool = pool_of([held])
-    for part in held.parts:
-        for entry in part:
-            yield (
-                _pooled(entry, part, pool)
-                if pool and entry.entry.role == "index_key"
-                else entry
-            )
+    pool = pooled_tokens([layer])
+    for part in layer.parts:
+        for stored in part:
+            is_pooled = pool and stored.entry.role == "index_key"
+            yield _pooled_key(stored, part, pool) if is_pooled else stored
 
 
-def _pooled(stored: StoredEntry, beside: Sequence[StoredEntry], pool: int) -> StoredEntry:
+def _pooled_key(stored: StoredEntry, part: StoredPart, pool: int) -> StoredEntry:
     """Return an index key as stored for a pool of tokens; with latents in fp8, without gates and
     flag."""
-    if not any(s.entry.role == "latent" for s in beside):
-        return stored._replace(entry=msgspec.structs.replace(stored.entry, ratio=pool))
-    width = (stored.entry.width - 1) // 2
-    return StoredEntry(
-        msgspec.structs.replace(stored.entry, width=width, ratio=pool),
-        stored.heads,
-        INDEX_ROW,
-    )
+    entry = msgspec.structs.replace(stored.entry, ratio=pool)
+    if not any(s.entry.role == "latent" for s in part):
+        return stored._replace(entry=entry)
+    entry = msgspec.structs.replace(entry, width=(entry.width - 1) // 2)
+    return StoredEntry(entry, stored.heads, INDEX_ROW)
 
 
 def pooled_groups(
-    title: str, held: Sequence[LayerCache], block_size: int
+    title: str, layers: Sequence[LayerCache], block_size: int
 ) -> tuple[list[KVCacheGroup], int]:
-    """The groups, and tokens of a block: aligned ones, as many as a page needs to hold a state.
+    """Return the groups, and the tokens of a block, which are aligned and make room for a state.
 
-    Raises UserError where layers keep anything else, where states do not fit, and beside a draft.
+    Raises:
+        UserError: Layers store other attention too, or states do not fit.
     """
-    pool, latent = pool_of(held), False
-    rows: list[tuple[int, int, int]] = []  # stage, bytes of a row, bytes of an index key
-    states: list[tuple[int, int]] = []
-    for layer in held:
+    pool = pooled_tokens(layers)
+    rows: list[StageSpec] = []
+    keys: list[StageSpec] = []
+    states: list[StageSpec] = []
+    for layer in layers:
         for part in pages(title, layer):
             if part.states:
-                states.append((layer.stage, part.state_bytes))
+                states.append((layer.stage, Spec(SpecKind.STATE, part.state_bytes, ())))
             elif part.rows and part.index_keys:
-                latent = part.latent
-                key_bytes = _pooled(part.index_keys[0], part.rows, pool).row_bytes
-                rows.append((layer.stage, part.row_bytes, key_bytes))
+                key = _pooled_key(part.index_keys[0], (*part.rows, *part.index_keys), pool)
+                row = Spec(SpecKind.FULL, part.row_bytes, (), latent=part.is_latent)
+                rows.append((layer.stage, row))
+                keys.append((layer.stage, Spec(SpecKind.FULL, key.row_bytes, (), latent=True)))
             else:
                 raise UserError(
-                    f"{title}'s pages of pooled index keys beside other attention are not modelled"
+                    f"{title}'s pages of pooled index keys next to other attention are not "
+                    "modelled"
                 )
-    multiple, pool_rows = (LATENT_BLOCK_MULTIPLE, POOLED_ROWS) if latent else (PLAIN, 1)
-    align = max(multiple, pool * pool_rows, -(-block_size // multiple) * multiple)
     row = rows[0][1]
-    block = max((align * -(-size // (align * row)) for _, size in states), default=align)
-    ring = Spec(SpecKind.RING, 0, (), padded=block // pool * rows[0][2])
-    full: list[Placed] = [
-        (stage, Spec(SpecKind.FULL, row, (), 0, block, latent=latent)) for stage, row, _ in rows
-    ]
-    full += [
-        (
-            stage,
-            Spec(SpecKind.FULL, key, (), 0, block, block // pool * key, True, main=False),
-        )
-        for stage, _, key in rows
-    ]
-    row_stages = [stage for stage, *_ in rows]
-    placed = [
-        (stage, Spec(SpecKind.STATE, size, (), padded=block * row)) for stage, size in states
-    ]
+    multiple, pool_rows = (LATENT_MULTIPLE, POOLED_ROWS) if row.latent else (PLAIN_MULTIPLE, 1)
+    align = max(multiple, pool * pool_rows, -(-block_size // multiple) * multiple)
+    largest_state = max((state.row for _, state in states), default=0)
+    block = align * max(1, -(-largest_state // (align * row.row)))
+    key_bytes = block // pool * keys[0][1].row
+    ring = Spec(SpecKind.RING, 0, (), padded=key_bytes)
+    full = [(stage, spec._replace(block=block)) for stage, spec in rows]
+    for stage, spec in keys:
+        key_page = block // pool * spec.row
+        full.append((stage, spec._replace(block=block, padded=key_page, main=False)))
+    states = [(stage, spec._replace(padded=block * row.row)) for stage, spec in states]
     return [
         KVCacheGroup(tuple(full)),
-        KVCacheGroup(tuple((stage, ring) for stage in row_stages)),
-        *_dealt(placed, row_stages),
+        KVCacheGroup(tuple((stage, ring) for stage, _ in rows)),
+        *_group_states(states, [stage for stage, _ in rows]),
     ], block
 
 
-def _dealt(states: Sequence[Placed], latents: Sequence[int]) -> list[KVCacheGroup]:
-    """States in turn to as many groups as no stage has more states than latents in one."""
-    stages = sorted({stage for stage, _ in states})
-    count = -(-len(states) // len(latents)) if states else 0
-    for stage in stages:
-        if not latents.count(stage):
+def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> list[KVCacheGroup]:
+    """Return states, dealt in turn to groups. No stage has more states in a group than rows."""
+    count = -(-len(states) // len(row_stages))
+    for stage in sorted({stage for stage, _ in states}):
+        num_rows = row_stages.count(stage)
+        if not num_rows:
             raise UserError(
                 "vLLM shares pages of latents with states, and a pipeline stage has no latents",
-                hint="Other stages may do",
+                hint="Use another number of stages",
             )
-        count = max(
-            count,
-            -(-sum(where == stage for where, _ in states) // latents.count(stage)),
-        )
+        num_states = sum(state_stage == stage for state_stage, _ in states)
+        count = max(count, -(-num_states // num_rows))
     return [KVCacheGroup(tuple(states[i::count])) for i in range(count)]
 
 
-BLOCK, WINDOW_BLOCK = (
-    256,
-    64,
-)  # tokens of a block of compressed rows, and of one of the window
-STATE_BLOCKS = {
-    4: 4,
-    128: 8,
-}  # tokens of a compressor's block, by the tokens that it makes one
-SCALES = 8  # bytes of a packed row's scales: one a 64 values, padded
-ROWS = ("latent", "rope_key")
-ROLES = {*ROWS, "index_key", "compressor"}
-ALIGNED = {"fp8_ds_mla": 576, "bf16": 512}  # bytes that every page is a multiple of
-
-
-def compresses(held: Sequence[LayerCache]) -> bool:
+def compresses(layers: Sequence[LayerCache]) -> bool:
     """Return whether a model's layers compress their latents and store nothing else, so that the
     packed pages apply.
 
@@ -151,35 +140,40 @@ def compresses(held: Sequence[LayerCache]) -> bool:
         UserError: Layers read the compressed latents of others (models/deepseek_v41: records of 528
             bytes on some GPUs, windows in blocks of 32 or 64, rings of compressor states).
     """
-    kinds = {id(layer.parts): layer.parts for layer in held}.values()
-    parts = [[stored.entry for stored in part] for layer in kinds for part in layer]
+    parts = [
+        [stored.entry for stored in part]
+        for layer in distinct_layers(layers)
+        for part in layer.parts
+    ]
     entries = [entry for part in parts for entry in part]
     if any(e.is_stored_by_other_layer for e in entries) and any(
         e.role == "compressor" for e in entries
     ):
         raise UserError(
-            f"vLLM keeps {held[0].model.name} in other pages than DeepSeek-V4, which are not "
-            "modelled",
+            f"vLLM stores {layers[0].model.name} in other pages than DeepSeek-V4, which are "
+            "not modelled",
             hint="Engine none counts its content",
         )
-    return _compresses(parts)
+    return _compress(parts)
 
 
 def compresses_tokens(model: Model) -> bool:
     """Return the same of a model, before its entries have formats."""
-    return _compresses(
+    return _compress(
         part.cache() for layer in model.kinds.values() for part in (*layer.parts, *layer.shared)
     )
 
 
-def _compresses(parts: Iterable[Sequence[CacheEntry]]) -> bool:
-    """Return whether all parts store latents, and those that are not compressed in a window."""
+def _compress(parts: Iterable[Sequence[CacheEntry]]) -> bool:
+    """Return whether all parts store latents, and uncompressed latents only in a window."""
     has_compressor = False
     for entries in filter(None, parts):
-        near = [e for e in entries if e.ratio == 1]
-        if not near or any(e.is_stored_by_other_layer or e.role not in ROLES for e in entries):
+        uncompressed = [e for e in entries if e.ratio == 1]
+        if not uncompressed or any(
+            e.is_stored_by_other_layer or e.role not in ROLES for e in entries
+        ):
             return False
-        if not all(e.limit and e.role in ROWS for e in near):
+        if not all(e.limit and e.role in ROWS for e in uncompressed):
             return False
         has_compressor |= any(e.role == "compressor" for e in entries)
     return has_compressor
@@ -188,125 +182,99 @@ def _compresses(parts: Iterable[Sequence[CacheEntry]]) -> bool:
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
     """Return the specs of one layer. An entry that compresses has blocks of `block` tokens.
 
-    Raises UserError for rows or ratios for which vLLM has no pages.
+    Raises:
+        UserError: vLLM has no pages for the format of the rows or for the ratio.
     """
     rows = [s for s in part if s.entry.role in ROWS]
     dtype = rows[0].format.name.replace("fp8_block128", "fp8_ds_mla")
-    if dtype not in ALIGNED:
+    if dtype not in ALIGNMENTS:
         raise UserError(
-            f"vLLM keeps compressed latents packed in fp8 or in bf16, not in {dtype}"
+            f"vLLM stores compressed latents packed in fp8 or in bf16, not in {dtype}"
         )
-    aligned, kept = ALIGNED[dtype], [s for s in rows if s.entry.ratio == 1]
-    results = [
-        _spec(
-            SpecKind.WINDOW,
-            _row(kept, dtype),
-            WINDOW_BLOCK,
-            aligned,
-            limit=kept[0].entry.limit,
+
+    def spec(row: int, block: int, ratio: int = 1, limit: int = 0) -> Spec:
+        page = -(-(block // ratio * row) // ALIGNMENTS[dtype]) * ALIGNMENTS[dtype]
+        kind = SpecKind.WINDOW if limit else SpecKind.FULL
+        shape = (("row", ratio, row),)
+        return Spec(kind, row, shape, limit, block, page, latent=True, main=not limit)
+
+    def row_bytes(rows: Sequence[StoredEntry]) -> int:
+        """Return the bytes of one latent with its rotated key."""
+        latent, rotated = (
+            sum(s.entry.width for s in rows if s.entry.role == role) for role in ROWS
         )
-    ]
+        is_packed = dtype == "fp8_ds_mla"
+        return latent + 2 * rotated + SCALES if is_packed else 2 * (latent + rotated)
+
+    window = [s for s in rows if s.entry.ratio == 1]
+    specs = [spec(row_bytes(window), WINDOW_BLOCK, limit=window[0].entry.limit)]
     ratio = max(s.entry.ratio for s in part)
     if ratio == 1:
-        return results
+        return specs
     if ratio not in STATE_BLOCKS:
         raise UserError(f"vLLM compresses 4 or 128 tokens to one, not {ratio}")
-    series = 2 if any(s.entry.span is Span.OVERLAP for s in part) else 1
+    num_series = 2 if any(s.entry.span is Span.OVERLAP for s in part) else 1
     keys = [s for s in part if s.entry.role == "index_key"]
-    widths = [sum(s.entry.width for s in kept), *(s.entry.width for s in keys)]
-    main = [s for s in rows if s.entry.ratio > 1]
-    results.append(_spec(SpecKind.FULL, _row(main, dtype), block, aligned, ratio))
-    results += [_spec(SpecKind.FULL, s.row_bytes, block, aligned, ratio) for s in keys]
+    compressed = row_bytes([s for s in rows if s.entry.ratio > 1])
+    for size in (compressed, *(key.row_bytes for key in keys)):
+        specs.append(spec(size, block, ratio))
     # a key-value and a gate of each series, fp32
-    states = (2 * series * width * 4 for width in widths)
-    return results + [
-        _spec(SpecKind.WINDOW, row, STATE_BLOCKS[ratio], aligned, limit=series * ratio)
-        for row in states
-    ]
+    for width in (sum(s.entry.width for s in window), *(key.entry.width for key in keys)):
+        state_bytes = 2 * num_series * width * 4
+        specs.append(spec(state_bytes, STATE_BLOCKS[ratio], limit=num_series * ratio))
+    return specs
 
 
-def _row(rows: Sequence[StoredEntry], dtype: str) -> int:
-    """Bytes of one latent with its rotated key: in fp8 and bf16 with scales, or all in bf16."""
-    plain, rotated = (
-        sum(s.entry.width for s in rows if s.entry.role == role)
-        for role in ("latent", "rope_key")
-    )
-    return plain + 2 * rotated + SCALES if dtype == "fp8_ds_mla" else 2 * (plain + rotated)
-
-
-def _spec(
-    kind: SpecKind, row: int, block: int, aligned: int, ratio: int = 1, limit: int = 0
-) -> Spec:
-    page = -(-(block // ratio * row) // aligned) * aligned
-    return Spec(
-        kind,
-        row,
-        (("row", ratio, row),),
-        limit,
-        block,
-        page,
-        latent=True,
-        main=limit == 0,
-    )
-
-
-def packed_groups(layers: Sequence[Placed]) -> list[KVCacheGroup]:
+def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
     """Return groups with pages of any size: layers that need the same blocks together, split so
     that groups have equally many repeats."""
-    buckets: dict[tuple[SpecKind, int, int], dict[int, list[Placed]]] = {}
-    for placed in layers:
-        spec = placed[1]
-        sizes = buckets.setdefault((spec.kind, spec.block, spec.limit), {})
-        sizes.setdefault(spec.page, []).append(placed)
-    even = [b for b in buckets.values() if len({len(same) for same in b.values()}) == 1]
-    floor = max((_repeats(b) for b in even if len(b) > 1), default=0)
-    repeats = _least_padding([_repeats(b) for b in even], floor) if floor else 0
+    buckets: dict[object, dict[int, list[StageSpec]]] = {}
+    for stage, spec in layers:
+        sizes = buckets.setdefault((spec.kind, spec.block, spec.limit), defaultdict(list))
+        sizes[spec.page].append((stage, spec))
+    repeats = []  # of each bucket with equally many layers of each page size, else 0
+    for sizes in buckets.values():
+        counts = {len(layers) for layers in sizes.values()}
+        repeats.append(max(counts) if len(counts) == 1 else 0)
+    floor = max(
+        (n for n, sizes in zip(repeats, buckets.values(), strict=True) if len(sizes) > 1),
+        default=0,
+    )
+    group_size = _least_padding([n for n in repeats if n], floor) if floor else 0
     groups = []
-    for bucket in buckets.values():
-        count = -(-_repeats(bucket) // repeats) if bucket in even and repeats else 1
-        if count == 1:
-            groups.append([placed for same in bucket.values() for placed in same])
-        else:
-            pattern = list(zip(*bucket.values(), strict=True))
-            groups += [
-                [placed for repeat in pattern[i::count] for placed in repeat]
-                for i in range(count)
-            ]
+    for count, sizes in zip(repeats, buckets.values(), strict=True):
+        num_groups = -(-count // group_size) if count and group_size else 1
+        if num_groups == 1:
+            groups.append([layer for layers in sizes.values() for layer in layers])
+            continue
+        pattern = list(zip(*sizes.values(), strict=True))
+        for i in range(num_groups):
+            groups.append([layer for repeat in pattern[i::num_groups] for layer in repeat])
     return [KVCacheGroup(tuple(group)) for group in groups]
 
 
+def _least_padding(counts: Sequence[int], floor: int) -> int:
+    """Return the group size from `floor` on that pads these counts least; the largest of equals."""
+    return min(
+        range(floor, max(counts) + 1),
+        key=lambda size: (sum(-count % size for count in counts), -size),
+    )
+
+
 def tuple_bytes(groups: Sequence[KVCacheGroup], stage: int) -> int:
-    """Bytes of a block before 0.24: the sizes that full layers' pages have · the most layers of one
-    size in any group.
+    """Return the bytes of a block before 0.24: the page sizes of full layers, times the maximum
+    number of layers of one size in any group.
 
     A window's page counts as the next of those sizes (v1/core/kv_cache_utils.py:
     _get_kv_cache_config_deepseek_v4, 0.22).
     """
-    sizes = sorted(
-        {
-            s.page
-            for g in groups
-            for where, s in g.specs
-            if s.kind is SpecKind.FULL and where == stage
-        }
-    )
-    most = 0
+    full = [group for group in groups if group.spec.kind is SpecKind.FULL]
+    sizes = sorted({page for group in full for page in group.pages(stage)})
+    max_layers = 0
     for group in groups:
-        pages = [s.page for where, s in group.specs if where == stage]
-        raised = [min((size for size in sizes if size >= page), default=page) for page in pages]
-        most = max([most, *(raised.count(size) for size in raised)])
-    return sum(sizes) * most
-
-
-def _repeats(bucket: dict[int, list[Placed]]) -> int:
-    """Layers of the page size that most of a bucket have."""
-    return max(len(same) for same in bucket.values())
-
-
-def _least_padding(counts: Sequence[int], floor: int) -> int:
-    """The group size from `floor` up that pads these counts the least; of equal ones the
-    largest."""
-    return min(
-        range(floor, max(counts) + 1),
-        key=lambda d: (sum(-count % d for count in counts), -d),
-    )
+        raised = [
+            min((size for size in sizes if size >= page), default=page)
+            for page in group.pages(stage)
+        ]
+        max_layers = max([max_layers, *(raised.count(size) for size in raised)])
+    return sum(sizes) * max_layers

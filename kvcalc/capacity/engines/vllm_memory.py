@@ -19,36 +19,29 @@ from kvcalc.capacity.engines.vllm_weights import (
     LOGITS_BYTES,
     attention_peak,
     compressed_attention,
-    data_centre_blackwell,
-    extra_weights,
-    has_indexer,
-    host_tables,
+    is_data_centre_blackwell,
+    weights,
 )
-from kvcalc.capacity.memory_budget import GIB, MIB, EngineStartup, MemoryBreakdown
+from kvcalc.capacity.memory_budget import GIB, MIB, EngineStartup, MemoryBreakdown, nonzero
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import Formats, WeightKind
 from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import stages
-from kvcalc.storage.quantization import family
+from kvcalc.storage.quantization import WeightFormat, family
 
 WAITING = 3.8  # residual streams that stay with a layer's widest part: fitted on one log of two
-SORT, SORT_FEW, KERNEL = (
-    38,
-    50,
-    14,
-)  # bytes of the sampler per request and entry of the vocabulary
+# bytes of the sampler per request and entry of the vocabulary
+SORT, SORT_FEW, KERNEL = 38, 50, 14
 MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
 L2_BYTES = 50 * MIB
-DEEP_GEMM = (
-    (0, 11, 0),
-    (0, 17, 0),
-)  # first release that runs experts with it, and first without
+# first release that runs experts with DeepGEMM, and first release without
+DEEP_GEMM = (0, 11, 0), (0, 17, 0)
 SHARED_WORKSPACE = (0, 14, 0)  # first release in which the workspace of experts stays
 MAX_IMAGES = 999  # of a prompt without a limit (config/multimodal.py)
-# bytes per request and entry of the vocabulary: counts in int32, a bit mask
+# bytes per 8 requests and entry of the vocabulary: counts in int32, a bit mask
 # (gpu/sample/penalties.py, 0.28)
-PENALTIES = 4.125
+PENALTIES = 33
 SMS = 128  # of a GPU whose preset does not say
 # of the memory, at the low end of a model that compresses tokens: its source shows 6.7 of 10.1 GiB
 UNSEEN = 0.03
@@ -80,7 +73,7 @@ class Constants(NamedTuple):
 
 CONSTANTS = {
     "low": Constants(
-        0.25,
+        libraries=0.25,
         collectives=(0.0, 0.63, 1.8, 2.55),
         pcie=0.8,
         graphs=0.22,
@@ -89,68 +82,59 @@ CONSTANTS = {
     ),
     "middle": Constants(),
     "high": Constants(
-        0.02, collectives=(0.0, 0.252, 0.72, 1.02), pcie=0.0, graphs=0.0, margin=-0.015
+        libraries=0.02,
+        collectives=(0.0, 0.252, 0.72, 1.02),
+        pcie=0.0,
+        graphs=0.0,
+        margin=-0.015,
     ),
 }
 
 
-def memory(start: EngineStartup, end: str) -> MemoryBreakdown:
-    """Return the terms of one stage at one end of the range.
+def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
+    """Return the memory of one stage outside the cache, for one estimate of the range.
 
     The low end has more of each constant. The high end has less, a compilation cache, and
     FlashInfer's sampler.
     """
-    constants, best = CONSTANTS[end], end == "high"
-    activation, step = peak(start, has_kernels=best, is_first_start=not best)
-    collectives = constants.collectives[_doublings(start)] * (
-        1 if start.gpu.link_bytes_per_s else constants.pcie
-    )
+    constants, is_best = CONSTANTS[estimate], estimate == "high"
+    activation, step = peak(start, has_kernels=is_best, is_first_start=not is_best)
+    collectives = constants.collectives[_doublings(start)] * GIB
+    if not start.gpu.link_bytes_per_s:
+        collectives *= constants.pcie
+    libraries = constants.libraries + constants.states * kept(start.model, has_states)
     overhead = {
-        "libraries": _bytes(constants.libraries + constants.states * has_states(start.model)),
-        "collectives": _bytes(collectives),
+        "libraries": int(libraries * GIB),
+        "collectives": int(collectives),
         "sampler's buffers": sampler_buffers(start),
         "CUDA graphs": graphs(start, constants),
     }
     language, extra, host = weights(start)
+    is_uncertain = estimate == "low" and compressed_attention(start)
     return MemoryBreakdown(
-        language,
-        extra,
-        activation,
-        {name: size for name, size in overhead.items() if not isinstance(size, int) or size},
-        margin=constants.margin + UNSEEN * (end == "low" and bool(compressed_attention(start))),
+        language=language,
+        extra=extra,
+        activation=activation,
+        overhead=nonzero(overhead),
+        margin=constants.margin + (UNSEEN if is_uncertain else 0),
         peak=step,
         host=host,
     )
 
 
-def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
-    """Return the bytes of the model as stored on the GPU, of other loaded data by name, and in host
-    memory."""
-    host = host_tables(start)
-    return start.stored_weights - host, extra_weights(start), host
-
-
-def stage_memory_key(start: EngineStartup) -> object:
-    """Return all properties of GPU and stage, except the weights, that decide the terms.
+def memory_key(start: EngineStartup) -> object:
+    """Return the GPU properties that affect `memory`.
 
     The number of SMs and the size of the L2 cache count only if the sampler or the compiler sizes a
     buffer by them.
     """
-    gpu, rules, stage = start.gpu, start.release, start.layers
-    second = _second_runner(start)
-    uses_sms = rules.sampler == "kernels" and stage.last and not second
+    gpu = start.gpu
     return (
         gpu.architecture == "Hopper",
-        data_centre_blackwell(start),
+        is_data_centre_blackwell(start),
         bool(gpu.link_bytes_per_s),
-        uses_sms and gpu.sms,
-        compiles(start) and gpu.l2_bytes,
-        stage.first,
-        stage.last,
-        tuple(kind for kind, count in stage.counts.items() if count),
-        _doublings(start),
-        0 if second else start.ranks.pp,
-        start.tokens,
+        start.release.sampler == "kernels" and not _has_runner_v2(start) and gpu.sms,
+        _compiles(start) and gpu.l2_bytes,
     )
 
 
@@ -159,12 +143,13 @@ def _doublings(start: EngineStartup) -> int:
     return min(3, (start.ranks.tp * start.ranks.pp - 1).bit_length())
 
 
-def _bytes(gib: float) -> int:
-    return int(gib * GIB)
-
-
-def _second_runner(start: EngineStartup) -> bool:
+def _has_runner_v2(start: EngineStartup) -> bool:
     return takes_runner_v2(start.release, start.model, start.formats)
+
+
+def _is_large(start: EngineStartup) -> bool:
+    """Return whether the GPU is a Hopper or a data-centre Blackwell."""
+    return start.gpu.architecture == "Hopper" or is_data_centre_blackwell(start)
 
 
 def peak(
@@ -185,14 +170,13 @@ def peak(
         "compilation": compilation(start) if is_first_start else 0,
     }
     largest: Any = 0
-    for size in steps.values():
+    name = ""
+    for step, size in steps.items():
+        if isinstance(size, int) and isinstance(largest, int) and size > largest:
+            name = step
         largest = maximum(largest, size)
-    names = (
-        step for step, size in steps.items() if isinstance(largest, int) and size == largest
-    )
     # cuBLAS: torch's CUDABlas.cpp
-    is_large = start.gpu.architecture == "Hopper" or data_centre_blackwell(start)
-    return (32 if is_large else 8) * MIB + largest, next(names, "")
+    return (32 if _is_large(start) else 8) * MIB + largest, name
 
 
 def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
@@ -205,7 +189,7 @@ def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
     """
     rules, model, count = start.release, start.model, start.sequences
     row = model.hidden_size * start.formats.element_bytes
-    if _second_runner(start):
+    if _has_runner_v2(start):
         return start.tokens * row + count * model.vocab_size * rules.sampler_v2
     logit: Any = KERNEL
     if rules.sampler == "sort" or (rules.sampler == "flashinfer" and not has_kernels):
@@ -221,17 +205,22 @@ def forward(start: EngineStartup, workspace: int) -> int:
     0.22). A model that compresses tokens has the peak of its attention instead. The experts'
     workspace adds to it if it stays from the first layer on.
     """
-    if around := attention_peak(start):
-        return around + workspace
-    model, ranks = start.model, start.ranks
-    experts, wide = _part_widths(start)
+    if compressed_peak := attention_peak(start):
+        return compressed_peak + workspace
+    model = start.model
+    experts, widest = _part_widths(start)
     if not workspace:
-        wide = max(wide, experts)
-    latent = 2 * MLA_WORKSPACE * kept(model, latent_width, ranks)
+        widest = max(widest, experts)
+    latent = 2 * MLA_WORKSPACE * kept(model, latent_width, start.ranks)
     if start.release.since >= (0, 22, 0) and kept(model, has_indexer):
         latent = max(latent, LOGITS_BYTES)
-    elements = start.tokens * (wide + WAITING * model.hidden_size)
+    elements = start.tokens * (widest + WAITING * model.hidden_size)
     return int(elements * start.formats.element_bytes) + latent + workspace
+
+
+def has_indexer(model: Model) -> bool:
+    """Return whether an indexer selects cached tokens."""
+    return any(e.role == "index_key" for layer in model.kinds.values() for e in layer.entries)
 
 
 def latent_width(model: Model, ranks: Parallelism) -> int:
@@ -245,6 +234,11 @@ def latent_width(model: Model, ranks: Parallelism) -> int:
     return max(widths, default=0)
 
 
+def expert_formats(model: Model, formats: Formats) -> list[WeightFormat]:
+    """Return the formats of all matrices of experts."""
+    return [formats.weight_format(n, weight) for n, weight, _ in model.walk() if weight.expert]
+
+
 def experts_workspace(start: EngineStartup) -> int:
     """Return the bytes of the experts' workspace if it stays from the first layer on, also during
     the sample; else 0.
@@ -253,24 +247,11 @@ def experts_workspace(start: EngineStartup) -> int:
     DeepSeek-V4's (v1/worker/workspace.py). The rows that a prefill of very long sequences gathers
     there do not count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
     """
-    if not compressed_attention(start) and (
-        start.release.since < SHARED_WORKSPACE
-        or kept(start.model, _has_4_bit_experts, start.formats)
-    ):
+    stored = kept(start.model, expert_formats, start.formats)
+    is_old = start.release.since < SHARED_WORKSPACE
+    if not compressed_attention(start) and (is_old or any(f.bits < 8 for f in stored)):
         return 0
     return int(start.tokens * _part_widths(start)[0] * start.formats.element_bytes)
-
-
-def _has_4_bit_experts(model: Model, formats: Formats) -> bool:
-    return any(w.expert and formats.weight_format(n, w).bits < 8 for n, w, _ in model.walk())
-
-
-def _experts_in_blocks(model: Model, formats: Formats) -> bool:
-    """Return whether experts are stored in fp8 by blocks of 128."""
-    return any(
-        weight.expert and family(formats.weight_format(name, weight).name) == "fp8_block128"
-        for name, weight, _ in model.walk()
-    )
 
 
 def _part_widths(start: EngineStartup) -> tuple[float, float]:
@@ -281,18 +262,16 @@ def _part_widths(start: EngineStartup) -> tuple[float, float]:
     0.17.1).
     """
     first, end = DEEP_GEMM
-    deep_gemm = (
+    is_deep_gemm = (
         first <= start.release.since < end
-        and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start))
-        and kept(start.model, _experts_in_blocks, start.formats)
+        and _is_large(start)
+        and any(
+            family(stored.name) == "fp8_block128"
+            for stored in kept(start.model, expert_formats, start.formats)
+        )
     )
-    return kept(
-        start.model,
-        part_widths,
-        start.ranks,
-        start.stage,
-        start.tokens if deep_gemm else 0,
-    )
+    tokens = start.tokens if is_deep_gemm else 0
+    return kept(start.model, part_widths, start.ranks, start.stage, tokens)
 
 
 def part_widths(
@@ -301,10 +280,11 @@ def part_widths(
     """Return elements per token, on one rank: of the experts' two workspaces in the stage's widest
     layer, and of the widest other part.
 
-    Workspaces have rows·(max(2·I, D) + max(I, D)). Rows are top-k. DeepGEMM pads the rows of
-    `padded_tokens` tokens to 128 per expert; 0 for other kernels. A gated FFN has 3·I elements,
-    another 2·I, attention the sum of its
-    projections.
+    Workspaces have rows·(max(2·I, D) + max(I, D)). Rows are top-k. A gated FFN has 3·I elements,
+    another 2·I, attention the sum of its projections.
+
+    Args:
+        padded_tokens: Tokens whose rows DeepGEMM pads to 128 per expert; 0 for other kernels.
     """
     experts, other = 0.0, 0.0
     for kind, count in stages(model, ranks.pp)[stage].counts.items():
@@ -313,18 +293,15 @@ def part_widths(
             local = {w.name: w.local(ranks) for w in part.weights(model.hidden_size)}
             if up := local.get("experts.up"):
                 padding = up.copies * 127 / padded_tokens if padded_tokens else 0
-                wide = up.outputs * (2 if "experts.gate" in local else 1)
-                row = max(wide, up.inputs) + max(up.outputs, up.inputs)
+                hidden = up.outputs * (2 if "experts.gate" in local else 1)
+                row = max(hidden, up.inputs) + max(up.outputs, up.inputs)
                 experts = max(experts, (up.active + padding) * row)
                 width = 3 * local["shared.up"].outputs if "shared.up" in local else 0
             elif up := local.get("up"):
                 width = up.outputs * (3 if "gate" in local else 2)
             else:
-                width = sum(
-                    w.outputs
-                    for w in local.values()
-                    if w.kind is WeightKind.MATRIX and not w.rows_in
-                )
+                matrices = (w for w in local.values() if w.kind is WeightKind.MATRIX)
+                width = sum(w.outputs for w in matrices if not w.rows_in)
             other = max(other, width)
     return experts, other
 
@@ -361,11 +338,10 @@ def encoder(start: EngineStartup) -> Any:
     return 2 * _images(start) * vision.patches * (vision.values + 4 * vision.width + mlp)
 
 
-def compiles(start: EngineStartup) -> bool:
+def _compiles(start: EngineStartup) -> bool:
     """Return whether the compilation of a first start takes memory on this stage."""
-    return bool(
-        start.release.combo_kernels and not (start.eager or start.stage or start.model.vision)
-    )
+    is_excluded = start.eager or start.stage or start.model.vision
+    return bool(start.release.combo_kernels and not is_excluded)
 
 
 def compilation(start: EngineStartup) -> Any:
@@ -375,7 +351,7 @@ def compilation(start: EngineStartup) -> Any:
     pass. This is inferred from pairs of starts. It needs an empty compilation cache and a model
     without a vision tower.
     """
-    if not compiles(start):
+    if not _compiles(start):
         return 0
     model = start.model
     table = (model.embedding_size or model.hidden_size) * start.ranks.share(model.vocab_size)
@@ -394,16 +370,16 @@ def sampler_buffers(start: EngineStartup) -> Any:
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or SMS
     if not start.layers.last:
         return 0
-    if _second_runner(start):
+    if _has_runner_v2(start):
         entries = start.sequences * vocabulary
-        return floor_div(entries * int(8 * PENALTIES), 8) if rules.counts_consumed else 0
+        return floor_div(entries * PENALTIES, 8) if rules.counts_consumed else 0
     if rules.sampler != "kernels":
         return 0
 
-    def programs(count: int) -> int:
+    def num_programs(count: int) -> int:
         return min(1 << (max(1, min(sms, count)) - 1).bit_length(), sms)
 
-    return by_number(start.sequences, programs) * vocabulary * 4
+    return by_number(start.sequences, num_programs) * vocabulary * 4
 
 
 def graphs(start: EngineStartup, constants: Constants) -> Any:
@@ -414,44 +390,38 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
     captures pieces as a pass without a cache, with an indexer's logits (gpu_model_runner.py:
     profile_cudagraph_memory, 0.22).
     """
-    rules, second = start.release, _second_runner(start)
-    if start.eager or not (rules.graphs_v2 if second else rules.graphs_v1):
+    rules, is_v2 = start.release, _has_runner_v2(start)
+    if start.eager or not (rules.graphs_v2 if is_v2 else rules.graphs_v1):
         return 0
-    count = by_number(start.sequences, partial(captured, start.tokens))
+    count = by_number(start.sequences, partial(count_graphs, start.tokens))
     width = start.model.hidden_size / 1024 / start.ranks.tp
-    shared = _bytes(constants.graphs + constants.per_width * width)
-    if second:
+    shared = int((constants.graphs + constants.per_width * width) * GIB)
+    if is_v2:
         return count * MIB + shared
     graph = int(MIB * max(1, constants.per_layer * start.model.layers / start.ranks.pp))
     return count * graph + shared + LOGITS_BYTES * kept(start.model, has_indexer)
 
 
 @lru_cache(1 << 14)
-def captured(tokens: int, sequences: int) -> int:
+def count_graphs(tokens: int, sequences: int) -> int:
     """Return the number of captured graphs of an engine, by its tokens of a pass and its sequences.
 
     Sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2·n, 512, T) (config/vllm.py:
-    _set_cudagraph_sizes). Each is captured in pieces. Sizes up to n are captured whole as well.
+    _set_cudagraph_sizes). Each is captured in pieces. Sizes up to n are captured as one graph too.
     """
     largest = min(2 * sequences, 512, tokens)
-    sizes: list[int] = [
-        s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest
-    ]
-    return len(sizes) + sum(s <= sequences for s in sizes)
+    sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest]
+    return len(sizes) + len([s for s in sizes if s <= sequences])
 
 
 def warning(rules: Release, model: Model, formats: Formats, ranks: Parallelism) -> str:
     """Return a warning on releases that take every graph for as large as the second, with experts
     over data-parallel ranks (issue 45178); "" for other starts."""
-    experts = any(weight.expert for _, weight, _ in model.walk())
-    if not (experts and ranks.dp > 1 and rules.graphs_v1) or takes_runner_v2(
-        rules, model, formats
-    ):
+    is_affected = rules.graphs_v1 and not takes_runner_v2(rules, model, formats)
+    if not is_affected or ranks.dp == 1 or not kept(model, expert_formats, formats):
         return ""
-    said = (
-        "may set tens of GiB aside for CUDA graphs with experts over dp ranks, not counted here"
-    )
     return (
-        f"vLLM {'.'.join(map(str, rules.since[:2]))} {said}; "
+        f"vLLM {'.'.join(map(str, rules.since[:2]))} may set tens of GiB aside for CUDA graphs "
+        "with experts over dp ranks, not counted here; "
         "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 stops it"
     )

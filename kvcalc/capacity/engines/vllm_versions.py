@@ -1,4 +1,4 @@
-"""vLLM by version: what changed in the memory that its profile of a start-up counts, and in its
+"""vLLM by version: changes of the memory that its profile of a start-up counts, and of its
 defaults.
 
 Each row was read in the source of that release; the comments name the files. A release between two
@@ -11,6 +11,7 @@ from kvcalc.capacity.engines.engine import Defaults, nearest_older
 from kvcalc.errors import UnpredictedRelease
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.cache import Span
 from kvcalc.layers.weights import Formats
 from kvcalc.model.model import Model, kept
 from kvcalc.model.precision import PUBLISHED, formats_of
@@ -67,7 +68,7 @@ class Release(NamedTuple):
     in_flight: bool = False
 
 
-# versions with equal rules, and what changed with the first of them
+# versions with equal rules, and the changes of the first of them
 CHANGES: tuple[tuple[str, Record], ...] = (
     (
         "0.8.1 0.8.2 0.8.3",
@@ -101,10 +102,8 @@ def _releases() -> list[Release]:
     releases, rules = [], Release(())
     for versions, changes in CHANGES:
         rules = rules._replace(**changes)
-        releases += [
-            rules._replace(since=tuple(map(int, version.split("."))))
-            for version in versions.split()
-        ]
+        for version in versions.split():
+            releases.append(rules._replace(since=tuple(map(int, version.split(".")))))
     return releases
 
 
@@ -117,7 +116,7 @@ def release(text: str) -> tuple[Release, str]:
 
     Raises:
         UserError: The text is not a version.
-        UnpredictedRelease: It names one before 0.8.
+        UnpredictedRelease: It names a version before 0.8.
     """
     return nearest_older("vLLM", RELEASES, text, oldest=(0, 8))
 
@@ -125,52 +124,48 @@ def release(text: str) -> tuple[Release, str]:
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: Model
 ) -> Defaults:
-    """Return the defaults of the server. `tokens` is the given pass, 0 for the default.
+    """Return the defaults of the server.
 
     Below 70 GiB, and on an A100: 2048 tokens and 256 sequences. Other GPUs: 8192 tokens (16384 from
     160 GiB) and 1024 sequences. Sequences never exceed tokens. At least two passes are in flight,
     because scheduling is asynchronous (config/vllm.py: max_concurrent_batches). Pipeline stages
     need one pass each, and one more with the second runner.
 
+    Args:
+        tokens: The requested tokens of a pass; 0 for the default.
+
     Raises:
         UnpredictedRelease: The release runs the model on its old engine V0.
     """
-    if rules.since < V1_FOR_ALL and (gpu.architecture in BELOW_8 or has_states(model)):
+    if rules.since < V1_FOR_ALL and (gpu.architecture in BELOW_8 or kept(model, has_states)):
         raise UnpredictedRelease(
             f"vLLM {'.'.join(map(str, rules.since))} runs {model.name} on {gpu.name} with its "
-            "V0 engine, "
-            "which is not predicted",
+            "V0 engine, which is not predicted",
             hint="The oldest release that runs it with V1 is 0.10.2",
         )
-    large = _has_large_defaults(gpu, rules)
+    if rules.by_name:
+        is_large = gpu.name.startswith(("h100", "h200"))
+    else:
+        is_a100 = gpu.architecture == "Ampere"  # the only one with this memory
+        is_gb10 = gpu.architecture == "Blackwell" and "unified" in gpu.memory_type
+        is_small = (rules.small_a100 and is_a100) or (rules.small_gb10 and is_gb10)
+        is_large = gpu.memory_bytes >= 70 * GIB and not is_small
     large_tokens = 16384 if rules.large_batch and gpu.memory_bytes >= 160 * GIB else 8192
-    tokens = tokens or (large_tokens if large else 2048)
-    second = ranks.pp > 1 and takes_runner_v2(rules, model, formats_of(model, PUBLISHED))
+    tokens = tokens or (large_tokens if is_large else 2048)
+    has_v2 = ranks.pp > 1 and takes_runner_v2(rules, model, formats_of(model, PUBLISHED))
     return Defaults(
-        tokens,
-        min(tokens, 1024 if large else rules.few_sequences),
-        rules.utilization,
-        max(2, ranks.pp + second) if rules.in_flight else 1,
+        tokens=tokens,
+        sequences=min(tokens, 1024 if is_large else rules.few_sequences),
+        utilization=rules.utilization,
+        in_flight_batches=max(2, ranks.pp + has_v2) if rules.in_flight else 1,
         page_tuples=rules.page_tuples,
     )
 
 
-def _has_large_defaults(gpu: Gpu, rules: Release) -> bool:
-    if rules.by_name:
-        return gpu.name.startswith(("h100", "h200"))
-    is_a100 = gpu.architecture == "Ampere"  # the only one of that memory
-    is_gb10 = gpu.architecture == "Blackwell" and "unified" in gpu.memory_type
-    small = (rules.small_a100 and is_a100) or (rules.small_gb10 and is_gb10)
-    return gpu.memory_bytes >= 70 * GIB and not small
-
-
 def has_states(model: Model) -> bool:
     """Return whether the model has recurrent states."""
-    return kept(model, _has_states)
-
-
-def _has_states(model: Model) -> bool:
-    return any(e.span.name == "STATE" for layer in model.kinds.values() for e in layer.entries)
+    entries = (entry for layer in model.kinds.values() for entry in layer.entries)
+    return any(entry.span is Span.STATE for entry in entries)
 
 
 def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
@@ -185,13 +180,10 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
 
 
 def _takes_runner_v2(model: Model, group: str, formats: Formats) -> bool:
-    layers = [layer for kind, layer in model.kinds.items() if model.counts[kind]]
-    experts = any(getattr(p, "num_experts", 0) for layer in layers for p in layer.parts)
-    states = any(entry.span.name == "STATE" for layer in layers for entry in layer.entries)
-    family = listed_family(model)
-    if experts or states:
-        listed = family in ("deepseek", "granite") and not states
-        return listed and group in ("listed", "dense")
+    family, is_stateful = listed_family(model), has_states(model)
+    if is_stateful or any(weight.expert for _, weight, _ in model.walk()):
+        is_listed = family in ("deepseek", "granite") and not is_stateful
+        return is_listed and group in ("listed", "dense")
     if group == "dense":
         return True
     families = DENSE_FAMILIES[:1] if group == "qwen3" else DENSE_FAMILIES

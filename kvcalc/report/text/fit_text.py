@@ -128,7 +128,7 @@ def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     """Return the users that fit on the first configuration, at its shortest and longest length."""
     record, first = records[0], fits[0]
     place = where(first)
-    same = [f for f in fits if f.asked == first.asked and f.engine is first.engine]
+    same = [f for f in fits if f.requested == first.requested and f.engine is first.engine]
     last = same[-1]
     if last.length != first.length:
         counts = (
@@ -215,7 +215,7 @@ def _closest(fits: Sequence[Fit]) -> int:
 
 
 def _headroom(found: Fit) -> int:
-    return found.plan.pool(found.kv_budget) - found.needed.cache - found.shortage
+    return int(found.plan.pool(found.kv_budget)) - found.needed.cache - found.shortage
 
 
 def varied(records: Sequence[Record], key: str) -> bool:
@@ -227,7 +227,7 @@ def basis_line(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     """Return the model, formats and settings that are the same in all rows."""
     words = format_words(records)
     if not varied(records, "engine"):
-        words += [] if fits[0].engine.ranged else [f"engine {records[0]['engine']}"]
+        words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
         words += _utilization(records)
     return ", ".join(words).replace(" + ", "+")
 
@@ -266,7 +266,11 @@ def _value_range(records: Sequence[Record], key: str, form: str) -> str:
 def _accuracy(fits: Sequence[Fit], index: int) -> list[str]:
     """Return the range of the KV cache budget, if the engine's memory has one."""
     result = fits[index]
-    if not result.engine.ranged or result.given or not result.budget_at("high"):
+    if (
+        not result.engine.has_memory_range
+        or result.has_given_cache
+        or not result.budget_at("high")
+    ):
         return []
     low, high = (format_bytes(result.budget_at(end)) for end in ("low", "high"))
     if low[-3:] == high[-3:]:
@@ -274,7 +278,7 @@ def _accuracy(fits: Sequence[Fit], index: int) -> list[str]:
     gpu = f"{result.gpu.name}: " if len(fits) > 1 else ""
     source = "corrected by the log" if result.options.from_log else "in 90 % of published"
     starts = "" if result.options.from_log else f" {result.options.engine} starts"
-    end = f", {result.end} end used" if result.end != "middle" else ""
+    end = f", {result.estimate} end used" if result.estimate != "middle" else ""
     return [f"{gpu}KV cache/GPU {low} to {high} {source}{starts}{end}"]
 
 
@@ -337,7 +341,7 @@ def is_measured_on(model: str, quality: str) -> bool:
 
 def memory_line(found: Fit) -> str:
     """Return where the memory of one GPU goes, by name; the parts add up to it."""
-    end = f" at the {found.end} end" if found.end != "middle" else ""
+    end = f" at the {found.estimate} end" if found.estimate != "middle" else ""
     parts = ", ".join(
         f"{name} {format_bytes(size)}" for name, size in found.memory_parts().items()
     )

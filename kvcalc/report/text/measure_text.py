@@ -30,7 +30,10 @@ MEASURE_COLUMNS = columns(
 )
 WAYS = {
     "cached": "with",
+    "cat": "grown by cat",
+    "repeat": "K, V copied to heads",
     "uncached": "without",
+    "unfused": "without, n × n scores",
 }
 GENERATE_COLUMNS = columns(
     """

@@ -71,7 +71,7 @@ def slider_data(deployment: TimedDeployment, found: Fit) -> Record:
     ]
     users = range(ranks.dp, (MOST_USERS + 1) * ranks.dp, ranks.dp)
     longest = (
-        [*takewhile(lambda tokens: tokens != 0, found.longest_of(users))]
+        [*takewhile(lambda tokens: tokens != 0, found.max_lengths(users))]
         if found.budget.weights_fit
         else []
     )
