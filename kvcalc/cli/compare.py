@@ -53,7 +53,7 @@ def run_deployments(texts: list[str], model: str, gpu: str, users: int, output: 
     records, sentence, remark = compared(sides, users)
     if remark:
         note(remark)
-    from kvcalc.report.text.size_text import before_after_chart, before_after_table
+    from kvcalc.report.text.compare_text import before_after_chart, before_after_table
 
     if output.plot:
         output.picture(before_after_chart(records))
@@ -251,6 +251,6 @@ def run(
         sweep = comparison_sweep(deployments, chosen, load, last)
         output.picture(compare_chart(deployments, records, sweep))
     if not output.printed(records):
-        from kvcalc.report.text.size_text import compare_tables
+        from kvcalc.report.text.compare_text import compare_tables
 
         output.show(*compare_tables(deployments, records, block_size))

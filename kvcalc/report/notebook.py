@@ -244,7 +244,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         from kvcalc.planning.sweeps import comparison_sweep
         from kvcalc.planning.variants import variant
         from kvcalc.report.charts.comparison_plot import compare_chart
-        from kvcalc.report.text.size_text import compare_tables
+        from kvcalc.report.text.compare_text import compare_tables
 
         names: Any = variants or usual_variants(self.model)
         if isinstance(names, str):

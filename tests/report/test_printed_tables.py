@@ -8,7 +8,7 @@ from conftest import Run
 from printed import Table, holds, piped, read, table
 
 from kvcalc import load_model
-from kvcalc.report.text import fit_text, preset_text, serving_text, size_text, table_layout, tables
+from kvcalc.report.text import compare_text, fit_text, preset_text, serving_text, size_text, table_layout, tables
 from kvcalc.report.text.table_layout import Column, choose_columns, laid_out
 from kvcalc.report.text.table_layout import Table as Layout
 from kvcalc.report.text.tables import per_token, ratio, seconds, show
@@ -456,7 +456,7 @@ def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
 def test_a_narrower_table_shows_the_same_figures_of_fewer_columns(kvcalc: Run, line: str, columns: int) -> None:
     """Whatever stands in a cell stood in the whole table under that heading, or is its first characters."""
     records = with_steps(kvcalc(f"{line} --format json").records)
-    contract, kind = (SIZE, size_text.SIZE_COLUMNS) if line.startswith("size") else (COMPARE, size_text.COMPARE_COLUMNS)
+    contract, kind = (SIZE, size_text.SIZE_COLUMNS) if line.startswith("size") else (COMPARE, compare_text.COMPARE_COLUMNS)
     laid = laid_out(table_layout.Table(records, kind), columns)
     assert max(map(len, laid.lines())) <= columns
     shown = table("\n".join([*laid.head, *laid.rows, ""]), laid.head[0].split("  ")[0])
@@ -481,7 +481,7 @@ COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", 
 @pytest.mark.parametrize(
     ("columns", "contract"),
     [
-        (size_text.SIZE_COLUMNS, SIZE), (size_text.COMPARE_COLUMNS, COMPARE), (preset_text.MODEL_COLUMNS, MODELS),
+        (size_text.SIZE_COLUMNS, SIZE), (compare_text.COMPARE_COLUMNS, COMPARE), (preset_text.MODEL_COLUMNS, MODELS),
         (preset_text.GPU_COLUMNS, GPUS), (tables.ROOFLINE_COLUMNS, ROOFLINE), (serving_text.LATENCY, LATENCY),
         (serving_text.SPECULATION, SPECULATION), (serving_text.SERVE, SERVE), (fit_text.COLUMNS, FIT),
     ],

@@ -125,7 +125,7 @@ def test_the_context_at_which_the_cache_equals_the_weights_is_said(kvcalc: Run, 
     least, most = (batch * cache_size(model, context).stored for context in (turns - 1, turns))
     assert least < record["weight_bytes"] <= most
     assert shown.count(f" {turns:,} ") >= 2  # in a footnote and in the table
-    assert (f"beyond the maximum context, {name}'s {model.max_context:,}" in shown) == (turns > model.max_context)
+    assert (f", above the maximum {model.max_context:,}" in shown) == (turns > model.max_context)
 
 
 def test_dimensions_name_no_attention_that_was_not_given(kvcalc: Run) -> None:

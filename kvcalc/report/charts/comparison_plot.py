@@ -18,8 +18,8 @@ from kvcalc.report.charts.latency_plot import deployment_names
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.export import Record
 from kvcalc.report.row_names import keep_distinguishing_columns
+from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import asked, sentence, where
-from kvcalc.report.text.size_text import compared
 from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
 
 if TYPE_CHECKING:
