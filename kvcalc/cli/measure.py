@@ -178,8 +178,8 @@ class Measuring(OptionGroup, frozen=True):
     kernel: Annotated[
         str,
         _measured(
-            "Attention kernel: auto, sdpa, plain or flex (CUDA only)",
-            words=("auto", "sdpa", "plain", "flex"),
+            "Attention kernel: auto, sdpa or plain",
+            words=("auto", "sdpa", "plain"),
         ),
     ] = "auto"
     cache: Annotated[
@@ -228,9 +228,9 @@ class Generation(OptionGroup, frozen=True):
     modes: Annotated[
         str,
         Option(
-            "Modes of --generate: cached, cat, repeat, uncached, unfused; a list",
+            "Modes of --generate: cached, uncached; a list",
             panel="Workload",
-            words=("cached", "cat", "repeat", "uncached", "unfused"),
+            words=("cached", "uncached"),
         ),
     ] = ""
     head: Annotated[

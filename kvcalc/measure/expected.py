@@ -200,7 +200,6 @@ class MachineRates(NamedTuple):
         operators: Sequence[Operator],
         calls: int,
         extra_bytes: int = 0,
-        is_fused: bool = True,
     ) -> float:
         """Return the predicted seconds of a pass.
 
@@ -208,32 +207,29 @@ class MachineRates(NamedTuple):
             operators: Operators of the pass.
             calls: Number of torch operations of the pass.
             extra_bytes: Bytes that are copied in addition to the operators.
-            is_fused: Whether attention is a fused kernel.
         """
         work = extra_bytes / self.copy_bytes_per_s
         for operator in operators:
-            work += operator.count * self._operator_seconds(operator, is_fused)
+            work += operator.count * self._operator_seconds(operator)
         host = calls * self.host_s
         return max(work, host) if self.is_cuda else work + host
 
-    def _operator_seconds(self, operator: Operator, is_fused: bool) -> float:
+    def _operator_seconds(self, operator: Operator) -> float:
         shape, cost = operator.shape, operator.cost
         if isinstance(shape, GemmShape):
             return self.products.product_seconds(float(shape.m), float(shape.n * shape.k))
         if isinstance(shape, AttentionShape):
-            return self._attention_seconds(shape, operator.form == "absorbed", is_fused)
+            return self._attention_seconds(shape, operator.form == "absorbed")
         seconds = cost.vector_flops * self.vector_s
         if cost.flops:
             seconds += cost.flops / self.gpu.peak(operator.dtype)[0]
         return float(max(seconds, cost.bytes / self.gpu.bandwidth_bytes_per_s))
 
-    def _attention_seconds(
-        self, shape: AttentionShape, absorbed: bool, is_fused: bool
-    ) -> float:
+    def _attention_seconds(self, shape: AttentionShape, absorbed: bool) -> float:
         """Return the seconds of scores, softmax and values of all heads.
 
-        Heads that share keys are rows of one product, except in a fused kernel with several new
-        tokens. That kernel skips blocks of keys that no query of a block attends to.
+        Heads that share keys are rows of one product, except with several new tokens. Torch's fused
+        kernel then skips blocks of keys that no query of a block attends to.
         """
         shared = shape.heads if absorbed else 1
         if shape.kv_heads:
@@ -243,7 +239,7 @@ class MachineRates(NamedTuple):
             count, new, past = (int(value) for value in group[:3])
             keys: float = new + past
             heads = shared
-            if is_fused and new > 1:
+            if new > 1:
                 keys = min(keys, past + (new + KEY_BLOCK) / 2)
                 heads = 1
             rows = new * heads

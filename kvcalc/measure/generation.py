@@ -1,7 +1,6 @@
-"""Generate tokens with a whole decoder in each mode, and compare each step with its prediction.
+"""Generate tokens with a whole decoder, with a cache and without, and compare with the prediction.
 
-Modes: cached; cat (the cache grows by `torch.cat`); repeat (K and V are copied to all query heads);
-uncached; unfused (plain attention). All modes take their first step, then all their second step,
+The modes are `cached` and `uncached`. All modes take their first step, then all their second step,
 and so on. All modes decode greedily and must produce the same tokens.
 """
 
@@ -15,13 +14,11 @@ from torch import Tensor
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.layers.attention import Grouped
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import AttentionShape, Operator
 from kvcalc.measure.cases import storage_bytes
 from kvcalc.measure.ceilings import Ceilings, once, summary
 from kvcalc.measure.expected import MachineRates, RateSampler, bound_of, traffic_of
-from kvcalc.measure.layers.base_layer import Mixer
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.machine import Machine
 from kvcalc.measure.torch_cache import DTYPES, TorchLayerCache
@@ -32,10 +29,8 @@ from kvcalc.model.precision import Precision
 from kvcalc.records import Record
 from kvcalc.units import format_bytes
 
-MODES = ("cached", "cat", "repeat", "uncached", "unfused")
+MODES = ("cached", "uncached")
 HEADS = ("last", "all", "both")
-# Passes of plain attention over its scores: written, masked in place (2), softmax (2), read.
-SCORE_PASSES = 6
 FEW_ROWS = (1, 8, 32)  # always sampled
 GRID = 5  # further row counts, evenly spaced from the prompt to the last step
 MAX_SAMPLES = 25  # of the machine's rates in one run
@@ -56,13 +51,14 @@ class Mode(NamedTuple):
     @property
     def has_cache(self) -> bool:
         """Whether a step passes only one new token."""
-        return self.name in ("cached", "cat", "repeat")
+        return self.name == "cached"
 
 
-def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
+def modes_of(names: str, head: str) -> tuple[Mode, ...]:
     """Return the modes in `names` ('' for all), with the cached mode first.
 
-    `repeat` is left out if query heads do not share K and V. Raises UserError for an unknown name.
+    Raises:
+        UserError: A mode or the head is unknown.
     """
     if head not in HEADS:
         raise UserError(f"unknown head {head!r}", hint=f"Known: {', '.join(HEADS)}")
@@ -70,19 +66,10 @@ def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
     for name in requested:
         if name not in MODES:
             raise UserError(f"unknown mode {name!r}", hint=nearest(name, MODES))
-    mixers = [part for layer in model.kinds.values() for part in layer.mixers]
-    shares_keys = any(
-        isinstance(part, Grouped) and part.num_key_value_heads < part.num_attention_heads
-        for part in mixers
-    )
-    modes = []
-    for name in MODES:
-        if name not in ("cached", *requested) or (name == "repeat" and not shares_keys):
-            continue
-        heads = ["last"]
-        if name == "uncached":
-            heads = ["last", "all"] if head == "both" else [head]
-        modes += [Mode(name, positions) for positions in heads]
+    modes = [Mode("cached")]
+    if "uncached" in requested:
+        positions = ("last", "all") if head == "both" else (head,)
+        modes += [Mode("uncached", position) for position in positions]
     return tuple(modes)
 
 
@@ -136,59 +123,35 @@ class GenerationRequest(NamedTuple):
         )
 
     def predicted_bytes(self, mode: Mode) -> int:
-        """Return the cache bytes at the end.
-
-        A grown cache is never paged, and does not store the last token, because no pass reads it.
-        """
+        """Return the cache bytes at the end."""
         if not mode.has_cache:
             return 0
-        is_grown = mode.name == "cat"
-        sizes = self.tokens - is_grown, self.batch_size, Precision(self.dtype)
-        size = cache_size(self.model, *sizes, self.block_size or 16)
-        return size.allocated if self.block_size and not is_grown else size.stored
+        size = cache_size(
+            self.model,
+            self.tokens,
+            self.batch_size,
+            Precision(self.dtype),
+            self.block_size or 16,
+        )
+        return size.allocated if self.block_size else size.stored
 
     def extra_bytes(self, mode: Mode, step: int) -> int:
         """Return the bytes that a step moves in addition to its operators.
 
-        - cat: reads and writes every cached row.
-        - repeat: writes and reads K and V of all query heads.
-        - unfused: moves the scores of every head six times, without masks.
-        - a paged cache: copies the rows that it reads.
+        A paged cache copies the rows that it reads.
         """
-        element = DTYPES[self.dtype].itemsize
-        extra = 0
-        if mode.name == "cat":
-            layers = [self.model.kinds[kind] for kind in self.model.order]
-            owned = [
-                entry for layer in layers if not layer.shares_cache for entry in layer.entries
-            ]
-            for entry in owned:
-                rows = int(entry.stored_rows(self.prompt_len + step - 1)) if entry.grows else 0
-                extra += 2 * self.batch_size * rows * entry.heads * entry.width * element
-            return extra if step else 0
-        for operator in self.operators(mode, step):
-            shape = operator.shape
-            if not isinstance(shape, AttentionShape):
-                continue
-            read_bytes = operator.count * int(operator.cost.cache_read_bytes)
-            if mode.has_cache and self.block_size:
-                extra += 2 * read_bytes
-            if mode.name == "repeat" and 0 < shape.kv_heads < shape.heads:
-                extra += 2 * read_bytes * shape.heads // shape.kv_heads
-            if mode.name == "unfused":
-                scores = sum(int(n * new * (new + past)) for n, new, past, _ in shape.groups)
-                passes = SCORE_PASSES * operator.count * element
-                extra += passes * shape.heads * scores
-        return extra
+        if not (mode.has_cache and self.block_size):
+            return 0
+        attention = (
+            o for o in self.operators(mode, step) if isinstance(o.shape, AttentionShape)
+        )
+        return sum(2 * o.count * int(o.cost.cache_read_bytes) for o in attention)
 
     def caches(self, decoder: Decoder, mode: Mode) -> list[TorchLayerCache] | None:
         """Return one empty cache per layer, or None for a mode without a cache."""
         if not mode.has_cache:
             return None
-        is_grown = mode.name == "cat"
-        block_size = 0 if is_grown else self.block_size
-        size = self.batch_size, self.tokens
-        return decoder.caches(*size, block_size=block_size, is_grown=is_grown)
+        return decoder.caches(self.batch_size, self.tokens, block_size=self.block_size)
 
     @property
     def rows(self) -> set[int]:
@@ -235,29 +198,18 @@ class GenerationRun:
         prompt: Tensor,
         machine: Machine,
     ) -> None:
-        self.request, self.mode, self.decoder, self.machine = (
-            request,
-            mode,
-            decoder,
-            machine,
-        )
+        self.request, self.mode = request, mode
+        self.decoder, self.machine = decoder, machine
         length = request.prompt_len
         self.tokens = prompt.new_zeros(request.batch_size, request.tokens)
         self.tokens[:, :length] = prompt
         self.cache = request.caches(decoder, mode)
         self.calls = []
-        self._select_kernel()
         for past in (0, length - 1) if mode.has_cache else (0,):
             traffic = traffic_of(partial(self._next_token, past, length))
             self.calls.append(traffic.calls)
         self.cache = request.caches(decoder, mode)
         self.seconds: list[float] = []
-
-    def _select_kernel(self) -> None:
-        for part in self.decoder.modules():
-            if isinstance(part, Mixer):
-                part.kernel = "plain" if self.mode.name == "unfused" else "sdpa"
-                part.repeats = self.mode.name == "repeat"
 
     def _next_token(self, past: int, length: int) -> Tensor:
         tokens = self.tokens[:, past:length]
@@ -266,7 +218,6 @@ class GenerationRun:
 
     def step(self) -> None:
         """Generate one more token."""
-        self._select_kernel()
         step = len(self.seconds)
         length = self.request.prompt_len + step
         past = length - 1 if self.cache is not None and step else 0
@@ -282,7 +233,6 @@ class GenerationRun:
             self.request.operators(self.mode, step),
             self.calls[min(step, len(self.calls) - 1)],
             self.request.extra_bytes(self.mode, step),
-            is_fused=self.mode.name != "unfused",
         )
 
     def record(self, steps: int, rates: MachineRates) -> Record:

@@ -64,7 +64,7 @@ class MeasureSettings(NamedTuple):
 
     Attributes:
         dtype: Type of weights, products and cache.
-        kernel: Attention kernel: auto, sdpa, plain or flex.
+        kernel: Attention kernel: auto, sdpa or plain.
         block_size: Tokens per block of a paged cache; 0 for a contiguous cache.
         seconds: Time to spend on each of the two times of a case.
         graphs: Whether to replay CUDA graphs.
@@ -325,9 +325,6 @@ def settings(
         raise UserError(f"`measure` does not compute in {dtype!r}", hint=hint)
     if kernel not in KERNELS:
         raise UserError(f"unknown kernel {kernel!r}", hint=nearest(kernel, KERNELS))
-    if kernel == "flex" and not machine.cuda:
-        hint = "Use sdpa or plain"
-        raise UserError("kernel flex compiles for CUDA, and this is a CPU", hint=hint)
     if cache not in ("contiguous", "paged"):
         raise UserError(f"unknown cache {cache!r}", hint="Known: contiguous, paged")
     if not 0 <= seconds <= MAX_SECONDS:
@@ -422,7 +419,7 @@ def generation_requests(
         models.items(), prompt_lens, batch_sizes
     ):
         sizes = prompt_len, new_tokens, batch_size, settings.dtype
-        selected_modes = modes_of(model, modes, head)
+        selected_modes = modes_of(modes, head)
         request = GenerationRequest(model, *sizes, selected_modes, name, settings.block_size)
         requests.append(request)
     return requests

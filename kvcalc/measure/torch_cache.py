@@ -75,20 +75,6 @@ class CacheRows:
         return self.tensor.index_select(2, self._slots(tokens - count, count))
 
 
-class GrownRows(CacheRows):
-    """A tensor [B, h, rows, w] that `torch.cat` copies in every pass that writes."""
-
-    def _store(self, rows: Tensor, first: int) -> None:
-        old_rows = self.tensor
-        if self.limit:
-            surplus = old_rows.shape[2] + rows.shape[2] - self.limit
-            old_rows = old_rows[:, :, max(0, surplus) :]
-        self.tensor = torch.cat((old_rows, rows), 2)
-
-    def last(self, tokens: int, count: int) -> Tensor:
-        return self.tensor[:, :, self.tensor.shape[2] - count :]
-
-
 class PagedRows(CacheRows):
     """A pool of blocks [blocks, block_size, h, w] and a block table [B, blocks per sequence].
 
@@ -136,7 +122,6 @@ class TorchLayerCache:
         *,
         block_size: int = 0,
         state_dtype: torch.dtype | None = None,
-        is_grown: bool = False,
     ) -> None:
         """Allocate the tensors.
 
@@ -148,23 +133,19 @@ class TorchLayerCache:
             device: Torch device.
             block_size: Tokens per block of a paged cache; 0 for a contiguous cache.
             state_dtype: Type of recurrent states, instead of the type that the spec sets.
-            is_grown: Whether the cache starts empty and grows by `torch.cat` in each pass.
         """
         self.rows: list[CacheRows] = []
         for entry in entries:
             entry_dtype = (state_dtype or DTYPES[entry.dtype]) if entry.dtype else dtype
-            is_paged = bool(block_size) and entry.grows and not is_grown
+            is_paged = bool(block_size) and entry.grows
             if is_paged:
                 blocks = int(entry.allocated_rows(capacity, block_size)) // block_size
                 shape = batch * blocks, block_size, entry.heads, entry.width
             else:
-                rows = 0 if is_grown and entry.grows else int(entry.stored_rows(capacity))
-                shape = batch, entry.heads, rows, entry.width
+                shape = batch, entry.heads, int(entry.stored_rows(capacity)), entry.width
             tensor = torch.zeros(shape, dtype=entry_dtype, device=device)
             if is_paged:
                 self.rows.append(PagedRows(entry, capacity, tensor, batch))
-            elif is_grown and entry.grows:
-                self.rows.append(GrownRows(entry, capacity, tensor))
             else:
                 self.rows.append(CacheRows(entry, capacity, tensor))
 

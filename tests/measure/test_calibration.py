@@ -49,7 +49,7 @@ def test_measured_shapes_are_rows_that_can_be_read(machine: Machine, tmp_path: P
     path = tmp_path / "rows.csv"
     path.write_text(to_csv(rows), encoding="utf-8")
     table = read_rows(path)
-    assert not table.broken and not told
+    assert not table.invalid and not told
     assert [(r.op, r.shape) for r in table.rows] == [(s.op, tuple(float(c) for c in s.counts)) for s in shapes]
     assert [r.dtype for r in table.rows] == ["bfloat16", "bfloat16", "bfloat16/bfloat16"]
     assert all(r.time_us > 0 for r in table.rows)

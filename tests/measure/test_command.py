@@ -81,7 +81,7 @@ def test_generation(kvcalc: Run, tmp_path: Path) -> None:
     plot = tmp_path / "curve.svg"
     line = "measure gpt2 --set layers=1 --set vocab_size=100 --device cpu --threads 1 --generate 6 --prompt-len 4"
     found = kvcalc(f"{line} --plot {plot} --format json")
-    assert [r["mode"] for r in found.records] == ["cached", "cat", "uncached", "uncached", "unfused"]
+    assert [r["mode"] for r in found.records] == ["cached", "uncached", "uncached"]
     assert all(r["same_tokens"] and r["tokens_per_s"] > 0 for r in found.records)
     assert "time per token" in plot.read_text(encoding="utf-8")
     assert [r["head"] for r in kvcalc(f"{line} --head all --modes uncached --format json").records] == ["last", "all"]
@@ -90,10 +90,10 @@ def test_generation(kvcalc: Run, tmp_path: Path) -> None:
 
 def test_generation_takes_variants_caches_and_lists(kvcalc: Run) -> None:
     line = "measure gpt2 --set layers=2 --set vocab_size=100 --device cpu --threads 1 --generate 3 --prompt-len 4,6"
-    records = kvcalc(f"{line} --variant mqa --variant window:3 --cache paged --modes repeat --batch-size 2 --format json").records
+    records = kvcalc(f"{line} --variant mqa --variant window:3 --cache paged --modes cached --batch-size 2 --format json").records
     names = [(r["variant"], r["prompt_len"], r["mode"]) for r in records]
-    expected = [(v, p, m) for v in ("mqa", "window:3") for p in (4, 6) for m in ("cached", "repeat")]
-    assert names == [(v, p, m) for v, p, m in expected if (v, m) != ("window:3", "repeat")]  # every head has its own there
+    expected = [(v, p, m) for v in ("mqa", "window:3") for p in (4, 6) for m in ["cached"]]
+    assert names == expected
     assert {r["cache"] for r in records} == {"paged:16"}
     assert all(r["predicted_bytes"] == r["allocated_bytes"] and r["same_tokens"] for r in records)
     assert [r["attention"] for r in records][:1] == ["MQA"]

@@ -4,21 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from specs import grouped, latent, sparse, stack
-from twins import EXACT, WIDTH, difference, grouped_specs, in_pieces, inputs, new_cache, torch, twin
+from twins import WIDTH, torch
 
-from kvcalc import Gpu, Model, UserError, cache_size, load_model
-from kvcalc.layers.part import Sublayer
+from kvcalc import Model, UserError, cache_size, load_model
 from kvcalc.measure import generation
 from kvcalc.measure.cases import variant_model
 from kvcalc.measure.ceilings import Ceilings, as_gpu
-from kvcalc.measure.expected import MachineRates, ProductTimes, RateSampler, traffic_of
-from kvcalc.measure.generation import MODES, GenerationRequest, Mode, check, generated, modes_of
+from kvcalc.measure.expected import MachineRates, ProductTimes, RateSampler
+from kvcalc.measure.generation import GenerationRequest, Mode, check, generated, modes_of
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.machine import Machine
-from kvcalc.measure.torch_cache import TorchLayerCache
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
 
@@ -39,16 +35,15 @@ def quiet(*_: Any) -> None:
     """Progress that nobody watches."""
 
 
-def every(model: Model) -> tuple[Mode, ...]:
-    return modes_of(model, "", "both")
+ALL_MODES = modes_of("", "both")
 
 
 @pytest.mark.parametrize("model", [GPT, SHARING, CLA, WINDOW])
 @pytest.mark.parametrize("block", [0, 4])
 def test_all_modes_choose_the_same_tokens(model: Model, block: int) -> None:
     torch.manual_seed(4)
-    records = list(generated(GenerationRequest(model, 5, 12, 2, "fp64", every(model), "", block), MACHINE, CEILINGS, GPU, quiet))
-    assert [Mode(r["mode"], r["head"]) for r in records] == list(every(model))
+    records = list(generated(GenerationRequest(model, 5, 12, 2, "fp64", ALL_MODES, "", block), MACHINE, CEILINGS, GPU, quiet))
+    assert [Mode(r["mode"], r["head"]) for r in records] == list(ALL_MODES)
     for record in records:
         assert record["same_tokens"]
         assert len(record["token_s"]) == len(record["predicted_token_s"]) == 12
@@ -57,79 +52,26 @@ def test_all_modes_choose_the_same_tokens(model: Model, block: int) -> None:
         assert record["total_s"] == sum(record["token_s"])
         assert record["ratio"] == record["total_s"] / sum(record["predicted_token_s"])
         assert record["speedup"] == record["total_s"] / records[0]["total_s"]
-    size, written = (cache_size(model, tokens, 2, Precision("fp64"), block or 16) for tokens in (17, 16))
+    size = cache_size(model, 17, 2, Precision("fp64"), block or 16)
     assert records[0]["predicted_bytes"] == (size.allocated if block else size.stored)
-    assert records[1]["predicted_bytes"] == written.stored  # grown by cat: the last token is never passed
 
 
 def test_modes_by_name() -> None:
-    assert [m.name for m in every(GPT)] == ["cached", "cat", "uncached", "uncached", "unfused"]  # nothing to repeat
-    assert modes_of(CLA, "uncached, repeat", "last") == (Mode("cached"), Mode("repeat"), Mode("uncached"))
-    assert modes_of(CLA, "uncached", "all") == (Mode("cached"), Mode("uncached", "all"))
-    for names, head, message in (("cat,dog", "both", "unknown mode 'dog'"), ("", "first", "unknown head 'first'")):
+    assert (Mode("cached"), Mode("uncached"), Mode("uncached", "all")) == ALL_MODES
+    assert modes_of("uncached", "all") == (Mode("cached"), Mode("uncached", "all"))
+    assert modes_of("cached", "both") == (Mode("cached"),)
+    for names, head, message in (("cached,dog", "both", "unknown mode 'dog'"), ("", "first", "unknown head 'first'")):
         with pytest.raises(UserError, match=message):
-            modes_of(GPT, names, head)
+            modes_of(names, head)
 
 
-def counted(model: Model, mode: Mode, past: int, new: int) -> int:
-    """Bytes that torch's operations really move in a pass of a decoder in this mode."""
-    torch.manual_seed(1)
-    decoder = Decoder(model)
-    prompt = torch.randint(60, (2, past or 1))
-    run = generation.GenerationRun(GenerationRequest(model, past or 1, 8, 2, "fp32", (mode,)), mode, decoder, prompt, MACHINE)
-    run._select_kernel()
-    cache = decoder.caches(2, 64, is_grown=mode.name == "cat") if mode.has_cache else None
-    tokens = torch.randint(60, (2, past + new))
-    if past:
-        decoder(tokens[:, :past], cache, 0)
-    return traffic_of(lambda: decoder(tokens[:, past:], cache, past)).bytes
-
-
-@pytest.mark.parametrize("mode", [Mode("cat"), Mode("repeat")])
-@pytest.mark.parametrize("model", [CLA, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
-def test_extra_bytes_of_a_mode_are_those_that_torch_moves(model: Model, mode: Mode) -> None:
-    """In addition to the step with an allocated cache, after 20 tokens of two sequences."""
-    extra = counted(model, mode, 20, 1) - counted(model, Mode("cached"), 20, 1)
-    assert extra == GenerationRequest(model, 20, 8, 2, "fp32").extra_bytes(mode, 1)
-
-
-@pytest.mark.parametrize("model", [GPT, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
-def test_the_extra_bytes_of_scores_in_memory(model: Model) -> None:
-    """2 layers, 2 sequences: H·n² scores of 4 bytes go six times through memory. What grows with n (heads laid out one after
-    the other) drops out of f(30) − 2·f(15); what remains are masks of a byte: made, turned round, and read twice."""
-    heads = model.kinds[model.order[0]].mixers[0].as_mha()[0]
-
-    def extra(new: int) -> int:
-        assert GenerationRequest(model, new, 1, 2, "fp32").extra_bytes(Mode("unfused"), 0) == 2 * 2 * heads * new * new * 4 * 6
-        return counted(model, Mode("unfused"), 0, new) - counted(model, Mode("uncached"), 0, new)
-
-    squares = 30**2 - 2 * 15**2
-    assert extra(30) - 2 * extra(15) == 2 * 2 * heads * squares * 4 * 6 + 2 * 4 * squares
-
-
-def test_extra_bytes_by_hand() -> None:
-    """GPT-2 in fp32 behind 99 tokens: 12 layers of 2 · 768 elements a token, read and written by cat; nothing to repeat.
-    Llama-3.2-1B in bf16: 16 layers of 32 heads of 64 for K and V, written and read at 100 tokens; pages copy 8 heads of them."""
-    gpt = GenerationRequest(load_model("gpt2"), 99, 2, 3, "fp32")
-    llama = GenerationRequest(load_model("llama-3.2-1b"), 99, 2, 3, "bf16")
-    assert gpt.extra_bytes(Mode("cat"), 1) == 3 * 12 * 2 * 768 * 99 * 4 * 2
-    assert gpt.extra_bytes(Mode("repeat"), 1) == 0
-    assert llama.extra_bytes(Mode("repeat"), 1) == 3 * 16 * 32 * (64 + 64) * 100 * 2 * 2
-    assert llama.extra_bytes(Mode("cached"), 1) == 0
-    assert llama._replace(block_size=16).extra_bytes(Mode("cached"), 1) == 3 * 16 * 8 * (64 + 64) * 100 * 2 * 2
-
-
-@given(grouped_specs(), st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_a_grown_cache_and_repeated_heads_change_nothing(spec: Sublayer, sizes: list[int]) -> None:
-    layer = twin(spec)
-    x = inputs(2, sum(sizes))
-    plain = in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes)))
-    grown = TorchLayerCache(layer.entries, 2, sum(sizes), torch.float64, is_grown=True)
-    assert difference(in_pieces(layer, x, sizes, grown), plain) < EXACT
-    for rows, entry in zip(grown.rows, layer.entries, strict=True):
-        assert rows.tensor.shape[2] == entry.stored_rows(sum(sizes))
-    layer.repeats = True
-    assert difference(in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes))), plain) < EXACT
+def test_a_paged_cache_copies_the_rows_that_it_reads() -> None:
+    """Llama-3.2-1B in bf16: 16 layers of 8 heads of 64 for K and V, read and written at 100 tokens of 3 sequences."""
+    request = GenerationRequest(load_model("llama-3.2-1b"), 99, 2, 3, "bf16")
+    assert request.extra_bytes(Mode("cached"), 1) == 0
+    paged = request._replace(block_size=16)
+    assert paged.extra_bytes(Mode("cached"), 1) == 3 * 16 * 8 * (64 + 64) * 100 * 2 * 2
+    assert paged.extra_bytes(Mode("uncached"), 1) == 0
 
 
 @pytest.mark.parametrize(("rows", "nanoseconds"), [(0.5, 1), (1, 1), (2.5, 1.5), (4, 2), (34, 5), (64, 8), (128, 16)])
@@ -158,15 +100,12 @@ def test_a_prediction_by_hand() -> None:
     assert rates(2e-9, 1e-6, is_cuda=True).pass_seconds(operators, 50) == pytest.approx(max(work * 1e-9, 50e-6))
 
 
-def test_attention_that_is_not_fused_computes_every_pair() -> None:
-    """4 heads in 2 groups, 40 tokens: 80 rows of a group share its keys. Fused, each head has 40 rows."""
+def test_a_prediction_of_fused_attention() -> None:
+    """4 heads of 40 rows: torch's kernel computes one block of 512 keys for each. 40 rows take 2 + 36/60 · 6 ns an element."""
     model = stack(grouped(4, 2, 8), hidden_size=32, ffn=64, vocab_size=60)
     operators = GenerationRequest(model, 40, 1, 1, "fp32").operators(Mode("uncached"), 0)
     attention = [op for op in operators if op.name == "attention"]
-    plain = rates(0.0, 0.0).pass_seconds(attention, 0, is_fused=False)
-    assert plain == pytest.approx(2 * 40 * 2 * 8 * 8e-9 * 80 / 64)
-    fused = rates(0.0, 0.0).pass_seconds(attention, 0)
-    assert fused == pytest.approx(4 * 40 * 2 * 8 * (2e-9 + (40 - 4) / 60 * 6e-9))
+    assert rates(0.0, 0.0).pass_seconds(attention, 0) == pytest.approx(4 * 40 * 2 * 8 * (2e-9 + (40 - 4) / 60 * 6e-9))
 
 
 def test_the_predicted_saving_grows_with_length() -> None:
@@ -205,7 +144,7 @@ def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytes
         real(self)
 
     monkeypatch.setattr(generation.GenerationRun, "step", step)
-    modes, records = modes_of(GPT, "uncached", "last"), []
+    modes, records = modes_of("uncached", "last"), []
     with pytest.raises(KeyboardInterrupt):
         for record in generated(GenerationRequest(GPT, 5, 12, 1, "fp64", modes), MACHINE, CEILINGS, GPU, quiet):
             records.append(record)
@@ -222,7 +161,7 @@ def test_variants_of_a_whole_decoder(name: str) -> None:
     model = variant_model(base, name)
     assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)
     torch.manual_seed(5)
-    modes = modes_of(model, "uncached", "last")
+    modes = modes_of("uncached", "last")
     records = list(generated(GenerationRequest(model, 4, 6, 1, "fp64", modes, name), MACHINE, CEILINGS, GPU, quiet))
     assert all(r["same_tokens"] and r["variant"] == name for r in records)
 
@@ -232,10 +171,3 @@ def test_generations_that_cannot_be() -> None:
         check(GenerationRequest(GPT, 20, 14, 1, "fp32"), MACHINE)
     with pytest.raises(UserError, match=r"needs 1.4\d TiB"):
         check(GenerationRequest(load_model("llama-3.1-405b"), 1, 1, 1, "fp32"), MACHINE)
-
-
-def test_modes_are_named_in_full() -> None:
-    from kvcalc.report.text.measure_text import WAYS
-
-    assert tuple(WAYS) == MODES
-    assert isinstance(GPU, Gpu)

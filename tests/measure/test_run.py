@@ -137,7 +137,6 @@ def test_layers_that_there_are_not_are_refused_at_once() -> None:
         ({"dtype": "fp8"}, "does not compute"),
         ({"dtype": "bf17"}, "does not compute"),
         ({"kernel": "magic"}, "unknown kernel"),
-        ({"kernel": "flex"}, "compiles for CUDA"),
         ({"cache": "heap"}, "unknown cache"),
         ({"cache": "paged", "block_size": 0}, "outside"),
     ],

@@ -62,8 +62,7 @@ class Mixer(nn.Module):
     The cache stores `past` tokens before the call. Without a cache, `past` is 0.
 
     Attributes:
-        kernel: Attention kernel: sdpa, plain or flex.
-        repeats: Whether K and V are first copied to each query head.
+        kernel: Attention kernel: sdpa or plain.
         refused: Fields of the spec that the torch layer does not support.
     """
 
@@ -83,7 +82,7 @@ class Mixer(nn.Module):
         self.weights = Parameters(spec.weights(hidden_size))
         self.linear = self.weights.linear
         self.rotary = Rotary() if rotates else None
-        self.kernel, self.repeats = "sdpa", False
+        self.kernel = "sdpa"
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
         """Return the inputs of the core for x [B, n, D]."""

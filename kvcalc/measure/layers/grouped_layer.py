@@ -21,7 +21,7 @@ from kvcalc.layers.attention import Grouped
 from kvcalc.measure.layers.base_layer import Mixer, Prepared, split_heads, stored_rows
 from kvcalc.measure.torch_cache import TorchLayerCache
 
-KERNELS = ("auto", "sdpa", "plain", "flex")
+KERNELS = ("auto", "sdpa", "plain")
 BLOCK = 1024  # minimum queries per block under a window
 
 
@@ -33,15 +33,13 @@ def attend(
     kernel: str = "sdpa",
     scale: float | None = None,
 ) -> Tensor:
-    """Return causal attention of the last n positions with the kernel sdpa, plain or flex."""
+    """Return causal attention of the last n positions with the kernel sdpa or plain."""
     n, tokens = q.shape[2], k.shape[2]
     if n == 1:
         start = max(0, tokens - window) if window else 0
         return masked(q, k[:, :, start:], v[:, :, start:], None, kernel, scale)
     if window and tokens > 2 * max(window, BLOCK):
         return _windowed(q, k, v, window, kernel, scale)
-    if kernel == "flex":
-        return _flex(q, k, v, window, scale)
     if kernel == "sdpa" and n == tokens and (not window or window >= tokens):
         shares_keys = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
@@ -105,25 +103,6 @@ def _windowed(
     return torch.cat(blocks, 2)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None) -> Tensor:
-    """Return compiled FlexAttention. It runs only on CUDA and on request, because it compiles for
-    minutes."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    n, tokens = q.shape[2], k.shape[2]
-
-    def is_seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        own = i + (tokens - n)
-        return (j <= own) & (j > own - window) if window else j <= own
-
-    mask = create_block_mask(is_seen, None, None, n, tokens, device=str(q.device))
-    shares_keys = q.shape[1] != k.shape[1]
-    mixed: Tensor = torch.compile(flex_attention)(
-        q, k, v, block_mask=mask, scale=scale, enable_gqa=shares_keys
-    )
-    return mixed
-
-
 class GroupedLayer(Mixer):
     """Attention of queries [B, H, n, d] over K and V of G heads."""
 
@@ -171,10 +150,10 @@ class GroupedLayer(Mixer):
         e]."""
         q, k, v = prepared
         if cache is None:
-            return self.attend(q, k, v, self.window)
+            return attend(q, k, v, self.window, self.kernel)
         if not self.window or q.shape[2] == 1:
             keys, values = (stored_rows(cache, i, rows, past) for i, rows in enumerate((k, v)))
-            return self.attend(q, keys, values)
+            return attend(q, keys, values, kernel=self.kernel)
         num_old = min(past, self.window - 1)
         rows_in_window = []
         for entry, rows in zip(cache.rows, (k, v), strict=True):
@@ -182,14 +161,7 @@ class GroupedLayer(Mixer):
                 torch.cat((entry.last(past, num_old), rows), 2) if num_old else rows
             )
             entry.write(rows, past)
-        return self.attend(q, rows_in_window[0], rows_in_window[1], self.window)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
-        """Return attention with the layer's kernel."""
-        shared = q.shape[1] // k.shape[1]
-        if self.repeats and shared > 1:
-            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-        return attend(q, k, v, window, self.kernel)
+        return attend(q, rows_in_window[0], rows_in_window[1], self.window, self.kernel)
 
 
 class SharedLayer(GroupedLayer):
@@ -208,4 +180,4 @@ class SharedLayer(GroupedLayer):
         q, *rows = prepared
         if cache is not None:
             rows = [entry.read(past + q.shape[2]) for entry in cache.rows]
-        return self.attend(q, rows[0], rows[1])
+        return attend(q, rows[0], rows[1], kernel=self.kernel)

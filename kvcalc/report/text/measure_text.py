@@ -30,10 +30,7 @@ MEASURE_COLUMNS = columns(
 )
 WAYS = {
     "cached": "with",
-    "cat": "grown by cat",
-    "repeat": "K, V copied to heads",
     "uncached": "without",
-    "unfused": "without, n × n scores",
 }
 GENERATE_COLUMNS = columns(
     """
