@@ -15,7 +15,8 @@ from kvcalc.layers.batch import Batch
 from kvcalc.library.load import all_gpus
 from kvcalc.planning.grid import Candidate, SearchGrid
 from kvcalc.planning.search import run_search
-from kvcalc.planning.search_space import Requirement, SearchSpace
+from kvcalc.planning.search_space import SearchSpace
+from kvcalc.question.plan_options import Requirement
 from kvcalc.serving.request_latency import request
 
 ASKED = 60  # points that the loop is timed on

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from bench import Line, cpu_seconds
 
 from kvcalc import load_gpu, load_model
-from kvcalc.serving.arrivals import Workload
+from kvcalc.question.serving_options import ServerSettings, Workload
+from kvcalc.serving.arrivals import sample_workload
 from kvcalc.serving.server import SimulationResult, serve
-from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.timing.calibration import load_calibration
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
@@ -58,7 +58,7 @@ def peak(count: int, rate: float) -> int:
 def lines() -> Iterator[Line]:
     capacity = simulated(Workload(num_prompts=10)).record["capacity_requests_per_s"]
     load = Workload(rate=SHARE * capacity, num_prompts=REQUESTS, input_len=str(PROMPT), output_len=str(ANSWER))
-    arrivals = load.sample().arrival_s.tolist()
+    arrivals = sample_workload(load).arrival_s.tolist()
     ours, plain = cpu_seconds(lambda: simulated(load), repeat=3), cpu_seconds(lambda: reference(arrivals), repeat=3)
     yield Line(f"`serve` of {REQUESTS:,} requests", ours, "a loop over every sequence in every pass", plain, 40)
     whole, half = peak(REQUESTS, load.rate), peak(REQUESTS // 2, load.rate)

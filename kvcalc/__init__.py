@@ -10,16 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from kvcalc.capacity import Fit, FitOptions
-    from kvcalc.errors import UserError
-    from kvcalc.gpu.gpu import Gpu
-    from kvcalc.layers.batch import Batch, Parallelism, Sequences
-    from kvcalc.layers.cost import Cost, Operator
-    from kvcalc.model.memory import CacheSize
-    from kvcalc.model.model import Layer, Model
-    from kvcalc.model.precision import Precision
-    from kvcalc.report.answer import Answer
-    from kvcalc.report.notebook import (
+    from kvcalc.answers.answer import Answer
+    from kvcalc.answers.notebook import (
         Deployment,
         compare,
         deploy,
@@ -30,7 +22,7 @@ if TYPE_CHECKING:
         serve,
         size,
     )
-    from kvcalc.report.python_functions import (
+    from kvcalc.answers.python_functions import (
         bounds,
         cache_size,
         forward,
@@ -40,6 +32,14 @@ if TYPE_CHECKING:
         total,
         weight_bytes,
     )
+    from kvcalc.capacity import Fit, FitOptions
+    from kvcalc.errors import UserError
+    from kvcalc.gpu.gpu import Gpu
+    from kvcalc.layers.batch import Batch, Parallelism, Sequences
+    from kvcalc.layers.cost import Cost, Operator
+    from kvcalc.model.memory import CacheSize
+    from kvcalc.model.model import Layer, Model
+    from kvcalc.model.precision import Precision
     from kvcalc.report.record_reference import record_keys
 
 __version__ = "1.0.0"
@@ -89,9 +89,9 @@ _HOMES = {
     "model.memory": ("CacheSize",),
     "model.precision": ("Precision",),
     "model.model": ("Layer", "Model"),
-    "report.answer": ("Answer",),
+    "answers.answer": ("Answer",),
     "report.record_reference": ("record_keys",),
-    "report.python_functions": (
+    "answers.python_functions": (
         "bounds",
         "cache_size",
         "forward",
@@ -101,7 +101,7 @@ _HOMES = {
         "total",
         "weight_bytes",
     ),
-    "report.notebook": (
+    "answers.notebook": (
         "Deployment",
         "compare",
         "deploy",

@@ -11,7 +11,7 @@ import pytest
 import kvcalc
 from kvcalc import UserError, deploy
 from kvcalc.capacity import fit
-from kvcalc.serving.request_record import LatencyOptions
+from kvcalc.question.serving_options import LatencyOptions
 
 D = deploy("gpt2", "h100")
 
@@ -26,23 +26,24 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: D.size(batch_size=0), "batch size '0'"),
     (lambda: D.fit(max_num_seqs="x"), "max-num-seqs 'x'"),
     (lambda: D.fit(foo=1), "unknown option 'foo'"),
-    (lambda: D.fit(lengths=5), "5 is no file or distribution"),  # type: ignore[arg-type]
+    (lambda: D.fit(lengths=5), "lengths 5: Expected `str`"),  # type: ignore[arg-type]
     (lambda: D.fit(engine="vlm"), "unknown engine 'vlm'. Did you mean vllm"),
     (lambda: D.latency(inputlen=3), "Did you mean input_len"),
     (lambda: D.latency(draft=3), "draft 3: Expected `str`"),
     (lambda: D.roofline("decod"), "unknown phase 'decod'"),
-    (lambda: D.roofline(batch=5), "5 is no mixed batch"),  # type: ignore[arg-type]
-    (lambda: D.serve(cache=3), "3 is no cache"),  # type: ignore[arg-type]
+    (lambda: D.roofline(batch=5), "batch 5: Expected `str`"),  # type: ignore[arg-type]
+    (lambda: D.serve(cache=3), "cache 3: Expected `str`"),  # type: ignore[arg-type]
     (lambda: D.serve(rate="x"), "rate 'x'"),
-    (lambda: D.compare(5), "5 is no list"),  # type: ignore[arg-type]
-    (lambda: D.compare([3]), "3 is no variant"),  # type: ignore[list-item]
-    (lambda: deployed(tp="4"), "tp '4' is not a number of GPUs"),
+    (lambda: D.compare(5), "variants 5: Expected `str`"),  # type: ignore[arg-type]
+    (lambda: D.compare([3]), "variants 3: Expected `str`"),  # type: ignore[list-item]
+    (lambda: deployed(tp="four"), "tp 'four' is not a number of GPUs"),
+    (lambda: deployed(tp=[1, 2]), "a deployment has one value of each option. Call deploy once for each"),
     (lambda: deployed(dtype=5), "dtype 5: Expected `str`"),
     (lambda: deployed(mla_form="x"), "unknown MLA form 'x'"),
-    (lambda: deployed(stack=3), "3 is no stack"),
-    (lambda: deployed(calibration_from=3), "3 is no GPU to calibrate from"),
-    (lambda: deployed(memory=3), "3 is no size of memory"),
-    (lambda: deployed(nodes="2"), "'2' is no number of nodes"),
+    (lambda: deployed(stack=3), "stack 3: Expected `str`"),
+    (lambda: deployed(calibration_from=3), "calibration-from 3: Expected `str`"),
+    (lambda: deployed(memory=3), "memory 3: Expected `str`"),
+    (lambda: deployed(nodes="two"), "nodes 'two': Expected `int`"),
     (lambda: deployed(tp=16, nodes=1), "one link joins 8 h100-sxm, but a node has 16"),
     (lambda: deployed(inter_node_bandwidth="x"), "inter-node-bandwidth 'x'"),
     (lambda: deploy(3, "h100"), "int is no model"),  # type: ignore[arg-type]
@@ -68,8 +69,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: D.size([]), "context: the list is empty"),
     (lambda: D.size([1024, None]), "context 'None' is not a whole number"),  # type: ignore[list-item]
     (lambda: D.size(block_size="x"), "block size 'x'"),  # type: ignore[arg-type]
-    (lambda: D.latency(batch_size=[1, 2]), "batch-size [1, 2] is a list. Call once for each value"),
-    (lambda: D.serve(rate=np.array([1.0, 2.0])), "rate array([1., 2.]) is a list"),
+    (lambda: D.latency(prefix_len=[1, 2]), "prefix-len [1, 2] is a list. Call once for each value"),
+    (lambda: D.serve(seed=np.array([1, 2])), "seed array([1, 2]) is a list"),
     (lambda: kvcalc.forward("gpt2", kvcalc.Batch.decode(8), stage=1), "stage 1 is not one of 1. Give 0 to 0"),
     (lambda: kvcalc.forward("gpt2", kvcalc.Batch.decode(8), stage="a"), "stage 'a' is not one of 1"),  # type: ignore[arg-type]
     (lambda: kvcalc.Batch(3), "3 is no tuple of Sequences. Write Batch.decode(4096)"),  # type: ignore[arg-type]

@@ -1,53 +1,78 @@
-"""Options in groups: a command shows what its groups hold, and gets them back as one value."""
+"""Options are declared in questions: a command shows the options of its questions, and gets typed questions."""
 
 from typing import Annotated, Any
 
 import pytest
 from conftest import Run
 
-from kvcalc.capacity import FitOptions
+from kvcalc import load_model
+from kvcalc.answers.deployments import parallelism_of, split_sizes
 from kvcalc.cli.commands import COMMANDS, function_of, parameters_of
-from kvcalc.cli.latency import RequestOptions
-from kvcalc.cli.option_groups import Deploying, Ranks
-from kvcalc.cli.options import Argument, Option, OptionGroup, arguments_for, parameters_in
-from kvcalc.cli.serve import LoadOptions, ServerOptions
-from kvcalc.cli.setup import EngineOptions
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
-from kvcalc.serving.request_record import LatencyOptions
-from kvcalc.serving.server import ServerSettings, Workload
+from kvcalc.question.deployment_options import DeploymentOptions, ShardingOptions
+from kvcalc.question.options import Argument, Option, Question, arguments_for, every, one, parameters_in
+from kvcalc.units import parse_tokens
 
 
-class Inner(OptionGroup, frozen=True):
-    deep: Annotated[int, Option("Depth")] = 7
-    many: Annotated[list[str], Option("Names", "--many -m")] = []
+class First(Question, frozen=True):
+    deep: Annotated[int, Option("Depth", max=9)] = 7
+    words: Annotated[list[str], Option("Names", "--words -m")] = []
+    last: Annotated[bool, Option("Last", "/--no-last")] = True
 
 
-class Outer(OptionGroup, frozen=True, kw_only=True):
-    first: Annotated[str, Option("First")] = "a"
-    inner: Inner
-    last: Annotated[bool, Option("Last")] = False
+class Second(Question, frozen=True):
+    slow: Annotated[int, Option("Slow", read=parse_tokens, many=2)] = 1
+    fast: Annotated[float, Option("Fast", many=1)] = 0.0
+    sizes: Annotated[tuple[int, ...], Option("Sizes", read=parse_tokens)] = ()
 
 
-def run(name: Annotated[str, Argument("Name")], *, outer: Outer, own: Annotated[int, Option("Own", max=9)] = 1) -> None:
+def run(
+    name: Annotated[str, Argument("Name")],
+    *,
+    first: First,
+    seconds: list[Second],
+    typed: Annotated[dict[str, Any], Second],
+    own: Annotated[int, Option("Own")] = 1,
+) -> None:
     raise AssertionError
 
 
-def test_a_group_is_replaced_by_its_options() -> None:
+def test_a_question_is_replaced_by_its_options() -> None:
     parameters = list(parameters_in(run))
-    assert [(p.name, p.default, p.names) for p in parameters[1:]] == [
-        ("first", "a", ["--first"]),
+    assert [(p.name, p.default, p.names) for p in parameters[1:4]] == [
         ("deep", 7, ["--deep"]),
-        ("many", [], ["--many", "-m"]),
-        ("last", False, ["--last"]),
-        ("own", 1, ["--own"]),
+        ("words", [], ["--words", "-m"]),
+        ("last", True, ["--no-last"]),
     ]
     assert parameters[0].is_argument and parameters[0].is_required
 
 
-def test_a_command_gets_its_groups() -> None:
-    values = {"name": "x", "first": "a", "deep": 3, "many": ["u"], "last": True, "own": 9}
-    assert arguments_for(run, values) == {"name": "x", "outer": Outer(first="a", inner=Inner(3, ["u"]), last=True), "own": 9}
+def test_a_command_gets_its_questions() -> None:
+    """The list with the smaller number changes faster; a tuple is one value."""
+    lists = {"slow": "1k,2k", "fast": [0.5, 1], "sizes": "1,4k"}
+    values = {"name": "x", "deep": 3, "words": ["u"], "last": False, "own": 9} | lists
+    assert arguments_for(run, values) == {
+        "name": "x",
+        "first": First(3, ["u"], False),
+        "seconds": [Second(slow, fast, (1, 4096)) for slow in (1024, 2048) for fast in (0.5, 1)],
+        "typed": lists,
+        "own": 9,
+    }
+
+
+def test_values_out_of_range_or_of_another_type_are_refused() -> None:
+    for value in (-1, 10, True, 1.5):
+        with pytest.raises(UserError, match=r"deep .* is not a whole number from 0 to 9"):
+            First(deep=value)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"deep 'x': Expected `int`"):
+        one(First, {"deep": "x"})
+    with pytest.raises(UserError, match="slow '1,,2' has an empty item"):
+        every(Second, {"slow": "1,,2"})
+    with pytest.raises(UserError, match=r"'8,000' is a list. Write 8000"):
+        every(Second, {"slow": "8,000"})
+    with pytest.raises(UserError, match="the maximum is 250,000"):
+        every(Second, {"slow": range(1, 1002), "fast": range(1000)})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -56,32 +81,19 @@ def test_no_name_is_declared_twice(command: str) -> None:
     assert len(names) == len({*names})
 
 
-@pytest.mark.parametrize(
-    ("group", "specs", "apart"),
-    [
-        (EngineOptions, [FitOptions], {"disable_hybrid"}),
-        (RequestOptions, [LatencyOptions], set()),
-        (LoadOptions, [Workload], set()),
-        (ServerOptions, [ServerSettings], set()),
-    ],
-)
-def test_options_bear_the_names_of_what_they_set(group: type[OptionGroup], specs: list[Any], apart: set[str]) -> None:
-    """A misspelled field would leave its option without effect."""
-    known = {name for spec in specs for name in spec.__struct_fields__}
-    assert set(group.__struct_fields__) - known == apart
-    assert known - set(group.__struct_fields__) <= {"hybrid", "page_tuples"}  # which no option names
-
-
 def test_ranks_from_options() -> None:
-    assert Ranks(tp="8,4", pp=2, dp=4, dcp=2).parallelisms([]) == [Parallelism(8, 2, 4, 1, 2), Parallelism(4, 2, 4, 1, 2)]
-    assert Ranks(tp="8", dp=4, enable_expert_parallel=True).parallelisms([]) == [Parallelism(8, 1, 4, 32)]
+    sharded = every(ShardingOptions, {"tp": "8,4", "pp": 2, "dp": 4, "dcp": 2})
+    assert [*map(parallelism_of, sharded)] == [Parallelism(8, 2, 4, 1, 2), Parallelism(4, 2, 4, 1, 2)]
+    assert parallelism_of(ShardingOptions(tp=8, dp=4, enable_expert_parallel=True)) == Parallelism(8, 1, 4, 32)
     with pytest.raises(UserError, match="use either"):
-        Ranks(tp="2", ep=2, enable_expert_parallel=True).parallelisms([])
+        parallelism_of(ShardingOptions(tp=2, ep=2, enable_expert_parallel=True))
+    model = load_model("smollm-360m")  # 15 heads: only 1 of 1, 2, 4 and 8 divides them
+    assert [one.tp for one in split_sizes(every(ShardingOptions, {"tp": "auto"}), [model])] == [1]
 
 
 @pytest.mark.parametrize("command", ["compare", "roofline", "latency", "serve"])
 def test_commands_that_deploy_share_its_options(command: str) -> None:
-    assert {p.name for p in parameters_in(Deploying)} <= {p.name for p in parameters_in(function_of(command))}
+    assert {p.name for p in parameters_in(DeploymentOptions)} <= {p.name for p in parameters_in(function_of(command))}
 
 
 FALLBACK = "computed in bf16: a100-80gb has no fp8 unit"

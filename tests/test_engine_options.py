@@ -7,7 +7,8 @@ from conftest import Run
 
 import kvcalc as package
 from kvcalc.capacity.engines import ENGINES
-from kvcalc.library.choices import ENGINE_NAMES, engine_choices
+from kvcalc.question.deployment_options import ENGINE_NAMES, DeploymentOptions
+from kvcalc.question.options import every
 
 SHORT = {
     "fit": "fit llama-3.1-8b --context 4k",
@@ -69,11 +70,8 @@ def test_options_that_exclude_each_other_and_unknown_engines(kvcalc: Run) -> Non
         found = kvcalc(f"{SHORT[command]} --engine vlm")
         assert found.code == 2 and "unknown engine 'vlm'. Did you mean vllm?" in found.err
     assert kvcalc(f"{SHORT['latency']} --bounds --calibration sglang").code == 2
-    assert engine_choices("vllm,SGLang", stack="datasheet,trtllm") == [
-        ("vllm", "datasheet"),
-        ("trtllm", ""),
-        ("sglang", "datasheet"),
-    ]
+    asked = every(DeploymentOptions, {"engine": "vllm,SGLang", "stack": "datasheet,trtllm"})
+    assert [one.choice for one in asked] == [("vllm", "datasheet"), ("trtllm", ""), ("sglang", "datasheet"), ("trtllm", "")]
 
 
 def test_the_python_arguments_are_the_options() -> None:
@@ -84,5 +82,5 @@ def test_the_python_arguments_are_the_options() -> None:
     bounds = package.deploy("llama-3.1-8b", "h100", bounds=True)
     assert bounds == package.deploy("llama-3.1-8b", "h100", stack="datasheet")
     assert bounds.latency(output_len=4).time_basis == "bound"
-    with pytest.raises(package.UserError, match="one engine"):
+    with pytest.raises(package.UserError, match="one value"):
         package.deploy("llama-3.1-8b", "h100", engine="vllm,sglang")

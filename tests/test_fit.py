@@ -260,11 +260,11 @@ def test_other_formats(kvcalc: Run, output: str, said: str) -> None:
 
 
 BAD = [
-    ("--gpu-memory-utilization nan", "not above 0"), ("--gpu-memory-utilization 0", "leaves no memory"),
+    ("--gpu-memory-utilization nan", "not a number"), ("--gpu-memory-utilization 0", "leaves no memory"),
     ("--gpu-memory-utilization 1.01", "at most 1"), ("--gpu-memory-utilization -1", "not above 0"),
     ("--max-num-seqs 0", "max-num-seqs 0"), ("--max-num-seqs -3", "max-num-seqs -3"), ("--max-model-len 0", "max-model-len"),
-    ("--max-model-len many", "max-model-len"), ("--require -1", "--require -1"), ("--engine tgi", "unknown engine 'tgi'"),
-    ("--gpu h1000", "unknown gpu"), ("--gpu ''", "empty"), ("--tp 0", "tp 0 is"), ("--tp a", "tp 'a' is"),
+    ("--max-model-len many", "max-model-len"), ("--require -1", "require -1 is not"), ("--engine tgi", "unknown engine 'tgi'"),
+    ("--gpu h1000", "unknown gpu"), ("--gpu ''", "empty"), ("--tp 0", "tp '0' is"), ("--tp a", "tp 'a' is"),
     ("--kv-cache-memory-bytes 0", "kv-cache-memory-bytes"), ("--kv-cache-memory-bytes 4XB", "kv-cache-memory-bytes"),
     ("--weight-bytes nan", "weight-bytes"), ("--engine none --num-gpu-blocks-override 5", "takes no num-gpu-blocks-override"),
     ("--engine vllm --num-gpu-blocks-override -5", "num-gpu-blocks-override"), ("--block-size -1", "block-size"),

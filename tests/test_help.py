@@ -10,8 +10,8 @@ from conftest import Run
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.cli.help import EXAMPLES
-from kvcalc.cli.options import PANELS
-from kvcalc.library.choices import ENGINE_NAMES
+from kvcalc.question.deployment_options import ENGINE_NAMES
+from kvcalc.question.options import PANELS
 
 FIGURES = [
     "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context",

@@ -12,14 +12,15 @@ import kvcalc
 ROOT = Path(kvcalc.__file__).parent
 # A room is a module or a package with all that is in it, in the order in which data flows.
 ORDER = (
-    "errors records arithmetic units storage layers model gpu library timing capacity serving planning diagnosis report kvcalc "
+    "errors records arithmetic units storage question layers model gpu library timing capacity serving planning "
+    "diagnosis report answers kvcalc "
     "measure cli __main__"
 )
 ROOMS = ORDER.split()
 # Distributions that cost start-up time or are optional: the only modules that may import them, and how.
 GUESTS = {
     "torch": ("measure",),
-    "matplotlib": ("report.charts", "report.answer"),
+    "matplotlib": ("report.charts", "answers.answer"),
     "rich": ("report", "cli"),
     "typer": ("cli",),
     "huggingface_hub": ("library.huggingface.hub",),

@@ -14,7 +14,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import Precision, UserError, load_gpu, load_model
-from kvcalc.cli.pictures import FIGURES, GPT3
+from kvcalc.answers.pictures import FIGURES, GPT3
 from kvcalc.planning import sweeps
 from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, measured_times
 from kvcalc.report.charts import size_plot

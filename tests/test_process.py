@@ -162,7 +162,7 @@ def interrupted(moment: str, *words: str, at: str, cwd: Path | None = None) -> "
 TYPED = "os.kill(os.getpid(), signal.SIGINT)"
 
 
-@pytest.mark.parametrize("at", ["kvcalc.cli.app", "typer.main", "kvcalc.cli.size", "kvcalc.library.files", "yaml"])
+@pytest.mark.parametrize("at", ["kvcalc.cli.app", "typer.main", "kvcalc.answers.size", "kvcalc.library.files", "yaml"])
 def test_an_interrupt_is_one_line_while_modules_are_imported(at: str) -> None:
     done = interrupted(TYPED, *SIZE, at=at)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
@@ -171,7 +171,7 @@ def test_an_interrupt_is_one_line_while_modules_are_imported(at: str) -> None:
 def test_an_interrupt_while_a_file_is_written_leaves_none(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("op,gpu,framework,dtype,m,n,k,time_us\ngemm,h100,vllm,bfloat16,8,8,8,9\n")
     moment = f"pathlib.Path.replace = lambda self, target: {TYPED}"
-    done = interrupted(moment, "validate", "rows.csv", "--predictions", "out.csv", at="kvcalc.cli.calibrate", cwd=tmp_path)
+    done = interrupted(moment, "validate", "rows.csv", "--predictions", "out.csv", at="kvcalc.answers.calibrate", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 

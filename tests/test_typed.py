@@ -28,7 +28,6 @@ def test_bytes_by_hand(kvcalc: Run, line: str, expected: int) -> None:
 
 
 def test_what_is_left_out_is_not_given() -> None:
-    assert not Dimensions().has_values()
     assert cache_size(Dimensions(layers=3, kv_lora_rank=512).model(), 10).stored == 3 * 10 * 512 * 2
 
 

@@ -21,9 +21,9 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
 from kvcalc.library.checkpoints import Checkpoint, checkpoint
-from kvcalc.library.choices import spelled
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
+from kvcalc.question.options import spelled
 from kvcalc.records import Settings
 from kvcalc.storage.formats import canonical
 from kvcalc.storage.quantization import load_weight_format

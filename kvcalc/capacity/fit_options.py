@@ -1,76 +1,27 @@
-"""The options of `fit`, and their checks."""
+"""The options of `fit` with their checks: what an engine supports, and the files that they name."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings
 from kvcalc.capacity.memory_budget import ESTIMATES, SHARES, LogCorrections, read_learned
 from kvcalc.errors import UserError, nearest
-from kvcalc.library.choices import (
-    BytesInstead,
-    HostBytes,
-    Tokens,
-    TokensOrNone,
-    share,
-    spelled,
-)
 from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
+from kvcalc.question.deployment_options import check_engine, check_utilization
+from kvcalc.question.fit_question import STATE_DTYPES, FitQuestion
+from kvcalc.question.options import every, spelled
 from kvcalc.storage.formats import canonical
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.units import MAX_TOKENS, parse_rate
 
-MOST_BYTES = 1 << 60
 CHOICES = {
     "mamba_cache_mode": ("none", "align"),
     "utilization_of": ("", *SHARES),
     "budget": ("", *ESTIMATES),
 }
 MODALITIES = ("image", "video", "audio")
-STATE_DTYPES = ("", "auto", "fp32", "bf16", "fp16")
-# Smallest and largest value of options with whole numbers.
-RANGES = (
-    (
-        0,
-        MAX_TOKENS,
-        "max_model_len max_num_batched_tokens num_gpu_blocks_override shared_prefix require users",
-    ),
-    (1, MAX_TOKENS, "max_num_seqs"),
-    (0, 1 << 10, "num_speculative_tokens"),
-    (
-        0,
-        1 << 20,
-        "block_size max_in_flight_batches mamba_checkpoint_blocks max_loras n_cpu_moe",
-    ),
-    (1, 1 << 20, "max_lora_rank"),
-    (-1, 1 << 20, "n_gpu_layers"),
-    (1, MOST_BYTES, "kv_cache_memory_bytes"),
-    (0, MOST_BYTES, "kv_offloading_bytes weight_bytes activation_bytes overhead_bytes"),
-)
-CAN_BE_NONE = (
-    "max_num_seqs",
-    "kv_cache_memory_bytes",
-    "weight_bytes",
-    "activation_bytes",
-    "overhead_bytes",
-)
-
-
-def _engine(text: str, what: str) -> str:
-    return text.strip().lower()
-
-
-def _draft(name: str, what: str) -> Model:
-    return load_model(name)
-
-
-def _number(text: str, what: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{what} {text!r}: Expected `int`") from None
 
 
 class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,98 +30,35 @@ class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int
 
 
-class FitOptions(EngineSettings, frozen=True):
-    """Options of `fit`, with the settings of engines.
-
-    0, "" and None leave a choice to the engine or the model.
+class FitOptions(FitQuestion, frozen=True):
+    """Options of `fit` with loaded files.
 
     Attributes:
-        max_model_len: Tokens of each sequence.
-        max_num_seqs: Sequences of the whole replica that the engine is set up for. None means the
-            engine's default, and that one sequence must fit.
-        require: Sequences that must fit, if this is more.
-        users: Sequences that must fit, instead of `max_num_seqs`.
-        engine_version: `0.11`, `0.11.2` or `latest`.
-        enforce_eager: Whether CUDA graphs and compilation are off.
-        max_loras: Slots for adapters of `max_lora_rank`.
-        limit_mm_per_prompt: Items of each modality, as `image=0` or in JSON.
-        engram_config: `{"cpu_offload": false}` stores tables of n-grams on the GPU.
-        budget: End of the range that answers. "" is the low end if `require` is set, else the
-            middle.
-        utilization_of: Share of the GPU's total memory; of the free memory after context and
-            collectives; or of the memory that remains then beside the terms.
-        kv_cache_memory_bytes: Replaces the budget.
-        num_gpu_blocks_override: Replaces an engine's number of blocks.
-        weight_bytes, activation_bytes, overhead_bytes: Replace the three terms.
-        shared_prefix: First tokens that all sequences share.
-        mtp: Whether the prediction layers are loaded.
         draft: A draft model.
-        kv_offloading_bytes: Host memory for the cache, per GPU.
-        cpu_offload_gb: GiB of each GPU's weights in host memory.
-        disk_bandwidth: Bytes per second to read weights; 0 if unknown.
-        from_log: Corrections from a start-up log, as `diagnose --save` writes them.
+        from_log: Corrections from a start-up log.
     """
 
-    engine: Annotated[str, _engine] = "vllm"
-    max_model_len: Tokens = 0
-    max_num_seqs: Annotated[int | None, _number] = None
-    require: int = 0
-    users: int = 0
-    engine_version: str = ""
-    enforce_eager: bool = False
-    max_loras: int = 0
-    max_lora_rank: int = 16
-    limit_mm_per_prompt: str = ""
-    engram_config: str = ""
-    budget: str = ""
-    gpu_memory_utilization: Annotated[float, share] = 0.0
-    utilization_of: str = ""
-    max_num_batched_tokens: Tokens = 0
-    max_in_flight_batches: int = 0
-    num_speculative_tokens: int = 0
-    kv_cache_memory_bytes: BytesInstead = None
-    num_gpu_blocks_override: int = 0
-    weight_bytes: BytesInstead = None
-    activation_bytes: BytesInstead = None
-    overhead_bytes: BytesInstead = None
-    shared_prefix: TokensOrNone = 0
-    mtp: bool = False
-    draft: Annotated[Model | None, _draft] = None
-    kv_offloading_bytes: HostBytes = 0
-    cpu_offload_gb: float = 0.0
-    disk_bandwidth: Annotated[int, parse_rate] = 0
-    from_log: Annotated[LogCorrections | None, read_learned] = None
+    draft: Model | None = None  # type: ignore[assignment]
+    from_log: LogCorrections | None = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise UserError(
-                f"unknown engine {self.engine!r}", hint=nearest(self.engine, ENGINES)
-            )
+        super().__post_init__()
+        check_engine(self.engine)
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 hint = f"Known: {', '.join(filter(None, choices))}"
                 raise UserError(f"unknown {spelled(name)} {getattr(self, name)!r}", hint=hint)
-        if self.state_dtype not in STATE_DTYPES:
+        if self.state_dtype not in ("", *STATE_DTYPES):
             raise UserError(
                 f"unknown state dtype {self.mamba_ssm_cache_dtype!r}",
-                hint=f"Known: {', '.join(STATE_DTYPES[1:])}",
+                hint=f"Known: {', '.join(STATE_DTYPES)}",
             )
-        if not (self.gpu_memory_utilization == 0 or 0 < self.gpu_memory_utilization <= 1):
-            raise UserError(
-                f"GPU memory utilisation {self.gpu_memory_utilization!r} is not above 0 and at "
-                "most 1",
-                hint="Write 0.9 for 90 %",
-            )
-        for smallest, largest, names in RANGES:
-            for name in names.split():
-                self._check_whole(name, smallest, largest)
+        check_utilization(self.gpu_memory_utilization)
         if self.from_log and self.from_log.engine != self.engine:
             raise UserError(
                 f"that log is {self.from_log.engine}'s, not {self.engine}'s",
                 hint=f"--engine {self.from_log.engine}",
             )
-        if not 0 <= self.cpu_offload_gb <= 1 << 20:
-            raise UserError(f"cpu-offload-gb {self.cpu_offload_gb!r} is not a number of GiB")
         if self.cpu_offload_gb and self.weight_bytes is not None:
             raise UserError(
                 "weight-bytes are those on the GPU, and cpu-offload-gb takes nothing off them",
@@ -181,19 +69,6 @@ class FitOptions(EngineSettings, frozen=True):
         _ = self.images, self.tables_on_host
         self._check_engine()
         self.rules.release(self.engine_version)
-
-    def _check_whole(self, name: str, smallest: int, largest: int) -> None:
-        value = getattr(self, name)
-        if value is None and name in CAN_BE_NONE:
-            return
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not smallest <= value <= largest
-        ):
-            raise UserError(
-                f"{spelled(name)} {value!r} is not a whole number from {smallest} to {largest:,}"
-            )
 
     def _check_engine(self) -> None:
         """Raise UserError for an option that the engine does not have."""
@@ -267,6 +142,23 @@ class FitOptions(EngineSettings, frozen=True):
         """`mamba_ssm_cache_dtype` by kvcalc's name; "" if the engine chooses it."""
         dtype = canonical(self.mamba_ssm_cache_dtype)
         return "" if dtype == "auto" else dtype
+
+
+def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
+    """Return options of `fit` for each combination of lists, and load the files that they name.
+
+    Args:
+        values: Texts, Python values or lists by option name, as in `every`.
+    """
+    files: dict[str, Callable[[str], Any]] = {"draft": load_model, "from_log": read_learned}
+    loaded: dict[str, Any] = {}
+    for name, load in files.items():
+        value = values.get(name) or None
+        loaded[name] = load(value) if isinstance(value, str) else value
+    if loaded["from_log"] and values.get("engine") is None:
+        values = {**values, "engine": loaded["from_log"].engine}
+    questions = every(FitQuestion, values)
+    return [FitOptions(**msgspec.structs.asdict(question) | loaded) for question in questions]
 
 
 def options_for(deployment: TimedDeployment, **options: Any) -> FitOptions:

@@ -4,8 +4,8 @@ import gc
 import os
 import sys
 
+from kvcalc.answers.messages import print_to_stderr
 from kvcalc.cli.commands import COMMANDS, Done, build
-from kvcalc.cli.options import print_to_stderr
 from kvcalc.errors import UserError, printable
 
 INTERRUPTED = 130

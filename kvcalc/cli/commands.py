@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from kvcalc.cli.options import Parameter, arguments_for, parameters_in
 from kvcalc.errors import UserError
+from kvcalc.question.options import Parameter, Question, arguments_for, one, parameters_in
+from kvcalc.question.output_options import Output, Printing
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
@@ -30,13 +31,20 @@ COMMANDS = {
     "models": "List model presets, or show one in full.",
     "gpus": "List GPU presets, or show one in full.",
 }
-# Commands that share a file with another command: file and function.
+# Functions that are not `answers.COMMAND.run`.
 _PLACES = {
-    "validate": ("calibrate", "run_validate"),
-    "plot": ("pictures", "run_plot"),
-    "report": ("pictures", "run_report"),
-    "models": ("catalogue", "run_models"),
-    "gpus": ("catalogue", "run_gpus"),
+    "compare": "cli.compare.run",
+    "measure": "cli.measure.run",
+    "validate": "answers.calibrate.run_validate",
+    "plot": "answers.pictures.run_plot",
+    "report": "answers.pictures.run_report",
+    "models": "answers.catalogue.run_models",
+    "gpus": "answers.catalogue.run_gpus",
+}
+# Options about printing, if they are not `Output`. `plot` and `report` print no records.
+_PRINTING: dict[str, type[Question]] = {
+    **dict.fromkeys(("diagnose", "validate", "models"), Printing),
+    **dict.fromkeys(("plot", "report"), Question),
 }
 # Options of `kvcalc` itself.
 FLAGS = {
@@ -54,17 +62,22 @@ class Done(NamedTuple):
     status: int
 
 
-def function_of(command: str) -> Callable[..., int | None]:
+def function_of(command: str) -> Callable[..., Any]:
     """Return the function of a command, importing its file."""
-    module, function = _PLACES.get(command, (command, "run"))
-    run: Callable[..., int | None] = getattr(import_module(f"kvcalc.cli.{module}"), function)
+    place = _PLACES.get(command, f"answers.{command}.run")
+    module, _, name = place.rpartition(".")
+    run: Callable[..., Any] = getattr(import_module(f"kvcalc.{module}"), name)
     return run
 
 
 def parameters_of(command: str) -> list[Parameter]:
     """Return the arguments and options of a command, without hidden options."""
-    parameters = parameters_in(function_of(command))
-    return [parameter for parameter in parameters if not parameter.option.is_hidden]
+    return [p for p in _all_parameters(command) if not p.option.is_hidden]
+
+
+def _all_parameters(command: str) -> list[Parameter]:
+    printing = _PRINTING.get(command, Output)
+    return [*parameters_in(function_of(command)), *parameters_in(printing)]
 
 
 def build(only: str = "") -> "typer.Typer":
@@ -82,41 +95,60 @@ def build(only: str = "") -> "typer.Typer":
     declared = [_declared(name, bool, False, typer.Option(name)) for name in flags]
     app.callback()(_with_signature(lambda **_: None, declared))
     for name in [only] if only in COMMANDS else COMMANDS:
-        app.command(name, help=COMMANDS[name])(_parsed(function_of(name)))
+        app.command(name, help=COMMANDS[name])(_parsed(name))
     return app
 
 
-def _parsed(run: Callable[..., Any]) -> Any:
-    """Return a function whose parameters are the options of `run`, declared for typer."""
+def _parsed(command: str) -> Any:
+    """Return a function whose parameters are the options of a command, declared for typer."""
     import typer
 
-    parameters = list(parameters_in(run))
+    parameters = _all_parameters(command)
     declared = []
     for parameter in parameters:
-        option = parameter.option
+        kind = str if parameter.is_text else parameter.type
+        default = parameter.default
+        if not (parameter.is_list or parameter.is_required):
+            kind, default = kind | None, None
         info = (
             typer.Argument(metavar=parameter.placeholder)
             if parameter.is_argument
-            else typer.Option(*parameter.declarations, min=option.min, max=option.max)
+            else typer.Option(*parameter.declarations)
         )
-        declared.append(_declared(parameter.name, parameter.type, parameter.default, info))
+        declared.append(_declared(parameter.name, kind, default, info))
 
-    def command(**values: Any) -> Any:
-        _check_outputs(parameters, values)
-        with bytes_shown_in(values.get("units", "gib")):
-            return run(**arguments_for(run, values))
+    def run(**values: Any) -> int:
+        typed = typed_values(values)
+        _check_outputs(parameters, typed)
+        with bytes_shown_in(typed.get("units", "gib")):
+            return run_command(command, typed)
 
-    return _with_signature(command, declared)
+    return _with_signature(run, declared)
+
+
+def typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without the options that were not typed."""
+    return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+def run_command(command: str, typed: Mapping[str, Any]) -> int:
+    """Run a command with the values that were typed, print its answer and return its status."""
+    output = one(_PRINTING.get(command, Output), typed)
+    run = function_of(command)
+    answer = run(**arguments_for(run, typed))
+    if not isinstance(output, Printing) or isinstance(answer, int):
+        return answer or 0
+    from kvcalc.cli.printing import print_answer
+
+    return print_answer(answer, output)
 
 
 def _declared(name: str, kind: Any, default: Any, info: Any) -> inspect.Parameter:
-    identifier = name.strip("-").replace("-", "_")
-    annotation = Annotated[kind, info]
     return inspect.Parameter(
-        identifier,
+        name.strip("-").replace("-", "_"),
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=annotation,
+        annotation=Annotated[kind, info],
     )
 
 
@@ -126,13 +158,18 @@ def _with_signature(run: Any, parameters: list[inspect.Parameter]) -> Any:
     return run
 
 
-def _check_outputs(parameters: list[Parameter], values: Mapping[str, Any]) -> None:
+def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> None:
     """Raise UserError if the command would overwrite a file that it reads."""
-    texts = [p for p in parameters if p.option.takes not in ("NAME", "TEXT")]
-    read = [word for p in texts if not p.option.is_output for word in _words(values[p.name])]
+    read: list[str] = []
+    written: list[str] = []
     for parameter in parameters:
-        target = values[parameter.name]
-        if parameter.option.is_output and any(_is_same_file(target, word) for word in read):
+        value = typed.get(parameter.name)
+        if parameter.option.is_output and value:
+            written.append(value)
+        elif parameter.option.takes not in ("NAME", "TEXT"):
+            read += _words(value)
+    for target in written:
+        if any(_is_same_file(target, word) for word in read):
             raise UserError("the command reads this file", target, "Write to another file")
 
 

@@ -8,14 +8,14 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcalc.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from kvcalc.cli.options import Parameter
+    from kvcalc.question.options import Parameter
 
 VARIABLE = "_KVCALC_COMPLETE"
 _SCRIPTS = {
@@ -114,12 +114,33 @@ def _values(parameter: "Parameter", typed: str) -> list[Word]:
     """Return the values of a parameter, or of the last item of a list."""
     before, comma, last = typed.rpartition(",")
     words = parameter.option.words
-    known = words() if callable(words) else words or parameter.choices
+    known = _listed(words) if isinstance(words, str) else words or parameter.choices
     return [
         Word(before + comma + word)
         for word in known
         if word.startswith(last.lower()) and word not in before.split(",")
     ]
+
+
+def _listed(name: str) -> Iterable[str]:
+    """Return the words of a list that an option names."""
+    from kvcalc.library.presets import preset_files
+    from kvcalc.question.deployment_options import DATASHEET
+    from kvcalc.storage.formats import COMPUTE, cache_dtypes
+    from kvcalc.storage.quantization import WEIGHT_FORMATS
+
+    if name == "calibrations":
+        names = [n for gpu in preset_files("gpus") for n in preset_files(f"calibrations/{gpu}")]
+        return [n for n in dict.fromkeys([*names, DATASHEET]) if n != "nccl"]
+    lists: dict[str, Callable[[], Iterable[str]]] = {
+        "models": lambda: preset_files("models"),
+        "gpus": lambda: preset_files("gpus"),
+        "all gpus": lambda: ["all", *preset_files("gpus")],
+        "dtypes": lambda: ["auto", *COMPUTE],
+        "cache dtypes": lambda: ["auto", *cache_dtypes()],
+        "quantizations": lambda: WEIGHT_FORMATS,
+    }
+    return lists[name]()
 
 
 def _typed_words(shell: str) -> tuple[list[str], str]:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvcalc.cli.commands import COMMANDS, FLAGS, parameters_of
-from kvcalc.cli.options import PANELS, Parameter
 from kvcalc.errors import printable
+from kvcalc.question.options import PANELS, Parameter
 from kvcalc.report.text.table_layout import wrapped
 
 ABOUT = "Memory and time of LLM inference: KV cache size, users per GPU, latency, servers."
@@ -182,6 +182,8 @@ def spelling(option: Parameter) -> str:
 def meaning(option: Parameter) -> str:
     """Return the description of an option and its default."""
     default, text = option.default, option.option.help
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
     if option.is_flag or default in (None, "", 0, [], float("inf")):
         return text
     return f"{text} [{default}]"

@@ -1,180 +1,92 @@
-"""`kvcalc measure --calibration`: rows, their laws, and the file that holds them.
+"""`kvcalc measure`: layers, generation, or the rows of a new calibration."""
 
-`kvcalc measure`.
-"""
-
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from kvcalc.cli import options as o
-from kvcalc.cli.option_groups import Output, chosen_model
-from kvcalc.cli.options import Argument, Option, OptionGroup, lengths, note, save_text
-from kvcalc.records import Record
+from kvcalc.answers.answer import Answer
+from kvcalc.answers.deployments import model_of
+from kvcalc.answers.messages import note, save_text
+from kvcalc.errors import UserError
+from kvcalc.question.deployment_options import (
+    CONTEXT_WORDS,
+    PROMPT_WORDS,
+    USER_WORDS,
+    Settings,
+)
+from kvcalc.question.options import Argument, Option, Question, tokens_called
+from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
     from kvcalc.measure.machine import Machine
     from kvcalc.measure.run import Job, MeasureSettings, Result
+    from kvcalc.records import Record
+    from kvcalc.report.charts.chart import Chart
 
-
-STACK, EXIT_INTERRUPTED = "torch", 130
-Bar = Callable[[int], AbstractContextManager[Callable[[str, int], None]]]
-
-
-def calibrated(
-    machine: "Machine",
-    settings: "MeasureSettings",
-    name: str,
-    preset: Path | None,
-    rows: str,
-    output: Output,
-    bar: Bar,
-) -> int:
-    """Measures, fits and writes; the exit status. Raises UserError where the machine is no preset
-    and is given no name."""
-    from kvcalc.errors import UserError
-    from kvcalc.measure.calibration_rows import fitted_gpu, measured, planned
-    from kvcalc.measure.ceilings import as_gpu, measured_ceilings, save
-    from kvcalc.report.export import to_csv
-
-    known = _known(machine)
-    if known is None and preset is None:
-        raise UserError(
-            f"{machine.name!r} is no preset, so its laws have no roof to stand on",
-            hint="Name it with --save-gpu",
-        )
-    matches: list[Record] = []
-    status = 0
-    try:
-        with bar(200) as begin:
-            ceilings = measured_ceilings(
-                machine, ("bf16", "fp32"), lambda text: begin(text, 0), settings.seconds
-            )
-            gpu = fitted_gpu(machine, as_gpu(machine, ceilings, name or "measured"))
-        if preset:
-            save(gpu, preset)
-            note(f"wrote {preset}")
-        shapes = planned(machine, gpu)
-        with bar(len(shapes)) as begin:
-            for row in measured(
-                shapes, machine, settings.seconds, settings.graphs, note, begin
-            ):
-                matches.append(row | {"gpu": (known or gpu).name})
-    except KeyboardInterrupt:
-        note(f"interrupted: {len(matches)} rows were measured and are kept")
-        status = EXIT_INTERRUPTED
-    if not matches:
-        raise UserError("nothing was measured")
-    text = to_csv(matches)
-    if rows:
-        save_text(rows, text)
-    _fit(text, known or gpu, output)
-    return status
-
-
-def _known(machine: "Machine") -> "Gpu | None":
-    """The preset that is this machine, if there is one."""
-    from kvcalc.errors import UserError
-    from kvcalc.measure.calibration_rows import gpu_name
-    from kvcalc.timing.calibration import gpu_named
-
-    try:
-        return gpu_named(gpu_name(machine.name)) if machine.cuda else None
-    except UserError:
-        return None
-
-
-def _fit(text: str, gpu: "Gpu", output: Output) -> None:
-    from kvcalc.cli.calibrate import fits_table
-    from kvcalc.library.files import make_folder, write_text
-    from kvcalc.timing.calibration import preset_path, to_yaml
-    from kvcalc.timing.fitting import calibrate, fit_records, make_calibration
-    from kvcalc.timing.rows import read_rows
-
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.csv"
-        write_text(file, text)
-        rows = read_rows(file).rows
-    fits = calibrate(rows, gpu, STACK, note)
-    path = preset_path(gpu, STACK)
-    make_folder(path.parent)
-    save_text(
-        str(path),
-        to_yaml(
-            make_calibration(fits, gpu, STACK, rows, {"origin": "kvcalc measure --calibration"})
-        ),
-    )
-    if not output.printed(fit_records(fits)):
-        output.show(fits_table(fits, gpu, STACK))
-
-
+STACK = "torch"
+STATUS_INTERRUPTED = 130
 VARIANTS = ("mha", "gqa", "mqa", "mla", "dsa", "window", "cla", "recurrent")
-INTERRUPTED = 130
+Tokens = tuple[int, ...]
+_common = partial(Option, is_common=True)
 _measured = partial(Option, panel="Measurement")
+_workload = partial(Option, panel="Workload")
 
 
-class Sizes(OptionGroup, frozen=True):
-    """Lengths and batches; '' leaves them to the device and the phase."""
+class ShapeOptions(Question, frozen=True):
+    """Lengths and batches; () leaves them to the device and the phase."""
 
     context: Annotated[
-        str,
-        Option(
+        Tokens,
+        _common(
             "Cached tokens; a list; default: by device and phase",
             takes="TOKENS",
-            is_common=True,
-            called=o.CONTEXT_WORDS,
+            called=CONTEXT_WORDS,
+            read=parse_tokens,
         ),
-    ] = ""
+    ] = ()
     prefill_context: Annotated[
-        str,
-        Option("Prompt tokens of prefill only; a list", takes="TOKENS", panel="Workload"),
-    ] = ""
+        Tokens,
+        _workload(
+            "Prompt tokens of prefill only; a list",
+            takes="TOKENS",
+            read=tokens_called("prefill context"),
+        ),
+    ] = ()
     batch_size: Annotated[
-        str,
-        Option(
+        Tokens,
+        _common(
             "Concurrent sequences; a list; default: by device and phase",
             "--batch-size --bs",
             "N",
-            is_common=True,
-            called=o.USER_WORDS,
+            called=USER_WORDS,
+            read=tokens_called("batch size"),
         ),
-    ] = ""
-
-    def lists(self) -> list[list[int]]:
-        """Contexts, contexts of prefill, batch sizes."""
-        requested = (
-            (self.context, "context"),
-            (self.prefill_context, "prefill context"),
-            (self.batch_size, "batch size"),
-        )
-        return [lengths(text, what) if text else [] for text, what in requested]
+    ] = ()
 
 
-class Measuring(OptionGroup, frozen=True):
+class MachineOptions(Question, frozen=True):
     """Where and how to measure."""
 
     device: Annotated[
         str,
-        Option(
-            "Device: auto (a GPU if there is one), cuda or cpu",
-            is_common=True,
-            words=("auto", "cpu", "cuda"),
+        _common(
+            "Device: auto (a GPU if there is one), cuda or cpu", words=("auto", "cpu", "cuda")
         ),
     ] = "auto"
     dtype: Annotated[
         str,
-        Option(
+        _common(
             "Data type: auto (bf16 on GPU, fp32 on CPU), bf16, fp16, fp32, fp64",
             takes="DTYPE",
-            is_common=True,
             words=("auto", "bf16", "fp16", "fp32", "fp64"),
         ),
     ] = "auto"
-    threads: Annotated[int, _measured("CPU threads; 0 uses all cores that are free", min=0)] = 0
+    threads: Annotated[
+        int, _measured("CPU threads; 0 uses all cores that are free", max=1 << 16)
+    ] = 0
     kernel: Annotated[
         str,
         _measured(
@@ -186,61 +98,61 @@ class Measuring(OptionGroup, frozen=True):
         str,
         _measured("KV cache memory: contiguous or paged", words=("contiguous", "paged")),
     ] = "contiguous"
-    block_size: o.BlockSize = 16
+    block_size: Annotated[int, Option("Tokens per KV cache block", panel="Memory")] = 16
     seconds: Annotated[float, _measured("Seconds per measurement; 0: by device")] = 0
     graphs: Annotated[bool, _measured("Replay CUDA graphs", "--graphs/--no-graphs")] = True
-
-    def settings(self, machine: "Machine") -> "MeasureSettings":
-        from kvcalc.measure import run
-
-        return run.settings(
-            machine,
-            self.dtype,
-            self.kernel,
-            self.cache,
-            self.block_size,
-            self.seconds,
-            self.graphs,
-        )
+    seed: Annotated[int, _measured("Seed of random weights and inputs", max=2**63 - 1)] = 0
 
 
-class Generation(OptionGroup, frozen=True):
+class GenerationOptions(Question, frozen=True):
     """Tokens to generate, with the cache and without, instead of layers."""
 
     generate: Annotated[
         int,
-        Option(
-            "Generate N tokens with and without a KV cache instead of layers",
-            is_common=True,
-            min=0,
-            max=100_000,
-        ),
+        _common("Generate N tokens with and without a KV cache instead of layers", max=100_000),
     ] = 0
     prompt_len: Annotated[
-        str,
-        Option(
+        Tokens,
+        _workload(
             "Prompt tokens for --generate; a list",
             takes="TOKENS",
-            panel="Workload",
-            called=o.PROMPT_WORDS,
+            called=PROMPT_WORDS,
+            read=tokens_called("prompt length"),
         ),
-    ] = "64"
+    ] = (64,)
     modes: Annotated[
         str,
-        Option(
+        _workload(
             "Modes of --generate: cached, uncached; a list",
-            panel="Workload",
             words=("cached", "uncached"),
         ),
     ] = ""
     head: Annotated[
         str,
-        Option(
+        _workload(
             "Positions of the LM head without a cache: last, all or both",
-            panel="Workload",
             words=("last", "all", "both"),
         ),
     ] = "both"
+
+
+class ResultOptions(Question, frozen=True):
+    """What is measured, and the files that are written."""
+
+    phase: Annotated[
+        str,
+        _common("Phase: decode, prefill or both", words=("decode", "prefill", "both")),
+    ] = "both"
+    rows: Annotated[
+        str,
+        _common("Write the measured rows to a .csv file", "--output", "FILE", is_output=True),
+    ] = ""
+    save_gpu: Annotated[
+        str, _common("Save the measured ceilings as a GPU preset", takes="NAME")
+    ] = ""
+    calibration: Annotated[bool, _common("Measure and fit the time models of a new GPU")] = (
+        False
+    )
 
 
 def run(
@@ -249,231 +161,270 @@ def run(
         Argument(
             "Preset, file or Hub name; without it, a standard layer",
             takes="MODEL",
-            words=o.model_names,
+            words="models",
         ),
     ] = "",
     *,
     variant: Annotated[
         list[str],
-        Option(
-            "Attention variant to measure, such as mla or gqa:4; repeatable",
-            is_common=True,
-            words=VARIANTS,
+        _common(
+            "Attention variant to measure, such as mla or gqa:4; repeatable", words=VARIANTS
         ),
-    ] = [],  # noqa: B006 (typer copies it)
-    phase: Annotated[
-        str,
-        Option(
-            "Phase: decode, prefill or both",
-            is_common=True,
-            words=("decode", "prefill", "both"),
-        ),
-    ] = "both",
-    sizes: Sizes,
-    measuring: Measuring,
-    generation: Generation,
-    set_: o.Settings = [],  # noqa: B006 (typer copies it)
-    seed: Annotated[
-        int, _measured("Seed of random weights and inputs", min=0, max=2**63 - 1)
-    ] = 0,
-    rows: Annotated[
-        str,
-        Option(
-            "Write the measured rows to a .csv file",
-            "--output",
-            "FILE",
-            is_common=True,
-            is_output=True,
-        ),
-    ] = "",
-    save_gpu: Annotated[
-        str,
-        Option("Save the measured ceilings as a GPU preset", takes="NAME", is_common=True),
-    ] = "",
-    calibration: Annotated[
-        bool, Option("Measure and fit the time models of a new GPU", is_common=True)
-    ] = False,
-    output: Output,
-) -> int:
+    ] = [],  # noqa: B006
+    shapes: ShapeOptions,
+    machine_options: MachineOptions,
+    generation: GenerationOptions,
+    set_: Settings = [],  # noqa: B006
+    result: ResultOptions,
+) -> Answer:
     """Time the layers on this machine and compare them with the prediction."""
-    from kvcalc.errors import UserError
     from kvcalc.measure import require_torch
 
-    _check_targets(rows, output, bool(generation.generate))
-    if calibration:
-        _check_alone(model, variant, generation, output)
-    lists, prompts = sizes.lists(), lengths(generation.prompt_len, "prompt length")
-    if generation.generate and any(lists[:2]):
-        raise UserError(
-            "--context is of layers, and --generate measures none",
-            hint="Use --prompt-len",
-        )
+    _check(result, shapes, generation, "a model" if model else "--variant" if variant else "")
     require_torch()
-    from kvcalc.measure import run
-    from kvcalc.measure.ceilings import preset_path
     from kvcalc.measure.machine import find_machine, load_note, seed_random
-    from kvcalc.measure.run import generation_job, layers_job
 
-    path = preset_path(save_gpu) if save_gpu else None
-    machine = find_machine(measuring.device, measuring.threads)
-    settings = measuring.settings(machine)
-    seed_random(seed)
-    if calibration:
+    machine = find_machine(machine_options.device, machine_options.threads)
+    settings = _settings(machine, machine_options)
+    seed_random(machine_options.seed)
+    if result.calibration:
         if text := load_note(machine):
             note(text)
-        return calibrated(machine, settings, save_gpu, path, rows, output, _bar)
-    chosen = chosen_model(model, set_) if model else None
+        return _calibration_answer(machine, settings, result)
+    loaded = model_of(model, set_) if model else None
     if generation.generate:
-        decoders = run.decoders(chosen, variant)
-        workload = prompts, generation.generate, lists[2] or [1], settings
-        requests = run.generation_requests(
-            decoders, *workload, generation.modes, generation.head
-        )
-        job = generation_job(requests, machine)
+        job = _generation_job(loaded, variant, machine, settings, shapes, generation)
     else:
-        job = layers_job(
-            run.planned(run.stacks(chosen, variant, machine), phase, machine, *lists),
-            settings,
-            machine,
-            note,
-        )
+        job = _layers_job(loaded, variant, machine, settings, shapes, result.phase)
     if text := load_note(machine):
         note(text)
-    results, whole = _results(job, machine, settings, save_gpu, path)
-    if results:
-        _report(results, rows, output)
-    elif whole:
+    results, is_complete = _results(job, machine, settings, result.save_gpu)
+    if not results and is_complete:
         raise UserError(
             "nothing was measured: no case fits this machine",
             hint="Lower --context or --batch-size",
         )
-    return 0 if whole else INTERRUPTED
+    return _answer(results, result.rows, 0 if is_complete else STATUS_INTERRUPTED)
 
 
-def _results(
-    job: "Job",
-    machine: "Machine",
-    settings: "MeasureSettings",
-    name: str,
-    preset: Path | None,
-) -> "tuple[list[Result], bool]":
-    """What was measured, and whether that is all: Ctrl-C keeps the records that there are."""
-    from kvcalc.measure.ceilings import as_gpu, measured_ceilings, save
-    from kvcalc.measure.run import ceiling_dtypes
-
-    matches: list[Result] = []
-    try:
-        with _bar(job.steps) as begin:
-            dtypes = ceiling_dtypes(settings.dtype, preset is not None)
-            ceilings = measured_ceilings(
-                machine, dtypes, lambda text: begin(text, 0), settings.seconds
-            )
-            gpu = as_gpu(machine, ceilings, name or "measured")
-            if preset:
-                save(gpu, preset)
-                note(f"wrote {preset}")
-            for result in job.results(ceilings, gpu, begin):
-                matches.append(result)
-    except KeyboardInterrupt:
-        note(f"interrupted: {len(matches)} records were measured and are kept")
-        return matches, False
-    return matches, True
-
-
-@contextmanager
-def _bar(steps: int) -> Iterator[Callable[[str, int], None]]:
-    """A progress bar on stderr with the time left; yields what tells it what comes next and how
-    much is done."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task("ceilings", total=steps)
-
-        def begin(text: str, done: int) -> None:
-            progress.update(task, description=text, completed=done)
-
-        yield begin
-
-
-def _report(found: "list[Result]", rows: str, output: Output) -> None:
-    """Files first, then the records on standard output."""
-    from kvcalc.measure.machine import torch_version
-    from kvcalc.report.export import to_csv
-    from kvcalc.report.text.measure_text import generated_table, measured_table
-
-    generated = found[0][0] is None
-    records = [record for _, record in found]
-    if rows:
-        from kvcalc.measure.calibration_rows import measured_rows
-
-        save_text(rows, to_csv(measured_rows(found)))
-    if output.plot:
-        from kvcalc.report.charts.measured_plot import generation_chart, measured_chart
-
-        output.picture(generation_chart(records) if generated else measured_chart(records))
-    if not output.printed(records):
-        output.show(
-            (generated_table if generated else measured_table)(records, torch_version())
+def _check(
+    result: ResultOptions, shapes: ShapeOptions, generation: GenerationOptions, layers: str
+) -> None:
+    """Raise UserError for options that exclude each other, before minutes are spent."""
+    if result.rows and generation.generate:
+        raise UserError("--output holds the times of layers, and --generate measures none")
+    if result.rows and Path(result.rows).suffix.lower() != ".csv":
+        raise UserError(f"--output {result.rows!r} should end in .csv")
+    excluded = layers or ("--generate" if generation.generate else "")
+    if result.calibration and excluded:
+        name = excluded.removeprefix("a ")
+        raise UserError(f"--calibration measures shapes of its own, and takes no {name}")
+    if generation.generate and (shapes.context or shapes.prefill_context):
+        raise UserError(
+            "--context is of layers, and --generate measures none", hint="Use --prompt-len"
         )
 
 
-def _check_alone(
-    model: str, variant: list[str], generation: Generation, output: Output
-) -> None:
-    """Raises UserError for what `--calibration` does not take: it has shapes of its own."""
-    from kvcalc.errors import UserError
+def _settings(machine: "Machine", options: MachineOptions) -> "MeasureSettings":
+    from kvcalc.measure.run import settings
 
-    for given, name in (
-        (model, "a model"),
-        (variant, "--variant"),
-        (generation.generate, "--generate"),
-        (output.plot, "--plot"),
-    ):
-        if given:
-            raise UserError(
-                f"--calibration measures shapes of its own, and takes no {name.removeprefix('a ')}"
-            )
+    return settings(
+        machine,
+        options.dtype,
+        options.kernel,
+        options.cache,
+        options.block_size,
+        options.seconds,
+        options.graphs,
+    )
 
 
-def _check_targets(rows: str, output: Output, generate: bool) -> None:
-    """Raises UserError for files that cannot be written, before minutes are spent on what should
-    stand in them."""
-    from kvcalc.errors import UserError
-    from kvcalc.library.files import destination
+def _generation_job(
+    model: Any,
+    variants: list[str],
+    machine: "Machine",
+    settings: "MeasureSettings",
+    shapes: ShapeOptions,
+    generation: GenerationOptions,
+) -> "Job":
+    from kvcalc.measure.run import decoders, generation_job, generation_requests
 
-    if rows and generate:
-        raise UserError("--output holds the times of layers, and --generate measures none")
-    if rows and Path(rows).suffix.lower() != ".csv":
-        raise UserError(f"--output {rows!r} should end in .csv")
-    plot = output.plot
-    for target in (name for name in (rows, plot) if name not in ("", "-")):
-        destination(target)
-    if plot:
-        from kvcalc.report.charts.drawing import SUFFIXES
-        from kvcalc.report.charts.series_styles import STYLES
+    requests = generation_requests(
+        decoders(model, variants),
+        generation.prompt_len,
+        generation.generate,
+        shapes.batch_size or [1],
+        settings,
+        generation.modes,
+        generation.head,
+    )
+    return generation_job(requests, machine)
 
-        if plot != "-" and Path(plot).suffix.lower() not in SUFFIXES:
-            raise UserError(
-                f"--plot {plot!r} should end in one of {', '.join(SUFFIXES)}, or be - for the "
-                "terminal"
-            )
-        if output.style not in STYLES:
-            raise UserError(
-                f"unknown style {output.style!r}", hint=f"Known: {', '.join(STYLES)}"
-            )
+
+def _layers_job(
+    model: Any,
+    variants: list[str],
+    machine: "Machine",
+    settings: "MeasureSettings",
+    shapes: ShapeOptions,
+    phase: str,
+) -> "Job":
+    from kvcalc.measure.run import layers_job, planned, stacks
+
+    lists = list(shapes.context), list(shapes.prefill_context), list(shapes.batch_size)
+    cases = planned(stacks(model, variants, machine), phase, machine, *lists)
+    return layers_job(cases, settings, machine, note)
+
+
+def _move_bar(move: Callable[..., None] | None) -> Callable[[str, int], None]:
+    def begin(text: str, done: int) -> None:
+        if move:
+            move(description=text, completed=done)
+
+    return begin
+
+
+def _measured_gpu(
+    machine: "Machine",
+    settings: "MeasureSettings",
+    dtypes: Sequence[str],
+    name: str,
+    begin: Callable[[str, int], None],
+) -> "tuple[Any, Gpu]":
+    """Measure the ceilings of the machine. Return them, and the machine as a GPU preset.
+
+    Args:
+        name: If not empty, the preset is saved under this name.
+    """
+    from kvcalc.measure.ceilings import as_gpu, measured_ceilings, preset_path, save
+
+    path = preset_path(name) if name else None
+    ceilings = measured_ceilings(machine, dtypes, lambda text: begin(text, 0), settings.seconds)
+    gpu = as_gpu(machine, ceilings, name or "measured")
+    if path:
+        save(gpu, path)
+        note(f"wrote {path}")
+    return ceilings, gpu
+
+
+def _results(
+    job: "Job", machine: "Machine", settings: "MeasureSettings", save_gpu: str
+) -> "tuple[list[Result], bool]":
+    """Return what was measured, and whether it is complete. Ctrl-C keeps the records so far."""
+    from kvcalc.measure.run import ceiling_dtypes
+    from kvcalc.report.text.progress import progress_bar
+
+    results: list[Result] = []
+    try:
+        with progress_bar("steps", job.steps) as move:
+            begin = _move_bar(move)
+            dtypes = ceiling_dtypes(settings.dtype, bool(save_gpu))
+            ceilings, gpu = _measured_gpu(machine, settings, dtypes, save_gpu, begin)
+            for result in job.results(ceilings, gpu, begin):
+                results.append(result)
+    except KeyboardInterrupt:
+        note(f"interrupted: {len(results)} records were measured and are kept")
+        return results, False
+    return results, True
+
+
+def _answer(results: "list[Result]", rows: str, status: int) -> Answer:
+    """Write the rows to a file, and return the records."""
+    from kvcalc.measure.calibration_rows import measured_rows
+    from kvcalc.measure.machine import torch_version
+    from kvcalc.report.export import to_csv
+
+    if not results:
+        return Answer([], list, _status=status)
+    is_generation = results[0][0] is None
+    records = [record for _, record in results]
+    if rows:
+        save_text(rows, to_csv(measured_rows(results)))
+
+    def tables() -> Any:
+        from kvcalc.report.text.measure_text import generated_table, measured_table
+
+        make_table = generated_table if is_generation else measured_table
+        return [make_table(records, torch_version())]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.measured_plot import generation_chart, measured_chart
+
+        return [generation_chart(records) if is_generation else measured_chart(records)]
+
+    return Answer(records, tables, draw, _status=status)
+
+
+def _calibration_answer(
+    machine: "Machine", settings: "MeasureSettings", result: ResultOptions
+) -> Answer:
+    """Measure rows, fit the time models, and write the calibration.
+
+    Raises:
+        UserError: The machine is no preset and has no name.
+    """
+    from msgspec.structs import replace
+
+    from kvcalc.answers.calibrate import fits_answer
+    from kvcalc.measure.calibration_rows import fitted_gpu, measured, planned
+    from kvcalc.report.export import to_csv
+    from kvcalc.report.text.progress import progress_bar
+
+    known = _known_gpu(machine)
+    if known is None and not result.save_gpu:
+        raise UserError(
+            f"{machine.name!r} is no preset, so its laws have no roof to stand on",
+            hint="Name it with --save-gpu",
+        )
+    records: list[Record] = []
+    status = 0
+    try:
+        with progress_bar("steps", 200) as move:
+            dtypes = ("bf16", "fp32")
+            _, gpu = _measured_gpu(machine, settings, dtypes, result.save_gpu, _move_bar(move))
+            gpu = fitted_gpu(machine, gpu)
+        shapes = planned(machine, gpu)
+        with progress_bar("shapes", len(shapes)) as move:
+            timing = settings.seconds, settings.graphs
+            for row in measured(shapes, machine, *timing, note, _move_bar(move)):
+                records.append(row | {"gpu": (known or gpu).name})
+    except KeyboardInterrupt:
+        note(f"interrupted: {len(records)} rows were measured and are kept")
+        status = STATUS_INTERRUPTED
+    if not records:
+        raise UserError("nothing was measured")
+    text = to_csv(records)
+    if result.rows:
+        save_text(result.rows, text)
+    fits = _fitted(text, known or gpu)
+    return replace(fits_answer(fits, known or gpu, STACK), _status=status)
+
+
+def _known_gpu(machine: "Machine") -> "Gpu | None":
+    """Return the preset of this machine, if there is one."""
+    from kvcalc.measure.calibration_rows import gpu_name
+    from kvcalc.timing.calibration import gpu_named
+
+    try:
+        return gpu_named(gpu_name(machine.name)) if machine.cuda else None
+    except UserError:
+        return None
+
+
+def _fitted(text: str, gpu: "Gpu") -> Any:
+    """Return the time models that are fitted to rows, and write the calibration of the GPU."""
+    from kvcalc.library.files import make_folder, write_text
+    from kvcalc.timing.calibration import preset_path, to_yaml
+    from kvcalc.timing.fitting import calibrate, make_calibration
+    from kvcalc.timing.rows import read_rows
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.csv"
+        write_text(file, text)
+        rows = read_rows(file).rows
+    fits = calibrate(rows, gpu, STACK, note)
+    path = preset_path(gpu, STACK)
+    make_folder(path.parent)
+    about = {"origin": "kvcalc measure --calibration"}
+    save_text(str(path), to_yaml(make_calibration(fits, gpu, STACK, rows, about)))
+    return fits

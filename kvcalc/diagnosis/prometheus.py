@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
+from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
-from kvcalc.serving.arrivals import Workload
 from kvcalc.serving.server import serve
-from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.timing.deployment import TimedDeployment
 
 MAX_BYTES, MAX_LINE, MAX_VALUE = 8 << 20, 4096, 1e18

@@ -21,6 +21,7 @@ from kvcalc.library.yaml_text import parse_yaml, scalar
 from kvcalc.model.memory import cache_size, size_record
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import Precision
+from kvcalc.question.size_options import DimensionOptions
 from kvcalc.records import JsonObject
 from kvcalc.records.size import SizeRecord, WeightsRecord
 from kvcalc.units import parse_bytes, parse_rate, parse_tokens
@@ -392,7 +393,7 @@ UNKNOWN: WeightsRecord = {
 }
 
 
-class Dimensions(msgspec.Struct, frozen=True):
+class Dimensions(DimensionOptions, frozen=True):
     """The dimensions of layers of one kind; 0 means that the user did not give the value.
 
     Layers have KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim.
@@ -403,19 +404,6 @@ class Dimensions(msgspec.Struct, frozen=True):
         heads: Number of query heads, for the comparison with MHA.
         sliding_window: Largest number of tokens that a layer stores.
     """
-
-    layers: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0
-    hidden_size: int = 0
-    heads: int = 0
-    sliding_window: int = 0
-    kv_lora_rank: int = 0
-    qk_rope_head_dim: int = 0
-
-    def has_values(self) -> bool:
-        """Return whether any dimension is given."""
-        return any(msgspec.structs.astuple(self))
 
     def split(self) -> "Dimensions":
         """Return these dimensions with the number of KV heads derived from the hidden size.

@@ -24,13 +24,8 @@ from kvcalc.model.model import Model
 from kvcalc.model.pipeline import check
 from kvcalc.model.precision import Precision
 from kvcalc.planning.candidate_times import Array, DeploymentTimer
-from kvcalc.planning.search_space import (
-    SEQUENCE_COUNTS,
-    RequestLengths,
-    Requirement,
-    SearchSpace,
-    Speculation,
-)
+from kvcalc.planning.search_space import SearchSpace, Speculation
+from kvcalc.question.plan_options import SEQUENCE_COUNTS, RequestLengths, Requirement
 from kvcalc.serving.speculation import draft_model
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import TimedDeployment

@@ -26,9 +26,9 @@ from kvcalc.planning.comparison import OverHeads, attention_records, over_heads
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.pareto_front import knees, reason
 from kvcalc.planning.variants import Variant
+from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.request_record import (
-    LatencyOptions,
     drafting,
     latency_records,
     request_memory,

@@ -4,24 +4,19 @@ import math
 from collections import deque
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from kvcalc.errors import UserError, nearest
-from kvcalc.library.choices import spelled
+from kvcalc.errors import UserError
+from kvcalc.question.serving_options import INFERENCEX, MAX_REQUESTS, Workload
 from kvcalc.serving.cache_accounting import Log, Pool
 from kvcalc.serving.decoding import RunningRequest
 from kvcalc.serving.requests import (
-    MAX_REQUESTS,
     Requests,
-    number_or_nan,
     parse_lengths,
     read_requests,
     sample_requests,
 )
 from kvcalc.timing.calibration import EngineOverheads
-from kvcalc.units import parse_seconds
 
 
 class Clients(NamedTuple):
@@ -186,153 +181,41 @@ class WaitingRequests:
         return tokens
 
 
-OPEN, CLOSED, INFERENCEX, AIPERF = KINDS = ("open", "closed", "inferencex", "aiperf")
-DEFAULT_PROMPTS, ROUNDS = (
-    1000,
-    10,
-)  # default number of requests; requests per client of a benchmark
+DEFAULT_PROMPTS = 1000  # default number of requests
+ROUNDS = 10  # requests per client of a benchmark
 
 
-def parse_rate(text: str, what: str) -> float:
-    """Parse requests per second; `inf` sends all requests at time 0.
+def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
+    """Return the clients, with the seconds that a request takes to reach the engine."""
+    clients = Clients(load.max_concurrency, load.think_time)
+    if not engine or not load.is_benchmark:
+        return clients
+    return clients._replace(
+        path_s=engine.path_us / 1e6, path_s_per_token=engine.path_token_us / 1e6
+    )
+
+
+def sample_workload(load: Workload) -> Requests:
+    """Return the requests of a workload, read from a trace or drawn.
 
     Raises:
-        UserError: The text is not a number above 0.
+        UserError: Options contradict each other or are out of range.
     """
-    value = number_or_nan(text)
-    if not value > 0:
-        raise UserError(f"{what} {text!r} is not a number of requests per second above 0")
-    return value
-
-
-def parse_hit_rate(text: str | float, what: str) -> float:
-    """Parse a share of a prompt. Raises UserError unless it is a number from 0 to 1."""
-    value = number_or_nan(text)
-    if not 0 <= value <= 1:
-        raise UserError(
-            f"{what} {str(text).strip()} is not between 0 and 1",
-            hint="Write 0.9 for 90 %, or 0,0.5,0.9",
-        )
-    return value
-
-
-def seconds_or_none(text: str | float, what: str) -> float:
-    """Parse seconds as `parse_seconds`; 0 and '' mean no time. Raises UserError."""
-    word = str(text).strip()
-    return 0.0 if word in ("", "0", "0.0") else parse_seconds(word, what)
-
-
-def check_range(name: str, value: float, low: int, high: int) -> None:
-    """Check that an option is from `low` to `high`. Raises UserError otherwise."""
-    if not low <= value <= high:
-        raise UserError(f"{spelled(name)} {value} is outside {low} to {high:,}")
-
-
-class Workload(msgspec.Struct, frozen=True):
-    """The requests of a server: a trace, or requests drawn at a rate.
-
-    Benchmark clients send prompts through the engine's front end, so its time counts for users.
-    Warm-up requests come before.
-
-    Attributes:
-        requests: File of a trace; '' draws requests.
-        rate: Requests per second. If infinite, all requests arrive at time 0.
-        max_concurrency: Clients in a closed loop; 0 for an open loop.
-        num_prompts: Number of requests; 0 for 1000, or for all requests of a trace.
-        client: '' to derive the client from the other options, `open`, `closed`, `inferencex` or
-            `aiperf`. `inferencex` sends 10 prompts per client, the next when an answer comes,
-            with lengths uniform from 0.8 of the nominal length, without a prefix cache. `aiperf`
-            does the same with the given lengths.
-        think_time: Seconds from an answer to a client's next request.
-        prefix_hit_rate: Share of each prompt that a prefix cache stores already. All prompts begin
-            with one prefix, which is stored once.
-    """
-
-    requests: str = ""
-    rate: Annotated[float, parse_rate] = math.inf
-    burstiness: float = 1.0
-    max_concurrency: int = 0
-    num_prompts: int = 0
-    input_len: Annotated[str, lambda text, what: text] = "1000"
-    output_len: Annotated[str, lambda text, what: text] = "200"
-    seed: int = 0
-    client: str = ""
-    think_time: Annotated[float, seconds_or_none] = 0.0
-    prefix_hit_rate: Annotated[float, parse_hit_rate] = 0.0
-
-    def __post_init__(self) -> None:
-        if self.client and self.client not in KINDS:
-            raise UserError(
-                f"unknown client {self.client!r}",
-                hint=nearest(self.client, KINDS) or f"Known: {', '.join(KINDS)}",
-            )
-        parse_hit_rate(self.prefix_hit_rate, "prefix-hit-rate")
-        check_range("think_time", self.think_time, 0, 10**9)
-        if self.client == OPEN and self.max_concurrency:
-            raise UserError(
-                "client open has no max-concurrency",
-                hint="A closed loop has: --client closed",
-            )
-        if self.client not in ("", OPEN) and not self.max_concurrency:
-            raise UserError(
-                f"client {self.client} needs max-concurrency: the number of concurrent requests"
-            )
-        if self.think_time and not self.max_concurrency:
-            raise UserError("think-time is of clients in a closed loop: give max-concurrency")
-        if self.is_benchmark and (self.requests or self.rate != math.inf):
-            raise UserError(
-                f"client {self.client} sends its own requests, without a trace and without a rate"
-            )
-
-    @property
-    def kind(self) -> str:
-        """Name of the client."""
-        return self.client or (CLOSED if self.max_concurrency else OPEN)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether requests arrive over time, independently of the server."""
-        return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
-
-    @property
-    def is_benchmark(self) -> bool:
-        """Whether the client is a benchmark that sends its own requests."""
-        return self.client in (INFERENCEX, AIPERF)
-
-    def clients(self, engine: EngineOverheads | None) -> Clients:
-        """Return the clients, with the seconds that a request takes to reach the engine."""
-        clients = Clients(self.max_concurrency, self.think_time)
-        if not engine or not self.is_benchmark:
-            return clients
-        return clients._replace(
-            path_s=engine.path_us / 1e6, path_s_per_token=engine.path_token_us / 1e6
-        )
-
-    def sample(self) -> Requests:
-        """Return the requests, read from a trace or drawn.
-
-        Raises:
-            UserError: Options contradict each other or are out of range.
-        """
-        for name in ("num_prompts", "max_concurrency"):
-            check_range(name, getattr(self, name), 0, MAX_REQUESTS)
-        if self.requests:
-            if self.rate != math.inf:
-                raise UserError(
-                    "requests and rate exclude each other: a trace has its own times"
-                )
-            max_rows = self.num_prompts or MAX_REQUESTS
-            return read_requests(Path(self.requests), max_rows, not self.max_concurrency)
-        inputs = parse_lengths(self.input_len, "input length")
-        outputs = parse_lengths(self.output_len, "output length")
-        if self.client == INFERENCEX:
-            inputs, outputs = inputs.spread(), outputs.spread()
-        default = ROUNDS * self.max_concurrency if self.is_benchmark else DEFAULT_PROMPTS
-        return sample_requests(
-            self.num_prompts or default,
-            inputs,
-            outputs,
-            self.rate,
-            self.burstiness,
-            self.seed,
-        )
+    if load.requests:
+        if load.rate != math.inf:
+            raise UserError("requests and rate exclude each other: a trace has its own times")
+        max_rows = load.num_prompts or MAX_REQUESTS
+        return read_requests(Path(load.requests), max_rows, not load.max_concurrency)
+    inputs = parse_lengths(load.input_len, "input length")
+    outputs = parse_lengths(load.output_len, "output length")
+    if load.client == INFERENCEX:
+        inputs, outputs = inputs.spread(), outputs.spread()
+    default = ROUNDS * load.max_concurrency if load.is_benchmark else DEFAULT_PROMPTS
+    return sample_requests(
+        load.num_prompts or default,
+        inputs,
+        outputs,
+        load.rate,
+        load.burstiness,
+        load.seed,
+    )

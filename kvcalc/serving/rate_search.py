@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.serving.arrivals import Workload
+from kvcalc.question.serving_options import ServerSettings, Workload
+from kvcalc.serving.arrivals import sample_workload
 from kvcalc.serving.server import Server, SimulationResult
-from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.timing.deployment import TimedDeployment
 
 SUSTAINED = (
@@ -71,7 +71,7 @@ class _Trials:
         rate = _rounded(rate)
         if rate not in self.runs:
             load = msgspec.structs.replace(self.load, rate=rate)
-            run = self.server.run(load.sample(), load, self.progress)
+            run = self.server.run(sample_workload(load), load, self.progress)
             if not run.served.is_complete:
                 raise KeyboardInterrupt
             self.runs[rate] = run
@@ -134,7 +134,7 @@ def sweep_rates(
             "a rate is found for requests drawn in an open loop, without --requests and "
             "--max-concurrency"
         )
-    server = Server(deployment, load.sample(), load, settings, policy, cache)
+    server = Server(deployment, sample_workload(load), load, settings, policy, cache)
     trials = _Trials(server, load, progress)
     is_complete = True
     try:

@@ -17,7 +17,6 @@ from kvcalc.timing.deployment import TimedDeployment
 BLOCK = 1 << 14  # passes timed in one call, so that their arrays fit into the CPU's cache
 # kinds of layers of a pass of weight 1; weight from which blocks are smaller
 FEW_KINDS, MANY = 4, 8
-MAX_STEPS = 1 << 20  # passes of one request with a cache
 
 
 class Latency(NamedTuple):
@@ -123,12 +122,6 @@ def without_cache(
         _spent(deployment, prompt, all_positions),
         _spent(deployment, steps, all_positions),
     )
-
-
-def check_steps(what: str, count: int, max_count: int = MAX_STEPS) -> None:
-    """Check that `count` is at most `max_count`. Raises UserError otherwise."""
-    if count > max_count:
-        raise UserError(f"{count:,} {what} are more than the {max_count:,} that are timed")
 
 
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:

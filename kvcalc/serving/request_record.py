@@ -9,21 +9,19 @@ The records of `latency`: a batch of equal requests, with speculation and withou
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from kvcalc.capacity.fit_records import batch_memory
 from kvcalc.capacity.memory_budget import offloaded_bytes
-from kvcalc.errors import UserError
 from kvcalc.gpu.roof import roofline, total_seconds
 from kvcalc.layers.batch import Batch
-from kvcalc.library.choices import spelled, tokens_called
 from kvcalc.model.memory import fullest_stage
 from kvcalc.model.precision import stored_as
+from kvcalc.question.serving_options import LatencyOptions, check_steps
 from kvcalc.serving.request_latency import (
     Latency,
-    check_steps,
     cost_per_million,
     passes_in_one,
     request,
@@ -33,7 +31,6 @@ from kvcalc.serving.request_latency import (
 from kvcalc.serving.speculation import (
     ACCEPTANCE,
     best_drafted,
-    check_draft,
     draft_model,
     expected_tokens,
     step_times,
@@ -43,78 +40,8 @@ from kvcalc.timing.deployment import TimedDeployment
 
 Record: TypeAlias = dict[str, Any]  # a record as in report/keys.yaml
 MAX_CONTEXT = 1 << 20  # context up to which a step without the cache is searched
-MAX_STEPS_AGAIN = 1 << 18  # tokens of an answer without a cache
 MAX_PASSES = 1 << 23  # passes of all requests
 MAX_POINTS = 512  # steps of a request up to which NumPy is not imported
-NO_CACHE_HEADS = ("last", "all")
-
-
-class LatencyOptions(msgspec.Struct, frozen=True):
-    """The options of `latency`.
-
-    Attributes:
-        no_cache: Whether to compute the same request also without a cache.
-        head: Positions of the LM head without a cache, `last` or `all`.
-        prefix_len: Leading prompt tokens that are cached already.
-        max_num_batched_tokens: Tokens per chunk of the prefill; 0 for the whole prompt.
-        draft: '' or a draft for `draft_model`.
-        num_speculative_tokens: Draft tokens per step; 0 for the best number. Needs a draft.
-        acceptance_rate: Acceptance rate of a draft token; None for 0.8. Needs a draft.
-        cpu_offload_gb: GiB of each GPU's weights that stay in host memory.
-        price_per_hour: Price of one GPU; 0 for no cost.
-    """
-
-    input_len: Annotated[int, tokens_called("input length")] = 2000
-    output_len: Annotated[int, tokens_called("output length")] = 500
-    batch_size: Annotated[int, tokens_called("batch size")] = 1
-    no_cache: bool = False
-    head: str = "last"
-    prefix_len: int = 0
-    max_num_batched_tokens: int = 0
-    draft: str = ""
-    num_speculative_tokens: int = 0
-    acceptance_rate: float | None = None
-    cpu_offload_gb: float = 0.0
-    price_per_hour: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
-        if self.head not in NO_CACHE_HEADS:
-            raise UserError(
-                f"unknown head {self.head!r}",
-                hint=f"Known: {', '.join(NO_CACHE_HEADS)}",
-            )
-        if self.head != "last" and not self.no_cache:
-            raise UserError(
-                f"head {self.head} is of a generation without a cache",
-                hint="Add --no-cache",
-            )
-        for name in ("prefix_len", "max_num_batched_tokens"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{spelled(name)} {getattr(self, name)} is below 0")
-        check_steps("tokens of an answer", self.output_len)
-        check_steps("chunks of the prompt", self.chunks)
-        if self.no_cache:
-            check_steps("tokens of an answer without a cache", self.output_len, MAX_STEPS_AGAIN)
-        if not 0 <= self.cpu_offload_gb <= 1 << 20:
-            raise UserError(f"cpu-offload-gb {self.cpu_offload_gb} is not a number of GiB")
-        if not 0 <= self.price_per_hour < 1e9:
-            raise UserError(f"price-per-hour {self.price_per_hour} is not 0 or more")
-
-    @property
-    def chunks(self) -> int:
-        """Whole chunks of the prompt."""
-        return self.input_len // (self.max_num_batched_tokens or self.input_len)
-
-    @property
-    def context(self) -> int:
-        """Tokens of a sequence at its end."""
-        return self.input_len + self.output_len
-
-    @property
-    def mid_length(self) -> int:
-        """Tokens of a sequence half-way through its answer."""
-        return self.input_len + max(1, self.output_len // 2)
 
 
 def doubling_context(

@@ -21,9 +21,11 @@ import numpy as np
 from kvcalc.capacity.allocations import lognormal
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
+from kvcalc.question.options import number_or_nan
+from kvcalc.question.serving_options import MAX_REQUESTS
 from kvcalc.units import parse_tokens
 
-MAX_BYTES, MAX_REQUESTS, MAX_SECONDS = 256 << 20, 2_000_000, 1e12
+MAX_BYTES, MAX_SECONDS = 256 << 20, 1e12
 MAX_LEN = 1 << 20  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
 MIN_SHARE = 0.8  # minimum share of the nominal length in InferenceX
 PLAIN = ("arrival_s", "input_len", "output_len")
@@ -184,14 +186,6 @@ def _check_columns(header: Sequence[str], names: Sequence[str], line: str, timed
     for name in names:
         if header.count(name) > 1:
             raise UserError(f"names the column {name} twice", line)
-
-
-def number_or_nan(text: str | float) -> float:
-    """Return the number that a text spells; NaN if it spells none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _tokens(name: str, text: str, line: str) -> int:

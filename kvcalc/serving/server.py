@@ -14,8 +14,9 @@ from kvcalc.capacity.batched_fit import transfer_rate
 from kvcalc.capacity.fit_options import options_for
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
+from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
-from kvcalc.serving.arrivals import Clients, Workload
+from kvcalc.serving.arrivals import Clients, clients_of, sample_workload
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
 from kvcalc.serving.decoding import Limits, Scheduling
@@ -29,7 +30,6 @@ from kvcalc.serving.prefix_cache import (
 from kvcalc.serving.published_runs import scheduling_of
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
 from kvcalc.serving.step_timers import (
@@ -83,7 +83,9 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
         backlog = requests.select(np.arange(count) % len(requests))
         backlog.arrival_s[:] = 0
     else:
-        backlog = msgspec.structs.replace(load, rate=math.inf, num_prompts=count).sample()
+        backlog = sample_workload(
+            msgspec.structs.replace(load, rate=math.inf, num_prompts=count)
+        )
     parts_left = np.random.default_rng([load.seed, 3]).random(started)
     backlog.output_len[:started] = np.ceil(backlog.output_len[:started] * parts_left).clip(1)
     return backlog
@@ -183,7 +185,7 @@ class Server:
         progress: Callable[[int], None] | None = None,
     ) -> SimulationResult:
         """Simulate the requests of a workload."""
-        clients = load.clients(self.engine)
+        clients = clients_of(load, self.engine)
         served, pool = self._simulate(requests, clients, progress)
         return SimulationResult(self._record(load, clients, served), served, pool, self.limits)
 
@@ -434,7 +436,7 @@ def serve(
     Raises:
         UserError: The model does not fit, or options exclude each other.
     """
-    requests = load.sample()
+    requests = sample_workload(load)
     return Server(deployment, requests, load, settings, policy, cache).run(requests, load)
 
 

@@ -21,7 +21,6 @@ from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import parse_tokens
 
 MAX_BEST_DRAFTED = 16  # draft tokens per step up to which the best number is searched
-MAX_DRAFTED = 1024  # draft tokens per step
 ACCEPTANCE = 0.8  # default acceptance rate of a draft token
 MAX_BATCH = 1 << 14  # sequences up to which speculation is checked for a loss
 
@@ -37,21 +36,6 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     if acceptance == 1:
         return float(drafted + 1)
     return (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
-
-
-def check_draft(draft: str, drafted: int, acceptance: float | None) -> None:
-    """Check the options of a draft: its name, tokens per step and acceptance rate.
-
-    Raises:
-        UserError: An option is out of range, or there is no draft.
-    """
-    if not draft and (drafted or acceptance is not None):
-        raise UserError(
-            "num-speculative-tokens and acceptance-rate are of a draft, and there is none"
-        )
-    if not 0 <= drafted <= MAX_DRAFTED:
-        raise UserError(f"num-speculative-tokens {drafted} is outside 0 to {MAX_DRAFTED:,}")
-    expected_tokens(acceptance or 0.0, drafted)
 
 
 class Drafting(NamedTuple):

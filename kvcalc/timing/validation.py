@@ -30,11 +30,11 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import least_time, roofline, total_seconds
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cost import Operator
-from kvcalc.library.choices import DATASHEET
 from kvcalc.library.presets import key
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
+from kvcalc.question.deployment_options import DATASHEET
 from kvcalc.records import Record
 from kvcalc.storage.quantization import stored_format
 from kvcalc.timing.calibration import (

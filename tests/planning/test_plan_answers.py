@@ -18,7 +18,7 @@ from kvcalc.planning.grid import Candidate, SearchGrid, Target
 from kvcalc.planning.pareto_front import knees
 from kvcalc.planning.question import question_of
 from kvcalc.planning.search import CandidateFile, run_search
-from kvcalc.planning.search_space import Requirement
+from kvcalc.question.plan_options import Requirement
 from kvcalc.report.text.tables import seconds
 from kvcalc.storage.quantization import loss_of
 
@@ -230,8 +230,8 @@ def test_prices_come_from_a_file_too(kvcalc: Run, tmp_path: Path) -> None:
         ("--users 4 --context 4k --gpu h100 --price-per-hour h100=free", "price of h100-sxm 'free' is not a number from 0 up"),
         ("--users 4 --context 4k --gpu h100,l4 --price-per-hour 2", "price-per-hour '2' is one price for 2 " + PRICES),
         ("--users 4 --context 4k --points x.txt", "points 'x.txt' should end in .csv or .jsonl"),
-        ("--users 4 --context 4k --max-gpus 0", "max-gpus 0 is outside 1 to 4,096"),
-        (f"--users {','.join(map(str, range(1, 502)))} --context 1k,2k", "more than 1,000 requirements"),
+        ("--users 4 --context 4k --max-gpus 0", "max-gpus 0 is not a whole number from 1 to 4,096"),
+        (f"--users {','.join(map(str, range(1, 502)))} --context 1k,2k", "1,002 requirements; the maximum is 1,000"),
         ("--users 4 --context 4k --gpu h100 --tp 3", "tensor-parallel size 3 does not divide " + UNITS),
     ],
 )  # fmt: skip

@@ -8,9 +8,11 @@ from conftest import Run
 from kvcalc import load_gpu, load_model
 from kvcalc.capacity import fit
 from kvcalc.planning.grid import Candidate, SearchGrid, Target
-from kvcalc.planning.search_space import Requirement, SearchSpace, Speculation
+from kvcalc.planning.search_space import SearchSpace, Speculation
+from kvcalc.question.plan_options import Requirement
+from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.serving.request_latency import request
-from kvcalc.serving.request_record import LatencyOptions, latency_record
+from kvcalc.serving.request_record import latency_record
 
 
 def candidates(need: Requirement, model: str, gpu: str, **axes: object) -> list[Candidate]:

@@ -10,7 +10,8 @@ from kvcalc.capacity.memory_budget import MemoryBreakdown
 from kvcalc.layers.batch import Parallelism
 from kvcalc.library.load import all_gpus
 from kvcalc.planning.grid import SearchGrid
-from kvcalc.planning.search_space import Requirement, SearchSpace
+from kvcalc.planning.search_space import SearchSpace
+from kvcalc.question.plan_options import Requirement
 
 RELEASES = [("vllm", ""), ("vllm", "0.11"), ("vllm", "0.17"), ("sglang", ""), ("trtllm", ""), ("llama.cpp", "")]
 

@@ -14,7 +14,8 @@ from kvcalc.layers.batch import Batch
 from kvcalc.model.precision import Precision
 from kvcalc.planning.grid import Candidate, SearchGrid, Target
 from kvcalc.planning.pareto_front import ParetoFront
-from kvcalc.planning.search_space import Requirement, SearchSpace
+from kvcalc.planning.search_space import SearchSpace
+from kvcalc.question.plan_options import Requirement
 from kvcalc.serving.request_latency import request
 from kvcalc.timing.operator_times import roofline_records
 

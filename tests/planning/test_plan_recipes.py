@@ -13,7 +13,8 @@ from kvcalc import FitOptions, load_gpu, load_model
 from kvcalc.model.precision import Precision
 from kvcalc.planning.best_configs import CandidateRanking
 from kvcalc.planning.grid import SearchGrid, Target
-from kvcalc.planning.search_space import Requirement, SearchSpace
+from kvcalc.planning.search_space import SearchSpace
+from kvcalc.question.plan_options import Requirement
 
 FLAGS = FitOptions(engine="vllm", gpu_memory_utilization=0.95, max_num_batched_tokens=1024)
 USUAL = FitOptions(engine="vllm")

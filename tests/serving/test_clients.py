@@ -11,14 +11,15 @@ from conftest import Run
 from servers import HandClock, HandTimer, asked, byte_pool
 
 from kvcalc import UserError, load_gpu, load_model
-from kvcalc.serving.arrivals import Workload
+from kvcalc.question.serving_options import ServerSettings, Workload
+from kvcalc.serving.arrivals import clients_of, sample_workload
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.metrics import summary
 from kvcalc.serving.prefix_cache import BlockPrefixCache, FixedRatePrefixCache
 from kvcalc.serving.rate_search import sweep_rates
 from kvcalc.serving.requests import Requests, read_requests
-from kvcalc.serving.server import Server, ServerSettings, SimulationResult, serve
+from kvcalc.serving.server import Server, SimulationResult, serve
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.deployment import TimedDeployment
@@ -28,15 +29,15 @@ LLAMA = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vll
 
 def test_inferencex_asks_ten_rounds_of_lengths_from_four_fifths() -> None:
     load = Workload(client="inferencex", max_concurrency=8, input_len="1000", output_len="100")
-    found = load.sample()
+    found = sample_workload(load)
     assert len(found) == 80
     assert found.arrival_s.max() == 0
     assert (found.input_len.min() >= 800, found.input_len.max() <= 1000) == (True, True)
     assert found.input_len.mean() == pytest.approx(900, rel=0.03)
-    assert load.clients(engine_of("vllm")) == (8, 0.0, 0.025, 4e-6)
-    given = Workload(client="aiperf", max_concurrency=8, input_len="1000", output_len="100").sample()
+    assert clients_of(load, engine_of("vllm")) == (8, 0.0, 0.025, 4e-6)
+    given = sample_workload(Workload(client="aiperf", max_concurrency=8, input_len="1000", output_len="100"))
     assert (len(given), set(given.input_len.tolist()), set(given.output_len.tolist())) == (80, {1000}, {100})
-    assert Workload(max_concurrency=8).clients(engine_of("vllm")) == (8, 0.0, 0.0, 0.0)
+    assert clients_of(Workload(max_concurrency=8), engine_of("vllm")) == (8, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +129,16 @@ def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: R
     def told(count: int) -> None:
         raise KeyboardInterrupt
 
+    def interrupt(advance: int) -> None:
+        raise KeyboardInterrupt
+
     load, steps = asked(*((float(i), 5, 1) for i in range(1000))), HandTimer(HandClock(1.0))
     run = simulate(load, ServerSetup(byte_pool(), steps, Limits()), progress=told)
     record = summary(run, 10**9)
     assert not run.is_complete
     assert (record["requests"], record["completed"], record["rejected"], record["duration_s"]) == (1000, 100, 0, 100)
     assert record["throughput_tokens_per_s"] == 1
-    monkeypatch.setattr("kvcalc.cli.serve._progress", lambda total: nullcontext(told))
+    monkeypatch.setattr("kvcalc.report.text.progress.progress_bar", lambda unit, total: nullcontext(interrupt))
     line = "serve llama-3.1-8b --input-len 100 --output-len 5 --num-prompts 1000 --format json"
     found = kvcalc(f"{line} --rate 9,8")
     assert (found.code, [r["completed"] >= 100 for r in json.loads(found.out)]) == (130, [True])

@@ -4,6 +4,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
+from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.serving import request_latency
 from kvcalc.serving.request_latency import (
     cost_per_million,
@@ -12,7 +13,7 @@ from kvcalc.serving.request_latency import (
     token_projections,
     without_cache,
 )
-from kvcalc.serving.request_record import LatencyOptions, latency_record, latency_records
+from kvcalc.serving.request_record import latency_record, latency_records
 from kvcalc.timing.deployment import TimedDeployment
 
 NAMES = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b")

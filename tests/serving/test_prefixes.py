@@ -13,14 +13,14 @@ from servers import HandClock, HandTimer, byte_pool
 
 from kvcalc import Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.serving.arrivals import ArrivalQueue, Workload
+from kvcalc.question.serving_options import ServerSettings, Workload
+from kvcalc.serving.arrivals import ArrivalQueue
 from kvcalc.serving.batching import Continuous, ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.prefix_cache import BlockPrefixCache, FixedRatePrefixCache
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import serve
-from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.timing.deployment import TimedDeployment
 
 

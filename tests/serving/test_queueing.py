@@ -7,10 +7,11 @@ import pytest
 from servers import HandClock, served
 
 from kvcalc import Batch, load_gpu, load_model
+from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.metrics import gather, summary
 from kvcalc.serving.request_latency import request
 from kvcalc.serving.requests import parse_lengths, sample_requests
-from kvcalc.serving.server import ServerSettings, SimulationResult, Workload, serve
+from kvcalc.serving.server import SimulationResult, serve
 from kvcalc.serving.step_timers import StepTimer
 from kvcalc.timing.deployment import TimedDeployment
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kvcalc import UserError
-from kvcalc.serving.arrivals import Workload
+from kvcalc.question.serving_options import Workload
+from kvcalc.serving.arrivals import sample_workload
 from kvcalc.serving.requests import Requests, parse_lengths, read_requests, sample_requests
 
 HEAD = "arrival_s,input_len,output_len\n"
@@ -31,14 +32,14 @@ def test_a_trace_in_any_column_order(tmp_path: Path) -> None:
 def test_clients_of_a_closed_loop_need_no_arrivals(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("output_len,input_len\n3,100\n4,200\n")
-    assert columns(Workload(requests=str(path), max_concurrency=1).sample()) == [[0, 0], [100, 200], [3, 4]]
+    assert columns(sample_workload(Workload(requests=str(path), max_concurrency=1))) == [[0, 0], [100, 200], [3, 4]]
     with pytest.raises(UserError, match=r"lacks the column arrival_s.* give the concurrent requests"):
-        Workload(requests=str(path)).sample()
+        sample_workload(Workload(requests=str(path)))
     path.write_text("output_len\n3\n")
     with pytest.raises(UserError, match="lacks the columns arrival_s, input_len"):
-        Workload(requests=str(path), max_concurrency=1).sample()
+        sample_workload(Workload(requests=str(path), max_concurrency=1))
     path.write_text(HEAD + "0,100,3\n7,200,4\n")
-    assert Workload(requests=str(path), max_concurrency=1).sample().arrival_s.tolist() == [0, 7]
+    assert sample_workload(Workload(requests=str(path), max_concurrency=1)).arrival_s.tolist() == [0, 7]
 
 
 def test_an_azure_trace_counts_from_its_first_row(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ import pytest
 from servers import HandClock, HandTimer, byte_pool, served
 
 from kvcalc import load_gpu, load_model
-from kvcalc.serving.arrivals import Workload
+from kvcalc.question.serving_options import ServerSettings, Workload
+from kvcalc.serving.arrivals import sample_workload
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.metrics import gather
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import Server, SimulationResult, make_backlog, saturated_rate, serve
-from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -40,7 +40,7 @@ def run(load: Workload, policy: str = "continuous", timed: TimedDeployment | Non
 def test_saturation_by_hand(policy: str, output_len: int, seats: int, rate: float, ranks: int) -> None:
     """A pass takes a second, whatever is in it. Prompts have 21 tokens, and 400 bytes hold 16 requests of 25 tokens."""
     load = Workload(input_len="21", output_len=str(output_len))
-    backlog = make_backlog(load, load.sample(), seats * ranks)
+    backlog = make_backlog(load, sample_workload(load), seats * ranks)
     steps = HandTimer(HandClock(dp=ranks))
     setup = ServerSetup(byte_pool(400, 25), steps, Limits(max_num_seqs=seats))
     assert saturated_rate(simulate(backlog, setup, policy), seats * ranks) == pytest.approx(ranks * rate, rel=0.02)
@@ -50,7 +50,7 @@ def test_saturation_by_hand(policy: str, output_len: int, seats: int, rate: floa
 def test_of_prompts_apart_either_kind_may_saturate(replicas: int, rate: float) -> None:
     """Prompts of 10 tokens fill a pass, so a replica computes one a second; 3 decodes at once take two passes."""
     load = Workload(input_len="10", output_len="3")
-    backlog = make_backlog(load, load.sample(), 3)
+    backlog = make_backlog(load, sample_workload(load), 3)
     steps = HandTimer(HandClock())
     limits = Limits(max_num_seqs=3, max_num_batched_tokens=10)
     transfer = KVTransfer(replicas, lambda tokens: 0.25)
@@ -78,13 +78,13 @@ def test_the_verdict_does_not_depend_on_the_number_of_requests(
     """It is the same for 300 requests, whose queue hardly forms, and for 10,000, of which the last ones wait or do not."""
     timed = deployment(model, gpu)
     workload = Workload(num_prompts=10, rate=1.0, **load)  # type: ignore[arg-type]
-    server = Server(timed, workload.sample(), workload, ServerSettings(**settings), policy)  # type: ignore[arg-type]
+    server = Server(timed, sample_workload(workload), workload, ServerSettings(**settings), policy)  # type: ignore[arg-type]
     capacity = server.saturation_rate
     assert capacity
     for share in (0.5, 0.88, 1.12, 1.5):
         for count in (300, 1000, 3000, 10_000)[:: 1 if share == 1.12 else 3]:
             asked = Workload(rate=share * capacity, num_prompts=count, **load)  # type: ignore[arg-type]
-            result = server.run(asked.sample(), asked)
+            result = server.run(sample_workload(asked), asked)
             assert result.record["diverges"] is (share > 1), (share, count)
             assert result.record["capacity_requests_per_s"] == capacity
         waits = gather(result.served, "scheduled") - gather(result.served, "arrived")

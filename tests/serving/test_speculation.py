@@ -7,10 +7,10 @@ from conftest import Run
 
 from kvcalc import Batch, UserError, load_gpu, load_model
 from kvcalc.planning.sweeps import speculation_curves
+from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Series
 from kvcalc.report.charts.latency_plot import speculation_chart
 from kvcalc.serving.request_latency import verification
-from kvcalc.serving.request_record import LatencyOptions
 from kvcalc.serving.speculation import (
     MAX_BEST_DRAFTED,
     acceptance_rates,

@@ -25,6 +25,7 @@ from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Formats
 from kvcalc.model.model import PADDING, Model
 from kvcalc.model.precision import Precision
+from kvcalc.question.fit_question import EngineSettings as EngineSettings
 from kvcalc.storage.formats import FORMATS, RowFormat, canonical
 
 
@@ -80,52 +81,6 @@ def nearest_older(
 
 # fp8 with an fp32 scale per 128 elements: the index keys of latents in vLLM and SGLang
 INDEX_ROW = FORMATS["fp8_block128"]
-
-
-class EngineSettings(msgspec.Struct, frozen=True):
-    """Options of engines.
-
-    Attributes:
-        block_size: Tokens of a block; 0 for the engine's own.
-        max_num_batched_tokens: Tokens of one pass (llama.cpp: its micro-batch).
-        max_in_flight_batches: Passes that are scheduled before the first is done.
-        num_speculative_tokens: Draft tokens per pass that verifies them.
-        mamba_cache_mode: "none", or "align": prefix caching stores a second state page, and
-            `mamba_checkpoint_blocks` more.
-        mamba_ssm_cache_dtype: "" for the choice of model and engine.
-        hybrid: Whether windows free tokens that leave them.
-        page_tuples: Whether pages of compressed attention are in tuples of all sizes, and not
-            packed.
-        kv_unified: Whether llama.cpp's sequences share one cache.
-        swa_full: Whether llama.cpp's layers with a window store the whole context.
-        cache_type_k, cache_type_v: llama.cpp's cache dtypes of keys and values; "" for the dtype of
-            the cache.
-        n_gpu_layers: Layers that llama.cpp puts on the GPU: the head first, then the last ones; -1
-            for all.
-        n_cpu_moe, cpu_moe: First layers whose experts stay in host memory, or all of them.
-    """
-
-    block_size: int = 0
-    max_num_batched_tokens: int = 8192
-    max_in_flight_batches: int = 2
-    num_speculative_tokens: int = 0
-    mamba_cache_mode: str = "none"
-    mamba_checkpoint_blocks: int = 0
-    mamba_ssm_cache_dtype: str = ""
-    hybrid: bool = True
-    page_tuples: bool = False
-    kv_unified: bool = False
-    swa_full: bool = False
-    cache_type_k: str = ""
-    cache_type_v: str = ""
-    n_gpu_layers: int = -1
-    n_cpu_moe: int = 0
-    cpu_moe: bool = False
-
-    @property
-    def in_flight(self) -> int:
-        """Tokens scheduled and not yet done: max_num_batched_tokens · max_in_flight_batches."""
-        return self.max_num_batched_tokens * self.max_in_flight_batches
 
 
 class Defaults(NamedTuple):

@@ -25,7 +25,7 @@ from kvcalc.report.text.tables import seconds, time_note
 
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import CostCurve, LatencyCurve, SpeculationCurve
-    from kvcalc.serving.request_record import LatencyOptions
+    from kvcalc.question.serving_options import LatencyOptions
     from kvcalc.timing.deployment import TimedDeployment
 
 BATCH_AXIS = Axis("sequences at once", tick=tokens_tick)

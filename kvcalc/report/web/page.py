@@ -27,6 +27,7 @@ from kvcalc.model.precision import stored_as
 from kvcalc.planning.comparison import compare_records
 from kvcalc.planning.sweeps import comparison_sweep, decode_passes, latency_sweep
 from kvcalc.planning.variants import variant
+from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import Chart
 from kvcalc.report.charts.comparison_plot import compare_chart
@@ -41,7 +42,7 @@ from kvcalc.report.text.roofline_text import pass_table
 from kvcalc.report.text.serving_text import latency_tables
 from kvcalc.report.text.size_text import size_table
 from kvcalc.report.text.table_layout import Table, svgs_html, table_html, text_html
-from kvcalc.serving.request_record import LatencyOptions, latency_record
+from kvcalc.serving.request_record import latency_record
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.operator_times import roofline_records
 

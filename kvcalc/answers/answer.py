@@ -1,18 +1,44 @@
-"""The answer of a Python function: records that print as a table, convert and draw."""
+"""The answer of a command: records that print as a table, convert and draw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.report.charts.chart import Chart
-from kvcalc.report.text.table_layout import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.report.text.table_layout import Table
+
+MAX_ROWS = 250_000  # records that are printed one by one
+MAX_PASSES = 500  # passes that are timed one by one
+MAX_TABLES = 100
+MAX_TABLE_ROWS = 20_000
+
+
+class LazyRecords(Sequence[Mapping[str, Any]]):
+    """Records that are computed whenever they are read, because there may be many."""
+
+    def __init__(
+        self, make_records: Callable[[], Iterable[Mapping[str, Any]]], length: int
+    ) -> None:
+        self.make_records = make_records
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self.make_records())
+
+    def __getitem__(self, index: Any) -> Any:
+        return next(islice(self.make_records(), index, None))
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
@@ -22,11 +48,17 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     is the total of a pass, otherwise the first. `dir(answer)` lists the keys.
     """
 
-    _records: Sequence[Mapping[str, object]]
-    _tables: Callable[[], Sequence[Table]]
-    _chart: Callable[[], Chart]
-    _chief: int = 0
+    _records: Sequence[Mapping[str, Any]]
+    _tables: "Callable[[], Sequence[Table]]"
+    _charts: "Callable[[], Sequence[Chart]]" = list
+    _main: int = 0
     _short: Mapping[str, str] = {}  # other names of keys
+    _formulas: Callable[[], str] | None = None  # by default the tables' formulas
+    _notes: Sequence[str] = ()  # for stderr
+    _untabled_notes: Sequence[str] = ()  # further notes if no table is printed
+    _status: int = 0  # exit status of the command
+    _yaml: str = ""  # printed instead of tables
+    _is_silent: bool = False  # whether a file on stdout takes the place of the records
 
     def records(self) -> list[dict[str, Any]]:
         """Return all flat records, as `--format json` prints them, for pandas or polars."""
@@ -47,36 +79,34 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         Args:
             style: light, dark or slides.
         """
+        from kvcalc.report.charts.chart import joined
         from kvcalc.report.charts.drawing import figure_of
 
-        figure: Figure = figure_of(self._chart(), style)
+        charts = self._charts()
+        if not charts:
+            raise UserError("there is nothing to draw")
+        figure: Figure = figure_of(joined(charts), style)
         return figure
 
     def _repr_html_(self) -> str:
         from kvcalc.report.text.table_layout import table_html
 
-        return "".join(map(table_html, self._tables()))
+        return "".join(table_html(table) for table in self._tables())
 
     def __getattr__(self, name: str) -> Any:
-        record = self._records[self._chief]
+        record = self._records[self._main]
         key = self._short.get(name, name)
         if key in record:
             return record[key]
         hint = nearest(name, [*record, *self._short])
-        columns = [] if name.startswith("_") else [c for t in self._tables() for c in t.columns]
-        for column in columns:
+        tables = [] if name.startswith("_") else self._tables()
+        for column in (column for table in tables for column in table.columns):
             if column.key in record and column.title.lower().replace(" ", "_") == name.lower():
                 hint = f"The column {name!r} is {column.key}"
         raise AttributeError(f"no figure {name!r}. {hint}".rstrip())
 
     def __dir__(self) -> list[str]:
-        return [
-            "records",
-            "to_pandas",
-            "plot",
-            *self._short,
-            *self._records[self._chief],
-        ]
+        return ["records", "to_pandas", "plot", *self._short, *self._records[self._main]]
 
     def __repr__(self) -> str:
         return "".join(map(str, self._tables())).rstrip("\n")

@@ -4,16 +4,29 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from kvcalc.cli import options as o
-from kvcalc.cli.option_groups import Deploying, chosen_gpus, chosen_model
-from kvcalc.cli.options import Argument, Option, lengths, save_text, say
+from kvcalc.answers.deployments import deployments_of, gpu_words, models_of
+from kvcalc.answers.messages import save_text, say
 from kvcalc.errors import UserError
-from kvcalc.library.choices import DATASHEET
-from kvcalc.model.precision import Precision
+from kvcalc.question.deployment_options import (
+    CACHE_DTYPE,
+    CONTEXT_WORDS,
+    DATASHEET,
+    DTYPE,
+    GPUS,
+    USER_WORDS,
+    DeploymentOptions,
+    OneModel,
+    Price,
+)
+from kvcalc.question.options import Argument, Option, Question
+from kvcalc.question.output_options import Explain, Plot, Style
+from kvcalc.question.size_options import BATCH_SIZE
+from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
     from kvcalc.model.model import Model
+    from kvcalc.model.precision import Precision
     from kvcalc.report.charts.chart import Chart
 
 
@@ -95,6 +108,25 @@ FIGURES = {
 }
 
 
+class FigureOptions(Question, frozen=True):
+    """What a figure shows."""
+
+    gpu: Annotated[tuple[str, ...], GPUS] = ("h100",)
+    context: Annotated[
+        tuple[int, ...],
+        Option(
+            "Tokens per sequence, or the last context of the axis; a list",
+            takes="TOKENS",
+            called=CONTEXT_WORDS,
+            read=parse_tokens,
+        ),
+    ] = ()
+    batch_size: Annotated[tuple[int, ...], BATCH_SIZE] = (1,)
+    dtype: Annotated[tuple[str, ...], DTYPE] = ("auto",)
+    kv_cache_dtype: Annotated[tuple[str, ...], CACHE_DTYPE] = ("auto",)
+    price_per_hour: Price = 0.0
+
+
 def run_plot(
     kind: Annotated[
         FigureKind | None,
@@ -105,50 +137,29 @@ def run_plot(
         Argument(
             "Models to draw, instead of the figure's default models",
             takes="MODEL…",
-            words=o.model_names,
+            words="models",
         ),
     ] = [],  # noqa: B006
-    plot: o.Plot = "-",
-    style: o.Style = "light",
-    gpu: o.Gpus = "h100",
-    context: Annotated[
-        str,
-        Option(
-            "Tokens per sequence, or the last context of the axis; a list",
-            takes="TOKENS",
-            called=o.CONTEXT_WORDS,
-        ),
-    ] = "",
-    batch_size: o.BatchSizes = "1",
-    dtype: o.Dtype = "auto",
-    kv_cache_dtype: o.CacheDtype = "auto",
-    price_per_hour: o.Price = 0.0,
+    *,
+    plot: Plot = "-",
+    style: Style = "light",
+    options: FigureOptions,
     input_: Annotated[
         str,
         Option("CSV file of measured rows, for the figure `measured`", "--input", "FILE"),
     ] = "",
-    explain: o.Explain = False,
+    explain: Explain = False,
 ) -> None:
     """Draw a standard figure."""
     if kind is None:
         for known, figure in FIGURES.items():
             print(f"kvcalc plot {known.value:<22}{figure.summary}")
         return
-    if kind is FigureKind.measured:
-        chart = _measured_chart(models, input_)
-    else:
-        figure = FIGURES[kind]
-        loaded = [chosen_model(name, []) for name in models or figure.models.split()]
-        gpus = chosen_gpus(gpu) if gpu else []
-        contexts = lengths(context or figure.context, "context")
-        batches = lengths(batch_size, "batch size")
-        precision = Precision(dtype, kv_cache_dtype)
-        if kind in (FigureKind.roofline, FigureKind.cost_vs_context):
-            chart = _timed_chart(
-                kind, (loaded, gpus, precision), contexts, batches, price_per_hour
-            )
-        else:
-            chart = _chart(kind, loaded, gpus, (contexts, batches[0]), precision)
+    chart = (
+        _measured_chart(models, input_)
+        if kind is FigureKind.measured
+        else _figure(kind, models, options)
+    )
     if explain:
         from kvcalc.report.explain import charted
 
@@ -157,6 +168,23 @@ def run_plot(
     from kvcalc.report.charts.drawing import save
 
     save(chart, plot, style)
+
+
+def _figure(kind: FigureKind, names: list[str], options: FigureOptions) -> "Chart":
+    """Return a figure about models."""
+    from kvcalc.library.load import load_gpu
+    from kvcalc.model.precision import Precision
+
+    figure = FIGURES[kind]
+    models = models_of(names or figure.models.split())
+    gpus = [load_gpu(word) for word in gpu_words(",".join(options.gpu))]
+    default = [parse_tokens(word) for word in figure.context.split(",")]
+    contexts, batches = list(options.context) or default, list(options.batch_size)
+    precision = Precision(options.dtype[0], options.kv_cache_dtype[0])
+    if kind in (FigureKind.roofline, FigureKind.cost_vs_context):
+        deployed = models, gpus, precision
+        return _timed_chart(kind, deployed, contexts, batches, options.price_per_hour)
+    return _chart(kind, models, gpus, (contexts, batches[0]), precision)
 
 
 def _timed_chart(
@@ -175,8 +203,6 @@ def _timed_chart(
 
     models, gpus, precision = deployed
     deployments = [TimedDeployment(m, g, precision).under() for m in models for g in gpus]
-    if not deployments:
-        raise UserError(f"the figure '{kind}' needs a GPU", hint="Give --gpu")
     if kind is FigureKind.cost_vs_context:
         curves = cost_curves(deployments, max(contexts), price_per_hour)
         return cost_vs_context(curves, price_per_hour)
@@ -192,7 +218,7 @@ def _chart(
     models: "list[Model]",
     gpus: "list[Gpu]",
     load: tuple[list[int], int],
-    precision: Precision,
+    precision: "Precision",
 ) -> "Chart":
     """Return a figure about sizes; `load` is contexts and a batch size."""
     from kvcalc.planning import sweeps
@@ -238,13 +264,25 @@ def _measured_chart(models: list[str], rows: str) -> "Chart":
     return measured_times_chart(Path(rows).name, measured_times(Path(rows)))
 
 
+class PageOptions(Question, frozen=True):
+    """What a page shows."""
+
+    context: Annotated[
+        int,
+        Option(
+            "Tokens per user: 32k",
+            takes="TOKENS",
+            is_common=True,
+            called=CONTEXT_WORDS,
+            read=parse_tokens,
+        ),
+    ] = 8192
+    users: Annotated[int, Option("Concurrent users", is_common=True, called=USER_WORDS)] = 8
+
+
 def run_report(
-    model: o.OneModel,
+    model: OneModel,
     *,
-    gpu: Annotated[
-        str,
-        Option("GPU preset or YAML file", takes="GPU", is_common=True, words=o.gpu_names),
-    ] = "h100",
     output: Annotated[
         str,
         Option(
@@ -255,18 +293,9 @@ def run_report(
             is_output=True,
         ),
     ] = "report.html",
-    context: Annotated[
-        str,
-        Option(
-            "Tokens per user: 32k",
-            takes="TOKENS",
-            is_common=True,
-            called=o.CONTEXT_WORDS,
-        ),
-    ] = "8192",
-    users: Annotated[int, Option("Concurrent users", is_common=True, called=o.USER_WORDS)] = 8,
-    deploying: Deploying,
-    explain: o.Explain = False,
+    deploying: list[DeploymentOptions],
+    page: PageOptions,
+    explain: Explain = False,
 ) -> None:
     """Write one self-contained HTML page."""
     from kvcalc.library.files import destination
@@ -274,50 +303,39 @@ def run_report(
 
     if output != "-" and not explain:
         destination(output)
-    deployments, contexts = (
-        deploying.deployments([model], gpu),
-        lengths(context, "context"),
-    )
-    if len(deployments) != 1 or len(contexts) != 1:
+    deployments = deployments_of(models_of([model], deploying[0].set_), deploying)
+    if len(deployments) != 1:
         raise UserError(
             "a page is about one deployment and one context",
             hint="Make a page of each; `kvcalc fit` takes lists",
         )
-    stored, run_on = _words(deploying)
-    requested = PageRequest((model, *stored), ("--gpu", gpu, *run_on), contexts[0], users)
-    if explain:
-        say(page_explained(deployments[0], requested))
-        return
-    save_text(output, html_page(deployments[0], requested))
-
-
-def _words(deploying: Deploying) -> tuple[list[str], list[str]]:
-    """Return the user's options: how the model is stored and sharded, and how it runs."""
-    precisions, ranks, choice = (
-        deploying.precisions,
-        deploying.ranks,
-        deploying.choices()[0],
+    stored, run_words = _words(deploying[0])
+    request = PageRequest(
+        (model, *stored), ("--gpu", deploying[0].gpu, *run_words), page.context, page.users
     )
-    stored = _changed(ranks, "tp dp ep dcp")
-    stored += _changed(precisions, "dtype kv_cache_dtype quantization")
-    if ranks.enable_expert_parallel:
+    if explain:
+        say(page_explained(deployments[0], request))
+        return
+    save_text(output, html_page(deployments[0], request))
+
+
+def _words(options: DeploymentOptions) -> tuple[list[str], list[str]]:
+    """Return the user's options: how the model is stored and sharded, and how it runs."""
+    stored = _changed(options, "tp dp ep dcp dtype kv_cache_dtype quantization")
+    if options.enable_expert_parallel:
         stored.append("--enable-expert-parallel")
-    for change in deploying.set_:
+    for change in options.set_:
         stored += ["--set", change]
-    run_words = _changed(deploying, "mla_form memory")
-    run_words += ["--engine", choice.engine] if choice.engine != "vllm" else []
-    run_words += _changed(deploying, "engine_version")
-    if choice.calibration == DATASHEET:
-        return stored, [
-            *run_words,
-            *_changed(deploying, "calibration_from"),
-            "--bounds",
-        ]
-    run_words += ["--calibration", choice.calibration] if choice.calibration else []
-    return stored, run_words + _changed(deploying, "calibration_from")
+    run_words = _changed(options, "mla_form memory")
+    engine, calibration = options.choice
+    run_words += ["--engine", engine] if engine != "vllm" else []
+    run_words += _changed(options, "engine_version calibration_from")
+    if calibration == DATASHEET:
+        return stored, [*run_words, "--bounds"]
+    return stored, run_words + (["--calibration", calibration] if calibration else [])
 
 
-def _changed(options: object, names: str) -> list[str]:
+def _changed(options: DeploymentOptions, names: str) -> list[str]:
     """Return options without their default values, as words of a command line."""
     words = []
     for name in names.split():

@@ -1,0 +1,293 @@
+"""`kvcalc calibrate` and `kvcalc validate`."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvcalc.answers.answer import Answer
+from kvcalc.answers.messages import note, save_text
+from kvcalc.errors import UserError, visible
+from kvcalc.question.options import Argument, Option, Question
+
+if TYPE_CHECKING:
+    from kvcalc.gpu.gpu import Gpu
+    from kvcalc.records import Record
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.report.text.table_layout import Table
+    from kvcalc.timing.fitting import FittedKernelModel
+    from kvcalc.timing.rows import MeasurementFile
+
+ERROR_NOTE = "error of a row: exp(|ln(predicted/measured)|) − 1"
+_common = partial(Option, is_common=True)
+_source = partial(Option, takes="TEXT")
+Rows = Annotated[list[Path], Argument("CSV files of measured rows", takes="FILE…")]
+
+
+class SourceOptions(Question, frozen=True):
+    """The source of measured rows, which the calibration repeats."""
+
+    origin: Annotated[str, _source("Source of the rows, written to the file")] = ""
+    commit: Annotated[str, _source("Commit of the rows, written to the file")] = ""
+    license_: Annotated[str, _source("License of the rows, written to the file")] = ""
+    date: Annotated[str, _source("Date of the fit, written to the file; default: today")] = ""
+
+
+def run(
+    rows: Rows,
+    *,
+    gpu: Annotated[
+        str, _common("Measured GPU: preset or YAML file", takes="GPU", words="gpus")
+    ] = "",
+    stack: Annotated[
+        str,
+        _common(
+            "Measured software: vllm, sglang or your own name",
+            takes="NAME",
+            words="calibrations",
+        ),
+    ] = "",
+    out: Annotated[
+        str,
+        _common(
+            "YAML file to write; default: in the folder of your presets",
+            "--output -o",
+            "FILE",
+            is_output=True,
+        ),
+    ] = "",
+    every: Annotated[
+        bool, _common("Fit every GPU and stack in the rows, one file each", "--all")
+    ] = False,
+    source: SourceOptions,
+) -> Answer:
+    """Fit the time models to measured rows."""
+    from kvcalc.library.load import load_gpu
+    from kvcalc.timing.rows import read_rows
+
+    about = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
+    if every:
+        if gpu or stack:
+            raise UserError(
+                "--all takes every GPU and stack", hint="Leave out --gpu and --stack"
+            )
+        return _every_stack([read_rows(path) for path in rows], out, about)
+    for name, value in (("--gpu", gpu), ("--stack", stack)):
+        if not value:
+            raise UserError(
+                f"{name} is missing",
+                hint="It names what was measured; --all fits all that the rows name",
+            )
+    return _one_stack(rows, load_gpu(gpu), stack, out, about)
+
+
+def _one_stack(
+    rows: list[Path], gpu: "Gpu", stack: str, out: str, about: dict[str, str]
+) -> Answer:
+    from msgspec.structs import replace
+
+    from kvcalc.library.files import make_folder
+    from kvcalc.serving.server_validation import steps_validated
+    from kvcalc.timing.calibration import preset_path, to_yaml
+    from kvcalc.timing.fitting import calibrate, chosen_rows, make_calibration
+    from kvcalc.timing.rows import read_rows
+
+    path = out or str(preset_path(gpu, stack))
+    used = chosen_rows([read_rows(row) for row in rows], gpu, stack, note)
+    fits = calibrate(used, gpu, stack, note)
+    if not any(fit.entry for fit in fits):
+        raise UserError(
+            "no family has enough rows to be fitted",
+            hint="; ".join(f"{fit.family} {fit.kind}: {fit.why}" for fit in fits),
+        )
+    text = to_yaml(make_calibration(fits, gpu, stack, used, about, steps_validated))
+    if not out:
+        make_folder(Path(path).parent)
+    save_text(path, text)
+    return replace(fits_answer(fits, gpu, stack), _is_silent=out == "-")
+
+
+def _every_stack(tables: "list[MeasurementFile]", out: str, about: dict[str, str]) -> Answer:
+    """Fit each GPU and stack that the rows name, side by side on all cores."""
+    from kvcalc.library.files import make_folder
+    from kvcalc.report.text.table_layout import Column, Table
+    from kvcalc.serving.server_validation import steps_validated
+    from kvcalc.timing.calibration import preset_path
+    from kvcalc.timing.fitting import calibrated_stacks
+
+    records: list[Record] = []
+    for gpu, stack, text, fits in calibrated_stacks(tables, about, steps_validated):
+        path = Path(out) / gpu.name / f"{stack}.yaml" if out else preset_path(gpu, stack)
+        make_folder(path.parent)
+        save_text(str(path), text)
+        records += [{"gpu": gpu.name, "stack": stack, **fit} for fit in fits]
+    if not records:
+        raise UserError("no family has enough rows of a known GPU and a framework to be fitted")
+    lead = Column("gpu", "GPU", right=False), Column("stack", "stack", right=False)
+    title = f"{len(records)} time models are fitted."
+    return Answer(records, lambda: [Table(records, (*lead, *_columns()[:-1]), title)])
+
+
+def _columns() -> Any:
+    from kvcalc.report.text.table_layout import Column
+
+    texts = {"family": "family", "kind": "kind", "form": "time model"}
+    shares = {
+        "fitted_median_abs_error": "fitted median",
+        "fitted_p90_abs_error": "fitted p90",
+        "median_abs_error": "held-out median",
+        "p90_abs_error": "held-out p90",
+    }
+    return (
+        *(Column(key, title, right=False) for key, title in texts.items()),
+        Column("rows", "rows", "{:,}".format),
+        *(Column(key, title, "{:.1%}".format) for key, title in shares.items()),
+        Column("parameters_text", "parameters", right=False),
+    )
+
+
+def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> Answer:
+    """Return the parameters and errors of fitted time models."""
+    from kvcalc.timing.fitting import fit_records
+
+    records = fit_records(fits)
+    fitted = [fit for fit in fits if fit.entry]
+
+    def tables() -> "list[Table]":
+        from kvcalc.report.text.table_layout import Table
+        from kvcalc.timing.fitting import FOLDS
+
+        rows = [record | {"parameters_text": _parameters(record)} for record in records]
+        title = f"{len(fitted)} of {len(fits)} time models of {stack} on {gpu.name} are fitted."
+        held_out = f"held out: each row is predicted by one of {FOLDS} fits without that row"
+        return [Table(rows, _columns(), title, ["", ERROR_NOTE, held_out])]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.measured_plot import predicted_against_measured
+
+        series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
+        return [predicted_against_measured(series, "held out")]
+
+    return Answer(records, tables, draw)
+
+
+def _parameters(record: "Record") -> str:
+    parameters = record["parameters"] or {}
+    words = [f"{name} {value:.3g}" for name, value in parameters.items()]
+    return ", ".join(words) or str(record["why"])
+
+
+def run_validate(
+    rows: Rows,
+    *,
+    by: Annotated[
+        str,
+        Option(
+            "Keys of a group: op, gpu, framework, dtype, model, client; a list",
+            takes="LIST",
+        ),
+    ] = "op,gpu,framework,dtype",
+    predictions: Annotated[
+        str,
+        Option(
+            "Write every row with both predictions to a CSV file",
+            takes="FILE",
+            is_output=True,
+        ),
+    ] = "",
+    fail_above: Annotated[
+        float, Option("Exit with 1 if the median error of a group exceeds X percent")
+    ] = float("inf"),
+    stack: Annotated[
+        str,
+        Option(
+            "Calibration for all rows; default: that of each row's framework",
+            takes="NAME",
+            words="calibrations",
+        ),
+    ] = "",
+    calibration_from: Annotated[
+        str,
+        Option("Use this GPU's calibrations, scaled by datasheets", takes="GPU", words="gpus"),
+    ] = "",
+) -> Answer:
+    """Compare predictions with measured rows. The status is 1 if `--fail-above` fails."""
+    from kvcalc.library.load import load_gpu
+    from kvcalc.serving.server_validation import served_times
+    from kvcalc.timing.rows import read_blocks
+    from kvcalc.timing.validation import KEYS, ErrorTally, predictions_csv, validate
+
+    if not fail_above >= 0:
+        raise UserError(f"--fail-above {fail_above} is not a percentage")
+    source = load_gpu(calibration_from) if calibration_from else None
+    tally = ErrorTally([key.strip() for key in by.split(",")])
+    tables = (table for path in rows for table in read_blocks(path))
+    blocks = tally.adding(validate(tables, stack, source, served_times))
+    if predictions:
+        pieces = predictions_csv(rows, blocks)
+        save_text(predictions, map(visible, pieces) if predictions == "-" else pieces)
+    for _ in blocks:
+        pass
+    records = tally.records()
+    notes = list(tally.remarks)
+    has_limit = fail_above < float("inf")
+    empty = tally.empty if has_limit else []
+    notes += [
+        f"{path}: no row can be read, so nothing is below {fail_above:g} %" for path in empty
+    ]
+    bad = [
+        record
+        for record in records
+        if has_limit
+        and (
+            record["median_abs_error"] is None or 100 * record["median_abs_error"] > fail_above
+        )
+    ]
+    if bad:
+        groups = [
+            " ".join(str(record[key]) for key in KEYS if record.get(key)) for record in bad
+        ]
+        notes.append(f"{len(bad)} groups above {fail_above:g} %: {', '.join(groups[:5])}")
+    source_name = source.name if source else ""
+    return Answer(
+        records,
+        lambda: [_validation_table(records, source_name)],
+        _notes=notes,
+        _status=int(bool(bad or empty)),
+        _is_silent=predictions == "-",
+    )
+
+
+def _validation_table(records: "Sequence[Record]", source: str) -> "Table":
+    from kvcalc.report.text.table_layout import Column, Table
+
+    percent = "{:.1%}".format
+    columns = (
+        Column("op", "operation", right=False),
+        Column("gpu", "GPU", right=False),
+        Column("framework", "framework", right=False),
+        Column("dtype", "dtype", right=False),
+        Column("model", "model", right=False),
+        Column("client", "client", right=False),
+        Column("rows", "rows", "{:,}".format),
+        Column("predicted_rows", "predicted", "{:,}".format),
+        Column("basis", "basis", right=False),
+        Column("median_abs_error", "median", percent),
+        Column("p90_abs_error", "p90", percent),
+        Column("median_ratio", "median ratio", "{:.3f}".format),
+        Column("ttft_median_abs_error", "TTFT median", percent),
+        Column("ttft_p90_abs_error", "TTFT p90", percent),
+        Column("throughput_median_abs_error", "tokens/s median", percent, wide=True),
+        Column("throughput_p90_abs_error", "tokens/s p90", percent, wide=True),
+        Column("roofline_median_abs_error", "roofline median", percent),
+        Column("roofline_p90_abs_error", "roofline p90", percent),
+    )
+    rows = sum(record["rows"] or 0 for record in records)
+    predicted = sum(record["predicted_rows"] or 0 for record in records)
+    title = f"{predicted:,} of {rows:,} measured rows are predicted."
+    notes = [
+        f"{ERROR_NOTE}, ratio: predicted / measured",
+        "basis roofline: the datasheet bound, for rows without a calibration",
+    ]
+    notes += [f"calibrations of {source}, scaled by datasheet figures"] if source else []
+    return Table(records, columns, title, ["", *notes])

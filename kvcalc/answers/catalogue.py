@@ -1,0 +1,132 @@
+"""`kvcalc models` and `kvcalc gpus`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from kvcalc.answers.answer import Answer
+from kvcalc.answers.deployments import gpu_words, model_words, models_of
+from kvcalc.question.options import Argument, Option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcalc.gpu.gpu import Gpu
+    from kvcalc.model.model import Model
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.report.text.table_layout import Table
+
+
+def run_models(
+    name: Annotated[
+        str,
+        Argument(
+            "Model to show in full, a list, or a part of names", takes="MODEL", words="models"
+        ),
+    ] = "",
+    *,
+    family: Annotated[str, Option("List only models of this family")] = "",
+    attention: Annotated[
+        str, Option("List only models with this attention: mla, gqa or window")
+    ] = "",
+    import_: Annotated[str, Option("Print a config.json as a preset", "--import", "FILE")] = "",
+) -> Answer:
+    """List model presets, or show one in full."""
+    from kvcalc.library.huggingface.notes import imported
+    from kvcalc.library.load import all_models, beginning, load_model, model_record
+
+    if import_:
+        model = load_model(import_)
+        return Answer([model_record(model)], list, _yaml=imported(model))
+    if len(model_words([name])) > 1:
+        models = models_of([name])
+    elif name and not beginning(name, "models"):
+        return _model_answer(name)
+    else:
+        models = all_models(family, attention, beginning(name, "models") if name else [])
+    records = [model_record(model) for model in models]
+
+    def tables() -> "list[Table]":
+        from kvcalc.report.text.preset_text import model_table
+
+        return [model_table(records)]
+
+    return Answer(records, tables)
+
+
+def _model_answer(name: str) -> Answer:
+    from kvcalc.library.huggingface.notes import to_yaml
+    from kvcalc.library.load import load_model, locate, model_record, preset_text
+
+    model: Model = load_model(name)
+    is_preset = locate(name, "models").preset
+
+    def formulas() -> str:
+        from kvcalc.layers.batch import ONE_GPU
+        from kvcalc.model.memory import size_record
+        from kvcalc.model.precision import Precision
+        from kvcalc.report.explain import explain_size
+
+        shape = model, 8192, 1, Precision("bf16"), 16, ONE_GPU
+        return explain_size(size_record(*shape), *shape)
+
+    text = preset_text(name, "models") if is_preset else to_yaml(model)
+    return Answer([model_record(model)], list, _formulas=formulas, _yaml=text)
+
+
+def run_gpus(
+    name: Annotated[
+        str,
+        Argument("GPU to show in full, a list, or a part of names", takes="GPU", words="gpus"),
+    ] = "",
+    *,
+    vendor: Annotated[
+        str,
+        Option("List only GPUs of this vendor or architecture", "--vendor --family"),
+    ] = "",
+) -> Answer:
+    """List GPU presets, or show one in full."""
+    from kvcalc.library.load import all_gpus, beginning, load_gpu
+
+    if "," in name:
+        return _gpus_answer([load_gpu(word) for word in gpu_words(name)])
+    names = beginning(name, "gpus") if name else []
+    if not name or names:
+        return _gpus_answer(all_gpus(vendor, names))
+    if name.lower() in {gpu.vendor.lower() for gpu in all_gpus()}:
+        return _gpus_answer(all_gpus(name))
+    return _gpu_answer(name, load_gpu(name))
+
+
+def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
+    """Return the memories of a GPU, and its preset with the sources."""
+    from kvcalc.library.load import gpu_record, preset_text
+    from kvcalc.report.text.preset_text import gpu_table
+    from kvcalc.report.text.roofline_text import hierarchy_table
+    from kvcalc.report.text.tables import fitted
+
+    record, memories = gpu_record(gpu), hierarchy_table(gpu)
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.fit_plot import hierarchy_chart
+
+        return [hierarchy_chart(gpu)]
+
+    lines = [f"# {line}".rstrip() for line in fitted(memories, beside=2)]
+    text = "\n".join([*lines, "", preset_text(name, "gpus")])
+    return Answer([record], lambda: [gpu_table([record]), memories], draw, _yaml=text)
+
+
+def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
+    from kvcalc.library.load import gpu_record
+
+    def tables() -> "list[Table]":
+        from kvcalc.report.text.preset_text import gpu_table
+
+        return [gpu_table(records)]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.fit_plot import peaks_chart
+
+        return [peaks_chart(gpus)]
+
+    records = [gpu_record(gpu) for gpu in gpus]
+    return Answer(records, tables, draw)

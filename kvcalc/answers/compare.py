@@ -1,0 +1,114 @@
+"""`kvcalc compare`: variants of a model's attention, or deployments side by side."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvcalc.answers.answer import MAX_PASSES, Answer
+from kvcalc.answers.deployments import remarks
+from kvcalc.errors import UserError
+from kvcalc.question.options import Option, Question, check_number
+from kvcalc.question.size_options import SizeOptions
+
+if TYPE_CHECKING:
+    from kvcalc.planning.comparison import Side
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.timing.deployment import TimedDeployment
+
+
+class VariantOptions(Question, frozen=True):
+    """Variants of the attention; empty for the usual ones."""
+
+    variants: Annotated[
+        tuple[str, ...],
+        Option(
+            "Attention variants: mha, gqa:8, mqa, mla, window:4096, cla:2; a list",
+            takes="LIST",
+            is_common=True,
+            words=(
+                "none",
+                "mha",
+                "mqa",
+                "gqa:8",
+                "mla",
+                "dsa",
+                "window:4096",
+                "evict:4096",
+                "hybrid:5/window:4096",
+                "cla:2",
+            ),
+            called="attention variant",
+        ),
+    ] = ()
+
+
+def compare_answer(
+    deployments: "Sequence[TimedDeployment]",
+    names: Sequence[str],
+    shapes: Sequence[SizeOptions],
+    is_typed: bool = False,
+) -> Answer:
+    """Return a record for each deployment, variant and shape. The first variant is the reference.
+
+    Args:
+        names: Variants; empty for the usual ones.
+        is_typed: Whether the dimensions of the layers were typed, without a model.
+    """
+    from kvcalc.planning.comparison import compare_records, of_dimensions, usual_variants
+    from kvcalc.planning.variants import variant
+
+    model, block_size = deployments[0].model, shapes[0].block_size
+    names = names or usual_variants(model).split(",")
+    check_number("rows", MAX_PASSES, names, deployments, shapes)
+    if any(deployment.model != model for deployment in deployments):
+        raise UserError(
+            "compare changes one model",
+            hint="`kvcalc size A B` and `kvcalc latency A B` take several",
+        )
+    variants = [(name.strip(), variant(model, name)) for name in names]
+    contexts = list(dict.fromkeys(shape.context for shape in shapes))
+    batches = list(dict.fromkeys(shape.batch_size for shape in shapes))
+    compared = [
+        record
+        for deployment in deployments
+        for record in compare_records(variants, deployment, contexts, batches, block_size)
+    ]
+    records = of_dimensions(compared) if is_typed else compared
+
+    def tables() -> Any:
+        from kvcalc.report.text.compare_text import compare_tables
+
+        return list(compare_tables(deployments, records, block_size))
+
+    def draw() -> "list[Chart]":
+        from kvcalc.planning.sweeps import comparison_sweep
+        from kvcalc.report.charts.comparison_plot import compare_chart
+
+        load, last = (batches[0], contexts[0]), max(contexts[-1], 131072)
+        sweep = comparison_sweep(deployments, variants, load, last)
+        return [compare_chart(deployments, records, sweep)]
+
+    return Answer(records, tables, draw, _notes=remarks([model], max(contexts)))
+
+
+def sides_answer(sides: "Sequence[Side]", users: int) -> Answer:
+    """Return deployments side by side; the first is the one before a change."""
+    from kvcalc.planning.comparison import compared
+
+    if len(sides) < 2:
+        raise UserError(
+            "--deployments compares two or more",
+            hint='Write --deployments "MODEL --tp 2" "MODEL --tp 4"',
+        )
+    records, sentence, remark = compared(sides, users)
+
+    def tables() -> Any:
+        from kvcalc.report.text.compare_text import before_after_table
+
+        return [before_after_table(records, sentence)]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.text.compare_text import before_after_chart
+
+        return [before_after_chart(records)]
+
+    return Answer(records, tables, draw, _notes=[remark] if remark else [])

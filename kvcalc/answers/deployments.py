@@ -1,0 +1,254 @@
+"""Load the models and GPUs that names stand for, and deploy them."""
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvcalc.errors import UserError, printable
+from kvcalc.question.deployment_options import (
+    AUTO,
+    DeploymentOptions,
+    PlacementOptions,
+    ShardingOptions,
+)
+from kvcalc.question.options import check_number, items_of
+
+if TYPE_CHECKING:
+    from kvcalc.gpu.gpu import Gpu
+    from kvcalc.layers.batch import Parallelism
+    from kvcalc.library.load import Dimensions
+    from kvcalc.model.model import Model
+    from kvcalc.model.precision import Precision
+    from kvcalc.question.size_options import DimensionOptions
+    from kvcalc.timing.deployment import TimedDeployment
+
+    Stored = tuple[Model, Precision, Parallelism]
+
+AUTO_TP = (1, 2, 4, 8)  # sizes that `--tp auto` tries
+MAX_NAMES = 2000  # models, or GPUs, of one command
+Sharding = TypeVar("Sharding", bound=ShardingOptions)
+
+
+def model_words(names: Sequence[str]) -> list[str]:
+    """Return the items of lists of models. A file whose name has a comma is one item."""
+    words: list[str] = []
+    for name in names:
+        words += [name] if os.path.exists(name) else items_of(name)  # noqa: PTH110
+    return words
+
+
+def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]":
+    """Return the models of words and lists, changed by `--set`."""
+    words = model_words(names)
+    check_number("models", MAX_NAMES, words)
+    try:
+        return _with_distinct_names([model_of(word, changes) for word in words], words)
+    except UserError:
+        if len(names) > 1 and (preset := _joined_name(names)):
+            raise UserError(
+                f"{' '.join(names)!r} are {len(names)} models",
+                hint=f"Write {preset} for one",
+            ) from None
+        raise
+
+
+def _with_distinct_names(models: "list[Model]", words: list[str]) -> "list[Model]":
+    """Return the models; different ones that share a name get the words that were typed.
+
+    Example: `a/m.json` and `b/m.json` are both called `m`, and answers are listed by name.
+    """
+    from msgspec.structs import replace
+
+    plain = [replace(model, file="", notes=()) for model in models]
+    shared = [any(m.name == other.name and m != other for other in plain) for m in plain]
+    return [
+        replace(model, name=printable(word, 80)) if is_shared else model
+        for model, word, is_shared in zip(models, words, shared, strict=True)
+    ]
+
+
+def _joined_name(names: Sequence[str]) -> str:
+    """Return the preset of a name with blanks, such as `llama 3 8b`; '' if there is none."""
+    from kvcalc.library.load import locate
+
+    try:
+        place = locate("-".join(names), "models")
+    except UserError:
+        return ""
+    return place.path.stem if place.preset else ""
+
+
+def model_of(name: str, changes: Sequence[str] = ()) -> "Model":
+    """Return the model called `name`, changed by `--set`."""
+    from kvcalc.library.checkpoints import load_named
+    from kvcalc.library.load import edited
+
+    remaining = list(changes)
+    model = load_named(name, remaining)  # takes the changes that an unknown type of file needs
+    return edited(model, remaining)
+
+
+def typed_dimensions(
+    options: "DimensionOptions", models: Sequence[str], changes: Sequence[str]
+) -> "Dimensions | None":
+    """Return the dimensions if no model is named, and None if one is.
+
+    Raises:
+        UserError: There are both or neither.
+    """
+    import msgspec
+
+    values = msgspec.structs.asdict(options)
+    if not any(values.values()):
+        if models:
+            return None
+        raise UserError(
+            "no model is named",
+            hint="Name one (`kvcalc models` lists them), or give --layers, --kv-heads and "
+            "--head-dim",
+        )
+    if models or changes:
+        change = f"layers={options.layers}" if options.layers else "KEY=VALUE"
+        raise UserError(
+            "dimensions cannot be combined with a model or --set",
+            hint=f"Change a model with --set {change}",
+        )
+    from kvcalc.library.load import Dimensions
+
+    return Dimensions(**values)
+
+
+def gpu_words(names: str) -> list[str]:
+    """Return the items of a list of GPUs; `all` is every preset."""
+    from kvcalc.library.load import all_gpus
+
+    words = []
+    for name in names.split(","):
+        word = name.strip()
+        words += [gpu.name for gpu in all_gpus()] if word.lower() == "all" else [word]
+    check_number("GPUs", MAX_NAMES, words)
+    return words
+
+
+def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
+    """Return the GPUs of a list. If times are needed, `all` leaves out GPUs without a peak."""
+    from kvcalc.library.load import load_gpu, with_memory, with_rate_between
+
+    gpus = []
+    for word in gpu_words(options.gpu):
+        gpu = with_memory(load_gpu(word), options.memory)
+        gpus.append(with_rate_between(gpu, options.inter_node_bandwidth))
+    is_all = options.gpu.strip().lower() == "all"
+    return [gpu for gpu in gpus if gpu.knee] if is_timed and is_all else gpus
+
+
+def precision_of(options: ShardingOptions) -> "Precision":
+    from kvcalc.model.precision import Precision
+
+    return Precision(options.dtype, options.kv_cache_dtype, options.quantization)
+
+
+def parallelism_of(options: ShardingOptions) -> "Parallelism":
+    from kvcalc.layers.batch import Parallelism
+
+    ep = options.ep
+    if options.enable_expert_parallel:
+        if ep > 1:
+            raise UserError("use either --enable-expert-parallel or --expert-parallel-size")
+        ep = options.tp * options.dp
+    return Parallelism(options.tp, options.pp, options.dp, ep, options.dcp)
+
+
+def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[Sharding]:
+    """Return the options; `--tp auto` is replaced by the sizes that divide all models."""
+    from msgspec.structs import replace
+
+    from kvcalc.model.pipeline import check
+
+    results: list[Sharding] = []
+    for option in options:
+        if option.tp != AUTO:
+            results.append(option)
+            continue
+        for tp in AUTO_TP:
+            sized = replace(option, tp=tp)
+            with suppress(UserError):
+                for model in models:
+                    check(model, parallelism_of(sized))
+                results.append(sized)
+    return results
+
+
+def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "list[Stored]":
+    """Return each model with each precision and parallelism."""
+    return [
+        (model, precision_of(one), parallelism_of(one))
+        for model, one in product(models, split_sizes(options, models))
+    ]
+
+
+def deployment_of(
+    model: "Model", gpu: "Gpu", options: DeploymentOptions, kind: Any = None
+) -> "TimedDeployment":
+    """Return a model on a GPU.
+
+    Args:
+        kind: The class of the result, by default `TimedDeployment`.
+    """
+    from kvcalc.timing.deployment import TimedDeployment
+
+    kind = kind or TimedDeployment
+    choice = options.choice
+    result: TimedDeployment = kind(
+        model,
+        gpu,
+        precision_of(options),
+        parallelism_of(options),
+        mla_form=options.mla_form,
+        nodes=options.nodes,
+        engine=choice.engine,
+        engine_version=options.engine_version,
+    )
+    return result.under(choice.calibration, options.calibration_from)
+
+
+def deployments_of(
+    models: "Sequence[Model]", options: Sequence[DeploymentOptions]
+) -> "list[TimedDeployment]":
+    """Return each model on each GPU, with every item of the lists."""
+    return [
+        deployment_of(model, gpu, one)
+        for model, gpu, one in product(
+            models, gpus_of(options[0]), split_sizes(options, models)
+        )
+    ]
+
+
+def remarks(
+    models: "Iterable[Model]",
+    longest: int,
+    memory: str = "",
+    gpus: "Iterable[Gpu]" = (),
+) -> list[str]:
+    """Return the notes of models, and notes about a long context and about `--memory`.
+
+    Args:
+        longest: Longest context in tokens.
+    """
+    names_by_note: dict[str, list[str]] = {}
+    for model in {m.name: m for m in models}.values():
+        texts = list(model.notes)
+        if model.max_context and longest > model.max_context:
+            texts.append(
+                f"context {longest:,} is beyond the model's own maximum of {model.max_context:,}"
+            )
+        for text in texts:
+            names_by_note.setdefault(text, []).append(model.name)
+    notes = [f"{', '.join(names)}: {text}" for text, names in names_by_note.items()]
+    for gpu in gpus:
+        if memory and gpu.usable_share and gpu.memory_bytes % 2**30:
+            gib = gpu.memory_bytes / 2**30
+            notes.append(f"memory {memory} is {gib:.2f} GiB; such machines are sold by GiB")
+    return notes

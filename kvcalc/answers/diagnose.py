@@ -1,0 +1,204 @@
+"""`kvcalc diagnose`."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvcalc.answers.answer import Answer
+from kvcalc.errors import UnpredictedRelease, UserError
+from kvcalc.question.deployment_options import CONTEXT_WORDS, USER_WORDS
+from kvcalc.question.options import Argument, Option, Question
+from kvcalc.units import parse_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.diagnosis.diagnosis import DiagnosisInputs
+    from kvcalc.diagnosis.log_verdict import DiagnosisSummary
+
+    Verdict = tuple[str, DiagnosisSummary, int, int]
+
+MAX_COUNT = 10**12
+FORMATS = ("dtype", "kv_cache_dtype", "quantization")
+_override = partial(Option, panel="Overrides")
+
+
+class OverrideOptions(Question, frozen=True):
+    """What the log does not say, or what replaces it."""
+
+    model: Annotated[
+        str,
+        Option(
+            "Model, if the log has only its path",
+            takes="MODEL",
+            is_common=True,
+            words="models",
+        ),
+    ] = ""
+    gpu: Annotated[
+        str,
+        Option("GPU, if the log does not name it", takes="GPU", is_common=True, words="gpus"),
+    ] = ""
+    dtype: Annotated[
+        str,
+        _override("Data type of weights and compute, instead of the log's", takes="DTYPE"),
+    ] = ""
+    kv_cache_dtype: Annotated[
+        str, _override("Data type of the KV cache, instead of the log's", takes="DTYPE")
+    ] = ""
+    quantization: Annotated[
+        str,
+        _override(
+            "Storage format of the weights, instead of the log's",
+            "--quantization -q",
+            "FORMAT",
+        ),
+    ] = ""
+    tp: Annotated[
+        int,
+        _override(
+            "GPUs for tensor parallelism, instead of the log's",
+            "--tensor-parallel-size --tp -tp",
+            max=MAX_COUNT,
+        ),
+    ] = 0
+
+
+class TargetOptions(Question, frozen=True):
+    """What the server has to hold, and which start is diagnosed."""
+
+    users: Annotated[
+        int,
+        Option(
+            "Concurrent users that must fit", is_common=True, called=USER_WORDS, max=MAX_COUNT
+        ),
+    ] = 0
+    context: Annotated[
+        int,
+        Option(
+            "Tokens per user; default: the engine's maximum",
+            takes="TOKENS",
+            is_common=True,
+            called=CONTEXT_WORDS,
+            read=parse_tokens,
+        ),
+    ] = 0
+    boot: Annotated[
+        int,
+        Option("Number of the start in a log with several; default: all", max=MAX_COUNT),
+    ] = 0
+
+
+def run(
+    logs: Annotated[
+        list[str],
+        Argument("Start-up logs of vLLM, SGLang or llama.cpp; - is stdin", takes="LOG…"),
+    ] = [],  # noqa: B006
+    *,
+    metrics: Annotated[
+        str,
+        Option(
+            "The /metrics of a running server, as a file or an address",
+            takes="FILE",
+            is_common=True,
+        ),
+    ] = "",
+    overrides: OverrideOptions,
+    target: TargetOptions,
+    save: Annotated[
+        str,
+        Option(
+            "Write measured overheads for `fit --from-log` to a file",
+            takes="FILE",
+            is_common=True,
+            is_output=True,
+        ),
+    ] = "",
+) -> Answer:
+    """Explain the memory of an engine from its start-up log, and what to change."""
+    from kvcalc.diagnosis.diagnosis import DiagnosisInputs
+
+    if bool(metrics) == bool(logs):
+        raise UserError(
+            "diagnose takes start-up logs or --metrics",
+            hint="kvcalc diagnose server.log",
+        )
+    formats = {name: getattr(overrides, name) for name in FORMATS if getattr(overrides, name)}
+    inputs = DiagnosisInputs(overrides.model, overrides.gpu, formats, overrides.tp)
+    if metrics:
+        return _metrics_answer(metrics, inputs, target.users)
+    verdicts: list[Verdict] = []
+    notes: list[str] = []
+    for log in logs:
+        verdicts += _verdicts(log, inputs, target, notes)
+    if save:
+        _save_corrections(save, verdicts[-1])
+
+    def tables() -> Any:
+        from kvcalc.report.text.plan_text import diagnosis_table
+
+        return [
+            diagnosis_table(verdict, log, number, count)
+            for log, verdict, number, count in verdicts
+        ]
+
+    records = [
+        record
+        for log, verdict, number, _ in verdicts
+        for record in verdict.records(log, number)
+    ]
+    return Answer(records, tables, _notes=notes)
+
+
+def _save_corrections(path: str, verdict: "Verdict") -> None:
+    from kvcalc.answers.messages import save_text
+
+    corrections = verdict[1].corrections
+    if corrections is None:
+        raise UserError("vLLM's V0 engine is not predicted, so its log gives no corrections")
+    save_text(path, corrections.text())
+
+
+def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:
+    """Return a server's metrics beside the prediction."""
+    from kvcalc.diagnosis.diagnosis import served_by
+    from kvcalc.diagnosis.prometheus import (
+        compare_with_prediction,
+        read_metrics,
+        running_records,
+    )
+
+    metrics = read_metrics(place)
+    deployment, notes = served_by(metrics.model, inputs)
+    result = compare_with_prediction(metrics, deployment, users)
+
+    def tables() -> Any:
+        from kvcalc.report.text.plan_text import running_table
+
+        return [running_table(result)]
+
+    return Answer(running_records(result), tables, _notes=notes)
+
+
+def _verdicts(
+    log: str, inputs: "DiagnosisInputs", target: TargetOptions, notes: list[str]
+) -> "list[Verdict]":
+    """Return log, verdict, number and count of each requested start, and add to the notes."""
+    from kvcalc.diagnosis.diagnosis import diagnose
+    from kvcalc.diagnosis.log_reader import read_boots
+    from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
+
+    boots, remarks = read_boots(log)
+    notes += remarks
+    if target.boot > len(boots):
+        raise UserError(f"there is no boot {target.boot}: the log holds {len(boots)}", log)
+    verdicts: list[Verdict] = []
+    for number, boot in enumerate(boots, 1):
+        if target.boot not in (0, number):
+            continue
+        try:
+            diagnosis = diagnose(boot, inputs)
+            notes += diagnosis.remarks
+            summary = summarize_diagnosis(diagnosis, target.users, target.context)
+        except UnpredictedRelease as error:
+            notes.append(error.what)
+            summary = summarize_v0(boot, inputs.model, inputs.gpu)
+        verdicts.append((log, summary, number, len(boots)))
+    return verdicts

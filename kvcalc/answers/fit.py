@@ -1,0 +1,364 @@
+"""`kvcalc fit`: deployments by options, or by an engine's own command line."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from kvcalc.answers.answer import Answer, LazyRecords
+from kvcalc.answers.deployments import (
+    gpu_words,
+    gpus_of,
+    model_words,
+    models_of,
+    parallelism_of,
+    precision_of,
+    remarks,
+    split_sizes,
+)
+from kvcalc.errors import UserError
+from kvcalc.question.deployment_options import PlacementOptions
+from kvcalc.question.fit_question import FitQuestion, StudyOptions
+from kvcalc.question.options import Argument, Option, check_number, every
+
+if TYPE_CHECKING:
+    from kvcalc.capacity import Fit, FitOptions
+    from kvcalc.capacity.fit_records import Typed
+    from kvcalc.model.model import Model
+    from kvcalc.records import Record
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.timing.deployment import TimedDeployment
+
+    Point = tuple[TimedDeployment, FitOptions]
+
+MAX_CONFIGURATIONS = 1000
+MAX_LAYERS = 1 << 17  # layers of all pipeline stages
+FitModels = Annotated[
+    list[str],
+    Argument("Preset, file or Hub name, or -- vllm serve …", takes="MODEL…", words="models"),
+]
+
+
+class TypedWords(NamedTuple):
+    """The words of a request, for the command that repeats it.
+
+    Attributes:
+        names: Word for each model and GPU, by its name.
+        beside: Options that no engine's command line has.
+        has_all_experts: Whether expert parallelism covers all GPUs.
+        stated: Options of an engine's command line; empty without one.
+        notes: Notes about the command line.
+    """
+
+    names: Mapping[str, str] = {}
+    beside: tuple[str, ...] = ()
+    has_all_experts: bool = False
+    stated: Mapping[str, Any] = {}
+    notes: Sequence[str] = ()
+
+    def named(self, deployment: "TimedDeployment") -> "Typed":
+        """Return the words of one deployment."""
+        from kvcalc.capacity.fit_records import Typed
+
+        model, gpu = deployment.model.name, deployment.gpu.name
+        return Typed(
+            self.names.get(model, ""),
+            self.names.get(gpu, ""),
+            self.beside,
+            self.has_all_experts,
+        )
+
+
+def run(
+    models: FitModels,
+    *,
+    asked: Annotated[dict[str, Any], FitQuestion],
+    placing: Annotated[dict[str, Any], PlacementOptions],
+    studies: StudyOptions,
+    allocations: Annotated[
+        str,
+        Option(
+            "File of steps for an allocator: A 50, free A, ask 2049",
+            takes="FILE",
+            panel="Allocator studies",
+        ),
+    ] = "",
+    matrix: Annotated[
+        bool, Option("Print a matrix of users × contexts that fit", panel="Output")
+    ] = False,
+) -> Answer:
+    """Compute how many users and tokens fit. The status is 1 if nothing fits."""
+    points, words = fit_points(models, placing=placing, asked=asked)
+    if matrix:
+        deployments = [deployment for deployment, one in points if one == points[0][1]]
+        return _matrix_answer(deployments, asked, words)
+    return fit_answer(points, studies, words, allocations)
+
+
+def fit_points(
+    models: FitModels,
+    *,
+    placing: Annotated[dict[str, Any], PlacementOptions],
+    asked: Annotated[dict[str, Any], FitQuestion],
+) -> "tuple[list[Point], TypedWords]":
+    """Return each deployment with its options, and the words of the request."""
+    from kvcalc.capacity.fit_options import read_fit_options
+    from kvcalc.timing.deployment import TimedDeployment
+
+    typed_models, loaded, stated, notes = _read_models(models, placing.get("set_", ()))
+    placements = split_sizes(every(PlacementOptions, stated | placing), loaded)
+    options = read_fit_options(_asked(stated, asked))
+    gpus = gpus_of(placements[0], is_timed=False)
+    check_number("configurations", MAX_CONFIGURATIONS, loaded, gpus, placements, options)
+    stages = range(sum(one.pp for one in placements))
+    check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)
+    layers = range(max(model.layers for model in loaded))  # each stage looks for its own
+    check_number("layers of pipeline stages", MAX_LAYERS, loaded, gpus, stages, layers, options)
+    names = {model.name: word for model, word in zip(loaded, typed_models, strict=True)}
+    gpu_names = gpu_words(placements[0].gpu)
+    names |= {gpu.name: word for gpu, word in zip(gpus, gpu_names, strict=True)}
+    points: list[Point] = []
+    for model, gpu, placement, one in product(loaded, gpus, placements, options):
+        deployment = TimedDeployment(
+            model,
+            gpu,
+            precision_of(placement),
+            parallelism_of(placement),
+            nodes=placement.nodes,
+            engine=one.engine,
+            engine_version=one.engine_version,
+        )
+        points.append((deployment, one))
+    beside = (
+        *(word for change in placing.get("set_", ()) for word in ("--set", change)),
+        *(("--from-log", asked["from_log"]) if asked.get("from_log") else ()),
+        *(("--memory", placements[0].memory) if placements[0].memory else ()),
+    )
+    has_all_experts = placements[0].enable_expert_parallel
+    notes += remarks([], 0, placements[0].memory, gpus)
+    return points, TypedWords(names, beside, has_all_experts, stated, notes)
+
+
+def _read_models(
+    words: Sequence[str], changes: Sequence[str]
+) -> "tuple[list[str], list[Model], dict[str, Any], list[str]]":
+    """Return the words and models of a list, what an engine's command line states, and notes."""
+    if len(words) > 1 or " " in words[0].strip():
+        from kvcalc.capacity.command_line import is_command, read_command
+        from kvcalc.capacity.dialects import DIALECTS
+        from kvcalc.library.load import edited
+
+        if is_command(words):
+            remaining = list(changes)
+            command = read_command(words, remaining)
+            notes = list(command.remarks)
+            if command.ignored:
+                notes.append(
+                    f"{command.engine}: not counted here: {', '.join(command.ignored)}"
+                )
+            stated: dict[str, Any] = {"engine": command.engine} | command.given
+            dialect = DIALECTS[command.engine]
+            if dialect.max_num_seqs_is_cap and "max_num_seqs" in stated:
+                stated["users"] = 1  # the engine starts if one sequence fits
+            if dialect.flag("all_experts") and stated.pop("ep", 1) > 1:
+                # over the GPUs that an option before the line may change
+                stated["enable_expert_parallel"] = True
+            return [command.named], [edited(command.model, remaining)], stated, notes
+    return model_words(words), models_of(words, changes), {}, []
+
+
+def _asked(stated: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an engine's options, replaced by those that were typed."""
+    if "max_num_seqs" in asked:
+        stated = {name: value for name, value in stated.items() if name != "users"}
+    return {**stated, **asked}
+
+
+def fit_answer(
+    points: "Sequence[Point]",
+    studies: StudyOptions,
+    words: TypedWords = TypedWords(),  # noqa: B008
+    allocations: str = "",
+) -> Answer:
+    """Return what fits on each deployment, the smallest that fits first."""
+    from kvcalc.capacity.allocations import read_lengths
+    from kvcalc.capacity.deployment_fit import shortened
+    from kvcalc.capacity.fit_records import fit_record, smallest_first
+
+    fits, notes = _fits(points)
+    if not words.stated:  # an engine's own command line refuses a maximum that does not fit
+        fits = [*map(shortened, fits)]
+    fits = smallest_first(fits)
+    if allocations:
+        return _allocations_answer(fits[0], allocations)
+    lengths = read_lengths(studies.lengths, studies.seed) if studies.lengths else []
+    records = [
+        fit_record(fit, lengths, studies.seed, words.named(fit.requested)) for fit in fits
+    ]
+    notes = [*words.notes, *notes, *remarks([fit.model for fit in fits], 0)]
+    notes += _beyond_maximum((fit.requested, fit.options) for fit in fits)
+    longest = max(fit.length for fit in fits)
+    if lengths and max(lengths) > longest:
+        notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
+    more_notes, without_table = _shortage_notes(fits, [record["advice"] for record in records])
+
+    def tables() -> Any:
+        from kvcalc.report.text.fit_text import fit_table
+
+        names = words.names if words.stated else None
+        return [fit_table(records, fits, names, words.has_all_experts)]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.fit_plot import memory_chart
+
+        return [memory_chart(records)]
+
+    def formulas() -> str:
+        from kvcalc.report.explain_sums import explain_fit
+
+        return "\n".join(map(explain_fit, fits, records))
+
+    return Answer(
+        records,
+        tables,
+        draw,
+        _formulas=formulas,
+        _notes=notes + more_notes,
+        _untabled_notes=without_table,
+        _status=int(not any(fit.fits for fit in fits)),
+    )
+
+
+def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":
+    """Return the capacity of each point, and notes on deployments that are impossible.
+
+    Raises:
+        UserError: No deployment is possible.
+    """
+    from kvcalc.capacity import fit
+
+    results, refused = [], []
+    for deployment, options in points:
+        try:
+            if deployment.nodes:
+                _ = deployment.ranks  # raises UserError if the nodes are too few
+            results.append(fit(deployment, options))
+        except UserError as error:
+            refused.append(error)
+    if not results:
+        raise refused[0]
+    return results, [f"left out: {text}" for text in dict.fromkeys(map(str, refused))]
+
+
+def _shortage_notes(
+    fits: "Sequence[Fit]", advice: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return notes on caches that are too large, and what a table's sentence says of shortages."""
+    from kvcalc.units import format_bytes
+
+    notes, without_table = [], []
+    for fit in fits:
+        if not fit.shortage and not fit.starts:
+            need = format_bytes(fit.plan.needed(1, fit.length))
+            without_table.append(
+                f"{fit.gpu.name}: {fit.engine.title} does not start: one sequence of "
+                f"{fit.length:,} tokens needs {need}"
+            )
+        if fit.excess:
+            notes.append(
+                f"{fit.gpu.name}: a cache of that size is {format_bytes(fit.excess)} more than the "
+                "rest leaves"
+            )
+    if not any(fit.fits for fit in fits):
+        for fit, text in zip(fits, advice, strict=True):
+            without_table.append(
+                f"{fit.model.name} on {fit.ranks.gpus}× {fit.gpu.name}: {text}"
+            )
+    return notes, without_table
+
+
+def _beyond_maximum(points: "Iterable[Point]") -> list[str]:
+    """Return a note on each model whose longest request is beyond the model's maximum."""
+    longest: dict[tuple[str, str], tuple[int, str]] = {}
+    for deployment, options in points:
+        model, length = deployment.model, options.longest(deployment.model)
+        if model.max_context and length > model.max_context:
+            variable = options.rules.long_context_variable
+            needs = f"; {options.rules.title} starts only with {variable}=1" if variable else ""
+            text = (
+                f"{length:,} tokens are beyond the model's own maximum of "
+                f"{model.max_context:,}{needs}"
+            )
+            key = model.name, options.engine
+            longest[key] = max(longest.get(key, (0, "")), (length, text))
+    return [f"{name}: {text}" for (name, _), (_, text) in longest.items()]
+
+
+def _matrix_answer(
+    deployments: "Sequence[TimedDeployment]", asked: Mapping[str, Any], words: TypedWords
+) -> Answer:
+    """Return users × contexts of each deployment, from the lists if they are given."""
+    import msgspec
+
+    from kvcalc.capacity.fit_options import read_fit_options
+    from kvcalc.capacity.fit_records import (
+        USERS,
+        contexts_of,
+        matrix_records,
+    )
+
+    lists = ("max_num_seqs", "max_model_len")
+    others = {name: value for name, value in asked.items() if name not in lists}
+    options = read_fit_options(_asked(words.stated, others))[0]
+    limits = every(FitQuestion, {name: asked[name] for name in lists if name in asked})
+    users = [*dict.fromkeys(one.max_num_seqs for one in limits if one.max_num_seqs)] or [*USERS]
+    requested = [*dict.fromkeys(one.max_model_len for one in limits if one.max_model_len)]
+    verdicts, cells, points = [], [], []
+    for deployment in deployments:
+        contexts = requested or contexts_of(deployment.model.max_context)
+        check_number("cells", MAX_CONFIGURATIONS, deployments, users, contexts)
+        longest = msgspec.structs.replace(options, max_model_len=max(contexts))
+        points.append((deployment, longest))
+        cells.append((deployment, options, users, contexts))
+        verdicts.append(matrix_records(*cells[-1], only_verdicts=True))
+
+    def records() -> "Iterable[Record]":
+        return (record for cell in cells for record in matrix_records(*cell))
+
+    def tables() -> Any:
+        from kvcalc.report.text.fit_text import matrix_table
+
+        return [*map(matrix_table, verdicts)]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.text.fit_text import matrix_charts
+
+        return matrix_charts(verdicts)
+
+    return Answer(
+        LazyRecords(records, sum(map(len, verdicts))),
+        tables,
+        draw,
+        _notes=[*words.notes, *_beyond_maximum(points)],
+        _status=int(not any(record["fits"] for part in verdicts for record in part)),
+    )
+
+
+def _allocations_answer(fit: "Fit", path: str) -> Answer:
+    """Return what an allocator does with a file of steps, in the cache of a deployment."""
+    from kvcalc.capacity.allocations import play, read_script
+
+    script = read_script(path)
+    slots = script.memory or fit.plan.tokens(fit.kv_budget, fit.length)
+    played = play(script.steps, slots, fit.length, fit.plan.block_size or 16)
+
+    def tables() -> Any:
+        from kvcalc.report.text.fit_text import allocation_table
+
+        return [allocation_table(played, fit.length, fit.options.wanted)]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.fit_plot import allocations_chart
+
+        return [allocations_chart(played)]
+
+    return Answer(played.records, tables, draw)

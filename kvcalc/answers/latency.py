@@ -1,0 +1,56 @@
+"""`kvcalc latency`."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.answers.answer import MAX_PASSES, Answer
+from kvcalc.answers.deployments import deployments_of, models_of, remarks
+from kvcalc.question.deployment_options import DeploymentOptions, Models
+from kvcalc.question.options import check_number
+from kvcalc.question.serving_options import LatencyOptions
+
+if TYPE_CHECKING:
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.timing.deployment import TimedDeployment
+
+
+def run(
+    models: Models, *, requests: list[LatencyOptions], deploying: list[DeploymentOptions]
+) -> Answer:
+    """Predict TTFT, TPOT and end-to-end time of one request."""
+    loaded = models_of(models, deploying[0].set_)
+    return latency_answer(deployments_of(loaded, deploying), requests, deploying[0].memory)
+
+
+def latency_answer(
+    deployments: "Sequence[TimedDeployment]",
+    requests: Sequence[LatencyOptions],
+    memory: str = "",
+) -> Answer:
+    """Return the times of each request on each deployment."""
+    from kvcalc.serving.request_record import latency_records
+
+    check_number("rows", MAX_PASSES, deployments, requests)
+    points = list(product(deployments, requests))
+    records = latency_records(points)
+
+    def tables() -> Any:
+        from kvcalc.report.text.serving_text import latency_tables
+
+        return list(latency_tables(records))
+
+    def draw() -> "list[Chart]":
+        from kvcalc.planning.sweeps import latency_sweep
+        from kvcalc.report.charts.latency_plot import latency_chart
+
+        sweep = latency_sweep(deployments, [request for _, request in points])
+        return [latency_chart(sweep, requests[0])]
+
+    notes = remarks(
+        [deployment.model for deployment in deployments],
+        max(request.context for request in requests),
+        memory,
+        [deployment.gpu for deployment in deployments],
+    )
+    return Answer(records, tables, draw, _notes=notes)

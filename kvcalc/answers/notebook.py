@@ -1,0 +1,204 @@
+"""The Python API: the commands as functions and as methods of a deployment."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from kvcalc.answers.answer import Answer
+from kvcalc.answers.compare import VariantOptions, compare_answer
+from kvcalc.answers.deployments import deployment_of
+from kvcalc.answers.fit import fit_answer
+from kvcalc.answers.latency import latency_answer
+from kvcalc.answers.plan import plan_answer
+from kvcalc.answers.python_functions import GpuOrName, ModelOrName, as_gpu, as_model, of_kind
+from kvcalc.answers.roofline import PassOptions, roofline_answer
+from kvcalc.answers.serve import serve_answer
+from kvcalc.answers.size import size_answer
+from kvcalc.capacity.fit_options import read_fit_options
+from kvcalc.errors import UserError
+from kvcalc.library.load import edited, with_memory, with_rate_between
+from kvcalc.model.model import Model
+from kvcalc.question.deployment_options import DeploymentOptions
+from kvcalc.question.fit_question import FitQuestion, StudyOptions
+from kvcalc.question.options import Question, check_known, every, one, parameters_in
+from kvcalc.question.serving_options import (
+    LatencyOptions,
+    SchedulingOptions,
+    ServerSettings,
+    Workload,
+)
+from kvcalc.question.size_options import ContextOptions, SizeOptions
+from kvcalc.timing import deployment
+
+Options: TypeAlias = dict[str, Any]
+
+
+def takes(
+    *questions: type[Question],
+) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Return a decorator that gives a method the options of questions, and describes them.
+
+    The method gets a dictionary of the options. Positional arguments are the first options.
+    """
+    parameters = [p for question in questions for p in parameters_in(question)]
+    names = [p.name for p in parameters]
+
+    def decorate(method: Callable[..., Answer]) -> Callable[..., Answer]:
+        def run(self: "Deployment", *values: Any, **options: Any) -> Answer:
+            if len(values) > len(names):
+                raise TypeError(f"{method.__name__} takes at most {len(names)} arguments")
+            options = dict(zip(names, values, strict=False)) | options
+            check_known(options, names)
+            return method(self, options)
+
+        lines = [f"    {p.name}: {p.option.help} [{p.default!r}]" for p in parameters]
+        run.__name__ = method.__name__
+        run.__doc__ = "\n        ".join([f"{method.__doc__}\n", "Args:", *lines]) + "\n"
+        return run
+
+    return decorate
+
+
+class Deployment(deployment.TimedDeployment, frozen=True):
+    """A model on GPUs. Each method is the command of its name and raises the same UserError.
+
+    An option is a text as on the command line or a Python value. A list makes more records if the
+    option takes a list.
+    """
+
+    @takes(SizeOptions)
+    def size(self, options: Options) -> Answer:
+        """Compute KV cache size; `stored`, `read` and `allocated` bytes per GPU.
+
+        `fixed` and `slope` are bytes of one sequence: without its tokens, and per token.
+        """
+        stored = self.model, self.precision, self.parallelism
+        return size_answer([stored], every(SizeOptions, options), [self.gpu])
+
+    @takes(FitQuestion, StudyOptions)
+    def fit(self, options: Options) -> Answer:
+        """Compute what fits: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` and more.
+
+        Without max_model_len, the length is the model's maximum, or the longest that fits. The
+        engine is the deployment's by default.
+        """
+        if options.get("engine", self.engine) == self.engine:
+            options = {"engine": self.engine, "engine_version": self.engine_version} | options
+        points = [(self, fit_option) for fit_option in read_fit_options(options)]
+        return fit_answer(points, one(StudyOptions, options))
+
+    @takes(LatencyOptions)
+    def latency(self, options: Options) -> Answer:
+        """Predict one request: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s` and more."""
+        return latency_answer([self], every(LatencyOptions, options))
+
+    @takes(PassOptions, ContextOptions)
+    def roofline(self, options: Options) -> Answer:
+        """Compute FLOPs, bytes and bound of each operator. Attributes are keys of the total."""
+        return roofline_answer(
+            [self], one(PassOptions, options), every(ContextOptions, options)
+        )
+
+    @takes(SchedulingOptions, Workload, ServerSettings)
+    def serve(self, options: Options) -> Answer:
+        """Simulate a server: `throughput_tokens_per_s`, `ttft_p50_s`, `tpot_p99_s` and more.
+
+        Without rate, requests and max_concurrency, the first record is the sustained rate. One
+        record for each rate that was tried follows.
+        """
+        scheduling = every(SchedulingOptions, options)
+        settings = one(ServerSettings, options)
+        return serve_answer([self], options, scheduling, settings)
+
+    @takes(VariantOptions, SizeOptions)
+    def compare(self, options: Options) -> Answer:
+        """Compare variants of the attention, one record each. The first is the reference."""
+        names = one(VariantOptions, options).variants
+        return compare_answer([self], names, every(SizeOptions, options))
+
+    def __repr__(self) -> str:
+        sizes = msgspec.structs.asdict(self.parallelism).items()
+        ranks = " ".join(f"{name} {size}" for name, size in sizes if size > 1)
+        gpus = f"{self.parallelism.gpus} × {self.gpu.name}{f' ({ranks})' if ranks else ''}"
+        formats = self.formats
+        return (
+            f"{self.model.name} on {gpus}: weights {formats.weights_label}, "
+            f"cache {formats.kv_cache_dtype}; times: {self.basis}"
+        )
+
+
+DEPLOYING = frozenset(DeploymentOptions.__struct_fields__)
+
+
+def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deployment:
+    """Return a model on GPUs, by names or objects, with the options of the command line.
+
+    Args:
+        options: Fields of `DeploymentOptions`, such as tp, pp, dp, ep, dcp, dtype, kv_cache_dtype,
+            quantization, memory, nodes, engine, bounds and calibration.
+    """
+    check_known(options, DEPLOYING)
+    deploying = every(DeploymentOptions, options)
+    if len(deploying) > 1:
+        hint = "Call deploy once for each"
+        raise UserError("a deployment has one value of each option", hint=hint)
+    machine = with_memory(as_gpu(gpu), deploying[0].memory)
+    result = deployment_of(
+        edited(as_model(model), list(deploying[0].set_)),
+        with_rate_between(machine, deploying[0].inter_node_bandwidth),
+        deploying[0],
+        Deployment,
+    )
+    _ = result.ranks  # raises UserError if the ranks cannot be placed
+    return cast(Deployment, result)
+
+
+def _command(name: str) -> Callable[..., Answer]:
+    """Return a function that deploys a model and calls the method `name` of the deployment."""
+
+    def run(model: ModelOrName | Deployment, **options: Any) -> Answer:
+        deploying = DEPLOYING & options.keys()
+        if not isinstance(model, Deployment):
+            model = deploy(model, **{key: options.pop(key) for key in deploying})
+        elif fixed := deploying - {"engine", "engine_version"}:
+            raise UserError(
+                f"the deployment already has {', '.join(sorted(fixed))}",
+                hint="Give these options to deploy",
+            )
+        answer: Answer = getattr(model, name)(**options)
+        return answer
+
+    run.__name__ = name
+    run.__doc__ = f"""{getattr(Deployment, name).__doc__}
+    The first argument is a model or a Deployment. A model also takes the options of `deploy`.
+    """
+    return run
+
+
+size, fit, latency, roofline, serve, compare = map(
+    _command, ("size", "fit", "latency", "roofline", "serve", "compare")
+)
+
+
+def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> Answer:
+    """Find the five best deployments. Attributes are keys of the best.
+
+    Args:
+        models: A model or a list.
+        options: Options of `kvcalc plan`, each a word, a number or a list: users and context, or
+            rate, input_len and output_len; max_ttft, max_tpot (`50ms`), min_throughput; gpu,
+            max_gpus (16), quantization, price_per_hour and more.
+    """
+    if isinstance(models, str | Path | Model):
+        models = [models]
+    if not of_kind(models, "list of models", list, tuple):
+        raise UserError(
+            "a plan takes a model",
+            hint='Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")',
+        )
+    return plan_answer([as_model(model) for model in models], options)
+
+
+plan = find_plan

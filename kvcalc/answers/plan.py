@@ -1,0 +1,146 @@
+"""`kvcalc plan`."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvcalc.answers.answer import Answer
+from kvcalc.answers.deployments import models_of, remarks
+from kvcalc.errors import UserError
+from kvcalc.question.deployment_options import Models, Settings
+from kvcalc.question.options import Option
+from kvcalc.question.plan_options import Requirement, SpaceOptions
+
+if TYPE_CHECKING:
+    from kvcalc.model.model import Model
+    from kvcalc.planning.question import PlanQuestion
+    from kvcalc.report.charts.chart import Chart
+
+
+def run(
+    models: Models,
+    *,
+    need: Annotated[dict[str, Any], Requirement],
+    space: Annotated[dict[str, Any], SpaceOptions],
+    file: Annotated[
+        str,
+        Option("YAML file of these options; typed options override it", takes="FILE"),
+    ] = "",
+    points: Annotated[
+        str,
+        Option(
+            "Write every configuration to a .csv or .jsonl file",
+            takes="FILE",
+            panel="Output",
+            is_output=True,
+        ),
+    ] = "",
+    jobs: Annotated[
+        int, Option("Kept for old scripts; has no effect", "--jobs -j", is_hidden=True)
+    ] = 1,
+    set_: Settings = [],  # noqa: B006
+) -> Answer:
+    """Find the best deployments. The status is 1 if none meets the targets."""
+    loaded = models_of(models, set_)
+    return plan_answer(loaded, need | space, file, points)
+
+
+def plan_answer(
+    models: "Sequence[Model]", options: Mapping[str, Any], file: str = "", points: str = ""
+) -> Answer:
+    """Return the best deployments of each requirement.
+
+    Args:
+        options: Values of `Requirement` and `SpaceOptions` by name.
+        file: A YAML file of further options.
+        points: The file for all configurations.
+    """
+    from kvcalc.planning.best_configs import answer_records
+    from kvcalc.planning.search import run_search
+
+    question = _question(models, options, file)
+    longest = max(need.lengths.context for need in question.needs)
+    with _file_and_progress(points, question.prices) as on_batch:
+        plan = run_search(question.needs, question.space, question.prices, on_batch)
+    records = [answer_records(answer, plan.space) for answer in plan.answers]
+
+    def tables() -> Any:
+        from kvcalc.report.text.plan_text import plan_tables
+
+        return list(plan_tables(plan, records))
+
+    def draw() -> "list[Chart]":
+        from kvcalc.answers.messages import note
+        from kvcalc.planning.sweeps import front_curve
+        from kvcalc.report.charts.comparison_plot import front_charts
+
+        charts, missing = front_charts([front_curve(answer) for answer in plan.answers])
+        for text in missing:
+            note(text)
+        return charts
+
+    def formulas() -> str:
+        from kvcalc.report.explain_sums import explain_plan
+
+        return "\n".join(explain_plan(answer, plan.space) for answer in plan.answers)
+
+    return Answer(
+        [record for part in records for record in part],
+        tables,
+        draw,
+        _formulas=formulas,
+        _notes=[*remarks(models, longest), *plan.remarks],
+        _status=int(not any(answer.best for answer in plan.answers)),
+    )
+
+
+def _question(
+    models: "Sequence[Model]", options: Mapping[str, Any], file: str
+) -> "PlanQuestion":
+    """Return the question of the options and a file. Options override the file."""
+    from kvcalc.planning.question import file_options, question_of
+
+    if not file:
+        return question_of(models, options)
+    try:
+        return question_of(models, file_options(file) | dict(options))
+    except UserError as error:
+        if error.where or _refusal(models, options) == str(error):
+            raise
+        raise UserError(error.what, file, error.hint) from None
+
+
+def _refusal(models: "Sequence[Model]", options: Mapping[str, Any]) -> str:
+    """Return what is wrong with the options without the file; '' if nothing is."""
+    from kvcalc.planning.question import question_of
+
+    try:
+        question_of(models, options)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def _file_and_progress(
+    path: str, prices: Mapping[str, float]
+) -> Iterator[Callable[[Any], None] | None]:
+    """Yield a function that writes each batch to the file and moves the progress bar."""
+    from kvcalc.answers.messages import note
+    from kvcalc.planning.search import CandidateFile
+    from kvcalc.report.text.progress import progress_bar
+
+    if not path and not sys.stderr.isatty():
+        yield None
+        return
+    with CandidateFile(path, prices) as points, progress_bar("points") as move:
+
+        def take(batch: Any) -> None:
+            points.write(batch)
+            if move:
+                move(completed=points.count)
+
+        yield take
+    if path and path != "-":
+        note(f"{points.count:,} points in {path}")

@@ -1,0 +1,155 @@
+"""`kvcalc roofline`."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvcalc.answers.answer import MAX_PASSES, Answer
+from kvcalc.answers.deployments import (
+    deployments_of,
+    gpus_of,
+    models_of,
+    precision_of,
+    remarks,
+)
+from kvcalc.question.deployment_options import DeploymentOptions
+from kvcalc.question.options import Argument, Option, Question, check_number
+from kvcalc.question.size_options import ContextOptions
+
+if TYPE_CHECKING:
+    from kvcalc.gpu.gpu import Gpu
+    from kvcalc.model.precision import Precision
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.timing.deployment import TimedDeployment
+
+
+class PassOptions(Question, frozen=True):
+    """The kind of a pass."""
+
+    phase: Annotated[
+        str,
+        Option("Phase: decode or prefill", is_common=True, words=("decode", "prefill")),
+    ] = "decode"
+    batch: Annotated[
+        str,
+        Option(
+            "Mixed pass: 500+4x1@4k is one prompt and four decodes",
+            takes="PASS",
+            panel="Workload",
+        ),
+    ] = ""
+
+
+def run(
+    models: Annotated[
+        list[str],
+        Argument(
+            "Preset, file or Hub name; without it, attention of every variant",
+            takes="MODEL…",
+            words="models",
+        ),
+    ] = [],  # noqa: B006
+    *,
+    pass_: PassOptions,
+    shapes: list[ContextOptions],
+    deploying: list[DeploymentOptions],
+) -> Answer:
+    """Show FLOPs, bytes, intensity and bound of each operator."""
+    if not models:
+        precisions = list(dict.fromkeys(map(precision_of, deploying)))
+        return _attention_answer(gpus_of(deploying[0]), shapes, precisions)
+    loaded = models_of(models, deploying[0].set_)
+    return roofline_answer(
+        deployments_of(loaded, deploying), pass_, shapes, deploying[0].memory
+    )
+
+
+def roofline_answer(
+    deployments: "Sequence[TimedDeployment]",
+    pass_: PassOptions,
+    shapes: Sequence[ContextOptions],
+    memory: str = "",
+) -> Answer:
+    """Return the operators of one pass of each deployment and shape, and their total."""
+    from kvcalc.capacity.fit_records import pass_with_memory
+    from kvcalc.layers.batch import Batch
+    from kvcalc.timing.operator_times import mixed_records, roofline_records
+
+    phase = pass_.phase
+    passes: list[tuple[Any, Batch, Any]] = []
+    if pass_.batch:
+        batch = Batch.parse(pass_.batch)
+        for deployment in deployments:
+            records = mixed_records(deployment, pass_.batch)
+            passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
+    else:
+        check_number("passes", MAX_PASSES, deployments, shapes)
+        for deployment, shape in product(deployments, shapes):
+            records = roofline_records(deployment, phase, shape.batch_size, shape.context)
+            batch = Batch.of_phase(phase, shape.context, shape.batch_size)
+            passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
+    longest = max(records[-1]["context"] for *_, records in passes)
+
+    def tables() -> Any:
+        from kvcalc.report.text.roofline_text import pass_tables
+
+        return list(pass_tables([(d, records) for d, _, records in passes]))
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.roofline_plot import roofline_chart
+
+        gpus = {deployment.gpu.name: deployment.gpu for deployment in deployments}
+        return [roofline_chart([records for *_, records in passes], [*gpus.values()])]
+
+    def formulas() -> str:
+        from kvcalc.report.explain_sums import explain_roofline
+
+        return "\n".join(
+            explain_roofline(deployment, batch, deployment.placed(batch))
+            for deployment, batch, _ in passes
+        )
+
+    return Answer(
+        [record for *_, records in passes for record in records],
+        tables,
+        draw,
+        -1,
+        _formulas=formulas,
+        _notes=remarks(
+            [deployment.model for deployment in deployments],
+            longest,
+            memory,
+            [deployment.gpu for deployment in deployments],
+        ),
+    )
+
+
+def _attention_answer(
+    gpus: "Sequence[Gpu]", shapes: Sequence[ContextOptions], precisions: "list[Precision]"
+) -> Answer:
+    """Return the roofline of the attention of every variant, without a model."""
+    from kvcalc.planning.comparison import SHAPE, attention_records
+
+    check_number("rows", MAX_PASSES, gpus, precisions, shapes)
+    contexts = list(dict.fromkeys(shape.context for shape in shapes))
+    batches = list(dict.fromkeys(shape.batch_size for shape in shapes))
+    records = [
+        record
+        for gpu, precision in product(gpus, precisions)
+        for record in attention_records(gpu, contexts, batches, precision)
+    ]
+
+    def tables() -> Any:
+        from kvcalc.report.text.roofline_text import attention_table
+
+        return [attention_table(records)]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.planning.sweeps import attention_sweep
+        from kvcalc.report.charts.roofline_plot import attention_chart
+
+        first = attention_records(gpus[0], contexts[:1], batches[:1], precisions[0])
+        sweep = attention_sweep(gpus[0], batches[0], precisions[0])
+        return [attention_chart(first, sweep, gpus, SHAPE)]
+
+    return Answer(records, tables, draw)

@@ -1,0 +1,255 @@
+"""`kvcalc serve`."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from kvcalc.answers.answer import Answer
+from kvcalc.answers.deployments import deployments_of, models_of, remarks
+from kvcalc.errors import UserError
+from kvcalc.question.deployment_options import DeploymentOptions, Models
+from kvcalc.question.options import Option, Question, check_number, every
+from kvcalc.question.serving_options import SchedulingOptions, ServerSettings, Workload
+
+if TYPE_CHECKING:
+    from kvcalc.report.charts.chart import Chart
+    from kvcalc.serving.server import SimulationResult
+    from kvcalc.timing.deployment import TimedDeployment
+
+MAX_RUNS = 1000
+STATUS_INTERRUPTED = 130
+
+
+class StudyOfRates(Question, frozen=True):
+    """What to do beside the simulation."""
+
+    find_rate: Annotated[
+        bool,
+        Option("Find the highest rate that meets --max-ttft and --max-tpot", panel="Workload"),
+    ] = False
+    timeline: Annotated[
+        str,
+        Option(
+            "Write every forward pass to a CSV file",
+            takes="FILE",
+            panel="Output",
+            is_output=True,
+        ),
+    ] = ""
+
+
+def run(
+    models: Models,
+    *,
+    load: Annotated[dict[str, Any], Workload],
+    scheduling: list[SchedulingOptions],
+    settings: ServerSettings,
+    study: StudyOfRates,
+    deploying: list[DeploymentOptions],
+) -> Answer:
+    """Simulate a server under load, pass by pass."""
+    loaded = models_of(models, deploying[0].set_)
+    return serve_answer(deployments_of(loaded, deploying), load, scheduling, settings, study)
+
+
+class Runs(NamedTuple):
+    """Simulated runs.
+
+    Attributes:
+        results: The runs. In a sweep, the run at the sustained rate is followed by all tried rates.
+        refusals: Why points were left out.
+        is_complete: False if Ctrl-C ended the simulation.
+    """
+
+    results: "list[SimulationResult]"
+    refusals: list[str]
+    is_complete: bool = True
+
+
+def serve_answer(
+    deployments: "Sequence[TimedDeployment]",
+    load: Mapping[str, Any],
+    scheduling: Sequence[SchedulingOptions],
+    settings: ServerSettings,
+    study: StudyOfRates = StudyOfRates(),  # noqa: B008
+) -> Answer:
+    """Return the figures of each server under each load.
+
+    Args:
+        load: Values of `Workload` by name. Without a rate, a trace or clients, rates are swept.
+    """
+    from kvcalc.report.text.progress import progress_bar
+    from kvcalc.serving.arrivals import sample_workload
+
+    loads = every(Workload, load)
+    check_number("runs", MAX_RUNS, deployments, scheduling, loads)
+    points = list(product(deployments, scheduling, loads))
+    if study.timeline and len(points) > 1:
+        raise UserError(
+            "--timeline is of one run",
+            hint="Give one --gpu, --policy, --cache, --rate and --max-concurrency",
+        )
+    has_load = load.get("rate") or any(one.requests or one.max_concurrency for one in loads)
+    is_sweep = not (has_load or study.find_rate)
+    requests = {one: sample_workload(one) for one in loads}
+    total = None
+    if not (study.find_rate or is_sweep):
+        total = sum(len(requests[one]) for *_, one in points)
+    with progress_bar("requests", total) as move:
+        simulation = _Simulation(settings, requests, move)
+        runs = simulation.run_all(points, study.find_rate or is_sweep, is_sweep)
+    results = runs.results
+    records = [result.record for result in results]
+    is_tried = [is_sweep and result.record["found_rate"] is None for result in results]
+    main = [one for one, tried in zip(results, is_tried, strict=True) if not tried]
+    notes = [*runs.refusals, *_notes([one.model for one in deployments], main)]
+    if not runs.is_complete:
+        notes.append(_interruption(main, len(points), study.find_rate or is_sweep))
+    status = 0 if runs.is_complete else STATUS_INTERRUPTED
+    if study.timeline:
+        _write_timeline(study.timeline, results[0])
+
+    def tables() -> Any:
+        from kvcalc.report.text.serving_text import serve_table
+
+        return [serve_table(records)]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
+
+        if len(results) == 1:
+            return [occupancy_chart(results[0])]
+        drawn = [one.record for one, tried in zip(results, is_tried, strict=True) if tried]
+        return [load_chart(drawn if is_sweep else records)]
+
+    return Answer(
+        records,
+        tables,
+        draw,
+        _notes=notes,
+        _status=status,
+        _is_silent=study.timeline == "-",
+    )
+
+
+class _Simulation:
+    """Simulates points one after the other. Ctrl-C keeps the runs that are done."""
+
+    def __init__(self, settings: ServerSettings, requests: Mapping[Workload, Any], move: Any):
+        self.settings = settings
+        self.requests = requests
+        self.progress = (lambda count: move(advance=count)) if move else None
+        self.servers: dict[Any, Any] = {}  # the last server; it serves any rate
+
+    def run_all(self, points: Sequence[Any], is_search: bool, is_sweep: bool) -> Runs:
+        """Return the runs of all points, each a search for a rate if `is_search`.
+
+        Raises:
+            UserError: No point can be simulated.
+        """
+        runs: list[SimulationResult] = []
+        refusals: dict[str, UserError] = {}
+        try:
+            for point in points:
+                try:
+                    if is_search:
+                        sweep = self._sweep(*point)
+                        runs += [sweep.sustained, *(sweep.tried if is_sweep else ())]
+                        is_complete = sweep.is_complete
+                    else:
+                        runs.append(self._run(*point))
+                        is_complete = runs[-1].served.is_complete
+                except UserError as error:
+                    refusals[str(error)] = error
+                    continue
+                if not is_complete:
+                    return Runs(runs, [], is_complete=False)
+        except KeyboardInterrupt:
+            if not runs:
+                raise
+            return Runs(runs, [], is_complete=False)
+        if not runs:
+            raise next(iter(refusals.values()))
+        return Runs(runs, [f"left out: {text}" for text in refusals])
+
+    def _sweep(
+        self, deployment: "TimedDeployment", scheduling: SchedulingOptions, load: Workload
+    ) -> Any:
+        from kvcalc.serving.rate_search import sweep_rates
+
+        how = scheduling.policy, scheduling.cache
+        return sweep_rates(deployment, load, self.settings, *how, self.progress)
+
+    def _run(
+        self, deployment: "TimedDeployment", scheduling: SchedulingOptions, load: Workload
+    ) -> "SimulationResult":
+        from msgspec.structs import replace
+
+        from kvcalc.serving.server import Server
+
+        key = id(deployment), scheduling, replace(load, rate=inf)
+        if key not in self.servers:
+            how = scheduling.policy, scheduling.cache
+            server = Server(deployment, self.requests[load], load, self.settings, *how)
+            self.servers = {key: server}
+        result: SimulationResult = self.servers[key].run(
+            self.requests[load], load, self.progress
+        )
+        return result
+
+
+def _interruption(runs: "list[SimulationResult]", num_points: int, is_search: bool) -> str:
+    """Return what Ctrl-C left undone."""
+    last = runs[-1]
+    if last.served.is_complete:
+        return f"stopped after {len(runs)} of {num_points} runs"
+    if is_search:
+        return (
+            f"stopped: the search for the highest rate of run {len(runs)} of {num_points} had "
+            "come so far"
+        )
+    done = last.record["completed"] + last.record["rejected"]
+    text = f"stopped after {done:,} of {len(last.served.requests):,} requests"
+    text += ", whose figures these are"
+    return text + (f"; run {len(runs)} of {num_points}" if num_points > 1 else "")
+
+
+def _write_timeline(path: str, run: "SimulationResult") -> None:
+    """Write the passes of a run as CSV. Prefill replicas are numbered after the others."""
+    from kvcalc.answers.messages import save_text
+    from kvcalc.report.export import to_csv
+    from kvcalc.serving.cache_accounting import PassRow
+
+    logs = run.served.logs
+    rows = [row._asdict() for log in logs for row in log.rows]
+    for log in run.served.prefill:
+        rows += [row._replace(rank=len(logs) + row.rank)._asdict() for row in log.rows]
+    save_text(path, to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
+
+
+def _notes(models: Sequence[Any], runs: "list[SimulationResult]") -> list[str]:
+    notes = remarks(models, 0)
+    longest = max(
+        int((run.served.requests.input_len + run.served.requests.output_len).max())
+        for run in runs
+    )
+    for model in {model.name: model for model in models}.values():
+        if model.max_context and longest > model.max_context:
+            notes.append(
+                f"requests of {longest:,} tokens are beyond the {model.max_context:,} that "
+                f"{model.name} is made for"
+            )
+    for record in (run.record for run in runs):
+        where = f"{record['gpu']}, {record['policy']}, {record['cache']}"
+        where += f", rate {record['rate']:g}" if record["rate"] else ""
+        if record["rejected"]:
+            notes.append(
+                f"{where}: {record['rejected']:,} requests can never fit and are rejected"
+            )
+        if record["diverges"]:
+            notes.append(
+                f"{where}: the queue diverges: the load is beyond capacity, and waiting grows "
+                "as long as requests come"
+            )
+    return notes

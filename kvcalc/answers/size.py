@@ -1,0 +1,104 @@
+"""`kvcalc size`."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.answers.answer import MAX_PASSES, MAX_ROWS, Answer, LazyRecords
+from kvcalc.answers.deployments import models_of, remarks, stored_models, typed_dimensions
+from kvcalc.question.deployment_options import Models, ShardingOptions
+from kvcalc.question.options import check_number
+from kvcalc.question.size_options import DimensionOptions, SizeOptions
+
+if TYPE_CHECKING:
+    from kvcalc.answers.deployments import Stored
+    from kvcalc.gpu.gpu import Gpu
+    from kvcalc.report.charts.chart import Chart
+
+# The fields of `CacheSize`, by the keys of `size`.
+CACHE_SIZE = {
+    "stored": "kv_cache_bytes",
+    "read": "kv_cache_read_bytes",
+    "allocated": "kv_cache_allocated_bytes",
+    "fixed": "fixed_bytes",
+    "slope": "bytes_per_token",
+}
+
+
+def run(
+    models: Models = [],  # noqa: B006
+    *,
+    shapes: list[SizeOptions],
+    sharding: list[ShardingOptions],
+    dimensions: DimensionOptions,
+) -> Answer:
+    """Compute KV cache size and compare it with the weights."""
+    changes = sharding[0].set_
+    typed = typed_dimensions(dimensions, models, changes)
+    loaded = [typed.model()] if typed else models_of(models, changes)
+    stored = stored_models(loaded, sharding)
+    return size_answer(stored, shapes, make_record=typed.record if typed else None)
+
+
+def size_answer(
+    stored: "Sequence[Stored]",
+    shapes: Sequence[SizeOptions],
+    gpus: "Sequence[Gpu]" = (),
+    make_record: Callable[..., Any] | None = None,
+) -> Answer:
+    """Return the cache size of each stored model at each context and batch size.
+
+    Args:
+        gpus: GPUs whose memory the picture shows.
+        make_record: Makes a record, by default `size_record`.
+    """
+    from kvcalc.model.memory import size_record
+
+    check_number("rows", MAX_ROWS, stored, shapes)
+    block_size = shapes[0].block_size
+    arguments = [
+        (model, shape.context, shape.batch_size, precision, block_size, parallelism)
+        for (model, precision, parallelism), shape in product(stored, shapes)
+    ]
+    make_record = make_record or size_record
+    for first in arguments[:: len(shapes)]:
+        make_record(*first)  # what cannot be is refused before anything is printed
+    make = make_record
+    records = LazyRecords(lambda: (make(*values) for values in arguments), len(arguments))
+    contexts = list(dict.fromkeys(shape.context for shape in shapes))
+
+    def draw() -> "list[Chart]":
+        from kvcalc.planning.sweeps import cache_curve, contexts_up_to
+        from kvcalc.report.charts.size_plot import cache_vs_context
+
+        has_dtypes = len({precision for _, precision, _ in stored}) > 1
+        has_sizes = len({parallelism.tp for *_, parallelism in stored}) > 1
+        axis = contexts_up_to(max(*contexts, 1024), contexts)
+        batch_size = shapes[0].batch_size
+        curves = []
+        for model, precision, parallelism in stored:
+            label = model.name
+            label += f" {precision.kv_cache_dtype}" if has_dtypes else ""
+            label += f" tp {parallelism.tp}" if has_sizes else ""
+            curves.append(cache_curve(model, precision, axis, batch_size, parallelism, label))
+        return [cache_vs_context(curves, batch_size, gpus, requested=contexts)]
+
+    def tables() -> Any:
+        from kvcalc.report.text.size_text import size_table
+
+        return [size_table(list(records), stored, block_size)]
+
+    def formulas() -> str:
+        from kvcalc.report.explain import explain_size
+
+        check_number("explanations", MAX_PASSES, records)
+        return "\n".join(explain_size(make(*values), *values) for values in arguments)
+
+    return Answer(
+        records,
+        tables,
+        draw,
+        _short=CACHE_SIZE,
+        _formulas=formulas,
+        _notes=remarks([model for model, *_ in stored], max(contexts)),
+    )

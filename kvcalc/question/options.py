@@ -1,0 +1,406 @@
+"""Declare options once, and read their values from the command line or from Python.
+
+A question is a frozen struct. The annotation of each field has an `Option`:
+
+    rate: Annotated[float, Option("Requests per second", read=parse_rate, many=2)] = inf
+
+The command line, help, completion, suggestions, the Python API and the reference page read this
+declaration. The module imports nothing heavy, because `--help` imports it.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from functools import cache
+from itertools import product
+from math import prod
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.units import check_whole, parse_bytes, parse_seconds, parse_tokens, plain
+
+PANELS = (
+    "Common options",
+    "Workload",
+    "Targets",
+    "Search space",
+    "Server",
+    "Engine",
+    "Memory",
+    "Parallelism",
+    "Data types",
+    "Speculative decoding",
+    "Model",
+    "Model dimensions",
+    "Measurement",
+    "Allocator studies",
+    "Overrides",
+    "Other options",
+    "Output",
+)
+MAX_QUESTIONS = 250_000  # combinations of lists
+MIN_HOST_BYTES = 1 << 20  # a smaller number is probably GiB without the unit
+
+
+class Option(msgspec.Struct, frozen=True):
+    """An option of a command. Its type and default are those of the annotated field.
+
+    Attributes:
+        help: One phrase of at most 70 characters that needs no other line to be understood.
+        names: Names between blanks, the longest first; from the field's name if empty. `--on/--off`
+            is a flag that can be switched off. `/--off` only switches off.
+        takes: The placeholder of the value in help; from the type if empty.
+        panel: The group in `--help-all`, one of PANELS.
+        is_common: Whether `--help` shows the option.
+        words: Values that completion offers, or the name of a list that completion knows.
+        called: Names that other tools give the option, without dashes, for suggestions.
+        read: Returns the value of (text, option name) and raises UserError. Without it, the
+            value has the type of the field.
+        many: Whether a list makes one question for each item. With several lists, the list with
+            the smallest number changes fastest. 0 takes no list.
+        min, max: Smallest and largest number, if there is a `max`.
+        is_output: Whether the value is a file to write.
+        is_hidden: Whether help and completion leave the option out.
+    """
+
+    help: str = ""
+    names: str = ""
+    takes: str = ""
+    panel: str = "Other options"
+    is_common: bool = False
+    words: tuple[str, ...] | str = ()
+    called: str = ""
+    read: Callable[[str, str], Any] | None = None
+    many: int = 0
+    min: int = 0
+    max: int = 0
+    is_output: bool = False
+    is_hidden: bool = False
+
+
+class Argument(Option, frozen=True):
+    """A word without a name, such as MODEL."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Options that belong together. Raises UserError for a number beyond its option's limits."""
+
+    def __post_init__(self) -> None:
+        for name, kind, default, option in _limited(type(self)):
+            value, is_int = getattr(self, name), kind in (int, int | None)
+            if value is None and default is None:
+                continue
+            is_number = isinstance(value, int if is_int else int | float)
+            if (
+                isinstance(value, bool)
+                or not is_number
+                or not option.min <= value <= option.max
+            ):
+                number = "whole number" if is_int else "number"
+                raise UserError(
+                    f"{spelled(name)} {value!r} is not a {number} from {option.min} to "
+                    f"{option.max:,}"
+                )
+
+
+class Parameter(NamedTuple):
+    """An option or argument of a question or a command."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+    @property
+    def is_argument(self) -> bool:
+        return isinstance(self.option, Argument)
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def is_flag(self) -> bool:
+        return self.type is bool
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the option can be repeated, or the argument takes several words."""
+        return get_origin(self.type) is list
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether a comma-separated list is one value."""
+        return get_origin(self.type) is tuple
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the command line passes the value on as a text."""
+        return bool(self.option.read or self.option.many or self.is_tuple)
+
+    @property
+    def declarations(self) -> list[str]:
+        """Return the names as the parser takes them: `--on/--off` is one declaration."""
+        usual = "--" + self.name.strip("_").replace("_", "-")
+        names = [] if self.is_argument else (self.option.names or usual).split()
+        return [f" {name}" if name.startswith("/") else name for name in names]
+
+    @property
+    def names(self) -> list[str]:
+        names = [name for names in self.declarations for name in names.split("/")]
+        return [name.strip() for name in names if name.strip()]
+
+    @property
+    def choices(self) -> list[str]:
+        """Return the values of an enumeration; of other types an empty list."""
+        kinds = get_args(self.type) or (self.type,)
+        return [str(value) for value in kinds[0]] if issubclass(kinds[0], StrEnum) else []
+
+    @property
+    def placeholder(self) -> str:
+        """Return what help shows for the value, such as TOKENS or N."""
+        kind = (get_args(self.type) or (self.type,))[0]
+        numbers = {int: "N", float: "X"}
+        return self.option.takes or "|".join(self.choices) or numbers.get(kind, "WORD")
+
+    def is_default(self, value: Any) -> bool:
+        """Return whether a value keeps the default: None, and '' if the default is empty."""
+        return value is None or (isinstance(value, str) and not value and not self.default)
+
+    def read(self, value: Any) -> Any:
+        """Return the typed value of a text or a Python value.
+
+        Raises:
+            UserError: The value has another form, or is a list.
+        """
+        if self.is_tuple:
+            return tuple(map(self.read_item, items_of(value, spelled(self.name))))
+        if self.is_list:
+            return list(value)
+        is_one = isinstance(value, str | msgspec.Struct) or getattr(value, "ndim", 1) == 0
+        if not is_one and hasattr(value, "__iter__"):
+            hint = "Call once for each value"
+            raise UserError(f"{spelled(self.name)} {value!r:.80} is a list", hint=hint)
+        return self.read_item(value)
+
+    def read_item(self, value: Any) -> Any:
+        """Return the typed value of one item of a list."""
+        name, value = spelled(self.name), plain(value)
+        if isinstance(value, msgspec.Struct):
+            return value
+        if self.option.read:
+            return self.option.read(str(value), name)
+        kind = get_args(self.type)[0] if self.is_tuple else self.type
+        try:
+            return msgspec.convert(value, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{name} {value!r}: {error}") from None
+
+
+def parameters_in(run: Callable[..., Any]) -> Iterable[Parameter]:
+    """Yield the options of a command or a question. A question is replaced by its options."""
+    for parameter in inspect.signature(run).parameters.values():
+        if spec := question_in(parameter.annotation):
+            yield from parameters_in(spec)
+        elif get_origin(parameter.annotation) is Annotated:
+            kind, option = get_args(parameter.annotation)
+            default = parameter.default
+            if get_origin(kind) is list and default is not inspect.Parameter.empty:
+                default = []  # a struct shows its factory
+            yield Parameter(parameter.name, kind, default, option)
+
+
+@cache
+def _limited(spec: Any) -> list[Parameter]:
+    return [p for p in parameters_in(spec) if p.option.max]
+
+
+def question_in(annotation: Any) -> type[Question] | None:
+    """Return the question of an annotation: `Q`, `list[Q]` or `Annotated[dict, Q]`."""
+    spec = get_args(annotation)[-1] if get_args(annotation) else annotation
+    return spec if isinstance(spec, type) and issubclass(spec, Question) else None
+
+
+def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments of `run` from the typed values of its options.
+
+    A parameter `Q` is one question, `list[Q]` has a question for each combination of lists, and
+    `Annotated[dict, Q]` has the values as they were typed.
+    """
+    arguments: dict[str, Any] = {}
+    for name, parameter in inspect.signature(run).parameters.items():
+        kind = parameter.annotation
+        if spec := question_in(kind):
+            typed = {p.name: values[p.name] for p in parameters_in(spec) if p.name in values}
+            if kind is spec:
+                arguments[name] = one(spec, typed)
+            else:
+                arguments[name] = every(spec, typed) if get_origin(kind) is list else typed
+        elif name in values:
+            type_, declared = get_args(kind)
+            option = Parameter(name, type_, parameter.default, declared)
+            arguments[name] = option.read(values[name]) if option.is_text else values[name]
+    return arguments
+
+
+Spec = TypeVar("Spec", bound=Question)
+
+
+def one(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
+    """Return the question of values by option name. None keeps the default.
+
+    Raises:
+        UserError: A value is wrong, or is a list.
+    """
+    given = _given(spec, values)
+    return spec(**{p.name: p.read(values[p.name]) for p in given})
+
+
+def every(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
+    """Return one question for each combination of the lists, the option with `many` 1 fastest.
+
+    Example: context 1k,2k and batch_size 1,8 give (1024, 1), (2048, 1), (1024, 8), (2048, 8).
+    """
+    lists = {}
+    for p in sorted(_given(spec, values), key=lambda p: -p.option.many):
+        value = values[p.name]
+        items = items_of(value, spelled(p.name)) if p.option.many and not p.is_tuple else None
+        lists[p.name] = [p.read(value)] if items is None else [*map(p.read_item, items)]
+    check_number("rows", MAX_QUESTIONS, *lists.values())
+    return [spec(**dict(zip(lists, point, strict=True))) for point in product(*lists.values())]
+
+
+def _given(spec: type[Question], values: Mapping[str, Any]) -> list[Parameter]:
+    return [p for p in parameters_in(spec) if not p.is_default(values.get(p.name))]
+
+
+def items_of(value: Any, what: str = "list") -> list[Any]:
+    """Return the items of a comma-separated text or a Python list. A number is one item.
+
+    Raises:
+        UserError: The list is empty, has an empty item, or 8,000 looks like a list.
+    """
+    if isinstance(value, str):
+        value = [word.strip() for word in value.split(",")]
+        if len(value) > 1 and not all(value):
+            raise UserError(f"{what} {','.join(value)!r} has an empty item")
+    value = plain(value)
+    items = list(value) if hasattr(value, "__iter__") else [value]
+    if not items:
+        raise UserError(f"{what}: the list is empty", hint="Write 4096, 4k or 1k,8k")
+    if str(items[0]).isdigit():
+        check_whole([str(item) for item in items], what)
+    return items
+
+
+def check_number(what: str, limit: int, *lists: Sequence[Any]) -> None:
+    """Raise UserError if the lists have more than `limit` combinations."""
+    combinations = prod(map(len, lists))
+    if combinations > limit:
+        raise UserError(
+            f"{combinations:,} {what}; the maximum is {limit:,}", hint="Shorten a list"
+        )
+
+
+def check_known(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UserError, with the nearest names, if a name is not a known option."""
+    options = list(known)
+    for name in names:
+        if name not in options:
+            raise UserError(f"unknown option {name!r}", hint=nearest(name, options))
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Raise UserError, with the nearest names, if the value of an option is unknown."""
+    if value not in known:
+        hint = nearest(value, [word for word in known if word])
+        raise UserError(f"unknown {spelled(name)} {value!r}", hint=hint)
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise UserError unless an option is from `low` to `high`."""
+    if not low <= value <= high:
+        raise UserError(f"{spelled(name)} {value} is outside {low} to {high:,}")
+
+
+def spelled(name: str) -> str:
+    """Return an option's name as messages write it."""
+    return name.strip("_").replace("_", "-")
+
+
+def tokens_called(what: str) -> Callable[[str, str], int]:
+    """Return a token parser whose messages use another name than the option's."""
+    return lambda text, name: parse_tokens(text, what)
+
+
+def tokens_or_none(text: str, what: str) -> int:
+    """Return a token count from 0 up."""
+    return parse_tokens(text, what, least=0)
+
+
+def bytes_or_none(text: str, what: str) -> int:
+    """Return bytes from 0 up."""
+    return 0 if text.strip() == "0" else parse_bytes(text, what)
+
+
+def host_bytes(text: str, what: str) -> int:
+    """Return bytes. Raise UserError for a small number without a unit."""
+    size = bytes_or_none(text, what)
+    if 0 < size < MIN_HOST_BYTES and text.strip().isdigit():
+        raise UserError(f"{what} {text!r} is {size:,} bytes", hint=f"Write {text.strip()}GiB")
+    return size
+
+
+def seconds_or_none(text: str, what: str) -> float:
+    """Return seconds as `parse_seconds`; 0 means no time."""
+    return 0.0 if text.strip() in ("0", "0.0") else parse_seconds(text, what)
+
+
+def whole_number(text: str, what: str) -> int:
+    """Return a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{what} {text!r} is not a whole number") from None
+
+
+def memory_share(text: str, what: str) -> float:
+    """Return a share of the memory; an explicit 0 is refused."""
+    value = number_or_nan(text)
+    if math.isnan(value):
+        raise UserError(f"{what} {text!r} is not a number")
+    if not value:
+        raise UserError(f"{what} 0 leaves no memory")
+    return value
+
+
+def parse_number(text: str, what: str) -> float:
+    """Return a finite number from 0 up. Raise UserError, which names `what`, otherwise."""
+    value = number_or_nan(text)
+    if not 0 <= value < 1e15:
+        raise UserError(f"{what} {text!r} is not a number from 0 up")
+    return value
+
+
+def number_or_nan(text: str) -> float:
+    """Return the number in a text; NaN if there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def parse_acceptance(text: str, what: str) -> float:
+    """Return a share of draft tokens."""
+    value = number_or_nan(text)
+    if math.isnan(value):
+        raise UserError(
+            f"acceptance rate {text.strip()!r} is not a number",
+            hint="Write 0.8, or 0.3,0.5,0.7,0.9",
+        )
+    if not 0 <= value <= 1:
+        raise UserError(f"acceptance rate {value} is not between 0 and 1")
+    return value
