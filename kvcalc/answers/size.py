@@ -86,7 +86,7 @@ def size_answer(
     def tables() -> Any:
         from kvcalc.report.text.size_text import size_table
 
-        return [size_table(list(records), stored, block_size)]
+        return [size_table([make(*values) for values in arguments], stored, block_size)]
 
     def formulas() -> str:
         from kvcalc.report.explain import explain_size
