@@ -15,6 +15,8 @@ RECORD_CLASSES = {
     "compare": ("compare", "CompareRecord"),
     "models": ("presets", "ModelPresetRecord"),
     "gpus": ("presets", "GpuPresetRecord"),
+    "measure": ("measure", "MeasuredLayerRecord"),
+    "measure --generate": ("measure", "GenerationRecord"),
 }
 _TYPES = {
     **dict.fromkeys(("bytes", "FLOP", "tokens", "sequences"), "integer"),

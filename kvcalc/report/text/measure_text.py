@@ -1,65 +1,39 @@
-"""Tables of what was measured."""
+"""Tables of measured layers and generations."""
 
 from kvcalc.records import Record
+from kvcalc.records.measure import GenerationRecord, MeasuredLayerRecord
 from kvcalc.report.text.table_layout import Table
-from kvcalc.report.text.tables import columns, seconds
+from kvcalc.report.text.tables import FORMATS, columns, seconds
 from kvcalc.units import format_bytes, format_si
 
 times = "{:.2f}×".format
-MEASURE_COLUMNS = columns(
-    """
-    variant                   | variant          | text
-    phase                     | phase            | text
-    batch_size                | batch            | int     | given
-    context                   | context          | int     | given
-    attention_predicted_s     | attention: bound | seconds
-    attention_measured_s      | measured         | seconds
-    attention_ratio           | ratio            | {:.2f}×
-    attention_difference      | because          | text
-    ratio                     | layer: ratio     | {:.2f}×
-    predicted_s               | bound            | seconds
-    measured_s                | measured         | seconds
-    spread                    | spread           | {:.0%}
-    predicted_bytes           | cache predicted  | int
-    allocated_bytes           | in tensors       | int
-    allocator_bytes           | allocator        | int
-    attention_bandwidth_share | of bandwidth     | {:.0%}
-    attention_flops_share     | of FLOP/s        | {:.0%}
-    attention                 | attention        | text
-    """
-)
-WAYS = {
-    "cached": "with",
-    "uncached": "without",
+MODES = {"cached": "with", "uncached": "without"}
+MEASURE_FORMATS = FORMATS | {
+    "variant": lambda name: name or "its own",
+    "mode": MODES.__getitem__,
+    "extra bytes": lambda size: format_bytes(size) if size else "none",
 }
+MEASURE_COLUMNS = columns(
+    MeasuredLayerRecord,
+    "variant phase batch_size context attention_predicted_s attention_measured_s attention_ratio "
+    "attention_difference ratio predicted_s measured_s spread predicted_bytes allocated_bytes "
+    "allocator_bytes attention_bandwidth_share attention_flops_share attention",
+    inputs="batch_size context",
+    formats=MEASURE_FORMATS,
+)
 GENERATE_COLUMNS = columns(
-    """
-    variant               | variant     | variant     | left given
-    prompt_len            | prompt      | int         | given
-    batch_size            | batch       | int         | given
-    mode                  | cache       | mode        | left
-    head                  | head on     | text
-    total_s               | measured    | seconds
-    predicted_total_s     | predicted   | seconds
-    ratio                 | ratio       | {:.2f}×
-    speedup               | cache saves | {:.2f}×
-    predicted_speedup     | predicted   | {:.2f}×
-    predicted_extra_bytes | extra bytes | extra bytes
-    same_tokens           | same tokens | yes/no      | left
-    first_token_s         | first token | seconds
-    last_token_s          | last token  | seconds
-    tokens_per_s          | tokens/s    | {:.1f}
-    bound_total_s         | bound       | seconds
-    """,
-    variant=lambda name: name or "its own",
-    mode=WAYS.__getitem__,
-    **{"extra bytes": lambda size: format_bytes(size) if size else "none"},
+    GenerationRecord,
+    "variant prompt_len batch_size mode head total_s predicted_total_s ratio speedup "
+    "predicted_speedup predicted_extra_bytes same_tokens first_token_s last_token_s tokens_per_s "
+    "bound_total_s",
+    inputs="variant prompt_len batch_size",
+    formats=MEASURE_FORMATS,
 )
 LARGE = 64 << 20  # bytes of a cache that no CPU's last level holds
 
 
 def measured_table(rows: list[Record], version: str) -> Table:
-    """Layers: their attention first, then the whole of them and their bytes."""
+    """Return the table of layers: attention first, then complete layers and their bytes."""
     medians = [
         f"{phase} attention takes {times(_middle(ratios))} its bound"
         for phase in dict.fromkeys(r["phase"] for r in rows)
@@ -78,7 +52,7 @@ def _basis(rows: list[Record], version: str) -> list[str]:
 
 
 def generated_table(rows: list[Record], version: str) -> Table:
-    """Every way of generating, measured beside predicted."""
+    """Return the table of generations, measured and predicted."""
     first, without = rows[0], next((r for r in rows if r["mode"] == "uncached"), None)
     title = (
         f"{first['model']} makes {first['new_tokens']:,} tokens in "
@@ -99,8 +73,7 @@ def _middle(ordered: list[float]) -> float:
 
 
 def measure_notes(rows: list[Record], version: str) -> list[str]:
-    """Ceilings, what decode attention reaches over large caches, and why each row differs from its
-    bound."""
+    """Return notes: ceilings, decode attention over large caches, and why rows differ from bounds."""
     first = rows[0]
     ceilings = (
         f"ceilings of this machine ({first['device']}): "
@@ -115,14 +88,14 @@ def measure_notes(rows: list[Record], version: str) -> list[str]:
         "wall": f"{first['threads']} threads, wall clock",
     }
     graphs = "CUDA graphs" if any(r["graph"] for r in rows) else "no graphs"
-    how = clock.get(first["clock"], f"CUDA events, {graphs}")
+    timing = clock.get(first["clock"], f"CUDA events, {graphs}")
     even = all(
         r["predicted_bytes"] == r["allocated_bytes"] <= r["allocator_bytes"] for r in rows
     )
     notes = [
         "",
         ceilings,
-        f"torch {version}, {how}; medians; inputs rotate past the last-level cache where memory "
+        f"torch {version}, {timing}; medians; inputs rotate past the last-level cache if memory "
         "bounds the time",
     ]
     notes.append(
@@ -147,28 +120,27 @@ def measure_notes(rows: list[Record], version: str) -> list[str]:
 
 
 def generate_notes(rows: list[Record], version: str) -> list[str]:
-    """What the figures of a generation mean."""
+    """Return notes on the figures of a generation."""
     first = rows[0]
-    how = {
+    timing = {
         "cpu": "one thread, its CPU time",
         "wall": f"{first['threads']} threads",
     }.get(first["clock"], "CUDA, host included")
     worst = max(abs(r["ratio"] - 1) for r in rows)
-    least, most = min(r["ratio_p10"] for r in rows), max(r["ratio_p90"] for r in rows)
+    low, high = min(r["ratio_p10"] for r in rows), max(r["ratio_p90"] for r in rows)
     bounds = "bound: the same operators at the measured ceilings, fully overlapped, no launches"
     return [
         "",
         f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch "
-        f"{version}, {how}; "
+        f"{version}, {timing}; "
         f"{first['new_tokens']:,} tokens, greedy, {first['cache']} cache; head: the LM head, on "
         "the last position or on all",
         f"in the cache {format_bytes(first['allocated_bytes'])}, predicted "
         f"{format_bytes(first['predicted_bytes'])}; 'cache "
-        "saves': a run's time over that with the cache; extra bytes: predicted, of all steps, "
-        "beside those of the operators",
+        "saves': time of a run ÷ time with the cache; extra bytes: predicted copies of a paged cache",
         "predicted: each operator at this machine's rates for products of so few rows and for "
         "activations, the extra bytes, and "
         f"the host, {seconds(first['host_s'])} a step; rates sampled between the steps; {bounds}",
-        f"measured is within {worst:.0%} of predicted in each run; of single steps 80 % lie "
-        f"within {least:.2f} to {most:.2f}×",
+        f"measured is within {worst:.0%} of predicted in each run; 80 % of the single steps are "
+        f"within {low:.2f} to {high:.2f}×",
     ]

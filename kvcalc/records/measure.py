@@ -1,0 +1,141 @@
+"""Records of `measure`: layers, and generations with and without a cache."""
+
+from typing import Annotated, TypedDict
+
+from kvcalc.records.figures import Figure
+
+
+class MachineRecord(TypedDict):
+    """Machine and settings of a measurement."""
+
+    variant: Annotated[str, Figure("variant", "attention variant as typed", "variant")]
+    attention: Annotated[str, Figure("attention", "attention variant of the model")]
+    batch_size: Annotated[int, Figure("batch", "concurrent sequences", unit="sequences")]
+    dtype: Annotated[str, Figure("", "of weights, products and cache")]
+    cache: Annotated[str, Figure("", "contiguous, or paged with the block size")]
+    device: Annotated[str, Figure("", "device of the measurement")]
+    threads: Annotated[int | None, Figure("", "CPU threads; null on a GPU")]
+    clock: Annotated[str, Figure("", "clock of the times")]
+    core_share: Annotated[
+        float | None, Figure("", "of the cores that other programs left; null on a GPU")
+    ]
+    ratio: Annotated[float, Figure("ratio", "measured ÷ predicted", "{:.2f}×")]
+    predicted_bytes: Annotated[int, Figure("cache predicted", "of the cache", "int")]
+    allocated_bytes: Annotated[
+        int, Figure("in tensors", "storage of the cache's tensors", "int")
+    ]
+
+
+class CeilingsRecord(TypedDict):
+    """Measured ceilings of the machine."""
+
+    bandwidth_bytes_per_s: Annotated[float, Figure("", "the higher of copying and reading")]
+    copy_bytes_per_s: Annotated[float, Figure("", "of a copy")]
+    read_bytes_per_s: Annotated[float, Figure("", "of a read")]
+    flops_per_s: Annotated[float, Figure("", "of a product in this dtype")]
+    launch_s: Annotated[float, Figure("", "of an empty operation")]
+
+
+class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
+    """Times and bytes of one layer. Keys that begin with `attention_` are of attention only."""
+
+    phase: Annotated[str, Figure("phase", "decode or prefill")]
+    context: Annotated[int, Figure("context", "per sequence", unit="tokens")]
+    layers: Annotated[int, Figure("", "measured layers")]
+    kernel: Annotated[str, Figure("", "attention kernel")]
+    predicted_s: Annotated[float, Figure("bound", "bound on this machine's measured ceilings")]
+    measured_s: Annotated[float, Figure("measured", "median")]
+    spread: Annotated[
+        float,
+        Figure(
+            "spread", "90th − 10th percentile of the repeats ÷ median", "{:.0%}", unit="share"
+        ),
+    ]
+    repeats: Annotated[int, Figure("", "repeats of the measurement")]
+    graph: Annotated[bool, Figure("", "whether a CUDA graph was replayed")]
+    bound: Annotated[str, Figure("", "compute or memory")]
+    bytes: Annotated[int, Figure("", "minimum traffic")]
+    flops: Annotated[int, Figure("", "of matrix products")]
+    bandwidth_share: Annotated[float, Figure("", "reached part of the measured bandwidth")]
+    flops_share: Annotated[float, Figure("", "reached part of the measured matrix rate")]
+    difference: Annotated[str, Figure("", "main reason of a longer time, in a word")]
+    attention_predicted_s: Annotated[
+        float, Figure("attention: bound", "predicted_s of attention only")
+    ]
+    attention_measured_s: Annotated[float, Figure("measured", "measured_s of attention only")]
+    attention_ratio: Annotated[float, Figure("ratio", "ratio of attention only", "{:.2f}×")]
+    attention_spread: Annotated[float, Figure("", "spread of attention only", unit="share")]
+    attention_repeats: Annotated[int, Figure("", "repeats of attention only")]
+    attention_graph: Annotated[bool, Figure("", "graph of attention only")]
+    attention_bound: Annotated[str, Figure("", "bound of attention only")]
+    attention_bytes: Annotated[int, Figure("", "bytes of attention only")]
+    attention_flops: Annotated[int, Figure("", "flops of attention only")]
+    attention_bandwidth_share: Annotated[
+        float, Figure("of bandwidth", "bandwidth_share of attention only", "{:.0%}")
+    ]
+    attention_flops_share: Annotated[
+        float, Figure("of FLOP/s", "flops_share of attention only", "{:.0%}")
+    ]
+    attention_difference: Annotated[str, Figure("because", "difference of attention only")]
+    attention_why: Annotated[str, Figure("", "the reason as a sentence")]
+    allocator_bytes: Annotated[
+        int | None,
+        Figure(
+            "allocator",
+            "allocated for the cache by the allocator; null if it does not report this",
+            "int",
+        ),
+    ]
+    copies: Annotated[int, Figure("", "copies of the inputs, so that none stays in a cache")]
+    attention_copies: Annotated[int, Figure("", "copies of attention only")]
+    launches: Annotated[int, Figure("", "launched operations")]
+    attention_unfused_s: Annotated[
+        float, Figure("", "time of attention's separate operations at the ceilings")
+    ]
+
+
+class GenerationRecord(MachineRecord):
+    """Times and bytes of one way to generate tokens."""
+
+    model: Annotated[str, Figure("", "model name")]
+    mode: Annotated[str, Figure("cache", "cached or uncached", "mode")]
+    head: Annotated[str, Figure("head on", "positions of the LM head")]
+    prompt_len: Annotated[int, Figure("prompt", "of the prompt")]
+    new_tokens: Annotated[int, Figure("", "generated tokens")]
+    total_s: Annotated[float, Figure("measured", "of all tokens")]
+    tokens_per_s: Annotated[float, Figure("tokens/s", "of all sequences", "{:.1f}")]
+    first_token_s: Annotated[float, Figure("first token", "measured")]
+    last_token_s: Annotated[float, Figure("last token", "median of the last five tokens")]
+    predicted_total_s: Annotated[
+        float, Figure("predicted", "by the rates of this machine during the run")
+    ]
+    ratio_p10: Annotated[
+        float, Figure("", "measured ÷ predicted, 10th percentile of the tokens", unit="ratio")
+    ]
+    ratio_p90: Annotated[
+        float, Figure("", "measured ÷ predicted, 90th percentile of the tokens", unit="ratio")
+    ]
+    bound_total_s: Annotated[float, Figure("bound", "on the machine's ceilings")]
+    predicted_extra_bytes: Annotated[
+        int, Figure("extra bytes", "additional traffic of the mode", "extra bytes")
+    ]
+    host_s: Annotated[float, Figure("", "CPU time of a pass")]
+    token_s: Annotated[list[float], Figure("", "seconds of each token", unit="list")]
+    predicted_token_s: Annotated[
+        list[float], Figure("", "predicted seconds of each token", unit="list")
+    ]
+    same_tokens: Annotated[
+        bool,
+        Figure(
+            "same tokens", "whether the tokens equal those of the cached run", unit="yes or no"
+        ),
+    ]
+    speedup: Annotated[
+        float,
+        Figure(
+            "cache saves", "total time ÷ total time of the cached run", "{:.2f}×", unit="ratio"
+        ),
+    ]
+    predicted_speedup: Annotated[
+        float, Figure("predicted", "predicted total time ÷ that of the cached run", "{:.2f}×")
+    ]
