@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -22,6 +22,7 @@ from kvcalc.diagnosis.startup import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.batch import Parallelism
 from kvcalc.records import Record
+from kvcalc.records.diagnose import AdviceRecord, DiagnoseRecord
 from kvcalc.storage.quantization import loss_of
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
@@ -38,24 +39,6 @@ FAILURES = {
 }
 V0_ITEMS = "memory share weights activations libraries graphs cache"
 SUMMARY_KEYS = "fits failure tokens max_num_seqs command taken change advice"
-
-
-class LogAdvice(NamedTuple):
-    """A change of flags that helps.
-
-    Attributes:
-        flags: The flags to type.
-        cost: What the change costs, in words; '' for nothing.
-        command: The engine's command line with the change.
-        kvcalc_command: The `kvcalc fit` command of the changed deployment.
-        holds: Users that fit after the change.
-    """
-
-    flags: str
-    cost: str
-    command: str | None
-    kvcalc_command: str | None
-    holds: int
 
 
 class ChangeCandidate(NamedTuple):
@@ -128,7 +111,7 @@ class ChangeCandidate(NamedTuple):
         can_fit = by_rules.fits and corrected.fits and started.fits
         return by_rules if can_fit else None
 
-    def advice(self) -> LogAdvice | None:
+    def advice(self) -> AdviceRecord | None:
         """Return the advice of the change; None if it does not help."""
         after = self.fit()
         if after is None:
@@ -144,26 +127,26 @@ class ChangeCandidate(NamedTuple):
             options = msgspec.structs.replace(options, max_model_len=self.tokens)
             shown = fit(self.deployment, options)
         record = fit_record(shown, typed=Typed(model=self.diagnosis.command.named))
-        return LogAdvice(
-            flags=candidate.flags,
-            cost=self.cost,
-            command=record["command"],
-            kvcalc_command=record["kvcalc_command"],
-            holds=after.sequences,
-        )
+        return {
+            "flags": candidate.flags,
+            "cost": self.cost,
+            "command": record["command"],
+            "kvcalc_command": record["kvcalc_command"],
+            "holds": after.sequences,
+        }
 
 
 def _required_users(options: FitOptions, users: int) -> int:
     return max(users, options.max_num_seqs or 1) if options.engine == "llama.cpp" else users
 
 
-def find_changes(start: ChangeCandidate) -> list[LogAdvice]:
+def find_changes(start: ChangeCandidate) -> list[AdviceRecord]:
     """Return up to MAX_CHANGES changes that make the users fit, the smallest of each kind.
 
     Changes of one flag come first. If none helps, each is combined with a change of the memory
     share.
     """
-    advice: list[LogAdvice] = []
+    advice: list[AdviceRecord] = []
     for is_combined in (False, True):
         for propose in CHANGES[is_combined:]:
             candidates = propose(start)
@@ -331,13 +314,14 @@ class DiagnosisSummary(NamedTuple):
     outcome: str
     capacity: str
     remedy: str
-    changes: Sequence[LogAdvice]
+    changes: Sequence[AdviceRecord]
     corrections: LogCorrections | None
     rows: list[Record]
 
-    def records(self, log: str = "", number: int = 1) -> list[Record]:
+    def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
         """Return one record per memory item, and last the summary."""
-        return [{"log": log, "boot": number, **row} for row in self.rows]
+        place = {"log": log, "boot": number}
+        return [cast("DiagnoseRecord", place | row) for row in self.rows]
 
 
 def summarize_diagnosis(
@@ -397,7 +381,7 @@ def summarize_diagnosis(
                 "command": written.line if written else None,
                 "taken": outcome,
                 "change": remedy or None,
-                "advice": [change._asdict() for change in advice],
+                "advice": advice,
             },
         ),
     )
@@ -426,9 +410,9 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
     return f"The engine started: {format_bytes(cache)} of KV cache fit {users}."
 
 
-def _remedy(boot: Boot, changes: Sequence[LogAdvice], length_flag: str) -> str:
+def _remedy(boot: Boot, changes: Sequence[AdviceRecord], length_flag: str) -> str:
     """Return the changes that help."""
-    flags = [*(change.flags for change in changes), length_flag]
+    flags = [*(change["flags"] for change in changes), length_flag]
     *others, last = [f"`{words}`" for words in flags if words] or [""]
     text = "No change of one or two flags helps on this GPU."
     if last:

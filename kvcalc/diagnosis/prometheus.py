@@ -16,6 +16,7 @@ from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
+from kvcalc.records.diagnose import RunningRecord
 from kvcalc.serving.server import serve
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -187,7 +188,7 @@ class LiveFigure(NamedTuple):
     name: str
     measured: float | None
     predicted: float | None
-    unit: str
+    unit: str | None
 
 
 class LiveServer(NamedTuple):
@@ -299,20 +300,26 @@ def _sentence(metrics: Metrics, deployment: TimedDeployment, hits: float | None)
     return f"{where}, {metrics.engine}: {', '.join(parts)}; {verdict}"
 
 
-def running_records(server: LiveServer) -> list[Record]:
+def running_records(server: LiveServer) -> list[RunningRecord]:
     """Return one record per figure, and last the sentence."""
     deployment = server.deployment
-    common = {
-        "engine": server.engine,
-        "model": deployment.model.name,
-        "gpu": deployment.gpu.name,
-        "gpus": deployment.parallelism.gpus,
-        "max_concurrency": server.clients,
-        "input_len": server.input_len,
-        "output_len": server.output_len,
-        "time_basis": deployment.time_basis,
-    }
-    names = ("figure", "measured", "predicted", "unit", "said")
-    rows: list[tuple[object, ...]] = [(*figure, None) for figure in server.figures]
-    rows.append(("verdict", None, None, None, server.sentence))
-    return [common | dict(zip(names, row, strict=True)) for row in rows]
+    figures = [(figure, None) for figure in server.figures]
+    verdict = LiveFigure("verdict", None, None, None), server.sentence
+    return [
+        {
+            "engine": server.engine,
+            "model": deployment.model.name,
+            "gpu": deployment.gpu.name,
+            "gpus": deployment.parallelism.gpus,
+            "max_concurrency": server.clients,
+            "input_len": server.input_len,
+            "output_len": server.output_len,
+            "time_basis": deployment.time_basis,
+            "figure": figure.name,
+            "measured": figure.measured,
+            "predicted": figure.predicted,
+            "unit": figure.unit,
+            "said": sentence,
+        }
+        for figure, sentence in [*figures, verdict]
+    ]

@@ -29,7 +29,7 @@ from kvcalc.planning.pareto_front import (
 )
 from kvcalc.planning.quality import precision_losses
 from kvcalc.planning.search_space import GPUS_PER_SERVER, Requirement, SearchSpace
-from kvcalc.records import Record
+from kvcalc.records.plan import CandidateRecord, PlanRecord
 from kvcalc.timing.steps import nodes_of
 
 # vLLM's "NixlConnector Usage Guide" (docs/features/nixl_connector_usage.md), read 2026-11-23
@@ -272,7 +272,7 @@ class CandidateRanking:
         return np.outer(by_model, np.maximum(np.arange(self.max_gpus + 2), 1))
 
 
-def candidate_record(candidate: Candidate, price: float = 0.0) -> Record:
+def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecord:
     """Return a candidate as a record.
 
     Capacity and times are those of one replica that is set up for max_num_seqs. Costs and energy
@@ -332,13 +332,13 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> Record:
     }
 
 
-def answer_records(answer: BestConfigs, space: SearchSpace) -> list[Record]:
+def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
     """Return a record for each listed candidate.
 
     `pareto` compares TPOT and tokens per second of a GPU, or per price. The candidates compared
     have times of the same kind, predictions or bounds.
     """
-    records = []
+    records: list[PlanRecord] = []
     for candidate in answer.listed:
         deployment = candidate.deployment
         step = Batch.decode(candidate.need.lengths.context, candidate.max_num_seqs)
@@ -348,8 +348,8 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[Record]:
         losses = precision_losses(deployment.model, deployment.precision)
         line, lines = launched(candidate, space)
         records.append(
-            candidate_record(candidate, price)
-            | {
+            {
+                **candidate_record(candidate, price),
                 "pareto": front.contains(candidate.tpot or 0.0, speed),
                 "basis": deployment.basis,
                 "uncalibrated_share": float(deployment.uncalibrated_share(step)),

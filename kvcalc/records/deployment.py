@@ -25,6 +25,19 @@ class DeploymentRecord(ReplicaRecord):
     ]
 
 
+class DraftRecord(TypedDict):
+    """Speculative decoding of a deployment; null without a draft."""
+
+    draft: Annotated[str | None, Figure("draft", "draft model or method; null without a draft")]
+    num_speculative_tokens: Annotated[
+        int | None, Figure("draft tokens", "drafted per step; null without a draft")
+    ]
+    acceptance_rate: Annotated[
+        float | None,
+        Figure("", "accepted part of drafted tokens; null without a draft", unit="share"),
+    ]
+
+
 class TimeBasisRecord(TypedDict):
     """Reliability of a time."""
 

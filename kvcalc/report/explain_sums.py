@@ -286,8 +286,8 @@ def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
         lines.append(f"{where(point)}, {dtypes}, {record['time_basis']} times:")
         for key in PLAN_KEYS.split():
             formula = with_numbers(formulas.get(key, ""), values)
-            if record[key] is not None:
-                value = operand(key, record[key])
+            if values[key] is not None:
+                value = operand(key, values[key])
                 lines.append(f"  {key} = {formula} = {value}".replace("=  = ", "= "))
         fitted = command(point, space)
         if fitted:

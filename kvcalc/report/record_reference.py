@@ -13,6 +13,9 @@ from kvcalc.records.figures import UNITS, UNITS_OF_TYPES, Figure, figures_of, un
 RECORD_CLASSES = {
     "size": ("size", "SizeRecord"),
     "compare": ("compare", "CompareRecord"),
+    "plan": ("plan", "PlanRecord"),
+    "diagnose": ("diagnose", "DiagnoseRecord"),
+    "diagnose --metrics": ("diagnose", "RunningRecord"),
     "models": ("presets", "ModelPresetRecord"),
     "gpus": ("presets", "GpuPresetRecord"),
     "measure": ("measure", "MeasuredLayerRecord"),

@@ -19,7 +19,7 @@ from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.export import Record
 from kvcalc.report.row_names import keep_distinguishing_columns
 from kvcalc.report.text.compare_text import compared
-from kvcalc.report.text.plan_text import asked, sentence, where
+from kvcalc.report.text.plan_text import requirement_words, sentence, where
 from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]
     charts = [front_chart(curve) for curve in drawn]
     if len(charts) < 2:
         return charts, missing
-    parts = [(_model(curve), asked(curve.answer.need)) for curve in drawn]
+    parts = [(_model(curve), requirement_words(curve.answer.need)) for curve in drawn]
     same = [words[0] for words in zip(*parts, strict=True) if len(set(words)) == 1]
     titles = keep_distinguishing_columns(parts)
     charts = [
@@ -314,7 +314,7 @@ def front_chart(curve: "FrontCurve") -> Chart:
         series.append(Series(f"at most {seconds(max_tpot)}", (max_tpot,), (1.0,), "upright"))
     rate_title = "tokens/s per price of an hour" if answer.prices else "tokens/s per GPU"
     return Chart(
-        title=" for ".join(filter(None, (_model(curve), asked(answer.need)))),
+        title=" for ".join(filter(None, (_model(curve), requirement_words(answer.need)))),
         subtitle=f"{_best(curve)}; {POINTS}; {_basis(curve)}",
         x=Axis("TPOT", tick=seconds),
         y=Axis(rate_title, tick=plain_tick),

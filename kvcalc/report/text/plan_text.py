@@ -1,21 +1,25 @@
 """Printed answers of `plan` and `diagnose`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
-from kvcalc.diagnosis.prometheus import LiveServer, running_records
+from kvcalc.diagnosis.prometheus import LiveServer
 from kvcalc.errors import few
-from kvcalc.planning.best_configs import MAX_BEST, BestConfigs
+from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.pareto_front import reason
 from kvcalc.planning.search import SearchResult
 from kvcalc.planning.search_space import Requirement, SearchSpace
 from kvcalc.planning.target_advice import changes_that_help
-from kvcalc.records import JsonObject
-from kvcalc.report.export import Record
+from kvcalc.records import JsonObject, Record
+from kvcalc.records.diagnose import DiagnoseRecord, RunningRecord
+from kvcalc.records.figures import Figure
+from kvcalc.records.plan import PlanRecord
 from kvcalc.report.text.fit_text import format_words, is_measured_on
 from kvcalc.report.text.table_layout import MAX_NOTES, Table
 from kvcalc.report.text.tables import (
+    FORMATS,
     columns,
     distinct_notes,
     seconds,
@@ -27,38 +31,31 @@ from kvcalc.units import format_bytes
 MAX_PRINTED_COMMANDS = 12
 MAX_NAMED_GPUS = 10  # GPU models in a note
 MAX_WORDS = 25  # of the sentence
-PLAN = columns(
-    """
-    model                   | model                | text    | given
-    users                   | users                | int     | given
-    rate                    | requests/s           | {:g}    | given
-    context                 | context              | int     | given
-    gpu                     | GPU                  | text
-    total_gpus              | GPUs                 | int     | | all replicas
-    split                   | split                | text    | | parallelism of each replica
-    replicas                | replicas             | int     | given
-    prefill_replicas        | prefill replicas     | int     | given
-    draft                   | draft                | text    | given
-    num_speculative_tokens  | draft tokens         | int     | given
-    dtype                   | weights in           | text    | given
-    kv_cache_dtype          | cache in             | text    | given
-    cost_per_hour | cost/hour | {:,.2f} | | all GPUs, in the unit of --price-per-hour
-    cost_per_million_tokens | cost/1M tokens       | {:,.2f} | time | output tokens
-    tpot_s                  | TPOT                 | seconds | time | with the target users
-    ttft_s                  | TTFT                 | seconds | time | one prompt on an idle replica
-    max_users | max users | int | | requests that fit on all GPUs, at least
-    energy_per_token_j      | J/token              | {:.3g}  | time | all GPUs at full power
-    tokens_per_s_per_gpu    | tokens/s/GPU         | {:,.0f} | rate
-    reason                  | missed target        | text
-    max_num_seqs            | target users/replica | int     | wide
-    total_tokens_per_s      | tokens/s             | {:,.0f} | wide rate
-    nodes                   | servers              | int     | wide
-    pareto                  | Pareto-optimal       | yes/no  | wide
-    """
+
+
+class PlanRow(PlanRecord):
+    """A record with its split in words, and the users that fit in all replicas."""
+
+    split: Annotated[str, Figure("split", "parallelism of each replica", is_noted=True)]
+    max_users: Annotated[
+        int | None,
+        Figure("max users", "requests that fit on all GPUs, at least", is_noted=True),
+    ]
+
+
+PLAN_COLUMNS = columns(
+    PlanRow,
+    "model users rate context gpu total_gpus split replicas prefill_replicas draft "
+    "num_speculative_tokens dtype kv_cache_dtype cost_per_hour cost_per_million_tokens tpot_s "
+    "ttft_s max_users energy_per_token_j tokens_per_s_per_gpu reason max_num_seqs "
+    "total_tokens_per_s nodes pareto",
+    inputs="model users rate context replicas prefill_replicas draft num_speculative_tokens "
+    "dtype kv_cache_dtype",
+    wide="max_num_seqs total_tokens_per_s nodes pareto",
 )
 
 
-def plan_tables(plan: SearchResult, records: Sequence[Sequence[Record]]) -> list[Table]:
+def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> list[Table]:
     """Return the best deployments of one requirement, or the first of each of several.
 
     Args:
@@ -71,7 +68,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[Record]]) -> list
     title = sentence(answer, plan.space)
     tried = f"{answer.num_tried:,} configurations tried, {answer.num_met:,} meet the targets"
     if not rows:
-        return [Table(rows, PLAN, title, ["", tried])]
+        return [Table(rows, PLAN_COLUMNS, title, ["", tried])]
     first = rows[0]
     basis = format_words(rows)
     basis += ["costs in the unit of --price-per-hour"] if answer.prices else []
@@ -103,27 +100,28 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[Record]]) -> list
     accuracy = time_footnotes(rows)[1]
     if accuracy and len(notes) <= MAX_NOTES:
         notes.insert(3, accuracy)
-    return [Table(rows, PLAN, title, notes, details=details, commands=commands)]
+    return [Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)]
 
 
-def _row(record: Record) -> JsonObject:
+def _row(record: Mapping[str, Any]) -> JsonObject:
     """Return a record with its split in words, and the users that fit in all replicas."""
-    sizes = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
-    split = {short: record[f"{name}_parallel_size"] for short, name in sizes.items()}
     capacity = record["capacity_sequences"]
     return {
         **record,
         "prefill_replicas": record["prefill_replicas"] or None,
-        "split": _split(split) or "one GPU",
+        "split": _split(record) or "one GPU",
         "max_users": None if capacity is None else capacity * record["replicas"],
     }
 
 
-def _split(sizes: dict[str, int]) -> str:
-    return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+def _split(record: Mapping[str, Any]) -> str:
+    """Return the parallelism of a replica in words: tp 2 pp 2."""
+    sizes = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
+    named = {short: record[f"{name}_parallel_size"] for short, name in sizes.items()}
+    return " ".join(f"{name} {size}" for name, size in named.items() if size > 1)
 
 
-def asked(need: Requirement) -> str:
+def requirement_words(need: Requirement) -> str:
     """Return the requirement in words: 64 users of 4,096 + 500 tokens within 30 ms TPOT."""
     lengths = need.lengths
     tokens = f"{lengths.context:,}"
@@ -142,23 +140,18 @@ def asked(need: Requirement) -> str:
     return f"{load} of {tokens} tokens{cached}{within}{rate}"
 
 
-def where(point: Candidate) -> str:
+def where(candidate: Candidate) -> str:
     """Return the GPUs of a deployment and how they are used: 4× h200 in 2 replicas with tp 2."""
-    ranks, replicas, prefill = (
-        point.deployment.parallelism,
-        point.replicas,
-        point.prefill_replicas,
-    )
-    words = [f"{point.gpus}× {point.gpu}"]
+    replicas, prefill = candidate.replicas, candidate.prefill_replicas
+    words = [f"{candidate.gpus}× {candidate.gpu}"]
     if replicas > 1 or prefill:
         words.append(f"in {replicas} replica{'s' * (replicas > 1)}")
     if prefill:
         words.append(f"and {prefill} for prefill")
-    split = _split({"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp, "ep": ranks.ep})
-    if split:
+    if split := _split(candidate_record(candidate)):
         words.append(f"with {split}")
-    if draft := point.speculation:
-        words.append(f"and draft {draft.draft}")
+    if candidate.speculation:
+        words.append(f"and draft {candidate.speculation.draft}")
     return " ".join(words)
 
 
@@ -174,7 +167,7 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     if not answer.best:
         near = answer.closest
         if not near:
-            return f"No configuration{limit} can serve {asked(answer.need)}."
+            return f"No configuration{limit} can serve {requirement_words(answer.need)}."
         closest = f"the closest is {where(near)}: {reason(near)}."
         return f"No deployment{limit} meets the targets, {closest}"
     first = answer.best[0]
@@ -182,7 +175,9 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     if answer.prices:
         size = "cheapest"
         cost = f", at {answer.prices[first.gpu] * first.gpus:,.2f} per hour"
-    text = f"{where(first)} is the {size} deployment for {asked(answer.need)}{cost}."
+    text = (
+        f"{where(first)} is the {size} deployment for {requirement_words(answer.need)}{cost}."
+    )
     if len(text.split()) <= MAX_WORDS:
         return text
     return f"{where(first)} is the {size} deployment that meets the targets{cost}."
@@ -225,7 +220,7 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
     return lines, about
 
 
-def _several(plan: SearchResult, firsts: Sequence[Record]) -> Table:
+def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     """Return the best deployment of each requirement, one row each."""
     rows = [_row(record) for record in firsts]
     met = sum(row["meets"] for row in rows)
@@ -236,11 +231,11 @@ def _several(plan: SearchResult, firsts: Sequence[Record]) -> Table:
         f"{plan.space.max_gpus} GPUs."
     )
     if not rows:
-        return Table(rows, PLAN, title)
+        return Table(rows, PLAN_COLUMNS, title)
     notes = ["", ", ".join(format_words(rows)), *filter(None, time_footnotes(rows))]
     return Table(
         rows,
-        PLAN,
+        PLAN_COLUMNS,
         title,
         notes,
         details=[
@@ -254,14 +249,10 @@ def _signed_bytes(size: int) -> str:
     return f"−{format_bytes(-size)}" if size < 0 else format_bytes(size)
 
 
-COLUMNS = columns(
-    """
-    term             | of one GPU         | text
-    logged_bytes     | logged             | signed bytes
-    predicted_bytes  | predicted          | signed bytes
-    difference_bytes | logged − predicted | signed bytes
-    """,
-    **{"signed bytes": _signed_bytes},
+DIAGNOSIS_COLUMNS = columns(
+    DiagnoseRecord,
+    "term logged_bytes predicted_bytes difference_bytes",
+    formats=FORMATS | {"signed bytes": _signed_bytes},
 )
 
 
@@ -279,53 +270,45 @@ def diagnosis_table(
         first, last = summary.boot.lines
         notes[1] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[1]}"
     details = [
-        f"{change.flags}: {change.cost}"
+        f"{change['flags']}: {change['cost']}"
         for change in summary.changes
-        if change.cost
-        and (", by " not in change.cost or is_measured_on(summary.model, change.cost))
+        if change["cost"]
+        and (", by " not in change["cost"] or is_measured_on(summary.model, change["cost"]))
     ]
     return Table(
         summary.records(log, number)[:-1],
-        COLUMNS,
+        DIAGNOSIS_COLUMNS,
         summary.outcome,
         notes,
         details=details,
-        commands=[change.command for change in summary.changes[:1] if change.command],
+        commands=[change["command"] for change in summary.changes[:1] if change["command"]],
     )
 
 
-_SHOWN: dict[str, Callable[[float], str]] = {
+RUNNING_COLUMNS = columns(RunningRecord, "figure measured predicted")
+UNIT_FORMATS: dict[str, Callable[[float], str]] = {
     "s": seconds,
-    "share": lambda v: f"{v:.1%}",
-    "requests": lambda v: f"{v:,.1f}",
-    "times": lambda v: f"{v:,.0f}",
+    "share": "{:.1%}".format,
+    "requests": "{:,.1f}".format,
+    "times": "{:,.0f}".format,
 }
 
 
-RUNNING = columns(
-    """
-    figure    | figure    | text
-    measured  | measured  | text | right
-    predicted | predicted | text | right
-    """
-)
-
-
-def running_table(found: LiveServer) -> Table:
-    """Figures of the server beside those of the simulated one."""
-    records: list[JsonObject] = []
-    for r in running_records(found)[:-1]:
-        shown = {
-            k: None if r[k] is None else _SHOWN[r["unit"]](r[k])
-            for k in ("measured", "predicted")
-        }
-        records.append({"figure": r["figure"], **shown})
-    basis = found.deployment.basis
+def running_table(server: LiveServer) -> Table:
+    """Return the figures of a server, and those of the simulated one."""
+    rows: list[JsonObject] = []
+    for figure in server.figures:
+        show = UNIT_FORMATS[figure.unit or "times"]
+        measured, predicted = (
+            None if value is None else show(value)
+            for value in (figure.measured, figure.predicted)
+        )
+        rows.append({"figure": figure.name, "measured": measured, "predicted": predicted})
     notes = [
         "",
-        f"predicted for {found.clients:,} clients, {found.input_len:,} tokens in and "
-        f"{found.output_len:,} out",
-        f"times by the {basis}, without prefix hits",
+        f"predicted for {server.clients:,} clients, {server.input_len:,} tokens in and "
+        f"{server.output_len:,} out",
+        f"times by the {server.deployment.basis}, without prefix hits",
     ]
     details = ["measured since the start of the server, quantiles within buckets"]
-    return Table(records, RUNNING, found.sentence, notes, details=details)
+    return Table(rows, RUNNING_COLUMNS, server.sentence, notes, details=details)

@@ -1,0 +1,152 @@
+"""Records of `plan`: candidates with their requirement, times and costs."""
+
+from typing import Annotated, TypedDict
+
+from kvcalc.records.deployment import DraftRecord
+from kvcalc.records.figures import Figure
+
+
+class RequirementRecord(TypedDict):
+    """The load of a plan."""
+
+    users: Annotated[
+        int | None, Figure("users", "requested concurrent users; null with a rate")
+    ]
+    rate: Annotated[
+        float | None,
+        Figure(
+            "requests/s",
+            "requested rate; null with users",
+            format="{:g}",
+            unit="requests a second",
+        ),
+    ]
+    context: Annotated[int, Figure("context", "per user", unit="tokens")]
+    input_len: Annotated[int | None, Figure("", "null if only a context was requested")]
+    output_len: Annotated[int | None, Figure("", "null if only a context was requested")]
+
+
+class CandidateRecord(RequirementRecord, DraftRecord):
+    """A deployment in some number of replicas under one requirement."""
+
+    model: Annotated[str, Figure("model", "model name")]
+    gpu: Annotated[str, Figure("GPU", "GPU name")]
+    gpus: Annotated[int, Figure("", "GPUs of one replica")]
+    nodes: Annotated[int, Figure("servers", "nodes of one replica")]
+    tensor_parallel_size: Annotated[int, Figure("", "GPUs that share heads and columns")]
+    pipeline_parallel_size: Annotated[int, Figure("", "GPUs that share the layers")]
+    data_parallel_size: Annotated[int, Figure("", "groups that share the sequences")]
+    expert_parallel_size: Annotated[int, Figure("", "GPUs that share the experts")]
+    dtype: Annotated[str, Figure("weights in", "format of the weights")]
+    quantization: Annotated[
+        str | None, Figure("", "requested weight format; null as published")
+    ]
+    kv_cache_dtype: Annotated[str, Figure("cache in", "format of the cache")]
+    replicas: Annotated[int, Figure("replicas", "replicas of the deployment")]
+    prefill_replicas: Annotated[
+        int, Figure("prefill replicas", "replicas that process only prompts")
+    ]
+    total_gpus: Annotated[int, Figure("GPUs", "all replicas", is_noted=True)]
+    max_num_seqs: Annotated[int, Figure("target users/replica", "setting of the engine")]
+    capacity_sequences: Annotated[int, Figure("", "maximum that fits on a replica")]
+    kv_budget_low_bytes: Annotated[
+        int, Figure("", "KV cache budget of one GPU, low end of the range")
+    ]
+    ttft_s: Annotated[
+        float | None,
+        Figure(
+            "TTFT",
+            "one prompt on an idle replica; null without a bound, or if no prompt was requested",
+            mark="time",
+            is_noted=True,
+        ),
+    ]
+    tpot_s: Annotated[
+        float | None,
+        Figure(
+            "TPOT", "with the target users; null if nothing fits", mark="time", is_noted=True
+        ),
+    ]
+    e2e_s: Annotated[float | None, Figure("", "of a request; null without its lengths")]
+    tokens_per_s: Annotated[
+        float | None, Figure("", "of a replica at this setting; null if nothing fits")
+    ]
+    tokens_per_s_per_gpu: Annotated[
+        float | None,
+        Figure(
+            "tokens/s/GPU",
+            "per GPU; null if nothing fits",
+            unit="tokens a second",
+            mark="rate",
+        ),
+    ]
+    total_tokens_per_s: Annotated[
+        float | None,
+        Figure(
+            "tokens/s",
+            "of all replicas at the requested load; null if nothing fits",
+            mark="rate",
+        ),
+    ]
+    cost_per_hour: Annotated[
+        float | None,
+        Figure(
+            "cost/hour",
+            "all GPUs, in the unit of --price-per-hour; null without a price",
+            unit="money",
+            is_noted=True,
+        ),
+    ]
+    cost_per_million_tokens: Annotated[
+        float | None,
+        Figure(
+            "cost/1M tokens",
+            "output tokens; null without a price",
+            unit="money",
+            mark="time",
+            is_noted=True,
+        ),
+    ]
+    energy_per_token_j: Annotated[
+        float | None,
+        Figure(
+            "J/token",
+            "all GPUs at full power; null if the power is unknown",
+            mark="time",
+            is_noted=True,
+        ),
+    ]
+    time_basis: Annotated[str, Figure("", "calibrated, scaled or bound")]
+    meets: Annotated[bool, Figure("", "whether all targets are met")]
+    reason: Annotated[
+        str | None, Figure("missed target", "the first missed target; null if all are met")
+    ]
+
+
+class PlanRecord(CandidateRecord):
+    """One of the best candidates, with its time model and its command lines."""
+
+    pareto: Annotated[
+        bool, Figure("Pareto-optimal", "Pareto-optimal in TPOT and tokens/s per GPU or price")
+    ]
+    basis: Annotated[str, Figure("", "name of the time model")]
+    uncalibrated_share: Annotated[
+        float, Figure("", "part of a decode step from operators without their own kernel model")
+    ]
+    time_p90_error: Annotated[float | None, Figure("", "of such a step; null if unknown")]
+    quality: Annotated[
+        str | None,
+        Figure("", "published quality of lower precision; null at the published precision"),
+    ]
+    engine: Annotated[str, Figure("", "engine whose rules apply")]
+    command: Annotated[
+        str | None,
+        Figure(
+            "",
+            "the engine's command line of one decode replica; null if the engine has none",
+        ),
+    ]
+    commands: Annotated[
+        list[str],
+        Figure("", "command lines of every replica, and of the proxy of disaggregated prefill"),
+    ]
