@@ -66,7 +66,7 @@ def test_blocks_come_back_in_the_order_of_a_queue() -> None:
     """Six blocks of 16: A has 0 and 1, B 2. Freed, A's come last first behind 3, 4, 5: C takes 3, 4, 5, 1."""
     pages = PagedAllocator(96, 16)
     assert pages.store("A", 32) and pages.store("B", 1)
-    pages.release("A")
+    pages.remove("A")
     assert pages.store("C", 50)
     assert pages.tables == {"B": [2], "C": [3, 4, 5, 1]}
     assert pages.free == 16 and not pages.can_start(17) and pages.can_start(16)
@@ -90,12 +90,12 @@ def test_the_first_hole_that_fits_is_taken() -> None:
     pieces = FirstFitAllocator(100)
     for name, size in (("a", 30), ("b", 10), ("c", 20), ("d", 40)):
         assert pieces.store(name, size)
-    pieces.release("a")
-    pieces.release("c")
-    assert pieces.holes() == [(0, 30), (40, 20)]
+    pieces.remove("a")
+    pieces.remove("c")
+    assert pieces.holes == [(0, 30), (40, 20)]
     assert pieces.store("e", 20) and pieces.pieces["e"] == (0, 20)  # not the hole of exactly 20
-    pieces.release("b")
-    assert pieces.holes() == [(20, 40)]  # neighbours are one
+    pieces.remove("b")
+    assert pieces.holes == [(20, 40)]  # neighbours are one
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 90)), min_size=1, max_size=40), st.sampled_from([1, 7, 16]))
@@ -106,13 +106,13 @@ def test_nothing_is_given_twice_and_pages_refuse_least(asked: list[tuple[str, in
     played = play(steps, memory, longest, block)
     owned = [block for table in played.pages.tables.values() for block in table]
     assert len(owned) == len(set(owned)) and sorted([*owned, *played.pages.queue]) == list(range(memory // block))
-    spans = sorted([*played.first_fit.pieces.values(), *played.first_fit.holes()])
+    spans = sorted([*played.first_fit.pieces.values(), *played.first_fit.holes])
     assert [start for start, _ in spans] == [sum(size for _, size in spans[:n]) for n in range(len(spans))]
     assert sum(size for _, size in spans) == memory
-    holes = [size for _, size in played.first_fit.holes()]
+    holes = [size for _, size in played.first_fit.holes]
     assert (played.first_fit.free, played.first_fit.largest) == (sum(holes), max(holes, default=0))
     for tokens in (1, 40, 80):
-        if block == 1 and sum(size for _, size in played.first_fit.holes()) <= played.pages.free:
+        if block == 1 and sum(size for _, size in played.first_fit.holes) <= played.pages.free:
             assert played.pages.can_start(tokens) or not played.first_fit.can_start(tokens)
 
 

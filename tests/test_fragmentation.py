@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcalc import UserError
-from kvcalc.capacity.allocations import FreeList, drawn, external, paged, read_lengths
+from kvcalc.capacity.allocations import FreeList, external, paged, read_lengths, sample_lengths
 
 
 def test_a_slot_of_the_longest_length() -> None:
@@ -43,7 +43,7 @@ def test_equal_pieces_never_fail_by_fragmentation() -> None:
 
 
 def test_a_simulation_is_drawn_from_its_seed() -> None:
-    lengths = drawn("lognormal:512,4k", seed=3)
+    lengths = sample_lengths("lognormal:512,4k", seed=3)
     assert external(lengths, 20_000, 7) == external(lengths, 20_000, 7)
     assert external(lengths, 20_000, 7) != external(lengths, 20_000, 8)
     assert external([50], 10).requests == 0  # longer than the memory: never asked for
@@ -51,11 +51,11 @@ def test_a_simulation_is_drawn_from_its_seed() -> None:
 
 def test_a_log_normal_distribution() -> None:
     """Its mean and 99th percentile come back from a draw, within what 1000 values can say."""
-    lengths = drawn("lognormal:512,4k")
+    lengths = sample_lengths("lognormal:512,4k")
     assert len(lengths) == 1000
     assert statistics.mean(lengths) == pytest.approx(512, rel=0.15)
     assert sorted(lengths)[989] == pytest.approx(4096, rel=0.35)
-    assert drawn("lognormal:512,4k", 1) == drawn("lognormal:512,4k", 1) != lengths
+    assert sample_lengths("lognormal:512,4k", 1) == sample_lengths("lognormal:512,4k", 1) != lengths
 
 
 def test_a_file(tmp_path: Path) -> None:

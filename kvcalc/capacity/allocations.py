@@ -11,7 +11,7 @@ int32 (`v1/worker/block_table.py`).
 """
 
 import random
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from math import exp, log, sqrt
@@ -23,14 +23,9 @@ from kvcalc.library.files import read_text
 from kvcalc.records import Record
 from kvcalc.units import parse_tokens
 
-MAX_RUN = 128  # holes; a longer run is split
-
 
 class FreeList:
     """Holes of a memory in order of their addresses, with first fit.
-
-    The holes are in short runs. The largest size of each run is stored, so that a search reads only
-    one run.
 
     Attributes:
         free: Free slots in all holes.
@@ -38,95 +33,63 @@ class FreeList:
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity
-        self._starts = [[0]]  # of the holes of each run
-        self._sizes = [[capacity]]
-        self._largest = [capacity]
+        self._starts = [0]
+        self._sizes = [capacity]
 
     @property
     def largest(self) -> int:
         """Slots of the largest hole; 0 if there is none."""
-        return max(self._largest)
+        return max(self._sizes, default=0)
+
+    @property
+    def holes(self) -> list[tuple[int, int]]:
+        """Start and size of each hole, in order."""
+        return [*zip(self._starts, self._sizes, strict=True)]
 
     def take(self, size: int) -> int:
         """Cut slots off the first hole that is large enough. Return their start, or −1."""
-        run = next((i for i, largest in enumerate(self._largest) if largest >= size), -1)
-        if run < 0:
+        if size > self.largest:
             return -1
-        index = next(i for i, hole in enumerate(self._sizes[run]) if hole >= size)
-        start = self._starts[run][index]
-        self._cut(run, index, size)
+        index = next(i for i, hole in enumerate(self._sizes) if hole >= size)
+        start = self._starts[index]
+        self._cut(index, size)
         return start
 
     def take_from(self, start: int, size: int) -> bool:
         """Cut slots off the hole at `start`. Return False if it is not large enough."""
-        run = self._run_of(start)
-        starts, sizes = self._starts[run], self._sizes[run]
-        index = bisect_left(starts, start)
-        can_cut = index < len(starts) and starts[index] == start and sizes[index] >= size
-        if can_cut:
-            self._cut(run, index, size)
-        return can_cut
+        index = bisect_left(self._starts, start)
+        is_hole = index < len(self._starts) and self._starts[index] == start
+        if not is_hole or self._sizes[index] < size:
+            return False
+        self._cut(index, size)
+        return True
 
     def release(self, start: int, size: int) -> None:
         """Free slots again, and join them with neighbouring holes."""
         self.free += size
-        run = self._run_of(start)
-        starts, sizes = self._starts[run], self._sizes[run]
-        index = bisect_right(starts, start)
-        if index and starts[index - 1] + sizes[index - 1] == start:
-            index -= 1
-            sizes[index] += size
+        index = bisect_left(self._starts, start)
+        if index < len(self._starts) and self._starts[index] == start + size:
+            size += self._sizes.pop(index)
+            del self._starts[index]
+        if index and self._starts[index - 1] + self._sizes[index - 1] == start:
+            self._sizes[index - 1] += size
         else:
-            starts.insert(index, start)
-            sizes.insert(index, size)
-        self._join_next(run, index)
-        self._update_run(run)
+            self._starts.insert(index, start)
+            self._sizes.insert(index, size)
 
-    def _run_of(self, start: int) -> int:
-        """Return the run to which a hole at `start` belongs."""
-        if not self._starts[0]:
-            return 0
-        return max(0, bisect_right(self._starts, start, key=lambda starts: starts[0]) - 1)
-
-    def _cut(self, run: int, index: int, size: int) -> None:
+    def _cut(self, index: int, size: int) -> None:
         """Remove the first slots of a hole."""
-        starts, sizes = self._starts[run], self._sizes[run]
-        if sizes[index] > size:
-            starts[index] += size
-            sizes[index] -= size
-        else:
-            del starts[index], sizes[index]
         self.free -= size
-        self._update_run(run)
-
-    def _join_next(self, run: int, index: int) -> None:
-        """Join a hole with the next one if they touch. The next hole can be in the next run."""
-        end = self._starts[run][index] + self._sizes[run][index]
-        next_run, next_index = run, index + 1
-        if next_index == len(self._starts[run]):
-            next_run, next_index = run + 1, 0
-        if next_run < len(self._starts) and self._starts[next_run][next_index] == end:
-            self._sizes[run][index] += self._sizes[next_run].pop(next_index)
-            del self._starts[next_run][next_index]
-            if next_run != run:
-                self._update_run(next_run)
-
-    def _update_run(self, run: int) -> None:
-        """Update the largest size of a changed run. Remove an empty run and split a long one."""
-        starts, sizes = self._starts[run], self._sizes[run]
-        if not starts and len(self._starts) > 1:
-            del self._starts[run], self._sizes[run], self._largest[run]
-            return
-        self._largest[run] = max(sizes, default=0)
-        if len(starts) > MAX_RUN:
-            middle = len(starts) // 2
-            self._starts[run : run + 1] = [starts[:middle], starts[middle:]]
-            self._sizes[run : run + 1] = [sizes[:middle], sizes[middle:]]
-            self._largest[run : run + 1] = [max(sizes[:middle]), max(sizes[middle:])]
+        if self._sizes[index] > size:
+            self._starts[index] += size
+            self._sizes[index] -= size
+        else:
+            del self._starts[index], self._sizes[index]
 
 
 Z_99 = 2.3263478740408408  # 99th percentile of a standard normal distribution
-MAX_RATIO = exp(Z_99**2 / 2)  # of the 99th percentile to the mean
+# largest ratio of the 99th percentile to the mean
+MAX_RATIO = exp(Z_99**2 / 2)
 
 
 class LogNormal(NamedTuple):
@@ -139,8 +102,8 @@ class LogNormal(NamedTuple):
 def lognormal(mean: int, p99: int) -> LogNormal:
     """Compute the log-normal distribution with this mean and 99th percentile.
 
-    ln(p99/mean) = z·σ − σ²/2, of which the smaller root is σ = z − √(z² − 2·ln(p99/mean)); μ =
-    ln(mean) − σ²/2. If both are equal, each length is the mean.
+    ln(p99/mean) = z·σ − σ²/2 has the smaller root σ = z − √(z² − 2·ln(p99/mean)); μ = ln(mean) −
+    σ²/2. If both are equal, each length is the mean.
 
     Raises:
         UserError: The percentile is below the mean, or too far above it for any σ.
@@ -156,11 +119,11 @@ def lognormal(mean: int, p99: int) -> LogNormal:
 
 NUM_SAMPLES = 1000  # lengths from a distribution
 MAX_LENGTHS, MAX_LENGTHS_FILE_BYTES = 1_000_000, 16 << 20
-MAX_REQUESTS = 20_000  # of a simulation
+MAX_REQUESTS = 20_000  # in a simulation
 
 
 class Waste(NamedTuple):
-    """Allocated token slots, and those that store tokens."""
+    """Allocated token slots and the slots that store tokens."""
 
     slots: int
     used: int
@@ -206,29 +169,23 @@ def external(lengths: Sequence[int], capacity: int, seed: int = 0) -> Fragmentat
     first 20,000 are not simulated.
     """
     rng = random.Random(seed)
-    once = [length for length in lengths if length <= capacity][:MAX_REQUESTS]
-    rounds = min(20, MAX_REQUESTS // max(1, len(once)))
-    waiting = deque(once * max(1, rounds))
+    fitting = [length for length in lengths if length <= capacity][:MAX_REQUESTS]
+    requests = fitting * max(1, min(20, MAX_REQUESTS // max(1, len(fitting))))
     holes = FreeList(capacity)
     running: list[tuple[int, int]] = []
-    requests = len(waiting)
     failures = free_sum = largest_sum = 0
-    while waiting:
-        start = holes.take(waiting[0])
-        if start >= 0:
-            running.append((start, waiting.popleft()))
-            continue
-        if holes.free >= waiting[0]:
-            failures += 1
-            free_sum += holes.free
-            largest_sum += holes.largest
-        index = rng.randrange(len(running))
-        running[index], running[-1] = running[-1], running[index]
-        holes.release(*running.pop())
-    count = max(1, failures)
-    return FragmentationResult(
-        requests, failures, free_sum / count / capacity, largest_sum / count / capacity
-    )
+    for length in requests:
+        while (start := holes.take(length)) < 0:
+            if holes.free >= length:
+                failures += 1
+                free_sum += holes.free
+                largest_sum += holes.largest
+            index = rng.randrange(len(running))
+            running[index], running[-1] = running[-1], running[index]
+            holes.release(*running.pop())
+        running.append((start, length))
+    total = max(1, failures) * capacity
+    return FragmentationResult(len(requests), failures, free_sum / total, largest_sum / total)
 
 
 def read_lengths(text: str, seed: int = 0) -> list[int]:
@@ -241,25 +198,19 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
         UserError: A line of the file is wrong, or there is no such distribution.
     """
     if text.startswith("lognormal:"):
-        return drawn(text, seed)
+        return sample_lengths(text, seed)
     if ":" in text and not Path(text).exists():
         raise UserError(
             f"unknown distribution {text!r}",
             hint="Write lognormal:MEAN,P99 or the name of a file",
         )
     lengths = []
-    for number, line in enumerate(
-        read_text(Path(text), MAX_LENGTHS_FILE_BYTES).splitlines(), 1
-    ):
+    lines = read_text(Path(text), MAX_LENGTHS_FILE_BYTES).splitlines()
+    for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].replace(",", " ").split()
-        if (
-            number == 1
-            and len(words) == 1
-            and words[0].isidentifier()
-            and not _is_number(words[0])
-        ):
-            continue  # the heading of a CSV column
-        for word in words:
+        # the heading of a CSV column, but not nan
+        is_heading = len(words) == 1 and words[0].isidentifier() and words[0].lower() != "nan"
+        for word in words if number > 1 or not is_heading else ():
             try:
                 lengths.append(parse_tokens(word))
             except UserError as error:
@@ -269,29 +220,17 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
     return lengths
 
 
-def _is_number(word: str) -> bool:
-    """Return whether a word is a number, as `nan` is."""
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def drawn(text: str, seed: int = 0) -> list[int]:
+def sample_lengths(text: str, seed: int = 0) -> list[int]:
     """Sample 1000 lengths of at least 1 token from `lognormal:MEAN,P99`. Raises UserError if there
     is no such distribution."""
     words = text.removeprefix("lognormal:").split(",")
     if len(words) != 2:
         raise UserError(
-            f"{text!r} should read lognormal:MEAN,P99",
-            hint="For example lognormal:512,4k",
+            f"{text!r} should read lognormal:MEAN,P99", hint="For example lognormal:512,4k"
         )
-    mean, p99 = (
-        parse_tokens(words[0], "mean"),
-        parse_tokens(words[1], "99th percentile"),
-    )
-    shape, rng = lognormal(mean, p99), random.Random(seed)
+    mean = parse_tokens(words[0], "mean")
+    shape = lognormal(mean, parse_tokens(words[1], "99th percentile"))
+    rng = random.Random(seed)
     return [max(1, round(rng.lognormvariate(*shape))) for _ in range(NUM_SAMPLES)]
 
 
@@ -326,7 +265,7 @@ class AllocationScript(NamedTuple):
     memory: int
 
 
-class FirstFitAllocator:
+class FirstFitAllocator(FreeList):
     """Pieces of exact size, each in the first hole that fits it. A piece grows only into the hole
     after it.
 
@@ -335,18 +274,8 @@ class FirstFitAllocator:
     """
 
     def __init__(self, memory: int) -> None:
-        self.memory = memory
+        super().__init__(memory)
         self.pieces: dict[str, tuple[int, int]] = {}
-        self._holes = FreeList(memory)
-
-    def holes(self) -> list[tuple[int, int]]:
-        """Return (start, size) of the holes in order."""
-        holes, end = [], 0
-        for start, size in [*sorted(self.pieces.values()), (self.memory, 0)]:
-            if start > end:
-                holes.append((end, start - end))
-            end = start + size
-        return holes
 
     def can_start(self, tokens: int) -> bool:
         """Return whether a new sequence would fit."""
@@ -356,28 +285,18 @@ class FirstFitAllocator:
         """Store a sequence, or let it grow to `tokens`. Return False if it does not fit."""
         if name in self.pieces:
             start, size = self.pieces[name]
-            fits = tokens == size or self._holes.take_from(start + size, tokens - size)
+            fits = tokens == size or self.take_from(start + size, tokens - size)
         else:
-            start = self._holes.take(tokens)
+            start = self.take(tokens)
             fits = start >= 0
         if fits:
             self.pieces[name] = (start, tokens)
         return fits
 
-    def release(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Release a sequence, if it is stored."""
         if name in self.pieces:
-            self._holes.release(*self.pieces.pop(name))
-
-    @property
-    def free(self) -> int:
-        """Free token slots."""
-        return self._holes.free
-
-    @property
-    def largest(self) -> int:
-        """Tokens of the largest hole."""
-        return self._holes.largest
+            self.release(*self.pieces.pop(name))
 
 
 class PagedAllocator:
@@ -411,7 +330,7 @@ class PagedAllocator:
         self.tokens[name] = tokens
         return True
 
-    def release(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Release a sequence, if it is stored."""
         self.tokens.pop(name, None)
         self.queue.extend(reversed(self.tables.pop(name, [])))
@@ -423,7 +342,7 @@ class PagedAllocator:
 
     @property
     def waste(self) -> Waste:
-        """Return the allocated slots, and those that store tokens."""
+        """Return the allocated slots and the slots that store tokens."""
         allocated = sum(map(len, self.tables.values())) * self.block
         return Waste(allocated, sum(self.tokens.values()))
 
@@ -487,7 +406,7 @@ def _run_step(allocator: Allocator, step: AllocationStep) -> bool | None:
         return allocator.can_start(step.tokens)
     if step.tokens:
         return allocator.store(step.name, step.tokens)
-    allocator.release(step.name)
+    allocator.remove(step.name)
     return None
 
 

@@ -36,18 +36,9 @@ FORMS = (
     "Write vllm serve MODEL …, python -m sglang.launch_server …, llama-server … or "
     "trtllm-serve MODEL …"
 )
-# Programs that start other programs.
-LAUNCHERS = (
-    "python",
-    "uv",
-    "run",
-    "env",
-    "sudo",
-    "nohup",
-    "exec",
-    "time",
-    "numactl",
-    "$",
+# Words before an engine's program: assignments and programs that start other programs.
+LAUNCHER = re.compile(
+    r"[A-Za-z_][A-Za-z0-9_]*=.*|(.*/)?(python|uv|run|env|sudo|nohup|exec|time|numactl|\$)[0-9.]*"
 )
 # Names of --quantization that load a checkpoint as published, and do not imply a format.
 AS_PUBLISHED = """
@@ -62,7 +53,6 @@ QUANTIZATION_FORMATS = {
     "moe_wna16": "int4",
     "marlin": "gptq",
 }
-Values = Settings  # of flags or options, by name
 
 
 class Command(NamedTuple):
@@ -78,15 +68,14 @@ class Command(NamedTuple):
     engine: str
     named: str
     model: Model
-    given: Values
+    given: Settings
     ignored: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def deployment(self, gpu: Gpu) -> TimedDeployment:
         """Return the deployment of the command line on a GPU."""
-        return TimedDeployment(
-            self.model, gpu, self._settings(Precision), self._settings(Parallelism)
-        )
+        precision, ranks = self._settings(Precision), self._settings(Parallelism)
+        return TimedDeployment(self.model, gpu, precision, ranks)
 
     @property
     def options(self) -> FitOptions:
@@ -103,35 +92,27 @@ def split(words: Sequence[str]) -> list[str]:
     """Return the words of a command line. A single word with blanks is split as by a shell."""
     if sum(map(len, words)) > MAX_LETTERS or len(words) > MAX_WORDS:
         raise UserError(f"a command line of more than {MAX_LETTERS:,} letters is not read")
-    if len(words) == 1 and " " in words[0].strip():
-        try:
-            return shlex.split(words[0].replace("\\\n", " "))
-        except ValueError:
-            raise UserError(
-                "the command line has a quotation mark without its partner"
-            ) from None
-    return [word for word in words if word.strip() and word != "\\"]
+    if len(words) != 1 or " " not in words[0].strip():
+        return [word for word in words if word.strip() and word != "\\"]
+    try:
+        return shlex.split(words[0].replace("\\\n", " "))
+    except ValueError:
+        raise UserError("the command line has a quotation mark without its partner") from None
 
 
 def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str], str] | None:
     """Return the engine, the words after its start, and the version in an image's tag, or ""."""
     starts = [(start, dialect) for dialect in DIALECTS.values() for start in dialect.starts]
     starts.sort(key=lambda pair: -len(pair[0]))
-    for index in range(min(len(words), 100)):
-        can_start = all(map(_precedes_engine, words[:index]))
+    can_start = True
+    for index, word in enumerate(words[:100]):
         for start, dialect in starts:
             end, is_image = index + len(start), "/" in start[0]
             if tuple(map(_program, words[index:end])) == start and (can_start or is_image):
-                tag = re.search(r":v?(\d+\.\d+(?:\.\d+)?)", words[index]) if is_image else None
+                tag = re.search(r":v?(\d+\.\d+(?:\.\d+)?)", word) if is_image else None
                 return dialect, list(words[end:]), tag[1] if tag else ""
+        can_start = can_start and bool(LAUNCHER.fullmatch(word))
     return None
-
-
-def _precedes_engine(word: str) -> bool:
-    """Return whether a word can stand before an engine's program."""
-    if re.match("[A-Za-z_][A-Za-z0-9_]*=", word):
-        return True
-    return PurePath(word).name.rstrip("0123456789.") in LAUNCHERS
 
 
 def _program(word: str) -> str:
@@ -152,7 +133,7 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     """Parse an engine's command line.
 
     Args:
-        words: Words of the line, or the whole line as one word.
+        words: Words of the line, or the complete line as one word.
         changes: Changes of the model, as `load_model` takes them.
 
     Raises:
@@ -164,8 +145,8 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
         raise UserError(
             f"{shlex.join(words)[:100]!r} starts no engine that is known", hint=FORMS
         )
-    dialect, rest, version = start
-    values, ignored, others = parse_flags(dialect, rest)
+    dialect, flag_words, version = start
+    values, ignored, others = parse_flags(dialect, flag_words)
     # else the value of an unknown flag that looks like a path
     names = [values.get("model", ""), *(word for word in others if word != "serve")]
     names += [value for flag in ignored if "/" in (value := flag.partition(" ")[2])]
@@ -177,9 +158,11 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     return command._replace(ignored=tuple(ignored), given=command.given | release)
 
 
-def parse_flags(dialect: Dialect, words: Sequence[str]) -> tuple[Values, list[str], list[str]]:
+def parse_flags(
+    dialect: Dialect, words: Sequence[str]
+) -> tuple[Settings, list[str], list[str]]:
     """Return values of flags by name, flags that are not modelled, and words of no flag."""
-    values: Values = {}
+    values: Settings = {}
     ignored, others = [], []
     flags = {spelling: flag for flag in dialect.flags for spelling in flag.spellings}
     waiting = list(reversed(words))
@@ -188,22 +171,23 @@ def parse_flags(dialect: Dialect, words: Sequence[str]) -> tuple[Values, list[st
         if not _is_flag(word):
             others.append(word)
             continue
-        typed_name, equals, text = word.partition("=")
-        typed_name, _, keys = typed_name.partition(".")
-        name = _spelling(dialect, typed_name)
-        flag = flags.get(name)
+        option, has_value, text = word.partition("=")
+        option, _, keys = option.partition(".")
+        spelling = _spelling(dialect, option)
+        flag = flags.get(spelling)
         if flag and flag.is_switch and not keys:
-            if not equals and waiting and waiting[-1].lower() in ("true", "false"):
+            if not has_value and waiting and waiting[-1].lower() in ("true", "false"):
                 text = waiting.pop()
             values[flag.name] = text.lower() not in ("false", "0")
         elif flag and (not keys or flag.name in MAPPINGS):
-            if not equals:
-                text = _next_value(typed_name, waiting)
+            if not has_value and (not waiting or re.match("--[A-Za-z]", waiting[-1])):
+                raise UserError(f"{option} has no value")
+            text = text if has_value else waiting.pop()
             if keys:
                 _set_key(values, [flag.name, *keys.split(".")], text)
             else:
-                values[flag.name] = _read(flag, typed_name, text)
-        elif equals or name in dialect.switches or not waiting or _is_flag(waiting[-1]):
+                values[flag.name] = _read_value(flag, option, text)
+        elif has_value or spelling in dialect.switches or not waiting or _is_flag(waiting[-1]):
             ignored.append(word)
         else:
             ignored.append(f"{word} {waiting.pop()}")
@@ -214,24 +198,18 @@ def parse_flags(dialect: Dialect, words: Sequence[str]) -> tuple[Values, list[st
 
 
 def _is_flag(word: str) -> bool:
-    return bool(re.match(r"--?[A-Za-z]", word))
+    return bool(re.match("--?[A-Za-z]", word))
 
 
 def _spelling(dialect: Dialect, name: str) -> str:
-    """Return a flag as the dialect lists it. Engines treat - and _ alike."""
+    """Return a flag as the dialect lists it. Engines treat - and _ as equal."""
     if not name.startswith("--"):
         return name
     old, new = "-_" if dialect.engine == "trtllm" else "_-"
     return "--" + name[2:].replace(old, new)
 
 
-def _next_value(name: str, waiting: list[str]) -> str:
-    if not waiting or re.match(r"--[A-Za-z]", waiting[-1]):
-        raise UserError(f"{name} has no value")
-    return waiting.pop()
-
-
-def _set_key(values: Values, path: Sequence[str], text: str) -> None:
+def _set_key(values: Settings, path: Sequence[str], text: str) -> None:
     """Store a value under a path of keys, as a number or truth value if it is one."""
     if len(path) > MAX_KEYS:
         raise UserError(
@@ -245,7 +223,7 @@ def _set_key(values: Values, path: Sequence[str], text: str) -> None:
     values[path[-1]] = int(text) if is_number else value
 
 
-def _read(flag: Flag, name: str, text: str) -> Any:
+def _read_value(flag: Flag, name: str, text: str) -> Any:
     try:
         return flag.read(text)
     except UserError as error:
@@ -261,11 +239,12 @@ def interpret_flags(
     """Return the command of a model's name and the values of an engine's flags."""
     source = checkpoint(named)
     model = source.load(changes)
-    zeros = ("n_cpu_moe", "n_gpu_layers")
-    given = {n: v for n, v in values.items() if n != "model" and (v or n in zeros)}
-    for name in [name for name in given if name.startswith("not_")]:
-        del given[name]
-        given[name.removeprefix("not_")] = False
+    given: Settings = {}
+    for name, value in values.items():
+        if value and name.startswith("not_"):
+            given[name.removeprefix("not_")] = False
+        elif name != "model" and (value or name in ("n_cpu_moe", "n_gpu_layers")):
+            given[name] = value
     remarks = [source.remark] if source.remark else []
     model = _read_formats(source, model, given, remarks)
     if dialect.engine in _RULES:
@@ -280,7 +259,9 @@ def interpret_flags(
     return Command(dialect.engine, named, model, given, (), tuple(remarks))
 
 
-def _read_formats(source: Checkpoint, model: Model, given: Values, remarks: list[str]) -> Model:
+def _read_formats(
+    source: Checkpoint, model: Model, given: Settings, remarks: list[str]
+) -> Model:
     """Set the formats of the weights. The checkpoint's name wins over --quantization and --dtype.
 
     Returns:
@@ -309,7 +290,7 @@ def _read_formats(source: Checkpoint, model: Model, given: Values, remarks: list
     return model
 
 
-def _read_prediction(model: Model, given: Values, remarks: list[str]) -> None:
+def _read_prediction(model: Model, given: Settings, remarks: list[str]) -> None:
     """Set the prediction layers of a model, or note that it has none."""
     if model.mtp:
         given["mtp"] = True
@@ -327,7 +308,7 @@ class SpeculativeConfig(msgspec.Struct):
     use_heterogeneous_vocab: bool | None = False
 
 
-def _read_draft(model: Model, given: Values, remarks: list[str]) -> None:
+def _read_draft(model: Model, given: Settings, remarks: list[str]) -> None:
     """Set a draft model, or the model's own prediction layers."""
     text, draft_name = given.pop("speculation", ""), given.pop("draft_name", "")
     if text:
@@ -357,7 +338,7 @@ def _read_draft(model: Model, given: Values, remarks: list[str]) -> None:
             remarks.append(f"the draft is left out: {error}")
 
 
-def _read_vllm(given: Values, remarks: list[str]) -> None:
+def _read_vllm(given: Settings, remarks: list[str]) -> None:
     tp, pp, dp = (given.get(name, 1) for name in ("tp", "pp", "dp"))
     if given.pop("all_experts", False):
         given["ep"] = tp * dp
@@ -374,7 +355,7 @@ def _read_vllm(given: Values, remarks: list[str]) -> None:
         given["kv_offloading_bytes"] = int(size * GIB) // (tp * pp)
 
 
-def _read_sglang(given: Values, remarks: list[str]) -> None:
+def _read_sglang(given: Settings, remarks: list[str]) -> None:
     tp, dp = given.get("tp", 1), given.get("dp", 1)
     if given.pop("shared_attention", False):
         if tp % dp:
@@ -399,7 +380,7 @@ def _read_sglang(given: Values, remarks: list[str]) -> None:
         given["num_speculative_tokens"] = steps
 
 
-def _read_llama_cpp(given: Values, remarks: list[str]) -> None:
+def _read_llama_cpp(given: Settings, remarks: list[str]) -> None:
     given.pop("batch", None)
     slots = given.pop("max_num_seqs", 0)
     if slots < 1:
@@ -423,59 +404,35 @@ def _read_llama_cpp(given: Values, remarks: list[str]) -> None:
             remarks.append(f"--tensor-split {shares} is counted as equal parts")
 
 
-class EngineFlags(NamedTuple):
-    """A command line in parts.
+class EngineCommand(NamedTuple):
+    """An engine's command line in parts.
 
     Attributes:
+        start: Words before the model's name.
         model: The model's name.
         words: Words of each flag, by the flag's name.
         options: Options of `fit` that no flag expresses.
     """
 
+    start: tuple[str, ...]
     model: str
     words: dict[str, list[str]]
     options: tuple[str, ...]
 
-
-class WrittenCommand(NamedTuple):
-    """An engine's command line, and the options of `fit` that it cannot express."""
-
-    line: str
-    options: tuple[str, ...]
+    @property
+    def line(self) -> str:
+        flag_words = (word for words in self.words.values() for word in words)
+        return shlex.join([*self.start, self.model, *flag_words])
 
 
 def command_of(
     deployment: TimedDeployment, options: FitOptions, named: str = ""
-) -> WrittenCommand | None:
+) -> EngineCommand | None:
     """Return the engine's command line of a deployment; None if no engine can be started so.
 
     Args:
         named: The model as typed. The line has this name if it means the same to the engine.
     """
-    flags = flags_of(deployment, options, named)
-    if flags is None:
-        return None
-    dialect, max_context = DIALECTS[options.engine], deployment.model.max_context
-    words = list(dialect.starts[0])
-    if (
-        max_context
-        and options.max_model_len > max_context
-        and options.rules.long_context_variable
-    ):
-        words.insert(0, f"{options.rules.long_context_variable}=1")
-    model_flag = dialect.flag("model")
-    if model_flag and dialect.writes_model_flag:
-        words.append(model_flag.spellings[0])
-    words.append(flags.model)
-    for flag_words in flags.words.values():
-        words += flag_words
-    return WrittenCommand(shlex.join(words), flags.options)
-
-
-def flags_of(
-    deployment: TimedDeployment, options: FitOptions, named: str = ""
-) -> EngineFlags | None:
-    """Return a deployment as flags of its engine; None if no engine can be started so."""
     dialect = DIALECTS.get(options.engine)
     values = _write_ranks(dialect, deployment) if dialect else None
     if dialect is None or values is None:
@@ -501,34 +458,48 @@ def flags_of(
     for flag in dialect.flags:
         name = flag.name
         if name.startswith("not_"):
-            value = name not in values and own.get(name.removeprefix("not_")) is False
+            positive = name.removeprefix("not_")
+            value = name not in values and own.get(positive) is False
             if value:
-                del own[name.removeprefix("not_")]
+                del own[positive]
         else:
             value = own.pop(name, values.get(name))
         if value is not None and value is not False:
             words[name] = flag.words(value)
-    beside = [word for name, value in own.items() for word in _write_option(name, value)]
-    return EngineFlags(model, words, (*beside, *weight_options))
+    extra = [word for name, value in own.items() for word in _write_option(name, value)]
+    start = dialect.starts[0]
+    max_context, variable = deployment.model.max_context, options.rules.long_context_variable
+    if max_context and options.max_model_len > max_context and variable:
+        start = (f"{variable}=1", *start)
+    if dialect.writes_model_flag:
+        start = (*start, dialect.flags[0].spellings[0])
+    return EngineCommand(start, model, words, (*extra, *weight_options))
 
 
-def _changed_options(dialect: Dialect, options: FitOptions) -> Values:
+def _changed_options(dialect: Dialect, options: FitOptions) -> Settings:
     """Return the options that differ from their defaults."""
     if dialect.max_num_seqs_is_cap and options.max_num_seqs:
         # a command line requires only one sequence
         users = options.users or options.max_num_seqs
         options = msgspec.structs.replace(options, users=users if users > 1 else 0)
     defaults = FitOptions(engine=options.engine)
-    changed = {name: getattr(options, name) for name in options.__struct_fields__}
-    del changed["from_log"]  # a file, whose name is known only to the user
-    return {name: value for name, value in changed.items() if value != getattr(defaults, name)}
+    changed = {}
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        if name != "from_log" and value != getattr(defaults, name):  # a file's name is unknown
+            changed[name] = value
+    return changed
 
 
-def _write_ranks(dialect: Dialect, deployment: TimedDeployment) -> Values | None:
+def _hub_name(model: Model) -> str:
+    return model.huggingface_id or model.name
+
+
+def _write_ranks(dialect: Dialect, deployment: TimedDeployment) -> Settings | None:
     """Return the flags of the ranks; None if the engine has none for them."""
     ranks = deployment.parallelism
     sizes = {name: getattr(ranks, name) for name in ("tp", "pp", "dp", "dcp", "ep")}
-    values: Values = {name: size for name, size in sizes.items() if size > 1}
+    values: Settings = {name: size for name, size in sizes.items() if size > 1}
     if dialect.engine == "vllm" and ranks.ep == ranks.tp * ranks.dp and values.pop("ep", 0):
         values["all_experts"] = True
     if dialect.engine == "llama.cpp" and len(values) == 1 and ranks.dp == 1:
@@ -540,11 +511,7 @@ def _write_ranks(dialect: Dialect, deployment: TimedDeployment) -> Values | None
     return None if any(dialect.flag(name) is None for name in values) else values
 
 
-def _hub_name(model: Model) -> str:
-    return model.huggingface_id or model.name
-
-
-def _write_vllm(own: Values, deployment: TimedDeployment, values: Values) -> None:
+def _write_vllm(own: Settings, deployment: TimedDeployment, values: Settings) -> None:
     ranks = deployment.parallelism
     if own.get("max_in_flight_batches") in (1, 2) and ranks.pp == 1:
         one = own.pop("max_in_flight_batches") == 1
@@ -561,7 +528,7 @@ def _write_vllm(own: Values, deployment: TimedDeployment, values: Values) -> Non
         values["speculation"] = json.dumps({**drafter, "num_speculative_tokens": tokens or 1})
 
 
-def _write_sglang(own: Values, deployment: TimedDeployment, values: Values) -> None:
+def _write_sglang(own: Settings, deployment: TimedDeployment, values: Settings) -> None:
     if "draft" in own:
         values |= {
             "prediction": "STANDALONE",
@@ -578,7 +545,7 @@ def _write_sglang(own: Values, deployment: TimedDeployment, values: Values) -> N
         }
 
 
-def _write_llama_cpp(own: Values, deployment: TimedDeployment, values: Values) -> None:
+def _write_llama_cpp(own: Settings, deployment: TimedDeployment, values: Settings) -> None:
     """Set the context as cells of all sequences, and the types of keys and values."""
     slots = values.setdefault("max_num_seqs", 1)
     values["cells"] = slots * (
@@ -593,8 +560,8 @@ def _write_llama_cpp(own: Values, deployment: TimedDeployment, values: Values) -
         values["draft_name"] = f"./{own.pop('draft').name}.gguf"
 
 
-Reader = Callable[[Values, list[str]], None]
-Writer = Callable[[Values, TimedDeployment, Values], None]
+Reader = Callable[[Settings, list[str]], None]
+Writer = Callable[[Settings, TimedDeployment, Settings], None]
 _RULES: dict[str, tuple[Reader, Writer]] = {
     "vllm": (_read_vllm, _write_vllm),
     "sglang": (_read_sglang, _write_sglang),
@@ -614,7 +581,7 @@ def _write_option(name: str, value: Any) -> list[str]:
 
 def _write_weights(
     dialect: Dialect, deployment: TimedDeployment, named: str
-) -> tuple[str, Values, list[str]]:
+) -> tuple[str, Settings, list[str]]:
     """Return the model's name, flags of its weights, and options of `fit` for them.
 
     A format that the engine makes when it loads weights is a flag. Another format is a checkpoint,

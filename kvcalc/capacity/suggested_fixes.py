@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.command_line import flags_of
+from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.deployment_fit import Fit, max_sequences
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
@@ -106,8 +106,8 @@ def try_change(
     try:
         if deployment.nodes:
             _ = deployment.ranks
-        had_flags = flags_of(result.requested, result.options)
-        if not had_flags or flags_of(deployment, options):
+        had_flags = command_of(result.requested, result.options)
+        if not had_flags or command_of(deployment, options):
             sequences = max_sequences(deployment, options)
     except UserError:
         pass
@@ -178,9 +178,13 @@ def advice(
 
 def _as_flags(result: Fit, change: ConfigChange, model_name: str) -> str:
     """Return the engine's flags that are new with a change; "" if flags cannot express it."""
-    before = flags_of(result.requested, result.options, model_name)
-    after = flags_of(change.deployment, change.options, model_name)
-    if not before or not after or before._replace(words=after.words) != after:
+    before = command_of(result.requested, result.options, model_name)
+    after = command_of(change.deployment, change.options, model_name)
+    if (
+        not before
+        or not after
+        or (before.model, before.options) != (after.model, after.options)
+    ):
         return ""
     changed = [words for name, words in after.words.items() if words != before.words.get(name)]
     return shlex.join(word for words in changed for word in words)

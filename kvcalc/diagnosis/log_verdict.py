@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.command_line import command_of, flags_of
+from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, fit_record
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis
@@ -71,8 +71,8 @@ class ChangeCandidate(NamedTuple):
 
     def _changed(self, cost: str, changed: "ChangeCandidate") -> "ChangeCandidate":
         """Return a changed candidate with the flags that this one does not have."""
-        before = flags_of(self.deployment, self.options)
-        after = flags_of(changed.deployment, changed.options)
+        before = command_of(self.deployment, self.options)
+        after = command_of(changed.deployment, changed.options)
         words = [self.flags] if self.flags else []
         if before and after:
             for name, flag_words in after.words.items():

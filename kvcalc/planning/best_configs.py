@@ -15,7 +15,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from kvcalc.capacity.command_line import WrittenCommand, command_of
+from kvcalc.capacity.command_line import EngineCommand, command_of
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.planning.candidate_times import Array
@@ -381,7 +381,7 @@ def launched(candidate: Candidate, space: SearchSpace) -> tuple[str | None, list
     return with_role(written.line, CONSUMER) if prefill else written.line, lines
 
 
-def command(candidate: Candidate, space: SearchSpace) -> WrittenCommand | None:
+def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:
     """Return the engine's command line of one replica; None if its flags cannot describe it.
 
     All data-parallel ranks have the fullest rank's max_num_seqs.

@@ -596,7 +596,7 @@ def _last_step(played: AllocationRun) -> str:
 def _memory_map(played: AllocationRun) -> str:
     """Return the pieces and holes of first fit in order."""
     spans = [(start, name, size) for name, (start, size) in played.first_fit.pieces.items()]
-    spans += [(start, "free", size) for start, size in played.first_fit.holes()]
+    spans += [(start, "free", size) for start, size in played.first_fit.holes]
     return " | ".join(f"{name} {size:,}" for _, name, size in sorted(spans))
 
 
