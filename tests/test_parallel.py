@@ -192,7 +192,7 @@ def test_ranks_hold_the_whole_cache_however_it_is_split(groups: int) -> None:
 def test_divisors_of_a_message() -> None:
     assert divisors(12) == "1, 2, 3, 4, 6, 12"
     assert divisors(120) == "1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24 …"
-    assert divisors(5040, most=4) == "1, 2, 3, 4 …"
+    assert divisors(5040, max_names=4) == "1, 2, 3, 4 …"
 
 
 def test_shared_blocks_are_held_by_every_stage_that_uses_them() -> None:

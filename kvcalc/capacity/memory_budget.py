@@ -238,7 +238,7 @@ def activation_peak(
     and the residual stream. Allocators and workspaces of an engine need more, so use a measured
     figure instead if there is one.
     """
-    keys = [s.held for s in stages(model, ranks.pp)]
+    keys = [s.weights_key for s in stages(model, ranks.pp)]
     return kept(
         model,
         _activation_peak,

@@ -51,11 +51,6 @@ class Parallelism(msgspec.Struct, frozen=True):
             )
 
     @property
-    def of_a_stage(self) -> tuple[int, int, int]:
-        """A key that determines the share of each weight on one rank of a pipeline stage."""
-        return self.tp, self.dp, self.ep
-
-    @property
     def gpus(self) -> int:
         """GPUs of one replica: tp · pp · dp."""
         return self.tp * self.pp * self.dp

@@ -9,6 +9,7 @@ Formats of one model under one precision: bytes of every weight and cache row.
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -24,8 +25,8 @@ from kvcalc.storage.quantization import (
 
 
 class WeightKind(StrEnum):
-    MATRIX = "matrix"  # a matrix product, and what quantisation covers
-    VECTOR = "vector"  # elementwise: norms, biases of their own, sinks, gates per channel
+    MATRIX = "matrix"  # factor of a matrix product, which quantisation covers
+    VECTOR = "vector"  # elementwise: norms, separate biases, sinks, gates per channel
     TABLE = "table"  # rows looked up by token id or position; never multiplied
 
 
@@ -65,55 +66,34 @@ class Weight(msgspec.Struct, frozen=True):
 
     def local(self, ranks: Parallelism) -> "Weight":
         """Return the share on one rank: whole heads, columns or experts."""
-        copies, over = self.copies, ranks.tp
+        copies = self.copies
+        num_shares = ranks.tp
+        is_matrix = self.kind is WeightKind.MATRIX
         if self.expert:
             copies = -(-copies // ranks.ep)
-            over = ranks.tp * ranks.dp // ranks.ep
-        if (
-            self.kind is WeightKind.MATRIX
-            and self.copies > 1
-            and not self.expert
-            and self.copies == self.shards
-        ):
-            # block-diagonal: whole blocks
-            return msgspec.structs.replace(self, copies=-(-copies // over))
-        if over == 1 or self.shards == 1:
-            return (
-                self if copies == self.copies else msgspec.structs.replace(self, copies=copies)
-            )
-        units = -(-self.shards // over)
+            num_shares = ranks.tp * ranks.dp // ranks.ep
+        elif is_matrix and copies > 1 and copies == self.shards:  # block-diagonal: whole blocks
+            return msgspec.structs.replace(self, copies=-(-copies // num_shares))
+        if num_shares == 1 or self.shards == 1:
+            return msgspec.structs.replace(self, copies=copies)
+        units = -(-self.shards // num_shares)
         if self.rows_in:
-            return msgspec.structs.replace(
-                self, copies=copies, inputs=self.inputs // self.shards * units
-            )
+            inputs = self.inputs // self.shards * units
+            return msgspec.structs.replace(self, copies=copies, inputs=inputs)
         outputs = self.outputs // self.shards * units
         bias = self.bias // self.shards * units
         return msgspec.structs.replace(self, copies=copies, outputs=outputs, bias=bias)
 
 
 def matrix(
-    name: str,
-    inputs: int,
-    outputs: int,
-    bias: bool = False,
-    shards: int = 1,
-    rows_in: bool = False,
-    copies: int = 1,
-    active: int = 0,
-    expert: bool = False,
+    name: str, inputs: int, outputs: int, bias: bool = False, shards: int = 1, **fields: Any
 ) -> Weight:
-    """Return a weight matrix [inputs, outputs], with a bias of `outputs` elements if requested."""
-    return Weight(
-        name,
-        inputs,
-        outputs,
-        copies,
-        active,
-        outputs if bias else 0,
-        shards,
-        expert,
-        rows_in,
-    )
+    """Return a weight matrix [inputs, outputs], with a bias of `outputs` elements if requested.
+
+    `fields` are other fields of `Weight`.
+    """
+    bias_elements = outputs if bias else 0
+    return Weight(name, inputs, outputs, bias=bias_elements, shards=shards, **fields)
 
 
 def vector(name: str, elements: int, shards: int = 1) -> Weight:
@@ -134,14 +114,14 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         kv_cache_dtype: Name of the cache layout.
         reason: Reason why `auto` selected the layout, or ''.
         schemes: Quantisations in use. The first that covers a matrix applies.
-        kept: Full names of matrices that stay in the dtype.
+        unquantized: Full names of matrices that stay in the dtype.
     """
 
     dtype: str
     kv_cache_dtype: str
     reason: str = ""
     schemes: tuple[Quantization, ...] = ()
-    kept: frozenset[str] = frozenset()
+    unquantized: frozenset[str] = frozenset()
 
     def cache_format(self, entry: CacheEntry) -> RowFormat:
         """Return the storage format of an entry: the format that the model fixes, or the format of
@@ -158,11 +138,8 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         conversion.
         """
         names = [self.cache_format(entry).name for entry in entries]
-        return (
-            "fp8"
-            if names and all(name.startswith(("fp8", "nvfp4")) for name in names)
-            else self.dtype
-        )
+        is_fp8 = bool(names) and all(name.startswith(("fp8", "nvfp4")) for name in names)
+        return "fp8" if is_fp8 else self.dtype
 
     def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
         """Return the bytes of one row of `heads` units of an entry."""
@@ -171,29 +148,25 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     def weight_format(self, name: str, weight: Weight) -> WeightFormat:
         """Return the storage format of a weight: the first scheme that covers it, or the dtype."""
         key = name, weight.kind
-        if key not in self._known:
-            schemes = self.schemes if name not in self.kept else ()
-            covering = filter(
-                None, (scheme.weight_format(name, weight.kind) for scheme in schemes)
-            )
-            self._known[key] = next(covering, WEIGHT_FORMATS[self.dtype])
-        return self._known[key]
+        if key not in self._memo:
+            schemes = self.schemes if name not in self.unquantized else ()
+            formats = (scheme.weight_format(name, weight.kind) for scheme in schemes)
+            self._memo[key] = next(filter(None, formats), WEIGHT_FORMATS[self.dtype])
+        return self._memo[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, str], WeightFormat]:
-        """Cached formats of weights by full name and kind."""
+    def _memo(self) -> dict[tuple[str, str], WeightFormat]:
+        """Formats of weights by full name and kind."""
         return {}
 
     def weight_bytes(self, name: str, weight: Weight) -> int:
         """Return the bytes of one weight with all copies and biases. Table rows are stored like
         matrix columns."""
-        sides = (
-            (weight.inputs, weight.outputs)
-            if weight.kind is WeightKind.MATRIX
-            else (weight.outputs, weight.inputs)
-        )
-        matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(*sides)
-        return matrices + weight.copies * weight.bias * self.vector_bytes
+        sides = weight.inputs, weight.outputs
+        if weight.kind is not WeightKind.MATRIX:
+            sides = weight.outputs, weight.inputs
+        matrix_bytes = self.weight_format(name, weight).matrix_bytes(*sides)
+        return weight.copies * (matrix_bytes + weight.bias * self.vector_bytes)
 
     def row_bytes(self, table: Weight) -> int:
         """Return the bytes of one row of a table."""
@@ -232,9 +205,10 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def computed(self) -> str:
-        """What products with quantised matrices compute in, as a remark behind `weights_label`.
+        """Return the compute dtypes of quantised matrices, as a remark after `weights_label`.
 
-        '' without any, and for 4-bit activations: whether a GPU computes in fp4 depends on the GPU.
+        '' without quantised matrices, and for 4-bit activations, because not every GPU computes in
+        fp4.
         """
         dtypes = dict.fromkeys(
             stored_format(s.format).computes or self.dtype for s in self.schemes

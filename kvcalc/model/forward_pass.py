@@ -7,7 +7,7 @@ fused. The embedding reads one row per token. The LM head reads its whole matrix
 tied, and runs for the last position of each sequence, or for all positions on request.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -47,22 +47,21 @@ def forward(
         stage: Index of the pipeline stage; the fullest by default.
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
-    every = stages(model, parallelism.pp)
-    if stage is not None and stage not in range(len(every)):
-        hint = f"Give 0 to {len(every) - 1}, or None for the fullest"
-        raise UserError(f"stage {stage!r} is not one of {len(every)}", hint=hint)
-    here = (
-        every[stage]
-        if stage is not None
-        else fullest_stage(model, p.formats, parallelism, 1, 1)
-    )
-    results = [
-        *(_embedding(model, p) if here.first else []),
-        *_layers(model, p, here.counts),
-    ]
-    if here.last:
-        return (*results, *_head(model, p, all_positions))
-    return (*results, *_sends(p, handings(parallelism, [here.number])))
+    all_stages = stages(model, parallelism.pp)
+    if stage is None:
+        selected = fullest_stage(model, p.formats, parallelism, 1, 1)
+    elif stage in range(len(all_stages)):
+        selected = all_stages[stage]
+    else:
+        hint = f"Give 0 to {len(all_stages) - 1}, or None for the fullest"
+        raise UserError(f"stage {stage!r} is not one of {len(all_stages)}", hint=hint)
+    operators = _embedding(model, p) if selected.first else []
+    operators += _layers(model, p, selected.counts)
+    if selected.last:
+        operators += _head(model, p, all_positions)
+    else:
+        operators += _sends(p, handings(parallelism, [selected.number]))
+    return tuple(operators)
 
 
 def through_layers(
@@ -99,12 +98,11 @@ def between_stages(
         times: Number of transfers within a node and to another node; by default those of the
             parallelism.
     """
-    times = handings(parallelism, range(parallelism.pp - 1)) if times is None else times
-    return (
-        _sends(_begun(model, batch, precision, parallelism, "auto")[1], times)
-        if any(times)
-        else []
-    )
+    if times is None:
+        times = handings(parallelism, range(parallelism.pp - 1))
+    if not any(times):
+        return []
+    return _sends(_begun(model, batch, precision, parallelism, "auto")[1], times)
 
 
 def _begun(
@@ -131,12 +129,11 @@ def _begun(
 
 
 def _layers(model: Model, p: Pass, counts: Mapping[str, int]) -> list[Operator]:
-    return [
-        operator
-        for kind, count in counts.items()
-        if count
-        for operator in _layer(model, p, kind, count)
-    ]
+    operators = []
+    for kind, count in counts.items():
+        if count:
+            operators += _layer(model, p, kind, count)
+    return operators
 
 
 def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
@@ -176,31 +173,28 @@ def total(operators: Iterable[Operator]) -> Cost:
 def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
     layer = model.kinds[kind]
     p.enter(kind, count, writes_cache=not layer.shares_cache)
-    results = []
+    operators = []
     if layer.norm_count and NORM_VECTORS[model.norm]:
-        results.append(
-            msgspec.structs.replace(_norm(model, p, "norm"), count=count * layer.norm_count)
-        )
+        norm = _norm(model, p, "norm")
+        operators.append(msgspec.structs.replace(norm, count=count * layer.norm_count))
     for part in (*layer.parts, *layer.shared):
         p.role = part.ROLE
-        results += _with_vectors(p, part, part.operators(p))
-    return results
+        operators += _with_vectors(p, part, part.operators(p))
+    return operators
 
 
 def _with_vectors(p: Pass, part: Sublayer, operators: list[Operator]) -> list[Operator]:
     """Return the operators of a part; the first elementwise operator also reads norms, sinks and
     convolutions."""
-    stored = sum(p.vector_bytes(w) for w in part.weights(p.width))
-    if not stored:
+    vector_bytes = sum(p.vector_bytes(w) for w in part.weights(p.width))
+    if not vector_bytes:
         return operators
-    matches = operators or [p.vector("scale", 0, 0, 0)]
-    at = next((n for n, o in enumerate(matches) if o.kind not in ("gemm", "network")), 0)
-    cost = matches[at].cost + Cost(weight_bytes=stored)
-    return [
-        *matches[:at],
-        msgspec.structs.replace(matches[at], cost=cost),
-        *matches[at + 1 :],
-    ]
+    operators = operators or [p.vector("scale", 0, 0, 0)]
+    elementwise = (n for n, o in enumerate(operators) if o.kind not in ("gemm", "network"))
+    index = next(elementwise, 0)
+    cost = operators[index].cost + Cost(weight_bytes=vector_bytes)
+    operators[index] = msgspec.structs.replace(operators[index], cost=cost)
+    return operators
 
 
 def _norm(model: Model, p: Pass, name: str, tokens: Num | None = None) -> Operator:
@@ -213,44 +207,43 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
     """Return the operator that reads one row of every table per new token."""
     outer = [w.local(p.ranks) for w in model.outer_weights]
     rows = sum(p.formats.row_bytes(w) for w in outer if w.kind is WeightKind.TABLE)
-    apart = ("embedding_norm", "final_norm", "lm_head_bias")
-    vectors = sum(p.vector_bytes(w) for w in model.outer_weights if w.name not in apart)
+    other_vectors = ("embedding_norm", "final_norm", "lm_head_bias")
+    vectors = sum(p.vector_bytes(w) for w in model.outer_weights if w.name not in other_vectors)
     cost = Cost(
         weight_bytes=p.tokens * rows + vectors,
         activation_bytes=p.tokens * p.width * p.element,
     )
-    results = [Operator("embedding", "", 1, "vector", cost)]
-    results += [_norm(model, p, "embedding_norm")] if model.embedding_norm else []
-    results += [
-        p.gemm(w.name, w)
-        for w in outer
-        if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", "embedding_down")
-    ]
-    return results + p.all_reduce(p.width)
+    operators = [Operator("embedding", "", 1, "vector", cost)]
+    if model.embedding_norm:
+        operators.append(_norm(model, p, "embedding_norm"))
+    for w in outer:
+        if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", "embedding_down"):
+            operators.append(p.gemm(w.name, w))
+    return operators + p.all_reduce(p.width)
 
 
-def _head(model: Model, p: Pass, all_positions: bool) -> Sequence[Operator]:
+def _head(model: Model, p: Pass, all_positions: bool) -> list[Operator]:
     """Return final norm, LM head and sampling, for the last position of each sequence or for all
     positions."""
     p.enter("", 1)
+    p.role = Role.HEAD
     rows = p.tokens if all_positions else p.sequences
     outer = {w.name: w.local(p.ranks) for w in model.outer_weights}
-    p.role = Role.HEAD
-    matches = [_norm(model, p, "final_norm", rows)] if "final_norm" in outer else []
+    operators = [_norm(model, p, "final_norm", rows)] if "final_norm" in outer else []
     if "embedding_down" in outer:
-        matches.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
+        operators.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
     if not model.lm_head:
-        return matches
+        return operators
     head = outer.get("lm_head") or _as_matrix(outer["embedding"], "lm_head_bias" in outer)
-    matches.append(p.gemm("lm_head", head, tokens=rows))
+    operators.append(p.gemm("lm_head", head, tokens=rows))
     logits = rows * head.outputs
-    if p.ranks.tp > 1:
-        n = p.ranks.tp
-        each = logits * p.element
-        matches.append(
-            p.network("all_gather_logits", each * (n - 1), each * (n - p.ranks.near(n)))
-        )
-    return [*matches, p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits)]
+    n = p.ranks.tp
+    if n > 1:
+        sent = logits * p.element
+        away = sent * (n - p.ranks.near(n))
+        operators.append(p.network("all_gather_logits", sent * (n - 1), away))
+    operators.append(p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits))
+    return operators
 
 
 def _as_matrix(table: Weight, bias: bool) -> Weight:

@@ -1,16 +1,12 @@
-"""Receptive field of windows: L layers of window w reach at most L·w tokens.
-
-Source: Jiang et al. 2023, arXiv 2310.06825, section 2 (Mistral 7B: 32 layers of window 4096 reach
-131,072 tokens).
-
-Bytes of caches and weights.
+"""Bytes of caches and weights, and the records of `size`.
 
 There are four cache figures. Stored: rows after S tokens. Read: bytes that one decode step reads
 (new = 1, past = S − 1), including the row that it writes. Allocated: rows in whole blocks per
 sequence and layer kind. Slope and fixed part: bytes that one more token adds on average, and bytes
 that no longer grow, both for one sequence.
 
-The records of `size`: one model at one context and batch, every figure under its own key.
+Receptive field of windows: L layers of window w reach at most L·w tokens. Source: Jiang et al.
+2023, arXiv 2310.06825, section 2 (Mistral 7B: 32 layers of window 4096 reach 131,072 tokens).
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,39 +27,37 @@ from kvcalc.units import MAX_TOKENS
 
 def windows(model: Model) -> dict[int, int]:
     """Return the number of layers by window size; 0 means no window."""
-    results: dict[int, int] = {}
+    layers: dict[int, int] = {}
     for kind, count in model.counts.items():
-        sights = [part.window_tokens for part in model.kinds[kind].mixers]
-        if sights and count:
-            sight = 0 if 0 in sights else max(sights)
-            results[sight] = results.get(sight, 0) + count
-    return results
+        sizes = [part.window_tokens for part in model.kinds[kind].mixers]
+        if sizes and count:
+            window = 0 if 0 in sizes else max(sizes)
+            layers[window] = layers.get(window, 0) + count
+    return layers
 
 
 def receptive_field(model: Model) -> int | None:
     """Return the sum of windows over all layers in tokens, or None if a layer sees all tokens."""
-    result = windows(model)
-    return (
-        None
-        if not result or 0 in result
-        else sum(count * window for window, count in result.items())
-    )
+    layers = windows(model)
+    if not layers or 0 in layers:
+        return None
+    return sum(count * window for window, count in layers.items())
 
 
 def reach_line(model: Model) -> str:
     """Return a sentence with the receptive field as a sum, or '' for a model without windows."""
-    result = windows(model)
-    limited = {window: count for window, count in sorted(result.items()) if window}
-    if not limited:
+    layers = windows(model)
+    num_unlimited = layers.pop(0, 0)
+    if not layers:
         return ""
-    product = " + ".join(f"{count:,} × {window:,}" for window, count in limited.items())
-    if 0 in result:
+    product = " + ".join(f"{count:,} × {window:,}" for window, count in sorted(layers.items()))
+    if num_unlimited:
         return (
-            f"receptive field: without limit, layers without a window: {result[0]:,}; "
+            f"receptive field: without limit, layers without a window: {num_unlimited:,}; "
             f"windows: {product} tokens"
         )
-    exact = 1 + sum(count * (window - 1) for window, count in limited.items())
-    total = sum(count * window for window, count in limited.items())
+    total = sum(count * window for window, count in layers.items())
+    exact = 1 + total - sum(layers.values())
     return (
         f"receptive field L·w: {product} = {total:,} tokens ({exact:,} where each window "
         "counts the token itself once)"
@@ -85,30 +79,21 @@ class CacheSize(msgspec.Struct, frozen=True):
 
 
 class LayerRows(NamedTuple):
-    """One cache entry of all layers of a kind: bytes of a row on one GPU · the layers that store or
-    read it."""
+    """One cache entry of all layers of a kind.
+
+    Attributes:
+        entry: The cache entry of one layer.
+        row_bytes: Bytes of a row on one GPU.
+        stored_layers: Number of layers that store the entry.
+        read_layers: Number of layers that read the entry.
+        spread: Ranks that share the tokens of this entry (decode-context parallelism).
+    """
 
     entry: CacheEntry
     row_bytes: int
     stored_layers: int
     read_layers: int
-    spread: int  # ranks that share the tokens of this entry (decode-context parallelism)
-
-
-def cache_rows(
-    model: Model, counts: dict[str, int], formats: Formats, parallelism: Parallelism
-) -> list[LayerRows]:
-    """Return every cache entry of the layers in `counts`, with its bytes per row on one GPU."""
-    results = []
-    for kind, count in counts.items():
-        layer = model.kinds[kind]
-        for entry in layer.entries:
-            stored = 0 if layer.shares_cache or entry.is_stored_by_other_layer else count
-            row_bytes = formats.entry_bytes(entry, parallelism.share(entry.heads))
-            results.append(
-                LayerRows(entry, row_bytes, stored, count, entry.spread(parallelism))
-            )
-    return results
+    spread: int
 
 
 def cache_size(
@@ -128,17 +113,11 @@ def cache_size(
         UserError: A length, batch or block is not a whole number from 1 to 10^12, or the
             parallelism does not divide the model.
     """
-    for what, value in (
-        ("context", context),
-        ("batch size", batch_size),
-        ("block size", block_size),
-    ):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not 1 <= value <= MAX_TOKENS
-        ):
-            raise UserError(f"{what} {value!r} is not a whole number from 1 to {MAX_TOKENS:,}")
+    sizes = {"context": context, "batch size": batch_size, "block size": block_size}
+    for name, value in sizes.items():
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if not is_int or not 1 <= value <= MAX_TOKENS:
+            raise UserError(f"{name} {value!r} is not a whole number from 1 to {MAX_TOKENS:,}")
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -149,9 +128,8 @@ def cache_size(
 def stage_rows(
     model: Model, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> list[LayerRows]:
-    """Return the rows of a pipeline stage's layers."""
-    counts = tuple(stage.counts.items())
-    return kept(model, _rows_of_counts, counts, formats, parallelism)
+    """Return every cache entry of a pipeline stage's layers, with its bytes per row on one GPU."""
+    return kept(model, _rows_of_counts, tuple(stage.counts.items()), formats, parallelism)
 
 
 def _rows_of_counts(
@@ -160,7 +138,15 @@ def _rows_of_counts(
     formats: Formats,
     parallelism: Parallelism,
 ) -> list[LayerRows]:
-    return cache_rows(model, dict(counts), formats, parallelism)
+    rows = []
+    for kind, count in counts:
+        layer = model.kinds[kind]
+        for entry in layer.entries:
+            is_stored = not (layer.shares_cache or entry.is_stored_by_other_layer)
+            row_bytes = formats.entry_bytes(entry, parallelism.share(entry.heads))
+            spread = entry.spread(parallelism)
+            rows.append(LayerRows(entry, row_bytes, count * is_stored, count, spread))
+    return rows
 
 
 def eviction_score_bytes(
@@ -194,31 +180,33 @@ def size_of(
     """Return the five figures of `CacheSize` for a list of rows."""
     stored = read = allocated = fixed = 0
     slope: int | float = 0
-    for entry, row_bytes, storing, reading, spread in rows:
-        resident = int(entry.stored_rows(context))
-        blocks, seen = (
-            int(entry.in_blocks(resident, block_size)),
-            int(entry.read_rows(1, context - 1)),
-        )
+    for entry, row_bytes, stored_layers, read_layers, spread in rows:
+        num_rows = int(entry.stored_rows(context))
+        block_rows = int(entry.in_blocks(num_rows, block_size))
+        read_rows = int(entry.read_rows(1, context - 1))
+        stored_bytes_of_row = stored_layers * row_bytes
         if spread > 1:
-            resident, blocks, seen = (-(-n // spread) for n in (resident, blocks, seen))
-        stored += storing * row_bytes * resident
-        allocated += storing * row_bytes * blocks
-        read += reading * row_bytes * seen
-        full = entry.full_from()
-        if full < 0 or context < full:
-            slope += storing * row_bytes / (entry.ratio * spread)
+            num_rows, block_rows, read_rows = (
+                -(-n // spread) for n in (num_rows, block_rows, read_rows)
+            )
+        stored += stored_bytes_of_row * num_rows
+        allocated += stored_bytes_of_row * block_rows
+        read += read_layers * row_bytes * read_rows
+        full_from = entry.full_from()
+        if full_from < 0 or context < full_from:
+            slope += stored_bytes_of_row / (entry.ratio * spread)
         elif entry.grows or entry.limit:
-            fixed += storing * row_bytes * resident
-    whole = int(slope) if slope == int(slope) else slope
-    return CacheSize(stored * sequences, read * sequences, allocated * sequences, fixed, whole)
+            fixed += stored_bytes_of_row * num_rows
+    if slope == int(slope):
+        slope = int(slope)
+    return CacheSize(stored * sequences, read * sequences, allocated * sequences, fixed, slope)
 
 
 def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
     """Return only the stored bytes of one sequence, for searches."""
     total = 0
-    for entry, row_bytes, storing, _, spread in rows:
-        total += storing * row_bytes * -(-int(entry.stored_rows(context)) // spread)
+    for entry, row_bytes, stored_layers, _, spread in rows:
+        total += stored_layers * row_bytes * -(-int(entry.stored_rows(context)) // spread)
     return total
 
 
@@ -232,17 +220,17 @@ def fullest_stage(
     """Return the pipeline stage with the most weights and stored cache; the first of equal
     stages."""
     check(model, parallelism)
-    every = stages(model, parallelism.pp)
-    if len(every) == 1:
-        return every[0]
+    all_stages = stages(model, parallelism.pp)
+    if len(all_stages) == 1:
+        return all_stages[0]
+    sequences = parallelism.sequences(batch_size)
 
-    def held(stage: Stage) -> int:
-        stored = stored_bytes(
-            stage_rows(model, stage, formats, parallelism), context
-        ) * parallelism.sequences(batch_size)
-        return stored + stage_weight_bytes(model, stage, formats, parallelism)
+    def resident_bytes(stage: Stage) -> int:
+        rows = stage_rows(model, stage, formats, parallelism)
+        weights = stage_weight_bytes(model, stage, formats, parallelism)
+        return stored_bytes(rows, context) * sequences + weights
 
-    return max(every, key=held)
+    return max(all_stages, key=resident_bytes)
 
 
 def weight_bytes(
@@ -272,25 +260,15 @@ def stage_weight_bytes(
     Args:
         only_layers: Leave out embedding, final norm, LM head and buffers.
     """
-    key = "weights", stage.held, parallelism.of_a_stage, formats, only_layers
+    ranks = parallelism.tp, parallelism.dp, parallelism.ep  # determine the share of each weight
+    key = "weights", stage.weights_key, ranks, formats, only_layers
     if key not in model.memo:
-        model.memo[key] = _weight_bytes_of(model, stage, formats, parallelism, only_layers)
-    resident: int = model.memo[key]
-    return resident
-
-
-def _weight_bytes_of(
-    model: Model,
-    stage: Stage,
-    formats: Formats,
-    parallelism: Parallelism,
-    only_layers: bool,
-) -> int:
-    total = model.buffers if stage.first and formats.schemes and not only_layers else 0
-    for name, weight, count in walk_stage(model, stage):
-        if not only_layers or name.partition(".")[0] in stage.counts:
-            total += count * formats.weight_bytes(name, weight.local(parallelism))
-    return total
+        total = model.buffers if stage.first and formats.schemes and not only_layers else 0
+        for name, weight, count in walk_stage(model, stage):
+            if not only_layers or name.partition(".")[0] in stage.counts:
+                total += count * formats.weight_bytes(name, weight.local(parallelism))
+        model.memo[key] = total
+    return int(model.memo[key])
 
 
 def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
@@ -298,15 +276,15 @@ def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
     for name, weight, count in model.walk():
         kind = name.partition(".")[0] if "." in name else ""
         if kind in stage.counts:
-            resident = min(stage.counts[kind], count)
+            stage_count = min(stage.counts[kind], count)
         elif name == "embedding":
-            resident = int(stage.first or (stage.last and model.tie_word_embeddings))
+            stage_count = int(stage.first or (stage.last and model.tie_word_embeddings))
         elif name.startswith(("lm_head", "final_norm")):
-            resident = int(stage.last)
+            stage_count = int(stage.last)
         else:
-            resident = int(stage.first)
-        if resident:
-            yield name, weight, resident
+            stage_count = int(stage.first)
+        if stage_count:
+            yield name, weight, stage_count
 
 
 def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> float | None:
@@ -316,8 +294,8 @@ def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> f
     of `context` tokens. Recurrent states are unchanged on both sides.
     """
     rows = kept(model, _as_mha_rows, formats_of(model, precision))
-    stored = cache_size(model, context, precision=precision).stored
-    return stored_bytes(rows, context) / stored if rows and stored else None
+    cache_bytes = cache_size(model, context, precision=precision).stored
+    return stored_bytes(rows, context) / cache_bytes if rows and cache_bytes else None
 
 
 def _as_mha_rows(model: Model, formats: Formats) -> list[LayerRows]:
@@ -354,7 +332,7 @@ def size_record(
     """
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     formats = formats_of(model, precision)
-    resident = weight_bytes(model, precision, parallelism, context, batch_size)
+    weights = weight_bytes(model, precision, parallelism, context, batch_size)
     return {
         "model": model.name,
         "attention": model.attention,
@@ -375,10 +353,10 @@ def size_record(
         "active_parameters": model.active_parameters,
         "parameters_exact": model.parameters_exact,
         "mtp_parameters": model.mtp_parameters,
-        "weight_bytes": resident,
-        "cache_share_of_weights": size.stored / resident,
+        "weight_bytes": weights,
+        "cache_share_of_weights": size.stored / weights,
         "equal_weights_context": equal_context(
-            model, resident, context, batch_size, precision, parallelism
+            model, weights, context, batch_size, precision, parallelism
         ),
         "dtype": formats.weights_label,
         "block_size": block_size,
@@ -389,40 +367,35 @@ def size_record(
 
 def equal_context(
     model: Model,
-    held: int,
+    num_bytes: int,
     context: int,
     batch_size: int,
     precision: Precision,
     parallelism: Parallelism,
 ) -> int | None:
-    """The least context at which `batch_size` sequences store `held` bytes; None where they never
-    do."""
-    formats, sequences = formats_of(model, precision), parallelism.sequences(batch_size)
+    """Return the smallest context at which `batch_size` sequences store `num_bytes` bytes, or None.
+
+    The bytes are those of the fullest GPU at `context`.
+    """
+    formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
-    key = "equal", stage.number, formats, parallelism
-    known: tuple[int, int, int | None] | None = model.memo.get(key)
-    if known is None or known[:2] != (held, sequences):
-        known = (
-            held,
-            sequences,
-            _reaching(stage_rows(model, stage, formats, parallelism), held, sequences),
-        )
-        model.memo[key] = known
-    return known[2]
+    rows = stage_rows(model, stage, formats, parallelism)
+    sequences = parallelism.sequences(batch_size)
 
+    def is_reached(tokens: int) -> bool:
+        return stored_bytes(rows, tokens) * sequences >= num_bytes
 
-def _reaching(rows: list[LayerRows], held: int, sequences: int) -> int | None:
-    """The least context at which these rows take `held` bytes."""
     low, high = 0, 1
-    while stored_bytes(rows, high) * sequences < held:
+    while not is_reached(high):
         low, high = high, 2 * high
         if high > MAX_TOKENS:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (middle, high) if stored_bytes(rows, middle) * sequences < held else (low, middle)
-        )
+        if is_reached(middle):
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -433,23 +406,28 @@ def assumptions(
     parallelism: Parallelism,
     weights: bool = True,
 ) -> str:
-    """One sentence of what a size was computed under; without weights where they are not known."""
+    """Return a phrase with the formats, blocks and ranks of a size.
+
+    Args:
+        model: The model.
+        precision: Requested formats.
+        block_size: Tokens of a block.
+        parallelism: Ranks.
+        weights: Whether the weights are known.
+    """
     formats = formats_of(model, precision)
-    words = [f"weights {formats.weights_label}{formats.computed}"] if weights else []
-    words.append(f"cache {formats.kv_cache_dtype}")
-    if formats.reason:
-        words[-1] += f" ({formats.reason})"
-    words.append(f"blocks of {block_size} tokens")
-    if weights and model.vocab_size % parallelism.tp:
-        words.append(
-            f"vocabulary padded from {model.vocab_size:,} to "
-            f"{parallelism.share(model.vocab_size) * parallelism.tp:,}"
-        )
+    reason = f" ({formats.reason})" if formats.reason else ""
+    words = [
+        f"cache {formats.kv_cache_dtype}{reason}",
+        f"blocks of {block_size} tokens",
+    ]
+    if weights:
+        words.insert(0, f"weights {formats.weights_label}{formats.computed}")
+        if model.vocab_size % parallelism.tp:
+            padded = parallelism.share(model.vocab_size) * parallelism.tp
+            words.append(f"vocabulary padded from {model.vocab_size:,} to {padded:,}")
     if parallelism.gpus > 1:
-        ranks = " ".join(
-            f"{n}={getattr(parallelism, n)}"
-            for n in ("tp", "pp", "dp", "ep", "dcp")
-            if getattr(parallelism, n) > 1
-        )
+        sizes = {n: getattr(parallelism, n) for n in ("tp", "pp", "dp", "ep", "dcp")}
+        ranks = " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         words.append(f"per GPU of {parallelism.gpus} ({ranks})")
     return ", ".join(words)

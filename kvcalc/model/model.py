@@ -1,12 +1,8 @@
-"""Vision towers that an engine loads with a language model.
-
-A model: named kinds of layer, their order, and the weights outside the layers.
+"""A model: named kinds of layer, their order, and the weights outside the layers.
 
 `parameters` counts only the language model: tied weights once, shared blocks once, no buffers, no
 multi-token-prediction layers, no vision or audio tower. `active_parameters` also excludes routed
 experts beyond top-k.
-
-Requirements of draft models.
 """
 
 from collections.abc import Callable
@@ -27,7 +23,7 @@ from kvcalc.storage.quantization import Quantization
 from kvcalc.units import format_count
 
 Result = TypeVar("Result")
-MAX_KEPT = 1 << 12  # results of one rule
+MAX_RESULTS = 1 << 12  # of one rule
 
 
 class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +51,7 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
-MOST_KINDS = 256  # kinds of layer: a searched model has a few dozen
+MAX_KINDS = 256  # kinds of layer: a searched model has a few dozen
 Norm = Literal["rms", "layer", "layer_no_bias", "none"]
 NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
 
@@ -84,11 +80,9 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     @property
     def norm_count(self) -> int:
         """Number of norms of the layer, without those inside its parts or its shared block."""
-        return (
-            self.norms
-            if self.norms is not None
-            else sum(not isinstance(p, Projections) for p in self.parts)
-        )
+        if self.norms is not None:
+            return self.norms
+        return sum(not isinstance(part, Projections) for part in self.parts)
 
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
@@ -101,9 +95,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def label(self) -> str:
-        return " + ".join(m.label for m in self.mixers) + (
-            " (shared cache)" if self.shares_cache else ""
-        )
+        labels = " + ".join(mixer.label for mixer in self.mixers)
+        return f"{labels} (shared cache)" if self.shares_cache else labels
 
 
 class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,7 +148,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     hidden_size: Size
     vocab_size: Size
     layers: Layers
-    kinds: Annotated[dict[str, Layer], msgspec.Meta(max_length=MOST_KINDS)]
+    kinds: Annotated[dict[str, Layer], msgspec.Meta(max_length=MAX_KINDS)]
     pattern: tuple[str, ...] = ()
     family: str = ""
     model_type: str = ""
@@ -245,16 +238,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         result += [vector("embedding_norm", norm)] if self.embedding_norm and norm else []
         result += [vector("final_norm", norm)] if self.final_norm and norm else []
         head = self.head_size or width
-        result += (
-            [matrix("embedding_up", width, self.hidden_size)]
-            if width != self.hidden_size
-            else []
-        )
-        result += (
-            [matrix("embedding_down", self.hidden_size, head)]
-            if head != self.hidden_size
-            else []
-        )
+        if width != self.hidden_size:
+            result.append(matrix("embedding_up", width, self.hidden_size))
+        if head != self.hidden_size:
+            result.append(matrix("embedding_down", self.hidden_size, head))
         result += [w for part in self.extra for w in part.weights(self.hidden_size)]
         if self.lm_head and not self.tie_word_embeddings:
             result.append(matrix("lm_head", head, vocab, self.lm_head_bias, shards=vocab))
@@ -274,11 +261,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         )
 
     def __str__(self) -> str:
-        about = (
-            f"{'' if self.parameters_exact else '≈ '}{format_count(self.parameters)} parameters"
-        )
-        most = f", {self.max_context:,} tokens at most" if self.max_context else ""
-        return f"{self.name}: {about}, {self.layers} layers, {self.attention}{most}"
+        mark = "" if self.parameters_exact else "≈ "
+        parameters = f"{mark}{format_count(self.parameters)} parameters"
+        limit = f", {self.max_context:,} tokens at most" if self.max_context else ""
+        return f"{self.name}: {parameters}, {self.layers} layers, {self.attention}{limit}"
 
     _repr_pretty_ = shown_briefly
 
@@ -308,11 +294,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             label = self.kinds[kind].label
             if label and count:
                 labels[label] = labels.get(label, 0) + count
-        return (
-            next(iter(labels))
-            if len(labels) == 1
-            else ", ".join(f"{n}× {label}" for label, n in labels.items())
-        )
+        if len(labels) == 1:
+            return next(iter(labels))
+        return ", ".join(f"{count}× {label}" for label, count in labels.items())
 
     def problem(self) -> tuple[str, str]:
         """Return (key, problem) of the first inconsistency among the fields, or ('', '')."""
@@ -321,36 +305,23 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         if not self.kinds:
             return "kinds", "a model needs at least one kind of layer"
         if len(self.kinds) > 1 and not self.pattern:
-            return (
-                "pattern",
-                "is missing, and there is more than one kind of layer to order",
-            )
+            return "pattern", "is missing, and there is more than one kind of layer to order"
         for item in self.pattern:
             count, _, kind = item.rpartition(" ")
             if kind not in self.kinds:
-                return (
-                    "pattern",
-                    f"names an unknown kind {kind!r} (kinds: {', '.join(self.kinds)})",
-                )
-            if count and not (
-                count.isascii() and count.isdigit() and 0 < int(count[:9]) <= 100_000
-            ):
+                names = ", ".join(self.kinds)
+                return "pattern", f"names an unknown kind {kind!r} (kinds: {names})"
+            is_number = count.isascii() and count.isdigit() and 0 < int(count[:9]) <= 100_000
+            if count and not is_number:
                 return "pattern", f"item {item!r} should read like '5 {kind}'"
-        if self.kv_cache_dtype and canonical(self.kv_cache_dtype) not in (
-            *cache_dtypes(),
-            "auto",
-        ):
-            hint = nearest(canonical(self.kv_cache_dtype), [*cache_dtypes(), "auto"])
-            return (
-                "kv_cache_dtype",
-                f"unknown KV-cache dtype {self.kv_cache_dtype!r}. {hint}".rstrip(),
-            )
+        dtypes = [*cache_dtypes(), "auto"]
+        cache_dtype = canonical(self.kv_cache_dtype or "auto")
+        if cache_dtype not in dtypes:
+            text = f"unknown KV-cache dtype {self.kv_cache_dtype!r}. "
+            return "kv_cache_dtype", (text + nearest(cache_dtype, dtypes)).rstrip()
         for kind, layer in self.kinds.items():
             if not kind.isprintable():
-                return (
-                    "kinds",
-                    f"{kind!r} has characters that a terminal does not print",
-                )
+                return "kinds", f"{kind!r} has characters that a terminal does not print"
             if "." in kind:
                 return (
                     "kinds",
@@ -364,9 +335,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return "", ""
 
 
-# entries by which vocabularies may differ (llama.cpp, common/speculative.cpp:
-# SPEC_VOCAB_MAX_SIZE_DIFFERENCE)
-PADDING = 128
+# Entries by which the vocabularies of a draft and its target may differ (llama.cpp,
+# common/speculative.cpp: SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
+MAX_PADDING = 128
 
 
 def kept(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
@@ -377,7 +348,7 @@ def kept(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
     """
     results: dict[tuple[Any, ...], Result] = model.memo.setdefault(rule, {})
     if key not in results:
-        if len(results) == MAX_KEPT:
+        if len(results) == MAX_RESULTS:
             results.clear()
         results[key] = rule(model, *key)
     return results[key]
@@ -402,21 +373,20 @@ def _walk(model: Model) -> tuple[tuple[str, Weight, int], ...]:
 
 
 def check_vocabulary(
-    target: Model, draft: Model, most: int = PADDING, engine: str = ""
+    target: Model, draft: Model, max_padding: int = MAX_PADDING, engine: str = ""
 ) -> None:
-    """Raise UserError if a draft's vocabulary differs from the target's by more than `most` padding
-    entries.
+    """Raise UserError if the vocabulary of a draft differs by more than `max_padding` entries.
 
     Only sizes are compared. A draft that uses its target's embedding maps its own vocabulary.
     `engine` is the engine whose limit applies.
     """
-    if draft.lent or abs(target.vocab_size - draft.vocab_size) <= most:
+    if draft.lent or abs(target.vocab_size - draft.vocab_size) <= max_padding:
         return
-    why = (
-        f"{engine} drafts with the model's own vocabulary alone"
-        if engine
-        else "a draft proposes the model's own tokens"
+    reason = "a draft proposes the model's own tokens"
+    if engine:
+        reason = f"{engine} drafts with the model's own vocabulary alone"
+    raise UserError(
+        f"{reason}, and {draft.name}'s has {draft.vocab_size:,} entries, "
+        f"{target.name}'s {target.vocab_size:,}",
+        hint="Draft with a smaller model of its family",
     )
-    sizes = f"{draft.name}'s has {draft.vocab_size:,} entries, "
-    sizes += f"{target.name}'s {target.vocab_size:,}"
-    raise UserError(f"{why}, and {sizes}", hint="Draft with a smaller model of its family")

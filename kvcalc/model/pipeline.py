@@ -7,15 +7,16 @@ from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import WeightKind
 from kvcalc.model.model import Model, kept
 
-# Weights of KV heads, or of the groups of a state space's B and C: where there are fewer than
-# ranks, each is replicated.
+# Weights of KV heads, or of the groups of a state space's B and C. Fewer units than ranks are
+# replicated.
 REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
 
 
-def divisors(n: int, most: int = 12) -> str:
+def divisors(n: int, max_names: int = 12) -> str:
     """Return the first divisors of n, for a message."""
-    results = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
-    return ", ".join(map(str, results[:most])) + (" …" if len(results) > most else "")
+    results = [str(d) for d in range(1, min(n, 4096) + 1) if n % d == 0]
+    more = " …" if len(results) > max_names else ""
+    return ", ".join(results[:max_names]) + more
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
@@ -34,12 +35,13 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
         raise UserError(
             f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}"
         )
-    _check_lent(model, parallelism.pp)
+    _check_shared_rows(model, parallelism.pp)
     if parallelism.tp * parallelism.dp == 1:
         return True
     _check_context(model, parallelism)
     for name, weight, _ in model.walk():
-        units, ranks = weight.shards, parallelism.tp
+        units = weight.shards
+        ranks = parallelism.tp
         if weight.expert:
             if weight.copies % parallelism.ep:
                 raise UserError(
@@ -50,15 +52,11 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
             ranks = parallelism.tp * parallelism.dp // parallelism.ep
         if weight.kind is WeightKind.TABLE or name == "lm_head":
             continue  # the vocabulary is padded
-        whole = units % ranks == 0 or (
-            ranks % units == 0 and name.rpartition(".")[2] in REPLICATED
-        )
-        if units > 1 and not whole:
-            size = (
-                "tp·dp/ep ="
-                if weight.expert and ranks != parallelism.tp
-                else "tensor-parallel size"
-            )
+        is_replicated = ranks % units == 0 and name.rpartition(".")[2] in REPLICATED
+        if units > 1 and units % ranks and not is_replicated:
+            size = "tensor-parallel size"
+            if weight.expert and ranks != parallelism.tp:
+                size = "tp·dp/ep ="
             raise UserError(
                 f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
                 hint=f"Use one of {divisors(units)}",
@@ -66,23 +64,19 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
     return True
 
 
-def _check_lent(model: Model, pp: int) -> None:
+def _check_shared_rows(model: Model, pp: int) -> None:
     """Raise UserError if layers on different stages share rows, because the cost of a copy is
     unknown."""
-    for stage in (
-        stages(model, pp)
-        if pp > 1
-        and any(
-            e.is_stored_by_other_layer for kind in model.kinds.values() for e in kind.entries
-        )
-        else ()
-    ):
-        stored: set[tuple[str, int, int, int]] = set()
+    entries = [entry for layer in model.kinds.values() for entry in layer.entries]
+    if pp == 1 or not any(entry.is_stored_by_other_layer for entry in entries):
+        return
+    for stage in stages(model, pp):
+        stored_rows: set[tuple[str, int, int, int]] = set()
         for entry in (e for kind in stage.order for e in model.kinds[kind].entries):
             row = entry.role, entry.width, entry.ratio, entry.limit
             if not entry.is_stored_by_other_layer:
-                stored.add(row)
-            elif row not in stored:
+                stored_rows.add(row)
+            elif row not in stored_rows:
                 raise UserError(
                     f"stage {stage.number + 1} of {pp} of {model.name} reads cached rows that "
                     "an earlier one stores"
@@ -90,7 +84,7 @@ def _check_lent(model: Model, pp: int) -> None:
 
 
 def _check_context(model: Model, parallelism: Parallelism) -> None:
-    # ranks beyond these hold other tokens of the same heads
+    # the other ranks store other tokens of the same heads
     copies = parallelism.tp // parallelism.dcp
     for layer in model.kinds.values():
         for entry in layer.entries:
@@ -114,7 +108,7 @@ class Stage(NamedTuple):
     last: bool
 
     @property
-    def held(self) -> tuple[object, ...]:
+    def weights_key(self) -> tuple[object, ...]:
         """A key that is equal for stages with equal weights."""
         return self.first, self.last, *self.counts.values()
 

@@ -83,10 +83,10 @@ def _formats_of(model: Model, precision: Precision) -> Formats:
     if mix_of(precision.quantization):
         schemes, unquantized = stored_as(model, precision).quantization, frozenset()
     elif precision.quantization or requested == "fp8":
-        chosen = load_weight_format(precision.quantization or "fp8")
-        if not _published(schemes, chosen):
-            is_plain = chosen.name in ("bf16", "fp16", "fp32", "fp64")
-            schemes = () if is_plain else (Quantization(chosen.name),)
+        weight_format = load_weight_format(precision.quantization or "fp8")
+        if not _is_published(schemes, weight_format):
+            is_plain = weight_format.name in ("bf16", "fp16", "fp32", "fp64")
+            schemes = () if is_plain else (Quantization(weight_format.name),)
             unquantized = frozenset()
     cache, reason = _cache_dtype(model, precision, dtype)
     cache_layout(cache)
@@ -94,14 +94,12 @@ def _formats_of(model: Model, precision: Precision) -> Formats:
     return Formats(dtype, cache, reason, schemes, unquantized)
 
 
-def _published(schemes: tuple[Quantization, ...], chosen: WeightFormat) -> bool:
+def _is_published(schemes: tuple[Quantization, ...], weight_format: WeightFormat) -> bool:
     """Return whether a model is published in only this format, under any of its names."""
     if len(schemes) != 1:
         return False
-    return (
-        msgspec.structs.replace(stored_format(family(schemes[0].format)), name=chosen.name)
-        == chosen
-    )
+    published = stored_format(family(schemes[0].format))
+    return msgspec.structs.replace(published, name=weight_format.name) == weight_format
 
 
 def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, str]:
@@ -119,13 +117,12 @@ def _check_roles(model: Model, cache_dtype: str) -> None:
     if cache_dtype not in (*LATENT_ONLY, *KEYS_AND_VALUES_ONLY):
         return
     roles = {e.role for layer in model.kinds.values() for e in layer.entries}
+    other_roles = roles & {"latent", "rope_key", "index_key"}
     if cache_dtype in LATENT_ONLY and (roles & {"k", "v"} or "latent" not in roles):
-        what = f"is for latent attention, and {model.name} caches keys and values"
-    elif cache_dtype in KEYS_AND_VALUES_ONLY and (
-        result := roles & {"latent", "rope_key", "index_key"}
-    ):
-        named = " and ".join(sorted(r.replace("_", " ") + "s" for r in result))
-        what = f"is for keys and values, and {model.name} caches {named}"
+        problem = f"is for latent attention, and {model.name} caches keys and values"
+    elif cache_dtype in KEYS_AND_VALUES_ONLY and other_roles:
+        names = " and ".join(sorted(role.replace("_", " ") + "s" for role in other_roles))
+        problem = f"is for keys and values, and {model.name} caches {names}"
     else:
         return
-    raise UserError(f"KV-cache dtype {cache_dtype!r} {what}", hint="Use fp8")
+    raise UserError(f"KV-cache dtype {cache_dtype!r} {problem}", hint="Use fp8")

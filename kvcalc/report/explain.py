@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cache import Span
-from kvcalc.model.memory import assumptions, cache_rows, fullest_stage, reach_line
+from kvcalc.model.memory import assumptions, fullest_stage, reach_line, stage_rows
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.records.figures import figures_of, unit_of_key
@@ -145,7 +145,7 @@ def explain_size(
     }
     for key, title in sums.items():
         lines += ["", f"{title}:"]
-        for row in cache_rows(model, stage.counts, formats, parallelism):
+        for row in stage_rows(model, stage, formats, parallelism):
             entry, layers, details = row.entry, row.stored_layers, ""
             heads = parallelism.share(entry.heads)
             num_rows = int(entry.allocated_rows(context, block_size))

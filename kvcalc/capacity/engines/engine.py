@@ -23,7 +23,7 @@ from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Formats
-from kvcalc.model.model import PADDING, Model
+from kvcalc.model.model import MAX_PADDING, Model
 from kvcalc.model.precision import Precision
 from kvcalc.question.fit_question import EngineSettings as EngineSettings
 from kvcalc.storage.formats import FORMATS, RowFormat, canonical
@@ -204,7 +204,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     spreads_context: bool = False
     takes_num_blocks: bool = False
     memory_key: Callable[[EngineStartup], object] = lambda start: None
-    max_vocabulary_difference: int = PADDING
+    max_vocabulary_difference: int = MAX_PADDING
     refuses_below_one_sequence: bool = False
     smaller_weights: tuple[str, ...] = ("fp8", "awq")
     long_context_variable: str = ""
