@@ -1,15 +1,11 @@
-"""Configs of a few fields, and what transformers 5.23 itself says of the models that they describe.
+"""Small configs and the figures of transformers for the models that they describe, from `huggingface_cases.yaml`."""
 
-Parameters: of the causal language model, built on torch's `meta` device. Cache: the tensors that a forward pass leaves, two
-bytes an element, at (sequences, tokens). In brackets behind a case, where the reference code holds something else than an
-engine needs, which these figures put right: `window_minus_1` (a full window there lacks one token), `conv_state_full_kernel`
-(a convolution keeps kernel − 1 columns), `fp32_state` (recurrent states are float32: four bytes), `broadcast_kv_heads`.
-"""
-
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcalc import Model, Precision, cache_size
 from kvcalc.library.huggingface import model_from
+from kvcalc.library.yaml_text import parse_yaml
 
 BF16 = Precision(dtype="bf16", kv_cache_dtype="bf16")
 
@@ -30,3 +26,15 @@ def check(case: Case) -> Model:
     found = {(batch, tokens): cache_size(model, tokens, batch, BF16).stored for batch, tokens in case.cache}
     assert found == case.cache
     return model
+
+
+def read_cases() -> dict[str, Case]:
+    path = Path(__file__).with_suffix(".yaml")
+    cases = {}
+    for name, case in parse_yaml(path.read_text(encoding="utf-8"), path.name)[0].items():
+        cache = {(batch, tokens): stored for batch, tokens, stored in case["cache"]}
+        cases[name] = Case(case["config"], case["parameters"], cache, case.get("active", 0))
+    return cases
+
+
+CASES = read_cases()

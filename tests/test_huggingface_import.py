@@ -6,14 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import test_huggingface_dense
-import test_huggingface_experts
-import test_huggingface_hybrid
-import test_huggingface_latent
-import test_huggingface_nested
 import test_huggingface_quantized
-import test_huggingface_windows
 from conftest import Run
+from huggingface_cases import CASES
 
 from kvcalc import Model, load_model
 from kvcalc.library.huggingface import model_from
@@ -22,11 +17,7 @@ from kvcalc.library.presets import build
 from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.memory import size_record
 
-FAMILIES = (
-    test_huggingface_dense, test_huggingface_experts, test_huggingface_hybrid, test_huggingface_latent,
-    test_huggingface_nested, test_huggingface_windows,
-)  # fmt: skip
-CONFIGS: dict[str, dict[str, Any]] = {name: case.config for family in FAMILIES for name, case in family.CASES.items()}
+CONFIGS: dict[str, dict[str, Any]] = {name: case.config for name, case in CASES.items()}
 CONFIGS |= {
     name: test_huggingface_quantized.LLAMA | {"quantization_config": quantization}
     for name, (quantization, _) in test_huggingface_quantized.CHECKPOINTS.items()

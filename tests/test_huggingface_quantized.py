@@ -77,132 +77,117 @@ def quark(**weight: Any) -> dict[str, Any]:
     return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": ["lm_head"]}
 
 
+WEIGHTS, OUTPUTS, INPUTS = elements(EVERY), outputs(EVERY), inputs(EVERY)
+
+
+def scales(size: int) -> int:
+    """Groups of `size` inputs in all matrices of a layer."""
+    return groups(EVERY, size)
+
+
 # name → (quantization_config, bytes of a layer's matrices)
 CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
-    "fp8 per tensor": (FP8, elements(EVERY) + 7 * 4),
-    "fp8 in blocks": (FP8 | {"weight_block_size": [128, 128]}, elements(EVERY) + 4 * blocks(EVERY, 128, 128)),
+    "fp8 per tensor": (FP8, WEIGHTS + 7 * 4),
+    "fp8 in blocks": (FP8 | {"weight_block_size": [128, 128]}, WEIGHTS + 4 * blocks(EVERY, 128, 128)),
     # the config gives outputs × inputs
-    "fp8 in other blocks": (FP8 | {"weight_block_size": [64, 128]}, elements(EVERY) + 4 * blocks(EVERY, 128, 64)),
-    "fp8 per channel": ({"quant_method": "fbgemm_fp8"}, elements(EVERY) + 4 * outputs(EVERY)),
+    "fp8 in other blocks": (FP8 | {"weight_block_size": [64, 128]}, WEIGHTS + 4 * blocks(EVERY, 128, 64)),
+    "fp8 per channel": ({"quant_method": "fbgemm_fp8"}, WEIGHTS + 4 * OUTPUTS),
     # an fp16 scale and a packed 4-bit zero for a group of inputs
-    "gptq": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
-        PACKED + 2 * groups(EVERY, 128) + groups(EVERY, 128) // 2,
-    ),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, PACKED + 2 * scales(128) + scales(128) // 2),
     "gptq 3 bits": (
         {"quant_method": "gptq", "bits": 3, "group_size": 64},
-        elements(EVERY) * 3 // 8 + 2 * groups(EVERY, 64) + groups(EVERY, 64) * 3 // 8,
+        WEIGHTS * 3 // 8 + 2 * scales(64) + scales(64) * 3 // 8,
     ),
-    "gptq 8 bits, a group per output": (
-        {"quant_method": "gptq", "bits": 8, "group_size": -1},
-        elements(EVERY) + 3 * outputs(EVERY),
-    ),
-    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, PACKED + groups(EVERY, 64) * 5 // 2),
-    "awq without zeros": (
-        {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False},
-        PACKED + 2 * groups(EVERY, 64),
-    ),
+    "gptq 8 bits, a group per output": ({"quant_method": "gptq", "bits": 8, "group_size": -1}, WEIGHTS + 3 * OUTPUTS),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, PACKED + scales(64) * 5 // 2),
+    "awq without zeros": ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False}, PACKED + 2 * scales(64)),
     # the order of activations is an int32 for each input
     "gptq in activation order": (
         {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True},
-        PACKED + 2 * groups(EVERY, 128) + groups(EVERY, 128) // 2 + 4 * inputs(EVERY),
+        PACKED + 2 * scales(128) + scales(128) // 2 + 4 * INPUTS,
     ),
     "auto-round": (
         {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
-        PACKED + 2 * groups(EVERY, 128) + groups(EVERY, 128) // 2,
+        PACKED + 2 * scales(128) + scales(128) // 2,
     ),
     # blocks of 64 with an int8 each, and an fp32 for 256 blocks
     "bitsandbytes 4 bits, quantised twice": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
-        PACKED + groups(EVERY, 64) + 4 * sum(-(-a * b // (64 * 256)) for a, b in EVERY.values()),
+        PACKED + scales(64) + 4 * sum(-(-a * b // (64 * 256)) for a, b in EVERY.values()),
     ),
     "bitsandbytes fp4": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
-        PACKED + 4 * groups(EVERY, 64),
+        PACKED + 4 * scales(64),
     ),
     # blocks of 64 with an fp32 each; LLM.int8: an fp32 for each output
-    "bitsandbytes 4 bits": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, PACKED + 4 * groups(EVERY, 64)),
-    "bitsandbytes 8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, elements(EVERY) + 4 * outputs(EVERY)),
-    "bitsandbytes of old": ({"load_in_4bit": True, "load_in_8bit": False}, PACKED + 4 * groups(EVERY, 64)),
-    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, elements(EVERY) + 7 * 4),
+    "bitsandbytes 4 bits": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, PACKED + 4 * scales(64)),
+    "bitsandbytes 8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, WEIGHTS + 4 * OUTPUTS),
+    "bitsandbytes of old": ({"load_in_4bit": True, "load_in_8bit": False}, PACKED + 4 * scales(64)),
+    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, WEIGHTS + 7 * 4),
     # e4m3 for 16, and an fp32 for each matrix
-    "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, PACKED + groups(EVERY, 16) + 7 * 4),
+    "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, PACKED + scales(16) + 7 * 4),
     "hf_quant_config": (
         {
             "producer": {"name": "modelopt"},
             "quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]},
         },
-        PACKED + groups(EVERY, 16) + 7 * 4,
+        PACKED + scales(16) + 7 * 4,
     ),
-    "compressed int4": (compressed(INT4), PACKED + 2 * groups(EVERY, 32)),
-    "compressed int4 with zeros": (
-        compressed(INT4 | {"symmetric": False}),
-        PACKED + 2 * groups(EVERY, 32) + groups(EVERY, 32) // 2,
-    ),
+    "compressed int4": (compressed(INT4), PACKED + 2 * scales(32)),
+    "compressed int4 with zeros": (compressed(INT4 | {"symmetric": False}), PACKED + 2 * scales(32) + scales(32) // 2),
     # the order of activations is an int32 for each input
-    "compressed int4 in activation order": (
-        compressed(INT4 | {"actorder": "group"}),
-        PACKED + 2 * groups(EVERY, 32) + 4 * inputs(EVERY),
-    ),
-    "compressed int4 that was ordered before": (compressed(INT4 | {"actorder": "static"}), PACKED + 2 * groups(EVERY, 32)),
-    "compressed int4, a byte each": (compressed(INT4) | {"format": "int-quantized"}, elements(EVERY) + 2 * groups(EVERY, 32)),
+    "compressed int4 in activation order": (compressed(INT4 | {"actorder": "group"}), PACKED + 2 * scales(32) + 4 * INPUTS),
+    "compressed int4 that was ordered before": (compressed(INT4 | {"actorder": "static"}), PACKED + 2 * scales(32)),
+    "compressed int4, a byte each": (compressed(INT4) | {"format": "int-quantized"}, WEIGHTS + 2 * scales(32)),
     "compressed w8a8": (
         compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, input_activations={"num_bits": 8}),
-        elements(EVERY) + 2 * outputs(EVERY),
+        WEIGHTS + 2 * OUTPUTS,
     ),
     # a byte of a zero point for each output
     "compressed w8a8 with zeros": (
         compressed({"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}, input_activations={"num_bits": 8}),
-        elements(EVERY) + 3 * outputs(EVERY),
+        WEIGHTS + 3 * OUTPUTS,
     ),
-    "compressed w8a16": (compressed({"num_bits": 8, "strategy": "channel"}), elements(EVERY) + 2 * outputs(EVERY)),
-    # of 3 bits 32 values fill 3 words since release 0.17
-    "compressed fp8": (compressed(FLOAT8), elements(EVERY) + 7 * 2),
-    "compressed fp8 per channel": (compressed(FLOAT8 | {"strategy": "channel"}), elements(EVERY) + 2 * outputs(EVERY)),
+    "compressed w8a16": (compressed({"num_bits": 8, "strategy": "channel"}), WEIGHTS + 2 * OUTPUTS),
+    "compressed fp8": (compressed(FLOAT8), WEIGHTS + 7 * 2),
+    "compressed fp8 per channel": (compressed(FLOAT8 | {"strategy": "channel"}), WEIGHTS + 2 * OUTPUTS),
     "compressed fp8 blocks": (
         compressed(FLOAT8 | {"strategy": "block", "block_structure": [128, 128]}),
-        elements(EVERY) + 2 * blocks(EVERY, 128, 128),
+        WEIGHTS + 2 * blocks(EVERY, 128, 128),
     ),
-    "compressed fp8 in groups": (
-        compressed(FLOAT8 | {"strategy": "group", "group_size": 128}),
-        elements(EVERY) + 2 * groups(EVERY, 128),
-    ),
+    "compressed fp8 in groups": (compressed(FLOAT8 | {"strategy": "group", "group_size": 128}), WEIGHTS + 2 * scales(128)),
     "compressed mxfp8": (
         compressed(FLOAT8 | {"strategy": "group", "group_size": 32}) | {"format": "mxfp8-quantized"},
-        elements(EVERY) + groups(EVERY, 32),
+        WEIGHTS + scales(32),
     ),
     # a 16-bit scale and a 16-bit zero point for a group
-    "hqq": (HQQ, PACKED + 4 * groups(EVERY, 64)),
-    "eetq": ({"quant_method": "eetq", "weights": "int8"}, elements(EVERY) + 2 * outputs(EVERY)),
-    "bitnet": ({"quant_method": "bitnet", "linear_class": "bitlinear"}, elements(EVERY) // 4 + 7 * 2),
+    "hqq": (HQQ, PACKED + 4 * scales(64)),
+    "eetq": ({"quant_method": "eetq", "weights": "int8"}, WEIGHTS + 2 * OUTPUTS),
+    "bitnet": ({"quant_method": "bitnet", "linear_class": "bitlinear"}, WEIGHTS // 4 + 7 * 2),
     "bitnet of another class, online": (
         {"quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "online"},
-        elements(EVERY) // 4 + 7 * 2,
+        WEIGHTS // 4 + 7 * 2,
     ),
     "bitnet in training": (
         {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
-        2 * elements(EVERY),
+        2 * WEIGHTS,
     ),
-    # a 16-bit code for 8 inputs, 2^16 vectors of 8 for each matrix, a 16-bit scale for each output
-    "torchao int4": (ao("Int4WeightOnlyConfig", 2, group_size=64), PACKED + 4 * groups(EVERY, 64)),
+    "torchao int4": (ao("Int4WeightOnlyConfig", 2, group_size=64), PACKED + 4 * scales(64)),
     "torchao int4 in tiles": (
         {"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 128}},
         sum(-(-a // 1024) * 1024 * b // 2 + -(-a // 1024) * 8 * b * 4 for a, b in EVERY.values()),
     ),
-    "torchao float8": (ao("Float8WeightOnlyConfig", 2), elements(EVERY) + 4 * outputs(EVERY)),
+    "torchao float8": (ao("Float8WeightOnlyConfig", 2), WEIGHTS + 4 * OUTPUTS),
     "torchao float8 by rows": (
         ao("Float8DynamicActivationFloat8WeightConfig", 2, granularity=[{"_type": "PerRow"}] * 2),
-        elements(EVERY) + 4 * outputs(EVERY),
+        WEIGHTS + 4 * OUTPUTS,
     ),
-    "quark fp8": (quark(dtype="fp8_e4m3", qscheme="per_tensor"), elements(EVERY) + 7 * 4),
-    "quark mxfp4": (
-        quark(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"),
-        PACKED + groups(EVERY, 32),
-    ),
-    "mxfp8": ({"quant_method": "mxfp8"}, elements(EVERY) + groups(EVERY, 32)),
-    "modelopt w4a8 mxfp4": ({"quant_algo": "W4A8_MXFP4_FP8"}, PACKED + groups(EVERY, 32)),
-    "compressed nvfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 16}), PACKED + groups(EVERY, 16) + 7 * 4),
-    "compressed mxfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 32}), PACKED + groups(EVERY, 32)),
+    "quark fp8": (quark(dtype="fp8_e4m3", qscheme="per_tensor"), WEIGHTS + 7 * 4),
+    "quark mxfp4": (quark(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"), PACKED + scales(32)),
+    "mxfp8": ({"quant_method": "mxfp8"}, WEIGHTS + scales(32)),
+    "modelopt w4a8 mxfp4": ({"quant_algo": "W4A8_MXFP4_FP8"}, PACKED + scales(32)),
+    "compressed nvfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 16}), PACKED + scales(16) + 7 * 4),
+    "compressed mxfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 32}), PACKED + scales(32)),
 }
 
 

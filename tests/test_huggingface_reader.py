@@ -208,8 +208,7 @@ def test_byte_order_mark_and_infinity_are_no_obstacle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "more"),
-    [("kimi_linear", {}), ("bailing_hybrid", {}), ("nemotron_h", {"hybrid_override_pattern": "M*-M"})],
+    ("model_type", "more"), [("kimi_linear", {}), ("bailing_hybrid", {}), ("nemotron_h", {"hybrid_override_pattern": "M*-M"})]
 )
 def test_classes_that_tie_nothing(model_type: str, more: dict[str, Any]) -> None:
     """transformers' classes with no tied keys build a head whatever `tie_word_embeddings` says."""

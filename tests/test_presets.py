@@ -31,14 +31,9 @@ def spec(path: Path) -> Model | Gpu:
     return read(path, Model if path.parent.name == "models" else Gpu)
 
 
-@pytest.mark.parametrize("name", REQUIRED.split())
-def test_model_is_there(name: str) -> None:
-    assert load_model(name).name == name
-
-
-@pytest.mark.parametrize("name", REQUIRED_GPUS)
-def test_gpu_is_there(name: str) -> None:
-    assert load_gpu(name).name == name
+def test_required_presets_are_there() -> None:
+    assert {*REQUIRED.split()} <= {path.stem for path in MODELS}
+    assert {*REQUIRED_GPUS} <= {path.stem for path in GPUS}
 
 
 @stem
