@@ -1,4 +1,4 @@
-"""Keys that the records of several commands share: the deployment, its time model and its memory."""
+"""Keys that several records share: the deployment, its time model and its memory."""
 
 from typing import Annotated, TypedDict
 

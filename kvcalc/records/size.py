@@ -59,7 +59,7 @@ class WeightsRecord(TypedDict):
         int | None,
         Figure(
             "",
-            "of the multi-token-prediction layers, not included in parameters; null without a model",
+            "of multi-token-prediction layers, not included in parameters; null without a model",
         ),
     ]
     weight_bytes: Annotated[int | None, Figure("weights", "of one GPU; null without a model")]
@@ -99,8 +99,8 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
         float,
         Figure(
             "per token",
-            "bytes per further token, 0 B if all windows are full; of one sequence at this context, "
-            "an integer if it is whole",
+            "bytes per further token, 0 B if all windows are full; of one sequence at this "
+            "context, an integer if it is whole",
             unit="bytes a token",
             is_noted=True,
         ),

@@ -125,7 +125,7 @@ def _bytes(size: int) -> str:
 
 
 def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Placed]) -> str:
-    """Return the sums of each operator of a pass on one GPU. FLOPs and bytes are those of one run."""
+    """Return the sums of each operator of a pass on one GPU. Sums are for one run."""
     model, calibration = deployment.model, deployment.calibration
     groups = [
         f"{g.count:,} × {g.new:,} new tokens after {g.past:,} cached" for g in batch.groups
@@ -208,8 +208,7 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
         matrices = 3 if shape.gated else 2
         ranks = f" ÷ {shape.ranks}" if shape.ranks > 1 else ""
         sums = [
-            f"rows R = T·k{ranks} = {expert_rows:,}; D = {shape.hidden:,}, Fe = {shape.width:,} on this "
-            "GPU",
+            f"rows R = T·k{ranks} = {expert_rows:,}; D = {shape.hidden:,}, Fe = {shape.width:,}",
             f"experts read = E·(1 − (1 − k/E)^T){ranks} = {whole(operator.experts)} in expectation",
             f"FLOPs = 2·R·{matrices}·D·Fe = 2·{expert_rows:,}·{matrices}·{shape.hidden:,}·"
             f"{shape.width:,} = {cost.flops:,}",
