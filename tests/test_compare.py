@@ -337,20 +337,14 @@ def test_a_variant_s_dtype_is_its_own(kvcalc: Run) -> None:
     ("name", "text", "said"),
     [
         ("llama-7b", "gqa", "variant .gqa. needs a number. Write gqa:8"),
-        ("llama-7b", "gqa:7", "7 KV heads do not divide the 32 query heads"),
-        ("llama-7b", "gqa:0", "outside 1"),
-        ("llama-7b", "mha:8", "takes no value"),
-        ("llama-7b", "mla:512", "mla:512\\+64"),
-        ("llama-7b", "dsa:512+64", "@ top-k"),
-        ("llama-7b", "window:-1", "not a whole number"),
-        ("llama-7b", "cla:0", "outside 1"),
-        ("llama-7b", "flash", "unknown variant 'flash'.*gqa:8"),
-        ("llama-7b", "", "unknown variant ''"),
-        ("llama-7b", "mha//int8", "unknown variant ''"),
-        ("llama-7b", "int8:4", "unknown variant"),
-        ("deepseek-v3", "window:4096", "Begin with mha or gqa:8"),
+        ("llama-7b", "gqa:7", "7 KV heads do not divide the 32 query heads"), ("llama-7b", "gqa:0", "outside 1"),
+        ("llama-7b", "mha:8", "takes no value"), ("llama-7b", "mla:512", "mla:512\\+64"),
+        ("llama-7b", "dsa:512+64", "@ top-k"), ("llama-7b", "window:-1", "not a whole number"),
+        ("llama-7b", "cla:0", "outside 1"), ("llama-7b", "flash", "unknown variant 'flash'.*gqa:8"),
+        ("llama-7b", "", "unknown variant ''"), ("llama-7b", "mha//int8", "unknown variant ''"),
+        ("llama-7b", "int8:4", "unknown variant"), ("deepseek-v3", "window:4096", "Begin with mha or gqa:8"),
     ],
-)
+)  # fmt: skip
 def test_impossible_variants(name: str, text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         variant(load_model(name), text)

@@ -73,12 +73,9 @@ def test_a_variant_is_the_same_whatever_stands_behind_the_reference(kvcalc: Run,
 @pytest.mark.parametrize(
     ("more", "load"),
     [
-        ("", "rate"),
-        ("--disaggregate", "rate"),
-        ("--prefix-hit-rate 0.5", "users"),
-        ("--kv-cache-dtype auto,fp8", "rate"),
+        ("", "rate"), ("--disaggregate", "rate"), ("--prefix-hit-rate 0.5", "users"), ("--kv-cache-dtype auto,fp8", "rate"),
     ],
-)
+)  # fmt: skip
 def test_a_point_of_a_plan_is_the_same_alone(kvcalc: Run, tmp_path: Path, more: str, load: str) -> None:
     """Every configuration of a plan over lists of models, GPUs and needs is that of a plan over one of each."""
     draw = random.Random(load + more)

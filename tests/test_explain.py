@@ -9,16 +9,11 @@ from conftest import Run
 from kvcalc.cli.commands import COMMANDS, parameters_of
 
 LINES = {
-    "size": "size gpt2",
-    "compare": "compare llama-7b --variants mha,mqa --context 1k",
-    "roofline": "roofline gpt2",
+    "size": "size gpt2", "compare": "compare llama-7b --variants mha,mqa --context 1k", "roofline": "roofline gpt2",
     "latency": "latency llama-3.1-8b --draft llama-3.2-1b --no-cache --price-per-hour 2",
-    "serve": "serve gpt2 --num-prompts 5 --rate 3 --isl 100 --osl 20 --price-per-hour 2",
-    "fit": "fit gpt2",
-    "plot": "plot cache-vs-context gpt2",
-    "models": "models gpt2",
-    "gpus": "gpus h100",
-}
+    "serve": "serve gpt2 --num-prompts 5 --rate 3 --isl 100 --osl 20 --price-per-hour 2", "fit": "fit gpt2",
+    "plot": "plot cache-vs-context gpt2", "models": "models gpt2", "gpus": "gpus h100",
+}  # fmt: skip
 UNITS = {"ms": 1e-3, "µs": 1e-6, "ns": 1e-9, "s": 1.0}
 
 

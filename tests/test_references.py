@@ -49,13 +49,10 @@ def test_the_schema_of_a_record(kind: str) -> None:
 @pytest.mark.parametrize(
     ("key", "unit", "type_"),
     [
-        ("kv_cache_bytes", "bytes", "integer"),
-        ("bytes_per_token", "bytes a token", "number"),
-        ("tpot_s", "seconds", "number"),
-        ("weight_bytes", "bytes", "integer"),
-        ("parameters_exact", "yes or no", "boolean"),
+        ("kv_cache_bytes", "bytes", "integer"), ("bytes_per_token", "bytes a token", "number"),
+        ("tpot_s", "seconds", "number"), ("weight_bytes", "bytes", "integer"), ("parameters_exact", "yes or no", "boolean"),
     ],
-)
+)  # fmt: skip
 def test_units_and_types(key: str, unit: str, type_: str) -> None:
     described = {(figures[key].unit, figures[key].type) for figures in kinds().values() if key in figures}
     assert described == {(unit, type_)}

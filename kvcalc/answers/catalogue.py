@@ -1,5 +1,6 @@
 """`kvcalc models` and `kvcalc gpus`."""
 
+import shutil
 from typing import TYPE_CHECKING, Annotated
 
 from kvcalc.answers.answer import Answer
@@ -101,7 +102,7 @@ def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
     from kvcalc.library.load import gpu_record, preset_text
     from kvcalc.report.text.preset_text import gpu_table
     from kvcalc.report.text.roofline_text import hierarchy_table
-    from kvcalc.report.text.tables import fitted
+    from kvcalc.report.text.table_layout import WIDTH, laid_out
 
     record, memories = gpu_record(gpu), hierarchy_table(gpu)
 
@@ -110,7 +111,8 @@ def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
 
         return [hierarchy_chart(gpu)]
 
-    lines = [f"# {line}".rstrip() for line in fitted(memories, beside=2)]
+    width = shutil.get_terminal_size((WIDTH, 0)).columns
+    lines = [f"# {line}".rstrip() for line in laid_out(memories, width - 2).lines()]
     text = "\n".join([*lines, "", preset_text(name, "gpus")])
     return Answer([record], lambda: [gpu_table([record]), memories], draw, _yaml=text)
 

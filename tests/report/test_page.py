@@ -54,14 +54,11 @@ def rows(span: str, ratio: int, limit: int, tokens: int) -> int:
 
 
 ASKED = [
-    ("llama-3.1-8b", "h100", {}, "vllm"),
-    ("gemma-3-27b", "h200", {"kv_cache_dtype": "fp8"}, "sglang"),
-    ("deepseek-v3.2", "h200", {"tp": 8}, "none"),
-    ("deepseek-v4-flash", "h200", {"tp": 8}, "none"),
-    ("qwen3-next-80b-a3b", "h200", {"tp": 2, "dp": 2}, "vllm"),
-    ("llama-3.1-405b", "h100", {}, "vllm"),
+    ("llama-3.1-8b", "h100", {}, "vllm"), ("gemma-3-27b", "h200", {"kv_cache_dtype": "fp8"}, "sglang"),
+    ("deepseek-v3.2", "h200", {"tp": 8}, "none"), ("deepseek-v4-flash", "h200", {"tp": 8}, "none"),
+    ("qwen3-next-80b-a3b", "h200", {"tp": 2, "dp": 2}, "vllm"), ("llama-3.1-405b", "h100", {}, "vllm"),
     ("llama-3.1-8b", "h100", {}, "llama.cpp"),
-]
+]  # fmt: skip
 
 
 def test_the_dark_picture_is_the_light_one_in_its_colours() -> None:

@@ -37,16 +37,12 @@ def figures_of(text: str) -> dict[str, int]:
 
 
 SIZES = [
-    "size llama-3.1-8b --batch-size 3 --context 100",
-    "size deepseek-v4-flash --context 17",
-    "size qwen3-next-80b-a3b --context 33k --kv-cache-dtype fp8",
-    "size gemma-3-27b --context 32k --block-size 100 --pp 3",
-    "size llama-3.1-70b --tp 4 --dp 2 --batch-size 5",
-    "size llama-3.1-70b --tp 16 --context 1k",
+    "size llama-3.1-8b --batch-size 3 --context 100", "size deepseek-v4-flash --context 17",
+    "size qwen3-next-80b-a3b --context 33k --kv-cache-dtype fp8", "size gemma-3-27b --context 32k --block-size 100 --pp 3",
+    "size llama-3.1-70b --tp 4 --dp 2 --batch-size 5", "size llama-3.1-70b --tp 16 --context 1k",
     "size deepseek-v3 --tp 8 --dcp 8 --context 100 --batch-size 3",
-    "size gpt-oss-120b --tp 16 --dcp 2 --context 999 --block-size 64",
-    "size zamba2-7b --context 4096",
-]
+    "size gpt-oss-120b --tp 16 --dcp 2 --context 999 --block-size 64", "size zamba2-7b --context 4096",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", SIZES)

@@ -23,23 +23,19 @@ from kvcalc.report.text.table_layout import (
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 LINES = {
-    "models": 1,
-    "gpus": 1,
-    "size llama-3.1-8b": 1,
+    "models": 1, "gpus": 1, "size llama-3.1-8b": 1,
     "size llama-3.1-8b deepseek-v3.2 gemma-3-27b gpt-oss-120b --context 128k": 1,
     "size gpt2 llama-7b gemma-3-27b --context 1k,128k --batch-size 1,16": 1,
     "compare llama-7b --variants mha,gqa:8,mqa,mla:512+64,gqa:8/window:4096/int8/evict:4096 --context 32k": 1,
-    "compare llama-2-70b --gpu l40s --context 1k,64k": 1,
-    "roofline llama-3.1-8b --gpu h100 --batch-size 8": 1,
-    "roofline gemma-3-27b --gpu mi300x --phase prefill": 1,
-    "roofline --gpu h100,mi300x": 1,
+    "compare llama-2-70b --gpu l40s --context 1k,64k": 1, "roofline llama-3.1-8b --gpu h100 --batch-size 8": 1,
+    "roofline gemma-3-27b --gpu mi300x --phase prefill": 1, "roofline --gpu h100,mi300x": 1,
     "fit llama-3.1-70b --gpu h100 --tp 2 --max-model-len 32k --engine vllm --dtype fp8": 1,
     "fit llama-3.1-70b --gpu h100,h200 --tp 2,4,8 --max-model-len 32k --engine vllm": 1,
     "latency llama-3.1-8b --gpu h100 --input-len 2000 --output-len 500": 1,
     "latency llama-3.1-70b --batch-size 1,8,64 --draft llama-3.2-1b --acceptance-rate 0.6,0.8 --no-cache": 3,
     "serve llama-3.1-8b --rate 5 --num-prompts 20 --price-per-hour 2": 1,
     "serve llama-3.1-8b --rate 1,2 --num-prompts 20 --policy static,continuous --cache paged,contiguous": 1,
-}
+}  # fmt: skip
 
 
 def shown(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[Table]:

@@ -12,7 +12,6 @@ from kvcalc.records.figures import figures_of
 from kvcalc.report.export import Record
 from kvcalc.report.text.table_layout import (
     MAX_NOTES,
-    WIDTH,
     Column,
     Table,
     laid_out,
@@ -189,13 +188,6 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
                 out.print(Text(visible(line), style=style), soft_wrap=True)
 
 
-def fitted(table: Table, beside: int = 0) -> list[str]:
-    """Return a table's lines as `show` prints them, with room for `beside` characters before
-    each."""
-    width = shutil.get_terminal_size().columns - beside if sys.stdout.isatty() else WIDTH
-    return laid_out(table, width).lines()
-
-
 def answer_sentence(first: str, *clauses: str) -> str:
     """Return one sentence: the first clause, and those of the others that fit in MAX_WORDS."""
     text = first
@@ -263,17 +255,13 @@ def time_footnotes(records: Sequence[Record]) -> list[str]:
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     if share >= LEAST_SHARE:
         accuracy.append(f"Up to {share:.0%} of a time is estimated.")
-    unmeasured: dict[str, list[str]] = {}
-    for engine, gpu in dict.fromkeys(
-        (r["engine"], r["gpu"]) for r in records if r["time_basis"] == BOUND
-    ):
-        if engine != "none" and engine not in preset_files(f"calibrations/{gpu}"):
-            unmeasured.setdefault(engine, []).append(gpu)
     reasons = [
-        f"No measured kernel model of {engine} on {few(gpus)} exists."
-        for engine, gpus in unmeasured.items()
+        f"No measured kernel model of {r['engine']} on {r['gpu']} exists."
+        for r in records
+        if r["time_basis"] == BOUND
+        and r["engine"] not in ("none", *preset_files(f"calibrations/{r['gpu']}"))
     ]
-    return [basis, " ".join(accuracy), *reasons]
+    return [basis, " ".join(accuracy), *dict.fromkeys(reasons)]
 
 
 def time_details(records: Sequence[Record], has_versions: bool = True) -> list[str]:
