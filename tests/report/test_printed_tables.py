@@ -1,6 +1,7 @@
 """What a table shows is the number that the record holds: each command's cells, read back, against its JSON."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,83 +9,44 @@ from conftest import Run
 from printed import Table, holds, piped, read, table
 
 from kvcalc import load_model
-from kvcalc.report.text import compare_text, fit_text, preset_text, serving_text, size_text, table_layout, tables
+from kvcalc.report.text import compare_text, fit_text, preset_text, roofline_text, serving_text, size_text, table_layout, tables
 from kvcalc.report.text.table_layout import Column, choose_columns, laid_out
 from kvcalc.report.text.table_layout import Table as Layout
 from kvcalc.report.text.tables import per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
 
-# command → its table's headings in order, each with the record's key and how the figure is written
-SIZE = {
-    "model": ("model", "text"), "attention": ("attention", "text"), "context": ("context", "whole"),
-    "batch": ("batch_size", "whole"), "cache in": ("kv_cache_dtype", "text"), "KV cache": ("kv_cache_bytes", "bytes"),
-    "read per step": ("kv_cache_read_bytes", "bytes"), "allocated": ("kv_cache_allocated_bytes", "bytes"),
-    "per token": ("bytes_per_token", "bytes"), "fixed": ("fixed_bytes", "bytes"), "MHA needs": ("mha_ratio", "times"),
-    "parameters": ("parameters", "count"), "active": ("active_parameters", "count"), "weights": ("weight_bytes", "bytes"),
-    "= weights": ("equal_weights_context", "whole"),
-}  # fmt: skip
-COMPARE = {
-    "variant": ("variant", "text"),
-    **{k: SIZE[k] for k in ("attention", "context", "batch", "cache in", "KV cache", "read per step", "per token")},
-    "stores less": ("stored_reduction", "times"), "reads less": ("read_reduction", "times"),
-    "parameters": ("parameters", "count"), "FLOP/B": ("attention_intensity", "digits"),
-    "FLOP/B of the step": ("intensity", "digits"), "bound": ("bound", "text"), "at least": ("roofline_s", "seconds"),
-    "step": ("step_s", "seconds"), "users": ("max_num_seqs", "whole"),
-}  # fmt: skip
-ATTENTION = {
-    "GPU": ("gpu", "text"), "attention": ("attention", "text"), "context": ("context", "whole"),
-    "batch": ("batch_size", "whole"), "FLOP/B": ("intensity", "fixed"), "gap to ridge": ("to_knee", "decimal_times"),
-    "bound": ("bound", "text"), "at least": ("roofline_s", "seconds"), "bytes": ("bytes", "bytes"), "FLOP": ("flops", "si"),
-    "ridge point": ("knee", "fixed"), "MLA form": ("mla_form", "text"),
-}  # fmt: skip
-LATENCY = {
-    "model": ("model", "text"), "GPU": ("gpu", "text"), "batch": ("batch_size", "whole"), "in": ("input_len", "whole"),
-    "out": ("output_len", "whole"), "TTFT": ("ttft_s", "seconds"), "TTFT uncached": ("uncached_ttft_s", "seconds"),
-    "TPOT": ("tpot_s", "seconds"), "TPOT first": ("tpot_first_s", "seconds"), "TPOT last": ("tpot_last_s", "seconds"),
-    "end to end": ("e2e_s", "seconds"), "tokens/s": ("output_tokens_per_s", "fixed"), "FLOP": ("flops", "si"),
-    "bytes": ("bytes", "si:B"), "per 1M tokens": ("cost_per_million_tokens", "fixed"),
-    "J/token": ("energy_per_token_j", "digits"), "no cache": ("no_cache_e2e_s", "seconds"),
-    "cache saves": ("speedup", "times"),
-}  # fmt: skip
-SPECULATION = {
-    "draft": ("draft", "text"), "drafted": ("num_speculative_tokens", "whole"), "accepted": ("acceptance_rate", "percent"),
-    "tokens/step": ("tokens_per_step", "fixed"), "drafting": ("draft_s", "seconds"), "verifying": ("verify_s", "seconds"),
-    "TPOT": ("speculative_tpot_s", "seconds"), "speed-up": ("speculative_speedup", "decimal_times"),
-    "stops paying at batch": ("stops_paying_at_batch", "whole"), "draft weights": ("draft_weight_bytes", "bytes"),
-    "draft cache": ("draft_cache_bytes", "bytes"),
-}  # fmt: skip
-SERVE = {
-    "model": ("model", "text"), "GPU": ("gpu", "text"), "policy": ("policy", "text"), "cache": ("cache", "text"),
-    "offered req/s": ("rate", "digits"), "clients": ("max_concurrency", "whole"), "done": ("completed", "whole"),
-    "rejected": ("rejected", "whole"), "req/s": ("requests_per_s", "digits"),
-    "tokens/s": ("throughput_tokens_per_s", "fixed"), "TTFT p50": ("ttft_p50_s", "seconds"),
-    "TTFT p99": ("ttft_p99_s", "seconds"), "TPOT p50": ("tpot_p50_s", "seconds"), "TPOT p99": ("tpot_p99_s", "seconds"),
-    "end to end p50": ("e2e_p50_s", "seconds"), "queueing": ("queueing_mean_s", "seconds"),
-    "batch": ("mean_batch_size", "fixed"), "padding": ("padding_waste", "percent"), "KV waste": ("kv_waste", "percent"),
-    "KV peak": ("kv_peak", "percent"), "preempted": ("preemptions", "whole"), "within SLO": ("slo_attainment", "percent"),
-    "per 1M tokens": ("cost_per_million_tokens", "fixed"),
-}  # fmt: skip
-FIT = {
-    "GPU": ("gpu", "text"), "GPUs": ("gpus", "whole"), "tp": ("tensor_parallel_size", "whole"),
-    "weights in": ("dtype", "text"), "cache in": ("kv_cache_dtype", "text"), "users": ("max_num_seqs", "whole"),
-    "context": ("requested_model_len", "whole"), "at least": ("low_num_seqs", "whole"),
-    "weights/GPU": ("weight_bytes", "bytes"), "activations/GPU": ("activation_bytes", "bytes"),
-    "overhead/GPU": ("overhead_bytes", "bytes"), "KV cache/GPU": ("kv_budget_bytes", "bytes"),
-    "blocks/GPU": ("num_blocks", "whole"), "blocks/user": ("blocks_per_request", "whole"),
-    "tokens/GPU": ("kv_tokens", "whole"), "concurrency": ("max_concurrency", "fixed"),
-}  # fmt: skip
-MODELS = {
-    "model": ("model", "text"), "family": ("family", "text"), "parameters": ("parameters", "count"),
-    "active": ("active_parameters", "count"), "layers": ("layers", "whole"), "hidden": ("hidden_size", "whole"),
-    "attention": ("attention", "text"), "per token": ("bytes_per_token", "bytes"), "max context": ("max_context", "whole"),
-}  # fmt: skip
-GPUS = {
-    "GPU": ("gpu", "text"), "vendor": ("vendor", "text"), "memory": ("memory_bytes", "bytes"),
-    "bandwidth": ("bandwidth_bytes_per_s", "si:B/s"), "bf16 FLOP/s": ("bf16_flops_per_s", "si"),
-    "fp8": ("fp8_flops_per_s", "si"), "fp4": ("fp4_flops_per_s", "si"), "ridge point": ("knee", "fixed"),
-    "link": ("link_bytes_per_s", "si:B/s"),
-}  # fmt: skip
 Contract = dict[str, tuple[str, str]]
+# how `printed.holds` reads the formats of columns
+KINDS = {
+    format_bytes: "bytes", per_token: "bytes", format_count: "count", seconds: "seconds", tables.kernel_seconds: "seconds",
+    tables.digits: "digits", ratio: "times", tables.percent: "percent", format_si: "si", str: "text", tables.variant_name: "text",
+}  # fmt: skip
+
+
+def kind_of(column: Column) -> str:
+    """How the column writes a figure, as a kind of `printed.holds`."""
+    show: Any = column.show
+    if isinstance(show, partial):
+        return f"si:{show.keywords['unit']}" if show.func is format_si else KINDS[show.func]
+    template = getattr(show, "__self__", None)
+    if isinstance(template, str):
+        endings = {",}": "whole", "%}": "percent", "×": "decimal_times"}
+        return next((kind for ending, kind in endings.items() if template.endswith(ending)), "fixed")
+    return KINDS.get(show, "")
+
+
+def contract(*columns: Column) -> Contract:
+    """A table's headings, each with the record's key and the kind."""
+    return {c.title: (c.key, kind) for c in columns if (kind := kind_of(c))}
+
+
+SIZE, COMPARE, MODELS, GPUS, ATTENTION, LATENCY, SPECULATION, SERVE, FIT = (
+    contract(*columns)
+    for columns in (
+        size_text.SIZE_COLUMNS, compare_text.COMPARE_COLUMNS, preset_text.MODEL_COLUMNS, preset_text.GPU_COLUMNS,
+        roofline_text.ATTENTION_COLUMNS, serving_text.LATENCY, serving_text.SPECULATION, serving_text.SERVE, fit_text.COLUMNS,
+    )
+)  # fmt: skip
 # headings of what rests on a record's time_basis, and how they say so
 RATES = {"tokens/s", "req/s", "within SLO"}
 MARKS = {"bound": ("≥ ", "≤ "), "scaled": ("~ ", "~ "), "calibrated": ("", "")}
@@ -96,7 +58,7 @@ def check(shown: Table, records: list[dict[str, Any]], contract: Contract, neede
     assert {*shown.headings} <= {*contract, "queue", "fits", "max context", "missing/GPU", "required users", "KV cache range/GPU"}
     assert {*filter(None, needed.split(","))} <= {*shown.headings}
     for heading, (key, kind) in contract.items():
-        if heading in shown.headings:
+        if heading in shown.headings and any(key in record for record in records):
             for cell, record in zip(shown.column(heading), records, strict=True):
                 text = unmarked(cell, heading, key, record)
                 assert holds(text, record.get(key), kind), (heading, cell, record.get(key))
