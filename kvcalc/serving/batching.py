@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from kvcalc.serving.arrivals import ArrivalQueue, WaitingRequests
-from kvcalc.serving.cache_accounting import CacheGrowth, Log, PassRow, Pool
+from kvcalc.serving.cache_accounting import CacheGrowth, Log, PassRow, Pool, constant_growth
 from kvcalc.serving.decoding import (
     MIXED,
     Decoding,
@@ -239,7 +239,7 @@ class Continuous:
     def _pass(self) -> None:
         preempted = False
         # at least one request always has enough memory for its next token
-        while self.decoding.exceeds(self.pool.budget - self.held):
+        while self.decoding.count and self.decoding.needed > self.pool.budget - self.held:
             preempted = True
             self._preempt()
         chunks: list[tuple[RunningRequest, int]] = []
@@ -428,7 +428,8 @@ class Continuous:
             segment = StepTimeSegment(seconds)
             growth, completed = decoding.grow(1, segment, allocated, stored)
         else:
-            growth = decoding.pause(seconds, allocated, stored)
+            allocated += decoding.allocated
+            growth = constant_growth(allocated, decoding.stored + stored, seconds)
         self._log(seconds, 1, count, len(chunks), prompt_tokens, growth)
         if self.prefixes:
             self.prefixes.settle(self.pool.budget - growth.allocated)

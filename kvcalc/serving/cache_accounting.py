@@ -3,15 +3,8 @@
 A paged cache allocates pages for the cached tokens. A contiguous cache reserves one range for the
 longest possible request when a request is admitted. Bytes are of the GPU with the most bytes in one
 data-parallel rank.
-
-A sequence that joins with c tokens has c + k tokens after k steps. All bytes that its growth will
-add are therefore known from the start: bytes of a new block in the allocated bytes, and changes of
-the stored bytes per token (at the end of a window). The sums need no loop over the sequences, so
-one step costs as much for a thousand sequences as for one.
 """
 
-from bisect import bisect_right
-from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +12,11 @@ import numpy as np
 from kvcalc.capacity.engines import CacheLayout
 from kvcalc.capacity.engines.layout import Content, stored_at
 from kvcalc.errors import UserError, nearest
-from kvcalc.serving.step_timers import StepTimeSegment
 from kvcalc.units import format_bytes
 
 CACHES = ("paged", "contiguous")
 DEFAULT_BLOCK_SIZE = 16  # tokens, if the engine's cache has no blocks
 MEAN_BLOCKS = 1024  # blocks over which the bytes of a shared block are averaged
-SCHEDULE_SIZE = 4  # size of a schedule, in multiples of the longest growth
 MAX_ROWS = 20_000  # rows of a timeline
 
 
@@ -130,122 +121,6 @@ class CacheGrowth(NamedTuple):
 def constant_growth(allocated: int, stored: int, seconds: float) -> CacheGrowth:
     """Return the bytes of one step that lasts `seconds`."""
     return CacheGrowth(allocated, stored, allocated * seconds, stored * seconds)
-
-
-class GrowthSchedule:
-    """Rises of a table over tokens, scheduled by step to the end of each sequence.
-
-    Args:
-        rises: Bytes that each token adds.
-        longest: Maximum number of tokens that a sequence gains.
-    """
-
-    def __init__(self, rises: Any, longest: int) -> None:
-        self.positions = np.flatnonzero(rises) + 1
-        self.rises = rises[self.positions - 1]
-        self.position_list: list[int] = self.positions.tolist()
-        self.added = np.zeros(SCHEDULE_SIZE * (longest + 2), dtype=np.int64)
-        self.base = 0  # first step of the schedule
-
-    def join(self, step: int, cached: int, end: int, sign: int) -> None:
-        """Add the growth of a sequence from `cached` tokens at `step` to `end` tokens; sign −1
-        removes it."""
-        passed = step - self.base
-        if 2 * passed > self.added.size:
-            remaining = self.added[passed:].copy()
-            self.added[: remaining.size] = remaining
-            self.added[remaining.size :] = 0
-            self.base = step
-        low = bisect_right(self.position_list, cached)
-        high = bisect_right(self.position_list, end)
-        steps = self.positions[low:high] + (step - self.base - cached)
-        self.added[steps] += sign * self.rises[low:high]
-
-    def next(self, step: int) -> int:
-        """Return the bytes that the step after `step` adds."""
-        return int(self.added[step - self.base + 1])
-
-    def coming(self, step: int, steps: int) -> list[int]:
-        """Return the bytes that each of the `steps` steps after `step` adds."""
-        first = step - self.base + 1
-        return self.added[first : first + steps].tolist()  # type: ignore[no-any-return]
-
-
-class CacheUsage:
-    """Sums over the decoding sequences.
-
-    Attributes:
-        allocated: Bytes allocated now.
-        stored: Bytes stored now.
-        ends: Bytes allocated if each sequence had reached its end.
-        rise: Stored bytes that the next step adds.
-    """
-
-    def __init__(self, pool: Pool, longest: int) -> None:
-        self.allocated = self.stored = self.ends = self.step = self.rise = 0
-        self.allocated_table = memoryview(pool.allocated)
-        self.stored_table = memoryview(pool.stored)
-        rises: Any = np.diff(pool.stored)
-        rises = np.append(rises, rises[-1:])  # a sequence of maximum length does not grow
-        self.rises = memoryview(rises)
-        self.blocks = GrowthSchedule(np.diff(pool.allocated), longest)
-        self.bends = GrowthSchedule(np.diff(rises), longest)
-        # whether every token stores equally many bytes
-        self.is_straight = not self.bends.position_list
-
-    def join(self, cached: int, steps: int, sign: int = 1) -> None:
-        """Add a sequence with `cached` tokens that grows for `steps` steps; sign −1 removes it."""
-        end = cached + steps
-        self.allocated += sign * self.allocated_table[cached]
-        self.stored += sign * self.stored_table[cached]
-        self.ends += sign * self.allocated_table[end]
-        self.rise += sign * self.rises[cached]
-        self.blocks.join(self.step, cached, end, sign)
-        if not self.is_straight:
-            self.bends.join(self.step, cached, end, sign)
-
-    def within(self, steps: int, free_bytes: int) -> int:
-        """Return how many of the next `steps` steps allocate at most `free_bytes` in all."""
-        allocated = self.allocated
-        for step, added in enumerate(self.blocks.coming(self.step, steps)):
-            allocated += added
-            if allocated > free_bytes:
-                return step
-        return steps
-
-    @property
-    def next(self) -> int:
-        """Bytes allocated after one more step."""
-        return self.allocated + self.blocks.next(self.step)
-
-    def grow(
-        self, steps: int, line: StepTimeSegment, other_allocated: int, other_stored: int
-    ) -> CacheGrowth:
-        """Advance by `steps` steps and return their bytes.
-
-        Args:
-            line: Seconds of the steps.
-            other_allocated: Allocated bytes of requests that do not decode.
-            other_stored: Stored bytes of requests that do not decode.
-        """
-        allocated = self.allocated + other_allocated
-        stored = self.stored + other_stored
-        slope = self.rise
-        turns = repeat(0) if self.is_straight else self.bends.coming(self.step, steps)
-        times = line.each or accumulate(repeat(line.rise, steps - 1), initial=line.first)
-        allocated_s = stored_s = 0.0
-        coming = self.blocks.coming(self.step, steps)
-        for added, turn, seconds in zip(coming, turns, times, strict=False):
-            allocated += added
-            stored += slope
-            slope += turn
-            allocated_s += allocated * seconds
-            stored_s += stored * seconds
-        self.allocated = allocated - other_allocated
-        self.stored = stored - other_stored
-        self.rise = slope
-        self.step += steps
-        return CacheGrowth(allocated, stored, allocated_s, stored_s)
 
 
 class PassRow(NamedTuple):

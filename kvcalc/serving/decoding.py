@@ -6,19 +6,22 @@ draft each sequence gains the accepted draft tokens, drawn at random, and one mo
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from kvcalc.serving.cache_accounting import (
     CacheGrowth,
-    CacheUsage,
     Log,
     Pool,
     constant_growth,
 )
 from kvcalc.serving.speculation import Drafting
 from kvcalc.serving.step_timers import StepTimeSegment
+
+# size of the schedule of a server, in multiples of the longest growth of a sequence
+SCHEDULE_SIZE = 4
 
 
 class Limits(NamedTuple):
@@ -94,17 +97,28 @@ class RunningRequest:
 class LockstepDecoding:
     """Sequences that gain one token each in every pass.
 
+    A sequence that joins with c tokens has c + k tokens after k passes. All bytes that its growth
+    will add are therefore known from the start, and added to a schedule by pass. A pass then costs
+    as much for a thousand sequences as for one.
+
     Attributes:
         running: Sequences by their order. The last one began to decode last.
-        ends: Heap of (last step, order), with entries of preempted sequences.
+        ends: Heap of (last pass, order), with entries of preempted sequences.
+        passes: Number of passes done.
         context: Total number of cached tokens.
+        allocated: Bytes allocated now.
+        stored: Bytes stored now.
+        schedule: Allocated and stored bytes that each pass adds [2, passes], from pass `base` on.
     """
 
     def __init__(self, pool: Pool, longest: int) -> None:
-        self.usage = CacheUsage(pool, longest)
+        """Start without sequences, each of which will gain at most `longest` tokens."""
         self.running: dict[int, RunningRequest] = {}
         self.ends: list[tuple[int, int]] = []
-        self.context = 0
+        self.passes = self.base = self.context = self.allocated = self.stored = 0
+        self.tables = memoryview(pool.allocated), memoryview(pool.stored)
+        self.rises = np.diff([pool.allocated, pool.stored], axis=1)
+        self.schedule = np.zeros((2, SCHEDULE_SIZE * (longest + 2)), dtype=np.int64)
 
     @property
     def count(self) -> int:
@@ -112,21 +126,32 @@ class LockstepDecoding:
 
     @property
     def needed(self) -> int:
-        """Bytes that the sequences hold after one more pass."""
-        return self.usage.next if self.running else 0
-
-    def exceeds(self, free_bytes: int) -> bool:
-        """Return whether one more pass needs more than `free_bytes` bytes."""
-        return self.usage.ends > free_bytes and self.needed > free_bytes
+        """Bytes allocated after one more pass."""
+        return self.allocated + int(self.schedule[0, self.passes - self.base])
 
     def join(self, request: RunningRequest, answer_tokens: int) -> None:
         """Add a sequence that decodes `answer_tokens` tokens, from the next pass on."""
-        request.began = self.usage.step
+        request.began = self.passes
         request.ends = request.began + answer_tokens
         self.running[request.order] = request
         heappush(self.ends, (request.ends, request.order))
-        self.usage.join(request.cached, answer_tokens)
-        self.context += request.cached
+        self._count(request.cached, answer_tokens, 1)
+
+    def _count(self, cached: int, steps: int, sign: int) -> None:
+        """Add a sequence with `cached` tokens that grows in `steps` passes; sign −1 removes it."""
+        allocated, stored = self.tables
+        self.context += sign * cached
+        self.allocated += sign * allocated[cached]
+        self.stored += sign * stored[cached]
+        if not steps:
+            return
+        start = self.passes - self.base
+        if 2 * start > self.schedule.shape[1]:
+            self.schedule = np.roll(self.schedule, -start, axis=1)
+            self.schedule[:, -start:] = 0
+            self.base = self.passes
+            start = 0
+        self.schedule[:, start : start + steps] += sign * self.rises[:, cached : cached + steps]
 
     def newest(self) -> int:
         """Return the order of the sequence that joined last; −1 without sequences."""
@@ -135,11 +160,10 @@ class LockstepDecoding:
     def take_out(self) -> RunningRequest:
         """Remove the sequence that joined last, with its counts of tokens updated."""
         _, request = self.running.popitem()
-        gained = self.usage.step - request.began
+        gained = self.passes - request.began
         request.cached += gained
         request.generated += gained
-        self.usage.join(request.cached, request.ends - self.usage.step, sign=-1)
-        self.context -= request.cached
+        self._count(request.cached, request.ends - self.passes, -1)
         return request
 
     def in_a_row(self, max_passes: int, free_bytes: int) -> int:
@@ -149,43 +173,55 @@ class LockstepDecoding:
         """
         while self.ends[0][1] not in self.running:
             heappop(self.ends)
-        passes = min(self.ends[0][0] - self.usage.step, max_passes)
-        if passes > 1 and self.usage.ends > free_bytes:
-            passes = max(1, self.usage.within(passes, free_bytes))
-        return passes
+        passes = min(self.ends[0][0] - self.passes, max_passes)
+        if passes == 1:
+            return 1
+        start = self.passes - self.base
+        allocated = self.allocated + self.schedule[0, start : start + passes].cumsum()
+        return max(1, int(allocated.searchsorted(free_bytes, side="right")))
 
     def grow(
-        self,
-        passes: int,
-        line: StepTimeSegment,
-        other_allocated: int,
-        other_stored: int,
+        self, passes: int, line: StepTimeSegment, other_allocated: int, other_stored: int
     ) -> tuple[CacheGrowth, list[RunningRequest]]:
-        """Simulate `passes` passes; return their bytes, as `CacheUsage.grow`, and the completed
-        requests."""
-        growth = self.usage.grow(passes, line, other_allocated, other_stored)
+        """Simulate `passes` passes; return their bytes and the completed requests.
+
+        Args:
+            line: Seconds of the passes.
+            other_allocated: Allocated bytes of requests that do not decode.
+            other_stored: Stored bytes of requests that do not decode.
+        """
+        start = self.passes - self.base
+        rises = self.schedule[:, start : start + passes].tolist()
+        times = line.each or accumulate(repeat(line.rise, passes - 1), initial=line.first)
+        allocated_s = stored_s = 0.0
+        allocated = self.allocated + other_allocated
+        stored = self.stored + other_stored
+        for more_allocated, more_stored, seconds in zip(*rises, times, strict=False):
+            allocated += more_allocated
+            stored += more_stored
+            allocated_s += allocated * seconds
+            stored_s += stored * seconds
+        self.allocated = allocated - other_allocated
+        self.stored = stored - other_stored
+        self.passes += passes
         self.context += self.count * passes
         completed: list[RunningRequest] = []
-        step = self.usage.step
-        while self.ends and self.ends[0][0] <= step:
+        while self.ends and self.ends[0][0] <= self.passes:
             request = self.running.pop(heappop(self.ends)[1], None)
             if request:
-                cached = request.cached + step - request.began
-                self.usage.join(cached, 0, sign=-1)
-                self.context -= cached
+                self._count(request.cached + self.passes - request.began, 0, -1)
                 completed.append(request)
-        return growth, completed
-
-    def pause(self, seconds: float, other_allocated: int, other_stored: int) -> CacheGrowth:
-        """Return the bytes of a pass in which these sequences do not decode."""
-        allocated = self.usage.allocated + other_allocated
-        return constant_growth(allocated, self.usage.stored + other_stored, seconds)
+        return CacheGrowth(allocated, stored, allocated_s, stored_s), completed
 
 
 class SpeculativeDecoding:
     """Sequences that gain the accepted draft tokens and one more in each pass.
 
     The methods are those of `LockstepDecoding`, computed with arrays.
+
+    Attributes:
+        cached: Cached tokens of each sequence.
+        remaining: Tokens that each sequence has still to generate.
     """
 
     def __init__(self, pool: Pool, drafting: Drafting, log: Log) -> None:
@@ -208,8 +244,13 @@ class SpeculativeDecoding:
     def needed(self) -> int:
         return int(self.pool.allocated[self.cached + 1].sum())
 
-    def exceeds(self, free_bytes: int) -> bool:
-        return self.needed > free_bytes
+    @property
+    def allocated(self) -> int:
+        return int(self.pool.allocated[self.cached].sum())
+
+    @property
+    def stored(self) -> int:
+        return int(self.pool.stored[self.cached].sum())
 
     def join(self, request: RunningRequest, answer_tokens: int) -> None:
         self.running.append(request)
@@ -232,28 +273,22 @@ class SpeculativeDecoding:
         return 1
 
     def grow(
-        self,
-        passes: int,
-        line: StepTimeSegment,
-        other_allocated: int,
-        other_stored: int,
+        self, passes: int, line: StepTimeSegment, other_allocated: int, other_stored: int
     ) -> tuple[CacheGrowth, list[RunningRequest]]:
         gained = self.drafting.draw_tokens(self.rng, self.count).clip(max=self.remaining)
         self.log.verified += self.count
         self.log.yielded += int(gained.sum())
         self.cached = self.cached + gained
         self.remaining = self.remaining - gained
-        growth = self.pause(line.first, other_allocated, other_stored)
-        goes_on = self.remaining > 0
-        completed = [r for r, more in zip(self.running, goes_on, strict=True) if not more]
+        growth = constant_growth(
+            self.allocated + other_allocated, self.stored + other_stored, line.first
+        )
+        completed = [
+            r for r, rest in zip(self.running, self.remaining, strict=True) if not rest
+        ]
         if completed:
-            self._select(goes_on)
+            self._select(self.remaining > 0)
         return growth, completed
-
-    def pause(self, seconds: float, other_allocated: int, other_stored: int) -> CacheGrowth:
-        allocated = int(self.pool.allocated[self.cached].sum()) + other_allocated
-        stored = int(self.pool.stored[self.cached].sum()) + other_stored
-        return constant_growth(allocated, stored, seconds)
 
     def _select(self, mask: Any) -> None:
         self.running = [r for r, selected in zip(self.running, mask, strict=True) if selected]
