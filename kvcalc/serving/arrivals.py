@@ -158,9 +158,7 @@ class WaitingRequests:
             prompt = self.queue.inputs[index]
             self._first = RunningRequest(index, prompt)
             if self.queue.is_computed:
-                self._first = RunningRequest(
-                    index, prompt + 1, cached=prompt, generated=1, is_computed=True
-                )
+                self._first = RunningRequest(index, prompt + 1, cached=prompt, generated=1)
         return self._first
 
     def pop(self) -> None:

@@ -17,7 +17,7 @@ one event. With a draft, each pass verifies the draft tokens of every decoding s
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -127,49 +127,33 @@ class Static:
         cache[0] = count * self.pool.allocated[prompt : prompt + decodes + 1]
         for first, output in zip(inputs.tolist(), outputs.tolist(), strict=True):
             cache[1, :output] += self.pool.stored[first : first + output]
-        padding = count * prompt - int(inputs.sum())
-        self._log(seconds[:1], cache[:, :1], count, count * prompt, padding)
-        if decodes:
-            padding = count * decodes - int((outputs - 1).sum())
-            self._log(seconds[1:], cache[:, 1:], count, 0, padding, start_s=float(ends[0]))
+        padding = count * prompt - int(inputs.sum()), count * decodes - int((outputs - 1).sum())
+        for part, prompt_tokens, padded, start_s in (
+            (slice(1), count * prompt, padding[0], self.now),
+            (slice(1, None), 0, padding[1], float(ends[0])),
+        ):
+            if not (part_seconds := seconds[part]).size:
+                continue
+            byte_s = (part_seconds * cache[:, part]).sum(axis=1).tolist()
+            growth = CacheGrowth(*cache[:, part][:, -1].tolist(), *byte_s)
+            row = PassRow(
+                rank=self.log.rank,
+                start_s=start_s,
+                duration_s=float(part_seconds.sum()),
+                passes=part_seconds.size,
+                sequences=count,
+                tokens=prompt_tokens or count,
+                prefill_tokens=prompt_tokens,
+                waiting=len(self.waiting),
+                kv_allocated_bytes=growth.allocated,
+                kv_stored_bytes=growth.stored,
+            )
+            self.log.add(row, growth, padded)
 
         for position in np.argsort(outputs, kind="stable").tolist():
             end = float(ends[outputs[position] - 1])
             self.queue.leave(batch[position], end)
         self.now = float(ends[-1])
-
-    def _log(
-        self,
-        seconds: Any,
-        cache: Any,
-        count: int,
-        prompt_tokens: int,
-        padded: int,
-        start_s: float | None = None,
-    ) -> None:
-        """Record passes over `count` sequences.
-
-        Args:
-            seconds: Seconds of each pass.
-            cache: Allocated and stored bytes [2, passes].
-            prompt_tokens: Prompt tokens of the pass; 0 for decodes.
-            padded: Padding slots of all passes.
-            start_s: Start of the first pass; by default now.
-        """
-        growth = CacheGrowth(*cache[:, -1].tolist(), *(seconds * cache).sum(axis=1).tolist())
-        row = PassRow(
-            rank=self.log.rank,
-            start_s=self.now if start_s is None else start_s,
-            duration_s=float(seconds.sum()),
-            passes=seconds.size,
-            sequences=count,
-            tokens=prompt_tokens or count,
-            prefill_tokens=prompt_tokens,
-            waiting=len(self.waiting),
-            kv_allocated_bytes=growth.allocated,
-            kv_stored_bytes=growth.stored,
-        )
-        self.log.add(row, growth, padded)
 
 
 class Continuous:
@@ -201,9 +185,9 @@ class Continuous:
             else LockstepDecoding(pool, max(queue.outputs, default=1))
         )
         self.now = 0.0
-        self.admitted = self.held = self.swap_bytes = self.reserved = self.waited = 0
+        self.admitted = self.held = self.swap_bytes = self.reserved = 0
+        self.waited = self.unchecked = 0
         self.horizon = math.inf
-        self.unchecked = 0
         self.waiting = WaitingRequests(queue)
         self.prefilling: list[RunningRequest] = []
         self.joining: list[RunningRequest] = []
@@ -239,7 +223,7 @@ class Continuous:
     def _pass(self) -> None:
         preempted = False
         # at least one request always has enough memory for its next token
-        while self.decoding.count and self.decoding.needed > self.pool.budget - self.held:
+        while self.decoding.needed > self.pool.budget - self.held:
             preempted = True
             self._preempt()
         chunks: list[tuple[RunningRequest, int]] = []
@@ -261,7 +245,6 @@ class Continuous:
         else:
             self._decode()
         for request in self.joining:
-            request.is_swapped = False
             self._join(request)
         self.joining = []
 
@@ -282,7 +265,6 @@ class Continuous:
             self._release(request.index, self.allocated[request.cached])
             request.target = request.cached + 1
             if self.limits.host_bytes_per_s:
-                request.is_swapped = True
                 self._swap(request)
             else:
                 self.log.recomputed_tokens += request.target
@@ -329,28 +311,32 @@ class Continuous:
                 shared = self.prefixes.shared_bytes(request.index, cached)
             if max(allocated + needed, self.reserved + reserved) - shared > budget:
                 break
-            has_cache = request.is_swapped or request.is_computed
-            new = request.target - (request.cached if has_cache else cached)
+            # a cache that was swapped out, or computed on a prefill rank
+            has_cache = bool(request.cached)
+            is_swapped = has_cache and request.order > 0
+            new = request.target - (request.cached or cached)
+            is_first_prompt = not has_chunks and not chunks
             if (
                 self.scheduling.whole
                 and new > tokens
-                and (has_chunks or chunks)
-                and not request.is_swapped
+                and not is_first_prompt
+                and not is_swapped
             ):
                 break
             num_seqs -= 1
             allocated += needed - shared
             self._enter(request, cached, reserved)
             self._share(shared)
-            if request.is_computed:
-                request.is_computed = False
+            if is_swapped:
+                self._swap(request)
+                self.joining.append(request)
+            elif has_cache:
                 self._keep_prefix(request.index)
                 self._join(request)
                 tokens -= self.steps.queries
-            elif request.is_swapped:
-                self._swap(request)
-                self.joining.append(request)
             else:
+                request.cached = cached
+                self.held += needed
                 self.prefilling.append(request)
                 chunks.append((request, min(new, tokens)))
                 tokens -= chunks[-1][1]
@@ -360,23 +346,18 @@ class Continuous:
         """Move a request from the queue to the running requests; `cached` tokens of its prompt are
         in the prefix cache."""
         self.waiting.pop()
-        has_cache = request.is_swapped or request.is_computed
         if self.prefixes:
             self.prefixes.take(request.index, cached)
-            if not has_cache:
-                request.cached = cached
-                if request.order:
-                    self.log.recomputed_tokens -= cached
-                else:
-                    self.log.found_tokens += cached
+            if not request.cached and request.order:
+                self.log.recomputed_tokens -= cached
+            elif not request.cached:
+                self.log.found_tokens += cached
         if not request.order:
             self.log.scheduled[request.index] = self.now
         self.admitted += 1
         request.order = self.admitted
         request.reserved = reserved
         self.reserved += reserved
-        if not has_cache:
-            self.held += self.allocated[request.target]
 
     def _keep_prefix(self, index: int) -> None:
         """Add a computed prompt's prefix to the prefix cache, and share bytes that are stored
@@ -400,7 +381,6 @@ class Continuous:
         decoding = self.decoding
         count = 0 if self.scheduling.decodes_wait and chunks else decoding.count
         context = decoding.context / count + 1 if count else 0.0
-        prompt_tokens = sum([new for _, new in chunks])
         self.unchecked = 0
         seconds = 0.0
         if chunks:
@@ -430,7 +410,7 @@ class Continuous:
         else:
             allocated += decoding.allocated
             growth = constant_growth(allocated, decoding.stored + stored, seconds)
-        self._log(seconds, 1, count, len(chunks), prompt_tokens, growth)
+        self._log(seconds, 1, count, chunks, growth)
         if self.prefixes:
             self.prefixes.settle(self.pool.budget - growth.allocated)
         self._advance(seconds, completed)
@@ -460,7 +440,7 @@ class Continuous:
             self.waited += passes - 1
         seconds = segment.seconds(passes)
         growth, completed = decoding.grow(passes, segment, self.held, self._stored_bytes())
-        self._log(seconds, passes, count, 0, 0, growth)
+        self._log(seconds, passes, count, [], growth)
         self._advance(seconds, completed)
 
     def _stored_bytes(self) -> int:
@@ -474,17 +454,17 @@ class Continuous:
         seconds: float,
         passes: int,
         decodes: int,
-        chunks: int,
-        prompt_tokens: int,
+        chunks: list[tuple[RunningRequest, int]],
         growth: CacheGrowth,
     ) -> None:
-        """Record passes with `decodes` decodes and `chunks` chunks of prompts."""
+        """Record passes with `decodes` decodes and chunks of prompts."""
+        prompt_tokens = sum([new for _, new in chunks])
         row = PassRow(
             self.log.rank,
             self.now,
             seconds,
             passes,
-            decodes + chunks,
+            decodes + len(chunks),
             decodes * self.steps.queries + prompt_tokens,
             prompt_tokens,
             len(self.waiting),

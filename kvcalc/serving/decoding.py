@@ -72,14 +72,13 @@ class RunningRequest:
 
     Attributes:
         target: Tokens to cache before the request decodes.
-        cached: Tokens that are cached; of a decoding request, when it began to decode.
+        cached: Tokens that are cached; of a decoding request, when it began to decode. A waiting
+            request has them if it was swapped out or computed on a prefill rank.
         generated: Tokens generated; of a decoding request, when it began to decode.
         order: Number of its last admission; 0 before the first.
         began: Step at which it began to decode.
         ends: Step at which its answer is complete.
         reserved: Bytes reserved for the request.
-        is_swapped: Whether its cache is in the memory of the host.
-        is_computed: Whether its prompt was computed on a prefill rank.
     """
 
     index: int
@@ -90,8 +89,6 @@ class RunningRequest:
     began: int = 0
     ends: int = 0
     reserved: int = 0
-    is_swapped: bool = False
-    is_computed: bool = False
 
 
 class LockstepDecoding:
