@@ -32,7 +32,7 @@ from kvcalc.serving.decoding import (
     Scheduling,
     SpeculativeDecoding,
 )
-from kvcalc.serving.prefix_cache import PrefixCache
+from kvcalc.serving.prefix_cache import PrefixCache, hit_tokens
 from kvcalc.serving.step_timers import (
     AnyStepTimer,
     MixedStepTimer,
@@ -257,12 +257,12 @@ class Continuous:
         if self.prefilling and self.prefilling[-1].order > self.decoding.newest():
             request = self.prefilling.pop()
             self.held -= self.allocated[request.target]
-            self._release(request.index, self.allocated[request.target])
+            self._release(request.index)
             self.log.recomputed_tokens += request.cached
             request.cached = 0
         else:
             request = self.decoding.take_out()
-            self._release(request.index, self.allocated[request.cached])
+            self._release(request.index)
             request.target = request.cached + 1
             if self.limits.host_bytes_per_s:
                 self._swap(request)
@@ -272,10 +272,10 @@ class Continuous:
         self.reserved -= request.reserved
         self.waiting.preempted.append(request)
 
-    def _release(self, index: int, held: int) -> None:
-        """Release `held` bytes of a request, except bytes that other requests still use."""
+    def _release(self, index: int) -> None:
+        """Release the bytes of a request, except bytes that other requests still use."""
         if self.prefixes:
-            self._share(-self.prefixes.release(index, held))
+            self._share(self.prefixes.use(index, 0))
 
     def _share(self, shared: int) -> None:
         """Subtract bytes that running requests share from the held and the reserved bytes."""
@@ -306,9 +306,8 @@ class Continuous:
             reserved = self.allocated[end] if self.scheduling.reserve else 0
             cached = shared = 0
             if self.prefixes:
-                prompt = self.queue.inputs[request.index]
-                cached = self.prefixes.cached_tokens(request.index, prompt, budget - allocated)
-                shared = self.prefixes.shared_bytes(request.index, cached)
+                cached = self.prefixes.cached_tokens(self.queue.inputs[request.index])
+                shared = self.prefixes.shared_bytes(cached)
             if max(allocated + needed, self.reserved + reserved) - shared > budget:
                 break
             # a cache that was swapped out, or computed on a prefill rank
@@ -347,7 +346,7 @@ class Continuous:
         in the prefix cache."""
         self.waiting.pop()
         if self.prefixes:
-            self.prefixes.take(request.index, cached)
+            self.prefixes.use(request.index, cached)
             if not request.cached and request.order:
                 self.log.recomputed_tokens -= cached
             elif not request.cached:
@@ -363,7 +362,10 @@ class Continuous:
         """Add a computed prompt's prefix to the prefix cache, and share bytes that are stored
         already."""
         if self.prefixes:
-            self._share(self.prefixes.keep(index, self.queue.inputs[index]))
+            tokens = hit_tokens(
+                self.prefixes.rate, self.queue.inputs[index], self.prefixes.block_size
+            )
+            self._share(self.prefixes.use(index, tokens))
 
     def _waits_for_more_prompts(self, tokens: int) -> bool:
         """Return whether prompts wait until more prompts fill a pass."""
@@ -411,8 +413,6 @@ class Continuous:
             allocated += decoding.allocated
             growth = constant_growth(allocated, decoding.stored + stored, seconds)
         self._log(seconds, 1, count, chunks, growth)
-        if self.prefixes:
-            self.prefixes.settle(self.pool.budget - growth.allocated)
         self._advance(seconds, completed)
         for request, _ in chunks:
             if request.cached == request.target:
@@ -483,8 +483,7 @@ class Continuous:
         """Remove a request that is done."""
         index = request.index
         self.reserved -= request.reserved
-        end = self.queue.inputs[index] + self.queue.outputs[index] - 1
-        self._release(index, self.allocated[end])
+        self._release(index)
         self.queue.leave(index, self.now)
 
     def _complete_prompt(self, request: RunningRequest) -> None:

@@ -5,13 +5,8 @@ scripts of 2025-09 to 2026-04). Each client sends 10 prompts: the first at the s
 an answer comes. Lengths are uniform from 0.8 of the nominal length up to the nominal length.
 
 `nvidia` runs come with AIConfigurator. Lengths are the nominal lengths. The token budget of a pass
-is one prompt plus 1500 plus the number of clients. For runs that hit a prefix cache, two figures
-are assumptions:
-- The prompts are the hundred that genai-perf draws by default (--num-dataset-entries), sent in
-  turn. The default of aiperf, its successor, was not found.
-- Each client sends 50 prompts, as in AIConfigurator's own script
-  (generator/…/benchmark/bench_run.sh.j2, 2025-12).
-Each prompt is then computed once if the cache stores them all, mostly in the burst at the start.
+is one prompt plus 1500 plus the number of clients. For runs that hit a prefix cache, all but the
+last token of each prompt is assumed to be cached, because their prompts are not published.
 Read 2026-11-22.
 """
 
@@ -23,10 +18,6 @@ from kvcalc.timing.calibration import EngineOverheads
 from kvcalc.timing.rows import MeasuredRow
 from kvcalc.timing.validation import INFERENCEX
 
-POOL, POOLED_ROUNDS = (
-    100,
-    50,
-)  # for runs with prefix hits: distinct prompts, prompts per client
 # batch_wait_timeout_iters 20 of 70B at 1k/1k
 WAITS = Scheduling(whole=True, reserve=1.0, wait_passes=20, wait_share=0.9)
 # Maximum tokens of a pass in InferenceX's scripts (benchmarks/single_node/*_h200*.sh), by engine
@@ -51,8 +42,7 @@ class Driven(NamedTuple):
         scheduling: How the engine fills its passes.
         rounds: Prompts per client.
         min_share: Minimum length as a share of the nominal length.
-        num_prompts: Number of distinct prompts, sent in turn and stored in a prefix cache; 0
-            without hits.
+        prefix_hit_rate: Share of each prompt that a prefix cache stores.
     """
 
     input_len: int
@@ -63,7 +53,7 @@ class Driven(NamedTuple):
     scheduling: Scheduling
     rounds: int = 10
     min_share: float = 0.8
-    num_prompts: int = 0
+    prefix_hit_rate: float = 0.0
 
 
 def driven(row: MeasuredRow, engine: EngineOverheads | None) -> Driven:
@@ -103,7 +93,7 @@ def driven(row: MeasuredRow, engine: EngineOverheads | None) -> Driven:
     elif not is_small_llama:  # otherwise its requests do not stay in waves
         run = run._replace(min_share=1.0)
     if row.prefix_cached:
-        run = run._replace(num_prompts=POOL, rounds=POOLED_ROUNDS)
+        run = run._replace(prefix_hit_rate=1.0)
     return run._replace(max_tokens=max(run.max_tokens, clients))
 
 

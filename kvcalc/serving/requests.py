@@ -2,8 +2,7 @@
 
 A trace is a CSV with the columns `arrival_s, input_len, output_len`, or the columns of the public
 Azure LLM inference traces, `TIMESTAMP, ContextTokens, GeneratedTokens`
-(github.com/Azure/AzurePublicDataset), whose times count from the first row. With `prefix_id,
-prefix_len`, prompts begin with `prefix_len` tokens of a prefix that they share. Clients of a closed
+(github.com/Azure/AzurePublicDataset), whose times count from the first row. Clients of a closed
 loop send requests in their order, so their trace needs no arrival_s.
 """
 
@@ -11,8 +10,9 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ MAX_BYTES, MAX_SECONDS = 256 << 20, 1e12
 MAX_LEN = 1 << 20  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
 MIN_SHARE = 0.8  # minimum share of the nominal length in InferenceX
 PLAIN = ("arrival_s", "input_len", "output_len")
-PREFIX = ("prefix_id", "prefix_len")  # further columns if prompts share prefixes
 AZURE = ("timestamp", "contexttokens", "generatedtokens")
 
 
@@ -41,23 +40,14 @@ class Requests:
         arrival_s: Seconds of arrival, sorted (float64).
         input_len: Tokens of the prompts (int64).
         output_len: Tokens of the answers (int64).
-        prefix_id: Numbers of the prefixes that prompts share, −1 for none. None if no prompt has
-            one.
-        prefix_len: Tokens of the prefixes.
     """
 
     arrival_s: Any
     input_len: Any
     output_len: Any
-    prefix_id: Any = None
-    prefix_len: Any = None
 
     def __len__(self) -> int:
         return self.arrival_s.size  # type: ignore[no-any-return]
-
-    @property
-    def has_prefixes(self) -> bool:
-        return self.prefix_id is not None
 
     @property
     def max_tokens(self) -> int:
@@ -72,8 +62,7 @@ class Requests:
 
     def select(self, index: Any) -> "Requests":
         """Return the requests of a slice, or of an array of indices."""
-        columns = vars(self).values()
-        return Requests(*(None if column is None else column[index] for column in columns))
+        return Requests(*(column[index] for column in vars(self).values()))
 
     def for_rank(self, rank: int, num_ranks: int) -> "Requests":
         """Return every `num_ranks`-th request: the requests of one rank."""
@@ -89,31 +78,15 @@ def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) 
     Raises:
         UserError: The trace is wrong. The error names the file and the line.
     """
-    rows: list[tuple[float, int, int, str, int]] = []
-    for row in _rows(read_text(path, MAX_BYTES), str(path), timed):
-        if len(rows) == max_rows:
-            break
-        rows.append(row)
+    rows = [*islice(_rows(read_text(path, MAX_BYTES), str(path), timed), max_rows)]
     if not rows:
         raise UserError("holds no requests", str(path))
-    arrivals, inputs, outputs, names, lengths = zip(*rows, strict=True)
-    requests = Requests(
-        np.array(arrivals),
-        np.array(inputs, dtype=np.int64),
-        np.array(outputs, dtype=np.int64),
-    )
-    if not any(names):
-        return requests
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
-    return replace(
-        requests,
-        prefix_id=np.array([numbers.get(name, -1) for name in names], dtype=np.int64),
-        prefix_len=np.array(lengths, dtype=np.int64),
-    )
+    arrivals, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
+    return Requests(arrivals, inputs, outputs)
 
 
-def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int, str, int]]:
-    """Yield arrival, tokens of prompt and answer, name and tokens of the prefix of each row."""
+def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int]]:
+    """Yield arrival in seconds, tokens of the prompt and tokens of the answer of each row."""
     if not text.strip():
         raise UserError("is empty", where)
     reader = csv.reader(io.StringIO(text))
@@ -124,8 +97,8 @@ def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int,
         has_timestamps = AZURE[0] in header and PLAIN[0] not in header
         names = AZURE if has_timestamps else PLAIN
         _check_columns(header, names, f"{where}, line 1", timed)
-        columns = {name: header.index(name) for name in (*names, *PREFIX) if name in header}
-        min_cells = 1 + max(columns[name] for name in names if name in columns)
+        columns = {name: header.index(name) for name in names if name in header}
+        min_cells = 1 + max(columns.values())
         for row in reader:
             cells = [cell.strip() for cell in row]
             if not any(cells):
@@ -135,9 +108,9 @@ def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int,
                 raise UserError(
                     f"has {len(cells)} cells, and the header names {len(header)}", line
                 )
-            values = {name: cells[i] for name, i in columns.items() if i < len(cells)}
-            first, prompt, answer = (values.get(name, "0") for name in names)
-            prefix, prefix_len = (values.get(name, "") for name in PREFIX)
+            first, prompt, answer = (
+                cells[columns[name]] if name in columns else "0" for name in names
+            )
             if has_timestamps:
                 try:
                     stamp = datetime.fromisoformat(first)
@@ -164,8 +137,6 @@ def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int,
                 arrival,
                 _tokens("input_len", prompt, line),
                 _tokens("output_len", answer, line),
-                prefix,
-                _tokens("prefix_len", prefix_len, line) if prefix else 0,
             )
     except csv.Error as error:
         raise UserError(f"is not CSV: {error}", f"{where}, line {reader.line_num}") from None

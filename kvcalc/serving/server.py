@@ -22,11 +22,7 @@ from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
 from kvcalc.serving.decoding import Limits, Scheduling
 from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.prefix_cache import (
-    BlockPrefixCache,
-    FixedRatePrefixCache,
-    PrefixCache,
-)
+from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.published_runs import scheduling_of
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.requests import Requests
@@ -160,7 +156,11 @@ class Server:
         self.drafting = self._choose_drafting(requests, load.seed)
         self.capacity = memory(deployment, self._fit_options(requests.max_tokens))
         self.limits = self._choose_limits()
-        self._check_prefixes(requests)
+        if policy != "continuous" and load.prefix_hit_rate:
+            raise UserError(
+                "a prefix cache is simulated under continuous batching",
+                hint="Leave --policy out",
+            )
         self.transfer = self._choose_transfer()
         self.engine = (
             engine_of(deployment.calibration.stack) if deployment.calibration else None
@@ -209,15 +209,10 @@ class Server:
             max_tokens=max_tokens,
             draft_slots=self.drafting.drafted if self.drafting else 0,
         )
-        make_prefixes: Callable[[], PrefixCache] | None = None
-        block_size = layout.block_size or DEFAULT_BLOCK_SIZE
+        make_prefixes = None
         if self.prefix_hit_rate:
-            make_prefixes = partial(
-                FixedRatePrefixCache, self.prefix_hit_rate, pool, block_size
-            )
-        elif requests.has_prefixes:
-            names, lengths = requests.prefix_id.tolist(), requests.prefix_len.tolist()
-            make_prefixes = partial(BlockPrefixCache, names, lengths, pool, block_size)
+            block_size = layout.block_size or DEFAULT_BLOCK_SIZE
+            make_prefixes = partial(PrefixCache, self.prefix_hit_rate, pool, block_size)
         self.steps.reset()
         setup = ServerSetup(pool, self.steps, self.limits, self.scheduling, make_prefixes)
         served = simulate(requests, setup, self.policy, clients, self.transfer, progress)
@@ -285,24 +280,6 @@ class Server:
                 )
         return Limits(num_seqs, tokens, host_rate, settings.batch_timeout)
 
-    def _check_prefixes(self, requests: Requests) -> None:
-        """Check that the server can have the prefix cache of its requests."""
-        if self.policy != "continuous" and (self.prefix_hit_rate or requests.has_prefixes):
-            raise UserError(
-                "a prefix cache is simulated under continuous batching",
-                hint="Leave --policy out",
-            )
-        if self.prefix_hit_rate or not requests.has_prefixes:
-            return
-        if self.cache != "paged":
-            raise UserError("prefixes that requests share need pages", hint="Leave --cache out")
-        replicas = self.settings.prefill_replicas if self.settings.disaggregate else 1
-        if self.deployment.parallelism.dp * replicas > 1:
-            raise UserError(
-                "prefixes of a trace are simulated on one data-parallel rank, and one replica "
-                "for prompts"
-            )
-
     def _choose_transfer(self) -> KVTransfer | None:
         """Return the prefill replicas, whose caches cross a GPU's link as in `plan`."""
         if not self.settings.disaggregate:
@@ -350,7 +327,6 @@ class Server:
         deployment, settings, requests = self.deployment, self.settings, served.requests
         mean_input = float(requests.input_len.mean())
         cached_tokens = sum(log.found_tokens for log in (*served.logs, *served.prefill))
-        has_prefixes = bool(self.prefix_hit_rate) or requests.has_prefixes
         replicas, transfer_s = 0, None
         if self.transfer:
             replicas = self.transfer.replicas
@@ -365,7 +341,7 @@ class Server:
             "front_end_s": clients.path_s + clients.path_s_per_token * mean_input or None,
             "prefix_hit_rate": load.prefix_hit_rate or None,
             "prefix_hit_share": cached_tokens / int(requests.input_len.sum())
-            if has_prefixes
+            if self.prefix_hit_rate
             else None,
             "policy": self.policy,
             "cache": self.cache,

@@ -21,7 +21,7 @@ from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.prefix_cache import BlockPrefixCache
+from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.published_runs import Driven, driven
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import memory
@@ -128,8 +128,6 @@ def _simulate(replica: Replica, run: Driven, clients: Clients) -> ServedTimes:
         rng.integers(max(1, int(n * run.min_share)), n, size=count, endpoint=True)
         for n in (run.input_len, run.output_len)
     )
-    if run.num_prompts:
-        inputs = np.resize(inputs[: run.num_prompts], count)
     max_tokens = run.input_len + run.output_len + 1
     capacity = replica.capacity
     if capacity:
@@ -145,11 +143,8 @@ def _simulate(replica: Replica, run: Driven, clients: Clients) -> ServedTimes:
         tokens = np.arange(max_tokens + 1, dtype=np.int64)
         pool = Pool(1 << 60, tokens, tokens, max_tokens)
     make_prefixes = None
-    if run.num_prompts:
-        names = (np.arange(count) % run.num_prompts).tolist()
-        make_prefixes = partial(
-            BlockPrefixCache, names, inputs.tolist(), pool, DEFAULT_BLOCK_SIZE
-        )
+    if run.prefix_hit_rate:
+        make_prefixes = partial(PrefixCache, run.prefix_hit_rate, pool, DEFAULT_BLOCK_SIZE)
     limits = Limits(run.max_num_seqs, run.max_tokens)
     setup = ServerSetup(pool, replica.steps, limits, run.scheduling, make_prefixes)
     requests = Requests(np.zeros(count), inputs, outputs)

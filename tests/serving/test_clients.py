@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ from kvcalc.serving.arrivals import clients_of, sample_workload
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.prefix_cache import BlockPrefixCache, FixedRatePrefixCache
 from kvcalc.serving.rate_search import sweep_rates
-from kvcalc.serving.requests import Requests, read_requests
+from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import Server, SimulationResult, serve
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.calibration import engine_of
@@ -54,31 +52,6 @@ def test_inferencex_asks_ten_rounds_of_lengths_from_four_fifths() -> None:
 def test_loads_that_make_no_sense(fields: dict[str, object], what: str) -> None:
     with pytest.raises(UserError, match=what):
         Workload(**fields)  # type: ignore[arg-type]
-
-
-def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
-    """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens none; of all but the last token at the most."""
-    shared = FixedRatePrefixCache(0.6, byte_pool(), 16)
-    assert [shared.cached_tokens(0, n, 0) for n in (100, 5, 32)] == [48, 0, 16]
-    assert FixedRatePrefixCache(1.0, byte_pool(), 16).cached_tokens(0, 32, 0) == 31
-    steps = HandTimer(HandClock(0, 1))
-    prefix = FixedRatePrefixCache(0.6, byte_pool(), 10)
-    setup = ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: prefix)
-    run = simulate(asked((0.0, 100, 1), (0.0, 100, 1)), setup)
-    assert run.logs[0].finished.tolist() == [80, 80]  # 40 tokens of each are computed
-    assert run.logs[0].found_tokens == 120
-
-
-def test_a_trace_names_its_prefixes(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text("arrival_s,input_len,output_len,prefix_id,prefix_len\n0,64,2,a,32\n5,64,2,a,32\n9,64,2,,\n")
-    found = read_requests(path)
-    assert found.has_prefixes
-    assert (found.prefix_id.tolist(), found.prefix_len.tolist()) == ([0, 0, -1], [32, 32, 0])
-    kept = BlockPrefixCache(found.prefix_id.tolist(), found.prefix_len.tolist(), byte_pool(block=16), 16)
-    steps = HandTimer(HandClock(0, 0.01))
-    log = simulate(found, ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: kept)).logs[0]
-    assert (log.first - log.arrived).tolist() == pytest.approx([0.64, 0.32, 0.64])
 
 
 def test_the_command_line(kvcalc: Run) -> None:

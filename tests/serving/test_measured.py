@@ -73,20 +73,6 @@ def test_clients_drive_as_theirs_do(tmp_path: Path) -> None:
     assert (found.min_share, found.max_tokens, found.scheduling.whole) == (1.0, 2000 + 1500 + 8, True)
 
 
-def test_prompts_of_a_prefix_cache_are_a_pool_that_is_computed_once(tmp_path: Path) -> None:
-    """genai-perf and aiperf draw 100 prompts and send them in turn; AIConfigurator's script asks 50 of each client.
-
-    One client sends 50 of the 100, each of them once: nothing is found, and nobody waits for another, as without a prefix cache.
-    Prompts of 600 tokens on average, of which fixed costs of a pass are most: 5 and 50 of them take within 2 % the same time.
-    """
-    (cached,) = rows(tmp_path, line(cached=1))
-    found = driven(cached, engine_of("vllm"))
-    assert (found.num_prompts, found.rounds) == (100, 50)
-    alone, once = figures(tmp_path, line(isl=640, clients=1), line(isl=640, clients=1, cached=1))
-    assert once[1] == pytest.approx(alone[1], rel=0.02)
-    assert driven(*rows(tmp_path, line()), engine_of("vllm")).num_prompts == 0
-
-
 def test_tokens_per_second_are_those_of_all_gpus(tmp_path: Path) -> None:
     """In a closed loop clients · output = tokens/s · (TTFT + (output − 1) · TPOT) but for its start and its end."""
     ((tpot, ttft, rate),) = figures(
