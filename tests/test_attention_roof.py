@@ -48,4 +48,4 @@ def test_the_picture_holds_every_variant(kvcalc: Run, tmp_path: object) -> None:
     assert kvcalc(f"roofline --gpu h100,b200 --context 32k --plot {tmp_path}/a.svg").code == 0
     svg = (tmp_path / "a.svg").read_text(encoding="utf-8")  # type: ignore[operator]
     assert all(f">{p.label}: " in svg for p in POINTS if p.phase == "decode") and ">prefill MHA 5,462, MLA 6,360<" in svg
-    assert "knee 295.2<" in svg.replace("\n", "")
+    assert "ridge point 295.2<" in svg.replace("\n", "")

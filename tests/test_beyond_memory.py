@@ -97,7 +97,7 @@ def test_pictures_of_passes_and_variants_name_what_does_not_fit(kvcalc: Run, mon
     assert "beyond the memory: 64 × 32,768 tokens" in swept.subtitle
     compared = drawn(kvcalc, monkeypatch, "compare llama-3.1-8b --variants mha,mqa --batch-size 64 --context 16k").chain()
     step = next(chart for chart in compared if chart.title.startswith("Decode step"))
-    assert step.categories == ("mha: does not fit", "mqa")
+    assert step.categories == ["mha: does not fit", "mqa"]
     several = drawn(kvcalc, monkeypatch, "compare llama-3.1-8b --variants mha,mqa --gpu h100,h200 --batch-size 64 --context 16k")
     cells = next(chart for chart in several.chain() if chart.title.startswith("Decode step"))
     assert all(row.ys[0] == -1 and row.ys[1] >= 0 for row in cells.series) and "does not fit" in cells.subtitle

@@ -24,7 +24,7 @@ from kvcalc.report.charts.latency_plot import cost_vs_context
 from kvcalc.report.charts.measured_plot import measured_times_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
-from kvcalc.report.charts.terminal import ASCII, FINE, CellStyle, sketch
+from kvcalc.report.charts.terminal import ASCII, FINE, sketch
 from kvcalc.timing.deployment import TimedDeployment
 
 KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context")
@@ -67,13 +67,13 @@ SAID = {
                             "From gpt-3-small to gpt-3-175b: 1,394× the parameters, 128× the KV cache"],
     "no-cache": ["no cache, all tokens again: 57.5 TFLOP", "cache, one token: 15.4 GFLOP", "takes 3,740× the work",
                  "8,390,656 token projections, 8,386,560 of them redundant"],
-    "roofline": ["Roofline: llama-3.1-8b decode on h100-sxm", "knee 295.2", "bf16 989 TFLOP/s", "attention, every batch",
-                 "products with weights, batch 1", "batch 256", "hollow: as calibrated", "10% of the pass",
+    "roofline": ["Roofline: llama-3.1-8b decode on h100-sxm", "ridge point 295.2", "bf16 989 TFLOP/s", "attention, every batch",
+                 "GEMMs with weights, batch 1", "batch 256", "hollow: as calibrated", "10% of the pass",
                  "intensity, FLOP per byte", "3.35 TB/s"],
     "memory": ["Weights and KV cache: 5 of 5 fit one h100-sxm", "weights", "KV cache", "h100-sxm: 79.2 GiB", "gemma-3-27b"],
     "dsa-vs-mla": ["reads less from 2,634 tokens on", "deepseek-v3.2, DSA: 34.2 MiB", "4.2× fewer bytes", "bytes read per layer"],
     "cost-vs-context": ["GPU hours against context", "GPU hours per million tokens", "as many users as fit", "at most 256 users",
-                        "mistral-7b-v0.1", "one user alone", "vllm"],
+                        "mistral-7b-v0.1", "one user", "vllm"],
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_no_two_lines_look_the_same_and_none_is_lost_in_a_pile(count: int) -> No
     assert all(len({dashes for _, dashes in each}) == len(each) for each in looks)  # told apart in grey
     assert all(len(axes.get_lines()) == count for axes in panels)
     assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
-    named = [[t.get_text() for t in axes.texts[:-1]] for axes in panels]
+    named = [[t.get_text() for t in axes.texts] for axes in panels]
     assert list(itertools.chain(*named)) == [str(n) for n in (range(8) if count == 8 else reversed(range(count)))]
 
 
@@ -157,7 +157,7 @@ def test_roofs_of_several_gpus_overlay(kvcalc: Run, tmp_path: Path) -> None:
     target = tmp_path / "roofs.svg"
     assert kvcalc("roofline --gpu h100,a100-80gb,l4 --plot", str(target)).code == 0
     shown = " ".join(texts(target.read_bytes()).split())
-    for text in ("h100-sxm bf16 989 TFLOP/s", "a100-80gb bf16 312 TFLOP/s, knee 153.0"):
+    for text in ("h100-sxm bf16 989 TFLOP/s", "a100-80gb bf16 312 TFLOP/s, ridge point 153.0"):
         assert text in shown
 
 
@@ -233,12 +233,12 @@ def test_sketch_in_ascii_and_in_colour() -> None:
     tick = si_tick()
     series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
     chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series)
-    plain = sketch(chart, 60, CellStyle(ASCII, False))
+    plain = sketch(chart, 60, ASCII)
     assert plain.isascii() and plain.splitlines()[-2:] == ["  o rising", "  . level"]
-    coloured = sketch(chart, 60, CellStyle(FINE, True))
-    assert "\x1b[34m" in coloured and re.sub(r"\x1b\[\d+m", "", coloured) == sketch(chart, 60, CellStyle(FINE, False))
+    coloured = sketch(chart, 60, FINE._replace(has_colour=True))
+    assert "\x1b[34m" in coloured and re.sub(r"\x1b\[\d+m", "", coloured) == sketch(chart, 60, FINE)
     bars = Chart("t", "s", Axis(""), Axis("y", tick=tick), (Series("a", (), (8.0, 4.5), "bar"),), ("one", "two"))
-    whole, half = sketch(bars, 60, CellStyle(FINE, True)).splitlines()[2:4]
+    whole, half = sketch(bars, 60, FINE._replace(has_colour=True)).splitlines()[2:4]
     assert (whole.count("█"), half.count("█")) == (43, 24)
 
 
@@ -257,12 +257,20 @@ def test_a_sketch_on_a_terminal_is_coloured_but_its_names_colour_nothing(monkeyp
 
 def test_a_sketch_marks_a_line_and_its_points_alike_and_parts_of_bars_fill_as_many_cells_as_the_whole() -> None:
     xs, ys = (1.0, 100.0), (1.0, 10.0)
-    named = Series("", xs, ys, "points", labels=("small", "large"))
+    named = Series("", xs, ys, "points", labels=("small", "large"), colour=0)
     tick = si_tick()
-    chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), (Series("1k", xs, ys), named, Series("2k", xs, ys)))
-    assert sketch(chart, 60, CellStyle(FINE, False)).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
+    chart = Chart(
+        "t",
+        "s",
+        Axis("x", tick=tick),
+        Axis("y", tick=tick),
+        (Series("1k", xs, ys, colour=0), named, Series("2k", xs, ys, colour=1)),
+    )
+    assert sketch(chart, 60, FINE).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
     bars = tuple(Series(name, (), (length,), "bar") for name, length in (("a", 1.3), ("b", 1.3), ("c", 1.4)))
-    row = sketch(Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, CellStyle(FINE, True)).splitlines()[2]
+    row = sketch(
+        Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, FINE._replace(has_colour=True)
+    ).splitlines()[2]
     assert re.sub(r"\x1b\[\d+m", "", row) == f"one  {'█' * 43} 4"  # 13.98, 13.98 and 15.05 cells: 14, 14 and 15
 
 
@@ -317,7 +325,7 @@ def series_of(chart: Chart, label: str) -> Any:
         ("dsa-vs-mla deepseek-v3 kimi-k2", "one with DSA and one with MLA"),
         ("cache-vs-parameters deepseek-v3.2", "two models or more, best the sizes of one family"),
         ("no-cache gpt2 llama-7b", "one model at a time. Give gpt2 alone"),
-        ("cost-vs-context deepseek-v3 --gpu h100", "no GPU asked for holds deepseek-v3"),
+        ("cost-vs-context deepseek-v3 --gpu h100", "no requested GPU fits deepseek-v3"),
         ("measured", "needs --input ROWS.csv"),
         ("measured gpt2 --input rows.csv", "the rows of --input, and no model such as 'gpt2'"),
     ],
@@ -338,9 +346,9 @@ def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> 
     assert [s.label for s in one if s.kind == "limit"] == ["h100-sxm: 79.2 GiB"]
     curves = [cache_curve(load_model(name), PLAIN, [8192], 16) for name in ("llama-2-13b", "gpt2")]
     one_gpu = size_plot.weights_and_cache(curves, [load_gpu("h100")], 16)
-    assert one_gpu.series[1].labels == ("124.2 GiB, 2 GPUs", "4.7 GiB, 1 GPU")
+    assert one_gpu.series[1].labels == ["124.2 GiB, 2 GPUs", "4.7 GiB, 1 GPU"]
     several = size_plot.weights_and_cache(curves, [load_gpu(name) for name in ("h100", "h200", "h200")], 16).series
-    assert several[1].labels == ("124.2 GiB", "4.7 GiB") and [s.label.split(":")[0] for s in several[2:]] == [
+    assert several[1].labels == ["124.2 GiB", "4.7 GiB"] and [s.label.split(":")[0] for s in several[2:]] == [
         "h100-sxm", "h200, h200",
     ]  # fmt: skip
 
@@ -349,7 +357,7 @@ def test_size_writes_the_contexts_asked_for_at_its_curve() -> None:
     curve = cache_curve(load_model("llama-3.1-8b"), PLAIN, contexts_up_to(32_768, [4096]), label="m")
     asked = size_plot.cache_vs_context([curve], requested=[4096, 32_768])
     (marks,) = (s for s in asked.series if s.kind == "points")
-    assert marks.labels == ("4k: 512 MiB",) and marks.ys == (512 << 20,)
+    assert marks.labels == ["4k: 512 MiB"] and marks.ys == [512 << 20]
     assert asked.series[0].label == "m: 4 GiB"  # at its end, 32k
     assert asked.title == "KV cache of m against context"
 
@@ -362,12 +370,12 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
     assert (first.over[0], first.title, second.title) == ("Roofline: llama-3.1-8b decode", "h100-sxm", "l4")
     least = min(row["intensity"] for rows in passes for row in rows[:-1] if row["flops"] and row["intensity"])
     assert (
-        first.y.shown == second.y.shown == (least / 3 * 300e9, 2 * 989e12)
+        first.y.shown == second.y.shown == [least / 3 * 300e9, 2 * 989e12]
     )  # the foot of L4's slope, and room above H100's flat roof
     for chart, peak, other in ((first, 989e12, 121e12), (second, 121e12, 989e12)):
         assert {s.kind: s.ys[-1] for s in chart.series if s.kind in ("solid", "quiet")} == {"solid": peak, "quiet": other}
         texts = [text for s in chart.series if s.kind == "points" and s.label for text in s.labels if text]
-        assert sorted(texts) == ["attention", "products with weights"]
+        assert sorted(texts) == ["GEMMs with weights", "attention"]
         assert not [s for s in chart.series if s.kind in ("span", "hollow")]  # no sweep, no calibration
 
 
@@ -375,7 +383,7 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
     ("line", "said"),
     [
         ("compare --deployments 'llama-3.1-8b --gpu h100' 'llama-3.1-8b --gpu h200'", ["Users", "Time per token", "--gpu h200"]),
-        ("fit gpt2 --max-model-len 1k --allocations FILE", ["pages of 16", "free, out of its reach", "ask 900: yes"]),
+        ("fit gpt2 --max-model-len 1k --allocations FILE", ["pages of 16", "free, out of reach", "ask 900: yes"]),
         ("roofline llama-2-7b --batch 500+4x1@4k", ["Roofline: llama-2-7b mixed"]),
         (
             "compare llama-7b --variants mha,gqa:8 --gpu h100,h200",
@@ -384,16 +392,16 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
         ("compare gpt2 --variants mha,mqa", ["Decode step: h100-sxm"]),
         (
             "latency gpt2 --gpu h100 --cpu-offload-gb 0.25",
-            ["gpt2 on 1× h100-sxm, ", "0.25 GiB of each GPU's weights in the host's"],
+            ["gpt2, 1× h100-sxm, ", "0.25 GiB of each GPU's weights in the host's"],
         ),
-        ("latency gpt2 gpt2-xl --gpu h100,h200", ["2 models, 2,000 tokens", "gpt2 1× h200", "gpt2-xl 1× h100-sxm"]),
+        ("latency gpt2 gpt2-xl --gpu h100,h200", ["2,000 tokens in and 500 out", "gpt2, 1× h200", "gpt2-xl, 1× h100-sxm"]),
         (
             "latency gpt2 --gpu h100 --isl 90,500",
-            ["gpt2 on 1× h100-sxm; Times", "90 tokens in and 500 out", "500 tokens in and 500 out"],
+            ["gpt2, 1× h100-sxm; Times", "90 tokens in and 500 out", "500 tokens in and 500 out"],
         ),
         ("latency gpt2 --gpu h100,h200 --isl 90,500", ["gpt2; Times", "1× h200, 90 tokens in and 500 out"]),
-        ("serve gpt2 --rate 2 --num-prompts 3", ["3 requests at 2 a second"]),
-        ("serve gpt2 --rate 2 --num-prompts 3 --policy static,continuous", ["gpt2 on 1× h100-sxm, 3 requests at 2 a second"]),
+        ("serve gpt2 --rate 2 --num-prompts 3", ["gpt2, 1× h100-sxm, 3 requests, 2 requests/s"]),
+        ("serve gpt2 --rate 2 --num-prompts 3 --policy static,continuous", ["static batching", "continuous batching"]),
         ("plot cache-vs-context gpt2 --gpu h100,l4", ["the weights of gpt2 leave", "left on h100-sxm", "left on l4"]),
     ],
 )

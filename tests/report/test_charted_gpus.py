@@ -22,7 +22,7 @@ def test_memories_of_the_h100_from_the_smallest_rate_to_the_largest() -> None:
         "the host's memory": (1900 << 30, 64e9),
         "disk": (28_000 << 30, 55.4e9),
     }
-    assert [(s.label, s.ys) for s in chart.series if s.kind == "limit"] == [("another GPU's memory: 450 GB/s", (450e9,))]
+    assert [(s.label, s.ys) for s in chart.series if s.kind == "limit"] == [("another GPU's memory: 450 GB/s", [450e9])]
     assert chart.title == "h100-sxm: rates and sizes of its memories"
     assert chart.subtitle.endswith("25.4 ms; host and disk: of one Azure ND H100 v5, which 8 GPUs share")
 
@@ -36,14 +36,14 @@ def test_what_has_no_rate_is_named_below_the_title() -> None:
 def test_gpus_lie_at_bandwidth_and_peak() -> None:
     """989 TFLOP/s over 3.35 TB/s is a knee of 295.2; diagonals are peaks in proportion to the bandwidth."""
     chart = peaks_chart([load_gpu("h100"), load_gpu("v100"), load_gpu("apple-m3-max")])
-    points = {s.labels: (s.xs, s.ys) for s in chart.series if s.kind == "points"}
+    points = {s.labels[0]: (s.xs, s.ys) for s in chart.series if s.kind == "points"}
     assert points == {
-        ("h100-sxm: knee 295",): ((3.35e12,), (pytest.approx(989e12),)),
-        ("v100: knee 139",): ((0.9e12,), (pytest.approx(125e12),)),  # fp16, as it has no bf16
+        "h100-sxm: ridge point 295": ((3.35e12,), (pytest.approx(989e12),)),
+        "v100: ridge point 139": ((0.9e12,), (pytest.approx(125e12),)),  # fp16, as it has no bf16
     }
     assert chart.subtitle.endswith("; 1 without such a peak are left out")
-    (line,) = [s for s in chart.series if s.label == "knee 200 FLOP/B"]
-    assert line.ys == tuple(200 * x for x in line.xs)
+    (line,) = [s for s in chart.series if s.label == "ridge point 200"]
+    assert line.ys == [200 * x for x in line.xs]
     with pytest.raises(UserError, match="no matrix peak"):
         peaks_chart([load_gpu("apple-m3-max")])
 
@@ -51,10 +51,10 @@ def test_gpus_lie_at_bandwidth_and_peak() -> None:
 def test_gpus_at_one_place_have_one_name() -> None:
     """B200 and B300 have one peak and bandwidth; knees of 206 to 295 lie around and between the diagonals of 200 and 400."""
     both = [s for s in peaks_chart([load_gpu("b200"), load_gpu("b300"), load_gpu("b200")]).series if s.kind == "points"]
-    assert [s.labels for s in both] == [("b200, b300: knee 292",)]
+    assert [s.labels for s in both] == [("b200, b300: ridge point 292",)]
     few = peaks_chart([load_gpu("h100"), load_gpu("h200")])
-    assert few.title == "Peak over bandwidth: knees from 206 (h200) to 295 (h100-sxm) FLOP/B"
-    assert [s.label for s in few.series if s.kind == "quiet"] == ["knee 200 FLOP/B", "knee 400 FLOP/B"]
+    assert few.title == "Peak over bandwidth: ridge points from 206 (h200) to 295 (h100-sxm) FLOP/B"
+    assert [s.label for s in few.series if s.kind == "quiet"] == ["ridge point 200", "ridge point 400"]
 
 
 def test_many_gpus_are_told_apart_by_vendor() -> None:
@@ -68,7 +68,7 @@ def test_many_gpus_are_told_apart_by_vendor() -> None:
 
 def test_the_command_draws_them(kvcalc: Run, tmp_path: Path) -> None:
     assert "HBM3: 79.2 GiB at 3.35 TB/s" in kvcalc("gpus h100 --plot -").out
-    assert "h200: knee 206" in kvcalc("gpus h100,h200 --plot -").out
+    assert "h200: ridge point 206" in kvcalc("gpus h100,h200 --plot -").out
     picture = tmp_path / "h100.svg"
     result = kvcalc(f"gpus h100 --plot {picture}")
     assert "# HBM3" in result.out and "rates and sizes" in picture.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ def test_a_title_names_two_gpus_beside_the_first_and_counts_more() -> None:
     records = attention_records(H100, [4096], [1])
     cards = [load_gpu(name) for name in ("h100", "h200", "b200", "l4")]
     titles = [attention_chart(records, records, cards[:count], "one layer").title for count in (1, 2, 3, 4)]
-    beside = ("", ", beside h200", ", beside h200 and b200", ", beside 3 others")
+    beside = ("", ", with h200", ", with h200 and b200", ", with 3 others")
     assert titles == [f"Attention under the roof of h100-sxm{more}" for more in beside]
 
 
@@ -29,12 +29,12 @@ def test_where_both_kinds_move_the_ends_of_their_ways_are_named() -> None:
     passes = [roofline_records(deployment, "prefill", 1, 256 << n) for n in range(6)]
     chart = roofline_chart(passes, [H100])
     told = {text for s in chart.series for text in s.labels if text}
-    assert told == {"knee 295.2", "attention, context 256", "attention, context 8,192", "lm_head, every context",
+    assert told == {"ridge point 295.2", "attention, context 256", "attention, context 8,192", "lm_head, every context",
                     "o, qkv, down, gate_up, context 256", "o, qkv, down, gate_up, context 4,096, 8,192"}  # fmt: skip
     gated = TimedDeployment(load_model("qwen3-next-80b-a3b"), H100, parallelism=Parallelism(tp=2))
     chart = roofline_chart(decode_passes(gated, 4096, [1]), [H100])
     assert chart.title == "Roofline: qwen3-next-80b-a3b decode on h100-sxm, tp 2"
-    assert named(chart)["products with weights"].labels == ("products with weights", "")  # the shared experts' gate among them
+    assert named(chart)["GEMMs with weights"].labels == ["GEMMs with weights", ""]  # the shared experts' gate among them
 
 
 def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:

@@ -25,7 +25,7 @@ def test_deployments_are_rows_of_cells_and_share_a_curve(kvcalc: Run, monkeypatc
     stored, read, intensity, step, curves, heads = drawn[0].chain()
     assert drawn[0].over[0].startswith("llama-7b with mqa needs 64.00 MiB of KV cache")
     assert [c.series[0].kind for c in (stored, read, intensity, step)] == ["bar", "bar", "bar", "cells"]
-    assert step.categories == ("mha", "mqa") and [s.label for s in step.series] == ["1× l4", "1× a10", "1× h200", "1× h100-sxm"]
+    assert step.categories == ["mha", "mqa"] and [s.label for s in step.series] == ["1× l4", "1× a10", "1× h200", "1× h100-sxm"]
     assert [s.label.partition(":")[0] for s in curves.series if s.kind == "limit"] == ["left on l4", "left on h200"]
     assert [s.label for s in heads.series if s.kind == "line"] == ["KV cache", "decode step"]
     slow = next(s for s in step.series if s.label == "1× l4")
@@ -44,11 +44,11 @@ def test_every_batch_and_context_is_a_row_of_cells(kvcalc: Run, monkeypatch: pyt
     assert drawn[0].over[1].startswith("Times are ") and heads.title == "Fewer KV heads, 1 × 1,024 tokens"
     assert [s.label for s in reversed(stored.series)] == [s.label for s in reversed(step.series)] == loads
     assert [s.labels for s in reversed(stored.series)] == [
-        ("512 MiB", "16 MiB"), ("2 GiB", "64 MiB"), ("4 GiB", "128 MiB"), ("16 GiB", "512 MiB")
+        ["512 MiB", "16 MiB"], ["2 GiB", "64 MiB"], ["4 GiB", "128 MiB"], ["16 GiB", "512 MiB"],
     ]  # fmt: skip
     assert [s.kind for s in intensity.series] == ["bar"]
     found = kvcalc(line.replace("1k,4k", "1k,2k,3k,4k,5k,6k,7k,8k"))
-    assert len(drawn[1].series) == 12 and drawn[1].over[1].startswith("the first 12 of 16 loads asked for; ")
+    assert len(drawn[1].series) == 12 and drawn[1].over[1].startswith("the first 12 of 16 requested loads; ")
     kvcalc(line.replace("llama-7b", "llama-7b --tp 2"))
     assert drawn[2].chain()[4].subtitle.startswith("stored bytes of one GPU of 2, batch 1; ")
     assert [c.title for c in drawn[2].chain()[:2]] == ["KV cache stored per GPU", "Read by a decode step per GPU"]

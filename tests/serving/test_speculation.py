@@ -154,7 +154,7 @@ def test_the_picture_is_the_formula_at_every_rate() -> None:
         gain = times.plain_s / (times.draft_s + times.verify_s)
         assert series.xs[0] == 0 and series.xs[-1] == 1 and len(series.xs) == 51
         assert series.ys == pytest.approx([gain * sum(a**i for i in range(drafted + 1)) for a in series.xs])
-    assert chart.series[2] == Series("plain decode", (), (1.0,), "limit")
+    assert chart.series[2] == Series("plain decode", (), [1.0], "limit")
     assert chart.beside is not None
     for series, drafted in zip(chart.beside.series, (1, 4), strict=True):
         assert series.xs[0] == 1 and series.xs[-1] > 64

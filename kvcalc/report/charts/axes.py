@@ -5,8 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
+    LINES,
+    MARKERS,
     Axis,
     Chart,
     Series,
@@ -14,23 +15,26 @@ from kvcalc.report.charts.chart import (
     tokens_tick,
     whole_tick,
 )
-from kvcalc.report.charts.labels import NAME_LETTERS, NAME_LINES, text_box, wrapped
-from kvcalc.report.charts.series_styles import (
-    DOTTED,
-    HATCHES,
-    Style,
-    colour,
-    dashes,
-    marker,
-)
+from kvcalc.report.charts.labels import NAME_LETTERS, text_box, wrapped
+from kvcalc.report.charts.series_styles import DOTTED, HATCHES, Style, colour, dashes, marker
 from kvcalc.units import shown_in
 
-LINES = ("line", "solid", "dashed", "edge", "trail")
-CROWD = 60  # points of a series, beyond which they are small
+CROWD = 60  # points of a series above which they are small
 EARLY = 0.9  # share of the axes' width; a line that ends before it is labelled on the axes
 FITS, FAILS = "#0072B2", "#D55E00"  # colours of cells
-FEW_ROWS = 10  # up to which a name may take several lines
-NEAR_LIMIT = 5  # points, the least distance of a text from a limit's line
+FEW_ROWS = 10  # rows whose names may have several lines
+NEAR_LIMIT = 5  # smallest distance of a text from a limit's line, in points
+# steps within a decade, from the most to the fewest
+DECADE_STEPS = (
+    (1, 2, 3, 4, 5, 6, 7, 8, 9),
+    (1, 1.5, 2, 3, 4, 5, 6, 8),
+    (1, 1.5, 2, 3, 5, 7),
+    (1, 2, 3, 5),
+    (1, 2, 5),
+    (1, 3),
+)
+MAX_DECADES = 3.3  # of an axis with ticks within decades
+MIN_DECADES = math.log10(6)  # of an axis with logarithmic ticks
 
 
 def marker_area(share: float, style: Style) -> float:
@@ -42,13 +46,51 @@ def row_names(chart: Chart) -> list[str]:
     """Return the names of the rows of bars or cells."""
     names = [s.label for s in chart.series] if chart.is_heat else chart.categories
     width = NAME_LETTERS if len(names) <= FEW_ROWS else 2 * NAME_LETTERS
-    return [wrapped(name, width, 3, even=True) for name in names]
+    return [wrapped(name, width, 3) for name in names]
+
+
+def axis_values(chart: Chart, name: str) -> list[float]:
+    """Return all values on an axis, `x` or `y`."""
+    axis = getattr(chart, name)
+    values = [*axis.shown]
+    for series in chart.series:
+        if name == "x":
+            values += series.xs
+        elif series.kind != "upright":
+            values += [*series.ys, *series.lows]
+    return values
+
+
+def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
+    """Return a locator of round ticks between two values."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
+
+    is_bytes = axis.tick is bytes_tick and shown_in() == "gib"
+    if axis.log and (is_bytes or axis.tick is tokens_tick):
+        return LogLocator(base=2, numticks=2 * max_ticks // 3 if is_bytes else max_ticks)
+    decades = math.log10(high / low) if axis.log else 0.0
+    if decades >= MIN_DECADES:
+        steps: Sequence[float] = (1,)
+        for candidate in reversed(DECADE_STEPS) if decades < MAX_DECADES else ():
+            ratios = [b / a for a, b in itertools.pairwise([*candidate, 10])]
+            if math.log10(min(ratios)) >= decades / max_ticks:
+                steps = candidate
+        return LogLocator(base=10, subs=steps, numticks=max_ticks)
+    if is_bytes:
+        return MultipleLocator(2 ** math.ceil(math.log2(2 * (high - low) / max_ticks)))
+    is_whole = axis.tick in (whole_tick, tokens_tick)
+    return MaxNLocator(max(2, 2 * max_ticks // 3), steps=[1, 2, 5, 10], integer=is_whole)
 
 
 class Panel:
-    """The axes of one chart and the labels to place once the sizes are known.
+    """The axes of one chart, and the labels to place once the sizes are known.
 
     Attributes:
+        axes: The matplotlib axes.
+        chart: The chart.
+        style: Style of the picture.
+        width: Width of the axes with all texts, in inches.
+        axis_specs: Axes with ticks, by matplotlib's name, `x` or `y`.
         ends: Labels of lines, right of the axes.
         points: Labels of points, on the axes.
         sums: Texts at the ends of bars.
@@ -58,157 +100,231 @@ class Panel:
     def __init__(
         self, axes: Any, chart: Chart, style: Style, width: float, height: float
     ) -> None:
-        """Draw a chart on axes about `width` by `height` inches large."""
-        self.axes, self.chart, self.style = axes, chart, style
-        self.width, self.height = width, height
+        """Draw a chart on axes that have `width` by `height` inches with all texts."""
+        self.axes = axes
+        self.chart = chart
+        self.style = style
+        self.width = width
         self.ends: list[Any] = []
+        self.cells: list[Any] = []
         self.points: list[Any] = []
         self.sums: list[Any] = []
-        self.cells: list[Any] = []
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[:].set_in_layout(False)
-        axes.grid(
-            True,
-            which="major",
-            color=style.ink,
-            alpha=0.15,
-            linewidth=0.6,
-        )
+        axes.grid(True, which="major", color=style.ink, alpha=0.15, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=style.font)
         axes.set_xlabel(chart.x.title, fontsize=style.font)
         letters = max(12, int(height * 60 / style.font))
-        axes.set_ylabel(wrapped(chart.y.title, letters, 2, even=True), fontsize=style.font)
+        axes.set_ylabel(wrapped(chart.y.title, letters, 2), fontsize=style.font)
+        self.axis_specs: dict[str, Axis] = {}
         if chart.is_heat:
             self._draw_cells()
         elif chart.categories:
-            self._draw_bars()
+            self.axis_specs = {"x": chart.y}
+            self._draw_bars(height)
         else:
+            self.axis_specs = {"x": chart.x, "y": chart.y}
             self._draw_curves()
 
     def _draw_curves(self) -> None:
-        axes, style = self.axes, self.style
-        max_ticks = int(1.5 * self.max_ticks(4))
-        set_scale(axes, self.chart, "x", min(max_ticks, 14))
-        set_scale(axes, self.chart, "y", 14)
-        line_ends = {}
-        for number, series in enumerate(self.chart.series):
-            number = number if series.colour < 0 else series.colour
-            draw_series(axes, series, number, style)
-            self._label_points(series)
-            if series.kind in LINES:
-                low, high, end = axes.xaxis.get_transform().transform(
-                    [*axes.get_xlim(), series.xs[-1]]
-                )
-                line_ends[series] = (end - low) / (high - low)
-        last = max(line_ends.values(), default=1.0)
-        for number, series in enumerate(self.chart.series):
-            if not series.label or series.kind not in (*LINES, "limit", "quiet"):
+        """Draw lines and markers, and add their labels."""
+        self._set_limits("x")
+        self._set_limits("y")
+        style, series = self.style, self.chart.series
+        ends = [self._end_of(one) if one.kind in LINES else 0.0 for one in series]
+        for number, (one, end) in enumerate(zip(series, ends, strict=True)):
+            number = number if one.colour < 0 else one.colour
+            self._draw_series(one, number)
+            sizes = one.sizes or [0.02] * len(one.labels)
+            for x, y, text, size in zip(one.xs, one.ys, one.labels, sizes, strict=False):
+                if text:
+                    self._label_point(text, (x, y), math.sqrt(marker_area(size, style)) / 2)
+            if not one.label or one.kind in (*MARKERS, "band", "span"):
                 continue
-            end = line_ends.get(series, 1.0)
-            place = (series.xs or (1.0,))[-1], series.ys[-1]
-            if series.kind in LINES and end < EARLY:
-                named = Series(
-                    "",
-                    place[:1],
-                    place[1:],
-                    "points",
-                    labels=(series.label,),
-                )
-                self._label_points(named)
-                continue
-            paint, width = style.ink, style.font / 16
-            dashed: Any = "-"
-            if series.kind == "limit":
-                dashed, width = DOTTED, style.font / 8
-            elif series.kind in LINES and end > last - 0.01:
-                number = number if series.colour < 0 else series.colour
-                paint, dashed = colour(number, style), line_dashes(series, number)
-                width = style.font / 8
-            self._label_end(series, place, (paint, dashed, width))
+            place = (one.xs or [1.0])[-1], one.ys[-1]
+            leader = {"color": style.ink, "linewidth": style.font / 16}
+            if one.kind == "upright":
+                transform = self.axes.get_xaxis_transform()
+                self._label_point(one.label, (place[0], 0.96), 0.0, transform)
+            elif one.kind == "limit":
+                leader |= {"linestyle": DOTTED, "linewidth": style.font / 8}
+                self._label_end(one.label, place, leader, self.axes.get_yaxis_transform())
+            elif one.kind in LINES and end < EARLY:
+                self._label_point(one.label, place, 2.0)
+            else:
+                if end and end > max(ends) - 0.01:  # otherwise it would look like data
+                    leader |= self._line_style(one, number) | {"linewidth": style.font / 8}
+                self._label_end(one.label, place, leader)
 
-    def _label_points(self, series: Series) -> None:
-        """Add the labels of points, or of an upright line, to be placed later."""
-        style = self.style
-        radii = [math.sqrt(marker_area(share, style)) / 2 for share in series.sizes]
-        radii = radii or [2.0] * len(series.labels)
-        texts = list(
-            zip(
-                series.xs,
-                series.ys,
-                series.labels,
-                radii,
-                strict=False,
+    def _set_limits(self, name: str) -> None:
+        """Set the scale, limits, ticks and formatter of an axis, `x` or `y`."""
+        from matplotlib.ticker import NullLocator
+
+        spec = self.axis_specs[name]
+        axis = getattr(self.axes, f"{name}axis")
+        values = axis_values(self.chart, name)
+        low, high = min(values), max(values)
+        if spec.log:
+            margin = max(1.15, min(1.7, (high / low) ** (1 / 12)))
+            is_labelled = any(
+                s.label and s.kind in (*LINES, "quiet") for s in self.chart.series
             )
+            getattr(self.axes, f"set_{name}scale")("log")
+            low /= min(margin, 1.4)
+            high *= 1.05 if name == "x" and is_labelled else margin
+            getattr(self.axes, f"set_{name}lim")(low, high)
+            axis.set_minor_locator(NullLocator())
+        elif name == "y" and low >= 0:
+            self.axes.set_ylim(0, 1.08 * high or 1)
+        self._set_ticks(name, 14)
+
+    def _set_ticks(self, name: str, max_ticks: int) -> None:
+        axis = getattr(self.axes, f"{name}axis")
+        spec = self.axis_specs[name]
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(tick_locator(spec, low, high, max_ticks))
+        axis.set_major_formatter(lambda value, _: spec.tick(value))
+
+    def fit_ticks(self, renderer: Any) -> None:
+        """Reduce the number of ticks until their texts are apart."""
+        for name, gap in (("x", 0.5), ("y", 0.0)):
+            axis = getattr(self.axes, f"{name}axis")
+            low, high = sorted(axis.get_view_interval())
+            side = int(name == "y")
+            for max_ticks in (14, 12, 10, 8, 6, 5, 4, 3) if name in self.axis_specs else ():
+                self._set_ticks(name, max_ticks)
+                ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=False)
+                boxes = [t.get_window_extent(renderer) for at, t in ticks if low <= at <= high]
+                pairs = itertools.pairwise(boxes)
+                if all(a.max[side] + gap * a.height < b.min[side] for a, b in pairs):
+                    break
+
+    def _end_of(self, series: Series) -> float:
+        """Return the place of a line's end, as a fraction of the axes' width."""
+        place = self.axes.transData.transform((series.xs[-1], series.ys[-1]))
+        return float(self.axes.transAxes.inverted().transform(place)[0])
+
+    def _line_style(self, series: Series, number: int) -> dict[str, Any]:
+        """Return the colour and dashes of a line."""
+        usual = {"dashed": "--", "solid": "-", "span": "-"}
+        linestyle = usual.get(series.kind) or dashes(number)
+        return {"color": colour(number, self.style), "linestyle": linestyle}
+
+    def _draw_series(self, series: Series, number: int) -> None:
+        """Draw one series in the style of that number."""
+        axes, xs, ys = self.axes, series.xs, series.ys
+        width = self.style.font / 5
+        line = self._line_style(series, number) | {"linewidth": width}
+        dotted = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.7 * width}
+        grey = {"color": self.style.ink, "linestyle": "-", "zorder": 1.5}
+        match series.kind:
+            case "limit":
+                axes.axhline(ys[0], **dotted)
+            case "upright":
+                axes.axvline(xs[0], **dotted)
+            case "points" | "hollow" | "quiet points":
+                self._draw_markers(series, number)
+            case "band":
+                axes.fill_between(xs, series.lows, ys, color=line["color"], alpha=0.18, lw=0)
+            case "span":
+                line |= {"linewidth": 5 * width, "alpha": 0.3, "solid_capstyle": "butt"}
+                axes.plot(xs, ys, **line, zorder=1.6)
+            case "quiet":
+                alpha = 0.6 if series.label else 0.25
+                axes.plot(xs, ys, **line | grey | {"alpha": alpha, "linewidth": width / 2})
+            case "dashed" | "edge":
+                axes.plot(xs, ys, **line | {"linewidth": width / 2})
+            case _:
+                axes.plot(xs, ys, **line)
+
+    def _draw_markers(self, series: Series, number: int) -> None:
+        """Draw the markers of a series, small ones over large ones."""
+        is_crowd = len(series.xs) > CROWD
+        sizes = series.sizes or [-0.02 if is_crowd else 0.02]
+        alpha = 0.85 if is_crowd or len(series.sizes) > 1 else 1.0
+        paint = colour(number, self.style)
+        look: dict[str, Any] = {"color": paint, "edgecolors": self.style.paper}
+        if is_crowd:
+            look["linewidths"] = 0.3
+        if series.kind == "hollow":
+            inside = "none" if series.sizes else self.style.paper  # hides the line below
+            look = {"facecolors": inside, "edgecolors": paint, "linewidths": 1.5}
+        elif series.kind == "quiet points":
+            look = {"color": self.style.ink, "edgecolors": "none"}
+            alpha = 0.15
+        is_named = any(text.startswith(series.label) for text in series.labels)
+        self.axes.scatter(
+            series.xs,
+            series.ys,
+            s=[marker_area(share, self.style) for share in sizes],
+            marker=marker(number),
+            label=None if is_named else series.label or None,
+            clip_on=False,
+            alpha=alpha,
+            zorder=3.5 - max(sizes) / 2,
+            **look,
         )
-        system: Any = "data"
-        if series.kind == "upright":
-            texts = [(series.xs[0], 0.96, series.label, 0.0)]
-            system = self.axes.get_xaxis_transform()
-        for x, y, text, radius in texts:
-            if not text:
-                continue
-            leader = {
-                "arrowstyle": "-",
-                "color": style.ink,
-                "linewidth": style.font / 16,
-            }
-            label = self.axes.annotate(
-                wrapped(text, style.letters, NAME_LINES, even=True),
-                (x, y),
-                xycoords=system,
-                xytext=(0, 0),
-                textcoords="offset points",
-                fontsize=style.font * 0.85,
-                zorder=4,
-                va="center",
-                arrowprops=leader | {"alpha": 0.7, "shrinkA": 1, "shrinkB": radius},
-            )
-            label.set_in_layout(False)
-            label.kvcalc_text = text
-            self.points.append(label)
+
+    def _label_point(
+        self, text: str, place: tuple[float, float], radius: float, system: Any = "data"
+    ) -> None:
+        """Add the label of a marker with that radius in points, to be placed later."""
+        leader = {"arrowstyle": "-", "color": self.style.ink, "linewidth": self.style.font / 16}
+        label = self.axes.annotate(
+            wrapped(text, self.style.letters),
+            place,
+            xycoords=system,
+            xytext=(0, 0),
+            textcoords="offset points",
+            fontsize=self.style.font * 0.85,
+            zorder=4,
+            va="center",
+            arrowprops=leader | {"alpha": 0.7, "shrinkA": 1, "shrinkB": radius},
+        )
+        label.set_in_layout(False)
+        self.points.append(label)
 
     def move_out(self, text: Any) -> None:
         """Move the label of a point right of the axes."""
         self.points.remove(text)
         text.remove()
-        line = self.style.ink, "-", self.style.font / 16
-        self._label_end(Series(text.kvcalc_text, (), (), "points"), text.xy, line)
+        leader = {"color": self.style.ink, "linewidth": self.style.font / 16}
+        self._label_end(text.get_text(), text.xy, leader)
 
     def _label_end(
-        self, series: Series, place: tuple[float, float], line: tuple[str, Any, float]
+        self,
+        text: str,
+        place: tuple[float, float],
+        leader: dict[str, Any],
+        system: Any = "data",
     ) -> None:
-        """Add the name of a line or limit right of the axes, joined to the line's end."""
+        """Add a label right of the axes, joined to a place."""
         from matplotlib.transforms import ScaledTranslation
 
         axes, font = self.axes, self.style.font
         gap = ScaledTranslation(1.8 * font / 72, 0, axes.figure.dpi_scale_trans)
-        leader = dict(zip(("color", "linestyle", "linewidth"), line, strict=True))
+        joint = {"arrowstyle": "-", "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0}
         label = axes.annotate(
-            wrapped(series.label, self.style.letters, NAME_LINES, even=True),
+            wrapped(text, self.style.letters),
             place,
-            xycoords=axes.get_yaxis_transform() if series.kind == "limit" else "data",
+            xycoords=system,
             xytext=(1, 0.5),
             textcoords=axes.transAxes + gap,
             fontsize=font * 0.85,
             va="center",
-            ha="left",
             annotation_clip=False,
-            arrowprops=leader
-            | {"arrowstyle": "-", "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0},
+            arrowprops=leader | joint,
         )
-        label.kvcalc_text = series.label
         self.ends.append(label)
 
-    def max_ticks(self, characters: int) -> int:
-        """Return how many ticks of so many characters fit on the x axis."""
-        return max(3, int(self.width * 0.6 * 72 / (self.style.font * (0.6 * characters + 1))))
-
-    def _draw_bars(self) -> None:
+    def _draw_bars(self, height: float) -> None:
+        """Draw stacked bars, with vertical lines for limits, on axes of that height in inches."""
         axes, chart, style = self.axes, self.chart, self.style
-        count, size = len(chart.categories), style.font * 0.85
+        count = len(chart.categories)
         totals = [0.0] * count
         parts = [s for s in chart.series if s.kind == "bar"]
+        limits = [s for s in chart.series if s.kind == "limit"]
         for number, series in enumerate(parts):
             axes.barh(
                 range(count),
@@ -222,35 +338,32 @@ class Panel:
                 linewidth=0.5,
             )
             totals = [total + y for total, y in zip(totals, series.ys, strict=True)]
-        limits = [s for s in chart.series if s.kind == "limit"]
         longest = max([*totals, *chart.y.shown, *(s.ys[0] for s in limits)])
-        row = 0.0215 * max(count, 4) * style.font / self.height  # height of a name, in bars
-        self._draw_limits(limits, longest, row)
+        row = 0.0215 * max(count, 4) * style.font / height  # height of a limit's name, in bars
         axes.set_yticks(range(count), row_names(chart))
         axes.set_ylim(count - 0.5, -0.6 - row * (1.2 * len(limits) + 0.2) if limits else -0.5)
         axes.set_ylabel("")
         axes.set_xlabel(chart.y.title)
         axes.grid(False, axis="y")
-        axes.xaxis.set_major_formatter(lambda value, _: chart.y.tick(value))
         axes.set_xlim(0, 1.04 * longest or 1)
-        max_ticks = self.max_ticks(7)
-        if chart.y.tick is bytes_tick and shown_in() == "gib":
-            step = 2 ** math.ceil(math.log2(longest / min(max_ticks, 8)))
-            axes.set_xticks([n * step for n in range(int(1.04 * longest / step) + 1)])
-        else:
-            axes.locator_params(axis="x", nbins=min(max_ticks, 5))
-        texts = parts[-1].labels or tuple(map(chart.y.tick, totals))
+        self._set_ticks("x", 8)
+        self._draw_limits(limits, longest, row)
+        texts = parts[-1].labels or [*map(chart.y.tick, totals)]
         for number, text in enumerate(texts):
-            if text:
-                label = axes.annotate(
-                    text,
-                    (totals[number], number),
-                    xytext=(max(4, 0.4 * style.font), 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=size,
-                )
-                self.sums.append(label)
+            place = totals[number], number
+            self.sums.append(self._write_beside(text, place, max(4, 0.4 * style.font)))
+
+    def _write_beside(self, text: str, place: tuple[float, float], points: float) -> Any:
+        """Write a text that many points right of a place, or left of it if negative."""
+        return self.axes.annotate(
+            text,
+            place,
+            xytext=(points, 0),
+            textcoords="offset points",
+            ha="left" if points > 0 else "right",
+            va="center",
+            fontsize=self.style.font * 0.85,
+        )
 
     def _draw_limits(self, limits: list[Series], longest: float, row: float) -> None:
         """Draw limits through all bars, with their names above each other.
@@ -262,291 +375,75 @@ class Panel:
         """
         from matplotlib.patheffects import withStroke
 
-        axes, font = self.axes, self.style.font
-        size, count = font * 0.85, len(self.chart.categories)
-        letters = 0.8 * axes.get_window_extent().width * 72 / axes.figure.dpi / (0.6 * size)
+        font = self.style.font
+        letters = 0.6 * self.width * 72 / (0.5 * font)
         # names are left of their lines if all have room there
         is_left = all(s.ys[0] > max(0.5, len(s.label) / letters) * longest for s in limits)
-        limits.sort(key=lambda s: s.ys[0] if is_left else -s.ys[0])
+        limits.sort(key=lambda series: series.ys[0] if is_left else -series.ys[0])
         for number, series in enumerate(limits):
-            level = series.ys[0]
-            top = -0.6 - row * (1.2 * number + 0.6)
-            (line,) = axes.plot((level, level), (top, count - 0.5), color=self.style.ink)
+            place = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
+            ends = (place[1], len(self.chart.categories) - 0.5)
+            (line,) = self.axes.plot((place[0], place[0]), ends, color=self.style.ink)
             line.set(linestyle=DOTTED, linewidth=0.16 * font)
             line.set_path_effects(
                 [withStroke(linewidth=0.4 * font, foreground=self.style.paper)]
             )
-            axes.annotate(
-                series.label,
-                (level, top),
-                xytext=(-5 if is_left else 4, 0),
-                textcoords="offset points",
-                ha="right" if is_left else "left",
-                va="center",
-                fontsize=size,
-            )
+            self._write_beside(series.label, place, -NEAR_LIMIT if is_left else NEAR_LIMIT)
+
+    def move_sums(self, renderer: Any) -> bool:
+        """Move texts at bars past the limits that run through them; return whether any moved."""
+        has_moved = False
+        limits = sorted(float(line.get_xdata()[0]) for line in self.axes.get_lines())
+        for text in self.sums:
+            right = text_box(text, renderer).x1 + NEAR_LIMIT * self.axes.figure.dpi / 72
+            for limit in limits:
+                if limit > text.xy[0] and self.axes.transData.transform((limit, 0))[0] <= right:
+                    text.xy = (limit, text.xy[1])
+                    text.set_position((NEAR_LIMIT + 2, 0))
+                    has_moved = True
+                    break
+        return has_moved
 
     def _draw_cells(self) -> None:
-        """Draw cells: 0 to 1 in shades of one colour, negative ones in another."""
+        """Draw a heat map: depths of 0 to 1 in shades of one colour, -1 in another colour."""
         from matplotlib.colors import to_rgb
 
         axes, chart, style = self.axes, self.chart, self.style
-        paper, count = to_rgb(style.paper), len(chart.categories)
+        paper = to_rgb(style.paper)
 
-        def shade(value: float) -> list[float]:
-            depth = 0.3 + 0.65 * value
-            if value < 0:
-                depth = 0.15 if sum(paper) > 1.5 else 0.3
-            ink = to_rgb(FAILS if value < 0 else FITS)
-            return [p + (c - p) * depth for p, c in zip(paper, ink, strict=True)]
+        def shade(depth: float) -> list[float]:
+            share = 0.3 + 0.65 * depth if depth >= 0 else 0.2
+            ink = to_rgb(FITS if depth >= 0 else FAILS)
+            return [p + (i - p) * share for p, i in zip(paper, ink, strict=True)]
 
-        shades = [[shade(value) for value in s.ys] for s in chart.series]
+        shades = [[*map(shade, series.ys)] for series in chart.series]
         axes.grid(False)
         axes.imshow(shades, aspect="auto", origin="lower", interpolation="nearest")
         for row, series in enumerate(chart.series):
             for column, text in enumerate(series.labels):
                 ink = "white" if sum(shades[row][column]) < 1.5 else "#1a1a1a"
-                cell = axes.text(
-                    column,
-                    row,
-                    text,
-                    color=ink,
-                    ha="center",
-                    va="center",
-                )
+                cell = axes.text(column, row, text, color=ink, ha="center", va="center")
                 cell.set(fontsize=style.font * 0.85, in_layout=False)
                 self.cells.append(cell)
+        count = len(chart.categories)
         letters = max(6, int(0.85 * self.width * 72 / (count * 0.6 * style.font)))
-        names = [wrapped(name, letters, 6, even=True) for name in chart.categories]
+        names = [wrapped(name, letters, 6) for name in chart.categories]
         axes.set_xlim(-0.5, count - 0.5)
         axes.set_xticks(range(count), names)
         axes.set_yticks(range(len(chart.series)), row_names(chart))
 
-    def move_sums(self, renderer: Any) -> bool:
-        """Move texts at bars past the limits that would run through them; return if any moved."""
-        axes, has_moved = self.axes, False
-        limits = sorted(float(line.get_xdata()[0]) for line in axes.get_lines())
-        for text in self.sums:
-            text.update_positions(renderer)
-            right = text_box(text, renderer).x1 + NEAR_LIMIT * axes.figure.dpi / 72
-            for limit in limits:
-                if limit > text.xy[0] and axes.transData.transform((limit, 0))[0] <= right:
-                    text.xy, has_moved = (limit, text.xy[1]), True
-                    text.set_position((NEAR_LIMIT + 2, 0))
-                    break
-        return has_moved
-
     def fit_rows(self, renderer: Any) -> None:
-        """Make the names of rows, and the texts of bars and cells, as small as rows are close."""
+        """Reduce the font sizes of names, bars' texts and cells so that they are apart."""
         (x0, y0), (x1, y1) = self.axes.transData.transform([(0, 0), (1, 1)])
-        room = abs(y1 - y0)
-        for texts in (self.axes.get_yticklabels(), self.sums):
-            heights = [text_box(text, renderer).height for text in texts if text.get_text()]
-            share = min(1.0, room / (1.15 * max(heights, default=1.0)))
-            for text in texts:
-                text.set_fontsize(text.get_fontsize() * share)
-        if self.cells:
-            boxes = [text_box(text, renderer) for text in self.cells]
-            share = min(
-                0.9 * room / max(box.height for box in boxes),
-                0.9 * abs(x1 - x0) / max(box.width for box in boxes),
-            )
-            for text in self.cells:
-                text.set_fontsize(text.get_fontsize() * min(1.0, share))
-            names = self.axes.get_xticklabels()
-            widest = max(text_box(name, renderer).width for name in names)
-            for name in names:
-                name.set_fontsize(name.get_fontsize() * min(1.0, 0.95 * abs(x1 - x0) / widest))
-
-
-def line_dashes(series: Series, number: int) -> Any:
-    """Return the dashes of a line in the style of that number."""
-    return {"dashed": "--", "solid": "-"}.get(series.kind) or dashes(number)
-
-
-def draw_series(axes: Any, series: Series, number: int, style: Style) -> None:
-    """Draw one series in the style of that number."""
-    paint, width, xs, ys = colour(number, style), style.font / 5, series.xs, series.ys
-    match series.kind:
-        case "limit":
-            axes.axhline(ys[0], color=style.ink, linestyle=DOTTED, linewidth=0.7 * width)
-        case "upright":
-            axes.axvline(xs[0], color=style.ink, linestyle=DOTTED, linewidth=0.7 * width)
-        case "points" | "hollow" | "quiet points":
-            _draw_markers(axes, series, number, style)
-        case "band":
-            axes.fill_between(
-                xs,
-                series.lows,
-                ys,
-                color=paint,
-                alpha=0.18,
-                linewidth=0,
-                zorder=1,
-            )
-        case "trail":
-            axes.plot(
-                xs,
-                ys,
-                color=paint,
-                alpha=0.3,
-                linewidth=1.25 * width,
-                zorder=2,
-            )
-        case "span":
-            (line,) = axes.plot(
-                xs,
-                ys,
-                color=paint,
-                alpha=0.3,
-                linewidth=style.font,
-                zorder=1.6,
-            )
-            line.set_solid_capstyle("butt")
-        case "quiet":
-            alpha = 0.6 if series.label else 0.25
-            axes.plot(
-                xs,
-                ys,
-                color=style.ink,
-                alpha=alpha,
-                linewidth=width / 2,
-                zorder=1.5,
-            )
-        case kind:
-            thin = 0.5 if kind in ("dashed", "edge") else 1.0
-            line = axes.plot(xs, ys, linestyle=line_dashes(series, number), color=paint)
-            line[0].set_linewidth(thin * width)
-
-
-def _draw_markers(axes: Any, series: Series, number: int, style: Style) -> None:
-    is_crowd = len(series.xs) > CROWD
-    sizes = series.sizes or (-0.02 if is_crowd else 0.02,)
-    alpha = 0.85 if is_crowd or len(series.sizes) > 1 else 1.0
-    paint: Record = {"color": colour(number, style), "edgecolors": style.paper}
-    if is_crowd:
-        paint["linewidths"] = 0.3
-    if series.kind == "hollow":
-        inside = "none" if series.sizes else style.paper  # hides the line below
-        paint = {"facecolors": inside, "edgecolors": paint["color"], "linewidths": 1.5}
-    elif series.kind == "quiet points":
-        paint, alpha = {"color": style.ink, "edgecolors": "none"}, 0.15
-    is_named = any(text.startswith(series.label) for text in series.labels)
-    axes.scatter(
-        series.xs,
-        series.ys,
-        s=[marker_area(share, style) for share in sizes],
-        marker=marker(number),
-        label=series.label if series.label and not is_named else None,
-        clip_on=False,
-        alpha=alpha,
-        zorder=3.5 - max(sizes) / 2,  # small markers over large ones
-        **paint,
-    )
-
-
-# ticks within a decade, from the most to the fewest
-DECADE_TICKS = (
-    tuple(range(1, 10)),
-    (1, 1.5, 2, 3, 4, 5, 6, 8),
-    (1, 1.5, 2, 3, 5, 7),
-    (1, 2, 3, 5),
-    (1, 2, 5),
-    (1, 3),
-)
-
-
-def axis_values(chart: Chart, name: str) -> list[float]:
-    """Return all values on an axis, `x` or `y`."""
-    axis = getattr(chart, name)
-    values: list[float] = []
-    for series in chart.series:
-        if name == "x":
-            values += series.xs
-        elif series.kind != "upright":
-            values += [*series.ys, *series.lows]
-    return [value for value in values if value > 0 or not axis.log] + [*axis.shown]
-
-
-def set_scale(axes: Any, chart: Chart, name: str, max_ticks: int) -> None:
-    """Set the scale, limits and ticks of an axis, `x` or `y`."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-
-    spec: Axis = getattr(chart, name)
-    axis, values = getattr(axes, f"{name}axis"), axis_values(chart, name)
-    low, high = min(values), max(values)
-    if not spec.log:
-        axis.set_major_formatter(lambda value, _: spec.tick(value))
-        if name == "x":
-            is_whole = all(value == int(value) for value in values)
-            axes.locator_params(axis="x", nbins=min(max_ticks, 9), integer=is_whole)
-        elif low >= 0:
-            axes.set_ylim(0, 1.08 * high or 1)
-            axes.locator_params(axis="y", integer=spec.tick is whole_tick)
-        return
-    beyond = max(1.15, min(1.7, (high / low) ** (1 / 12)))
-    has_end_labels = any(s.kind in (*LINES, "quiet") and s.label for s in chart.series)
-    low /= min(beyond, 1.4)
-    high *= 1.05 if name == "x" and has_end_labels else beyond
-    is_binary = spec.tick is tokens_tick or (spec.tick is bytes_tick and shown_in() == "gib")
-    base = 10
-    steps: tuple[float, ...] = (1.0,)
-    if is_binary:
-        base = 2 if high / low < 2**12 else 8 if high / low < 2**24 else 32
-    elif high / low >= 2.6:
-        steps = _decade_ticks(low, high, max_ticks)
-    getattr(axes, f"set_{name}scale")("log", base=base)
-    getattr(axes, f"set_{name}lim")(low, high)
-    if is_binary or high / low >= 2.6:
-        axis.set_major_locator(LogLocator(base=base, subs=steps, numticks=max_ticks))
-    else:
-        axis.set_major_locator(MaxNLocator(min(max_ticks, 6), steps=[1, 2, 5, 10]))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda value, _: spec.tick(value))
-
-
-def _decade_ticks(low: float, high: float, max_ticks: int) -> tuple[float, ...]:
-    """Return the most ticks per decade that leave room for `max_ticks`.
-
-    Ticks that leave more than 0.4 of the axis empty lose to ticks that leave less.
-    """
-    decades, candidates = math.log10(high / low), []
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in DECADE_TICKS if decades < 3.3 else ():
-        places = [math.log10(step * 10.0**p / low) / decades for p in powers for step in steps]
-        ticks = [place for place in places if 0 <= place <= 1]
-        gaps = [b - a for a, b in itertools.pairwise((0.0, *ticks, 1.0))]
-        if len(ticks) > 1 and min(gaps[1:-1]) >= 1 / max_ticks:
-            candidates.append((max(gaps), tuple(map(float, steps))))
-    fine = [steps for gap, steps in candidates if gap <= 0.4]
-    return fine[0] if fine else min(candidates, default=(0.0, (1.0,)))[1]
-
-
-def thin_ticks(axis: Any, renderer: Any, gap: float) -> None:
-    """Remove every other tick until their texts are at least `gap` heights apart."""
-    across = int(axis.axis_name == "y")
-    low, high = sorted(axis.get_view_interval())
-    while axis.get_ticklabels():
-        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
-        boxes = {at: t.get_window_extent(renderer) for at, t in ticks if low <= at <= high}
-        order = sorted(boxes)
-        pairs = list(itertools.pairwise(boxes[at] for at in order))
-        if len(order) < 3 or all(
-            a.max[across] + gap * a.height < b.min[across] for a, b in pairs
+        width, height = abs(x1 - x0), abs(y1 - y0)
+        columns = self.axes.get_xticklabels() if self.cells else []
+        for texts, max_width, max_height in (
+            (self.axes.get_yticklabels(), math.inf, 0.87 * height),
+            (self.sums, math.inf, 0.87 * height),
+            (self.cells, 0.9 * width, 0.9 * height),
+            (columns, 0.95 * width, math.inf),
         ):
-            return
-        axis.set_ticks(order[::2])
-
-
-def share_ticks(panels: Sequence[Panel]) -> None:
-    """Give equal axes the ticks of the panel that has the fewest."""
-    for name in ("xaxis", "yaxis"):
-        axes = [getattr(panel.axes, name) for panel in panels]
-        fewest: Any = None
-        for axis in axes:
-            low, high = sorted(axis.get_view_interval())
-            ticks = [at for at in axis.get_majorticklocs() if low <= at <= high]
-            if fewest is None or len(ticks) < len(fewest):
-                fewest = ticks
-        for axis in axes:
-            axis.set_ticks(fewest)
+            boxes = [text_box(text, renderer) for text in texts if text.get_text()]
+            shares = [min(max_width / box.width, max_height / box.height) for box in boxes]
+            for text in texts:
+                text.set_fontsize(text.get_fontsize() * min(1.0, *shares, 1.0))

@@ -1,11 +1,10 @@
 """Pictures as data. Builders make charts from records; `drawing` and `terminal` draw them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import compress, pairwise
+from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, visible
-from kvcalc.records import Record
 from kvcalc.report.charts.series_styles import skip_grey
 from kvcalc.units import format_bytes, format_si
 
@@ -13,7 +12,8 @@ MAX_SERIES = 8  # named series on one chart
 MULTIPLE_SERIES = 6  # named series on each of several charts
 MAX_CURVES = 56  # named series of a picture
 MAX_NAMES = 120  # named points of a chart
-NAMED = ("line", "solid", "dashed", "edge", "points", "trail")
+LINES = ("line", "solid", "dashed", "edge")
+MARKERS = ("points", "hollow", "quiet points")
 
 
 class Series(NamedTuple):
@@ -21,27 +21,31 @@ class Series(NamedTuple):
 
     Attributes:
         label: Name in the key or at the end of a line.
-        xs: Positions; empty for bars, cells and limits.
-        ys: Heights, lengths of bars, or depths of cells (-1 for what does not fit).
-        kind: `line`, `solid` (without dashes), `dashed` or `edge` (a thin line); `band` (filled
-            between `lows` and `ys`); `points`, or `hollow` ones; `trail` (a faint line) or `span`
-            (a broad faint line); `quiet` or `quiet points` (grey); `limit` (a level across) or
-            `upright` (a vertical line at its only x); `bar` (one stacked part) or `cells` (a row
-            of a heat map).
-        sizes: Areas of points, 0 to 1.
-        labels: Texts at points, or at the bars that end with this part.
-        colour: Index into the palette, -1 for the next one.
+        xs: Positions. Bars, cells and limits have none.
+        ys: Heights, lengths of bars, or depths of cells. A cell of depth -1 does not fit.
+        kind: How the series is drawn:
+            - lines: `line`, `solid` (never dashed), `dashed`, `edge` (thin), `span` (broad and
+              faint) and `quiet` (thin and grey)
+            - markers: `points`, `hollow` and `quiet points` (grey)
+            - `band`: the area between `lows` and `ys`
+            - `limit`: a horizontal line at its only y
+            - `upright`: a vertical line at its only x
+            - `bar`: one part of stacked bars
+            - `cells`: one row of a heat map
+        sizes: Areas of markers, from 0 to 1.
+        labels: Texts at points, in cells, or at the ends of bars.
+        colour: Index into the palette. -1 takes the number of the series.
         lows: Lower ends of a band.
     """
 
     label: str
-    xs: tuple[float, ...]
-    ys: tuple[float, ...]
+    xs: Sequence[float]
+    ys: Sequence[float]
     kind: str = "line"
-    sizes: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()
+    sizes: Sequence[float] = ()
+    labels: Sequence[str] = ()
     colour: int = -1
-    lows: tuple[float, ...] = ()
+    lows: Sequence[float] = ()
 
 
 class Axis(NamedTuple):
@@ -50,28 +54,28 @@ class Axis(NamedTuple):
     Attributes:
         title: Quantity and unit.
         log: Whether the axis is logarithmic.
-        tick: Writes a value.
+        tick: Function that writes a value.
         shown: Values that the axis includes.
     """
 
     title: str
     log: bool = True
     tick: Callable[[float], str] = str
-    shown: tuple[float, ...] = ()
+    shown: Sequence[float] = ()
 
 
 class Chart(NamedTuple):
-    """One chart.
+    """One chart of a picture.
 
     Attributes:
         title: Title.
         subtitle: Assumptions.
         x: Horizontal axis.
         y: Vertical axis.
-        series: What the chart shows.
-        categories: Names of bars or columns of cells. They replace the x axis.
+        series: Data of the chart.
+        categories: Names of bars, or of the columns of a heat map. They replace the x axis.
         beside: Next chart of the same picture.
-        areas: What the sizes of points are shares of.
+        areas: Quantity that the areas of markers are shares of.
         over: Title and assumptions of all charts of the picture.
     """
 
@@ -79,8 +83,8 @@ class Chart(NamedTuple):
     subtitle: str
     x: Axis
     y: Axis
-    series: tuple[Series, ...]
-    categories: tuple[str, ...] = ()
+    series: Sequence[Series]
+    categories: Sequence[str] = ()
     beside: "Chart | None" = None
     areas: str = ""
     over: tuple[str, str] = ("", "")
@@ -88,7 +92,7 @@ class Chart(NamedTuple):
     @property
     def is_heat(self) -> bool:
         """Whether the chart is a heat map."""
-        return any(s.kind == "cells" for s in self.series)
+        return any(series.kind == "cells" for series in self.series)
 
     def chain(self) -> "list[Chart]":
         """Return this chart and all charts beside it."""
@@ -96,57 +100,46 @@ class Chart(NamedTuple):
 
 
 def drawable(chart: Chart) -> Chart:
-    """Return the picture with floats only, and only with points that its axes can show.
+    """Return the picture without control characters and without points that its axes cannot show.
+
+    Coordinates become floats.
 
     Raises:
-        UserError: No point is left.
+        UserError: A chart has no point that its axes can show.
     """
-    series = chart.series
-    if not chart.categories:
-        series = tuple(_on_axes(one, chart) for one in series)
-    if not any(s.ys for s in series if s.kind != "upright"):
+    series = [_drawable_series(one, chart) for one in chart.series]
+    if not any(one.ys for one in series if one.kind != "upright"):
         raise UserError("there is nothing to draw: no point has figures above 0")
-    beside = drawable(chart.beside) if chart.beside else None
-    return chart._replace(series=tuple(s for s in series if s.ys), beside=beside)
-
-
-def legible(chart: Chart) -> Chart:
-    """Return the picture without control characters in names and titles."""
-    series = []
-    for one in chart.series:
-        labels = tuple(map(visible, one.labels))
-        series.append(one._replace(label=visible(one.label), labels=labels))
     return chart._replace(
         title=visible(chart.title),
         subtitle=visible(chart.subtitle),
         over=(visible(chart.over[0]), visible(chart.over[1])),
-        series=tuple(series),
-        categories=tuple(map(visible, chart.categories)),
-        beside=legible(chart.beside) if chart.beside else None,
+        series=[one for one in series if one.ys],
+        categories=[*map(visible, chart.categories)],
+        beside=drawable(chart.beside) if chart.beside else None,
     )
 
 
-def _on_axes(series: Series, chart: Chart) -> Series:
-    """Return the series as floats, with only the points that the axes can show."""
-    coordinates = [(series.ys, chart.y), (series.xs, chart.x), (series.lows, chart.y)]
-    shown = []
-    for index in range(len(series.ys)):
-        values = [
-            (column[index], axis)
-            for column, axis in coordinates
-            if len(column) == len(series.ys)  # a limit has only its height
-        ]
-        if all(v is not None and (v > 0 or not axis.log) for v, axis in values):
-            shown.append(index)
-    fields: Record = {}
-    for name in ("xs", "ys", "lows", "sizes", "labels"):
-        column = getattr(series, name)
-        if len(column) == len(series.ys):
-            column = tuple(column[index] for index in shown)
-        if name in ("xs", "ys", "lows"):
-            column = tuple(map(float, column))
-        fields[name] = column
-    return series._replace(**fields)
+def _drawable_series(series: Series, chart: Chart) -> Series:
+    """Return a series as floats, with only the points that its axes can show."""
+    columns: dict[str, Sequence[Any]] = {
+        name: getattr(series, name)
+        for name in ("xs", "ys", "lows", "sizes", "labels")
+        if len(getattr(series, name)) == len(series.ys)
+    }
+    is_shown = [True] * len(series.ys)
+    for name, axis in (("xs", chart.x), ("ys", chart.y), ("lows", chart.y)):
+        if name not in columns or chart.categories:
+            continue
+        for index, value in enumerate(columns[name]):
+            is_shown[index] &= value is not None and (value > 0 or not axis.log)
+        columns[name] = [float(value or 0) for value in columns[name]]
+    shown: dict[str, Any] = {
+        name: [*compress(column, is_shown)] for name, column in columns.items()
+    }
+    shown["label"] = visible(series.label)
+    shown["labels"] = [*map(visible, shown.get("labels", series.labels))]
+    return series._replace(**shown)
 
 
 def tokens_tick(value: float) -> str:
@@ -183,7 +176,7 @@ def times_tick(value: float) -> str:
 
 
 def si_tick(unit: str = "") -> Callable[[float], str]:
-    """Return a writer of values with decimal prefixes: 1e12 gives 1 T."""
+    """Return a function that writes values with decimal prefixes: 1e12 gives 1 T."""
     return lambda value: format_si(value, unit)
 
 
@@ -207,30 +200,23 @@ def bar_chart(
         title: Title.
         subtitle: Assumptions.
         names: Names of the bars.
-        parts: Lengths of the bars; or lengths of stacked parts, by name.
-        tick: Writes a length.
+        parts: Lengths of the bars, or lengths of stacked parts by name.
+        tick: Function that writes a length.
         labels: Texts at the ends of the bars, instead of their lengths.
-        limits: Levels through all bars, by name.
+        limits: Vertical lines through all bars, by name.
     """
-    axis = Axis("", log=False, tick=tick)
     if not isinstance(parts, Mapping):
         parts = {"": parts}
-    series = [Series(name, (), tuple(map(float, ys)), "bar") for name, ys in parts.items()]
-    series[-1] = series[-1]._replace(labels=tuple(labels))
+    series = [Series(name, (), ys, "bar") for name, ys in parts.items()]
+    series[-1] = series[-1]._replace(labels=labels)
     levels = [limit(name, value) for name, value in (limits or {}).items()]
-    return Chart(
-        title,
-        subtitle,
-        axis,
-        axis,
-        (*series, *levels),
-        tuple(names),
-    )
+    axis = Axis("", log=False, tick=tick)
+    return Chart(title, subtitle, axis, axis, [*series, *levels], [*names])
 
 
 def limit(label: str, value: float) -> Series:
-    """Return a level across a chart."""
-    return Series(label, (), (float(value),), "limit")
+    """Return a horizontal line across a chart."""
+    return Series(label, (), [value], "limit")
 
 
 def joined(charts: Sequence[Chart]) -> Chart:
@@ -245,81 +231,63 @@ def joined(charts: Sequence[Chart]) -> Chart:
 def in_multiples(charts: Sequence[Chart]) -> list[Chart]:
     """Return the charts; a chart with too many series becomes several with a few series each.
 
-    The series that end highest come first. Charts with equally many series take the order of the
-    first of them, so a series looks the same in all.
+    The series that end highest come first. Charts with equally many series have the order of the
+    first of them, so that a series looks the same in all.
 
     Raises:
-        UserError: More than MAX_CURVES series or MAX_NAMES named points.
+        UserError: A picture has more than MAX_CURVES series or MAX_NAMES named points.
     """
     multiples: list[Chart] = []
     orders: dict[int, list[int]] = {}
     for chart in charts:
         groups = [] if chart.categories else _style_groups(chart.series)
-        if not chart.categories:
-            names = sum(len(series.labels) for series in chart.series)
-            _check_count(names, "points with names", MAX_NAMES)
+        num_names = 0 if chart.categories else sum(len(one.labels) for one in chart.series)
+        for count, noun, maximum in (
+            (num_names, "points with names", MAX_NAMES),
+            (len(groups), "curves", MAX_CURVES),
+        ):
+            if count > maximum:
+                raise UserError(
+                    f"{count:,} {noun} are more than the {maximum} that a picture shows",
+                    hint="Ask for fewer, or take the figures with --format csv",
+                )
         if len(groups) <= MAX_SERIES:
             multiples.append(chart)
             continue
-        _check_count(len(groups), "curves", MAX_CURVES)
         ends = [max(series.ys[-1] for series in group) for group in groups]
-        by_end = sorted(range(len(groups)), key=lambda n: -ends[n])
-        ranked = [groups[n] for n in orders.setdefault(len(groups), by_end)]
+        by_end = sorted(range(len(groups)), key=lambda index: -ends[index])
+        ranked = [groups[index] for index in orders.setdefault(len(groups), by_end)]
         count = -(-len(ranked) // MULTIPLE_SERIES)
-        bounds = [len(ranked) * n // count for n in range(count + 1)]
+        bounds = [len(ranked) * number // count for number in range(count + 1)]
         multiples += [_multiple(chart, ranked, low, high) for low, high in pairwise(bounds)]
     return multiples
 
 
-def _check_count(count: int, what: str, maximum: int) -> None:
-    if count > maximum:
-        raise UserError(
-            f"{count:,} {what} are more than the {maximum} that a picture shows",
-            hint="Ask for fewer, or take the figures with --format csv",
-        )
-
-
 def _style_groups(series: Sequence[Series]) -> list[list[Series]]:
-    """Return the series of each style that has a name."""
-    styles: dict[int, list[Series]] = {}
+    """Return the lines and markers of each colour that has a name."""
+    groups: dict[int, list[Series]] = {}
     for number, one in enumerate(series):
-        if one.kind in (*NAMED, "hollow", "band"):
-            style = number if one.colour < 0 else one.colour
-            styles.setdefault(style, []).append(one)
-    return [
-        group
-        for group in styles.values()
-        if any(one.label and one.kind in NAMED for one in group)
-    ]
+        if one.kind in (*LINES, *MARKERS, "band"):
+            groups.setdefault(number if one.colour < 0 else one.colour, []).append(one)
+    return [group for group in groups.values() if any(one.label for one in group)]
 
 
 def _multiple(chart: Chart, ranked: Sequence[list[Series]], low: int, high: int) -> Chart:
     """Return a chart that names `ranked[low:high]` and shows the other series in grey."""
-    named = []
-    quiet = []
+    quiet, named = [], []
     for number, group in enumerate(ranked):
         for series in group:
             if low <= number < high:
                 named.append(series._replace(colour=skip_grey(number)))
             elif series.kind != "band":
-                kind = "quiet points" if series.kind in ("points", "hollow") else "quiet"
-                quiet.append(
-                    Series(
-                        "",
-                        series.xs,
-                        series.ys,
-                        kind,
-                        colour=series.colour,
-                    )
-                )
+                kind = "quiet points" if series.kind in MARKERS else "quiet"
+                quiet.append(Series("", series.xs, series.ys, kind))
     grouped = {id(series) for group in ranked for series in group}
-    rest = [series for series in chart.series if id(series) not in grouped]
-    about = "those not named are grey"
-    if not low:
-        about = "; ".join(filter(None, [chart.subtitle, about]))
+    others = [series for series in chart.series if id(series) not in grouped]
+    note = "series without a name are grey"
     return chart._replace(
         title=f"{chart.title}: {low + 1} to {high} of {len(ranked)}",
-        subtitle=about,
-        series=(*quiet, *named, *rest),
+        subtitle=note if low else "; ".join(filter(None, [chart.subtitle, note])),
+        series=[*quiet, *named, *others],
         beside=None,
     )

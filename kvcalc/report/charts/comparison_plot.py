@@ -1,4 +1,4 @@
-"""Pictures of variants of attention side by side, and of the Pareto fronts of `plan`."""
+"""Pictures of variants of attention next to each other, and of the Pareto fronts of `plan`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from kvcalc.report.charts.chart import (
     bytes_tick,
     joined,
     plain_tick,
+    share_tick,
     tokens_tick,
 )
 from kvcalc.report.charts.latency_plot import deployment_names
@@ -32,11 +33,11 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("KV cache stored", "kv_cache_bytes", bytes_tick),
     ("Read by a decode step", "kv_cache_read_bytes", bytes_tick),
     ("Attention's FLOP per byte read", "attention_intensity", "{:,.3g}".format),
-    ("Decode step", "time_s", lambda v: seconds(v) if v else "0"),
+    ("Decode step", "time_s", lambda value: seconds(value) if value else "0"),
 )
-MAX_ROWS = 12  # of cells
-MAX_BUDGETS = 3  # limits beside the cache curves; of more the smallest and the largest
-MAX_CURVES = 3  # shares over KV heads
+MAX_ROWS = 12  # of a heat map
+MAX_LIMITS = 3  # budgets next to the cache curves; of more the smallest and the largest
+MAX_CURVES = 3  # shares over KV heads; of more the lowest and the highest
 PUBLISHED_AREA = 0.1  # of the markers of published scores
 Rows = dict[str, list[Record]]
 
@@ -56,28 +57,25 @@ def compare_chart(
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
     drawn = comparable(records) if is_timed else records
-    names = deployment_names(deployments)
-    if len(deployments) == 1:
-        names = [deployments[0].gpu.name]
+    _, names = deployment_names(deployments)
     per_deployment = len(records) // len(deployments)
-    loads = [*dict.fromkeys(_load(record) for record in records)]
+    loads = [*dict.fromkeys(map(_load, records))]
     shown_loads = loads[: max(1, MAX_ROWS // len(deployments))]
     rows: Rows = {}
     for index, record in enumerate(records):
-        words = [names[index // per_deployment]] if len(deployments) > 1 else []
-        words += [_load(record)] if len(shown_loads) > 1 else []
-        if _load(record) in shown_loads:
-            rows.setdefault(", ".join(words) or names[0], []).append(record)
-    per_gpu = " per GPU" if any(record["gpus"] > 1 for record in records) else ""
+        load = _load(record)
+        words = [names[index // per_deployment], load if len(shown_loads) > 1 else ""]
+        if load in shown_loads:
+            row = ", ".join(filter(None, words)) or deployments[0].gpu.name
+            rows.setdefault(row, []).append(record)
     charts = []
     for title, key, tick in FIGURES[: 4 if is_timed else 3]:
-        same = rows
-        if key == "time_s":
-            same = {name: row for name, row in rows.items() if row[0] in drawn}
-        title += per_gpu if tick is bytes_tick else ""
-        charts.append(_figure_chart(title, key, tick, same))
+        is_drawn = {n: row for n, row in rows.items() if key != "time_s" or row[0] in drawn}
+        if tick is bytes_tick and any(record["gpus"] > 1 for record in records):
+            title += " per GPU"
+        charts.append(_figure_chart(title, key, tick, is_drawn))
     budgets = sorted(sweep.budgets.items(), key=lambda item: item[1]) if is_timed else []
-    if len(budgets) > MAX_BUDGETS:
+    if len(budgets) > MAX_LIMITS:
         budgets = [budgets[0], budgets[-1]]
     curves = [
         cache_vs_context(row, first["batch_size"], budgets=dict(budgets))
@@ -85,18 +83,21 @@ def compare_chart(
     ]
     charts += {str(curve.series): curve for curve in curves}.values()
     if is_timed and any(record["variant"].lower().startswith(SHARING) for record in records):
+        heads = {
+            name: shares
+            for number, (name, shares) in enumerate(zip(names, sweep.heads, strict=True))
+            if shares and records[number * per_deployment] in drawn
+        }
         load = f", {loads[0]}" if len(shown_loads) > 1 else ""
-        shown = [i for i in range(len(names)) if records[i * per_deployment] in drawn]
-        heads = {names[i]: one for i in shown if (one := sweep.heads[i])}
-        charts += _heads_charts(f"Fewer KV heads{load}", heads)
+        charts += [_heads_chart(f"Fewer KV heads{load}", heads)] if heads else []
     about = [loads[0]] if len(shown_loads) == 1 else []
     if len(shown_loads) < len(loads):
-        about = [f"the first {len(shown_loads)} of {len(loads)} loads asked for"]
+        about = [f"the first {len(shown_loads)} of {len(loads)} requested loads"]
     if is_timed:
         about.append(time_note(records))
     if len(drawn) < len(records):
         gpus = dict.fromkeys(record["gpu"] for record in records if record not in drawn)
-        about.append(f"steps not drawn, as only bounds are known: {', '.join(gpus)}")
+        about.append(f"only bounds are known, and no steps drawn, of {', '.join(gpus)}")
     over = (compared(deployments, records), "; ".join(about))
     return joined([charts[0]._replace(over=over), *charts[1:]])
 
@@ -106,129 +107,71 @@ def _load(record: Record) -> str:
 
 
 def _figure_chart(title: str, key: str, tick: Callable[[float], str], rows: Rows) -> Chart:
-    """Return a figure of each variant: bars if it is the same in all rows, otherwise cells.
+    """Return a figure of each variant: bars if it is equal in all rows, otherwise a heat map.
 
-    A cell is the darker the larger its figure is.
+    A cell is the darker the larger its figure is. A step without a prediction shows its bound.
     """
     first = next(iter(rows.values()))
-    variants = [_variant(record) for record in first]
-    values = [[_value(record, key) for record in row] for row in rows.values()]
+    variants = [
+        f"{r['attention']} as it is" if r["variant"] == "none" else r["variant"] for r in first
+    ]
     is_time = key == "time_s"
-    if len(rows) == 1 or (not is_time and all(row == values[0] for row in values)):
+    values = {
+        name: [float(r[key] or (r["roofline_s"] if is_time else 0) or 0) for r in row]
+        for name, row in rows.items()
+    }
+    first_values = next(iter(values.values()))
+    if len(rows) == 1 or (not is_time and all(row == first_values for row in values.values())):
         if is_time:
             title += f": {next(iter(rows))}"
             variants = [
-                name if _fits(record) else f"{name}: does not fit"
-                for name, record in zip(variants, first, strict=True)
+                variant + ": does not fit" * (record["fits"] is False)
+                for variant, record in zip(variants, first, strict=True)
             ]
-        return bar_chart(
-            title,
-            "",
-            variants,
-            values[0],
-            tick,
-        )
-    logs = [math.log(value) for row in values for value in row if value]
+        return bar_chart(title, "", variants, first_values, tick)
+    logs = [math.log(value) for row in values.values() for value in row if value]
     low, high = min(logs), max(logs)
     series = []
     about = ""
-    for name, row in zip(rows, values, strict=True):
-        depths = [
-            (math.log(value) - low) / (high - low or 1.0) if value else 0.0 for value in row
-        ]
+    for name, row in reversed(values.items()):
+        depths = [(math.log(v) - low) / (high - low or 1.0) if v else 0.0 for v in row]
         for column, record in enumerate(rows[name]):
-            if is_time and not _fits(record):
+            if is_time and record["fits"] is False:
                 depths[column] = -1.0
                 about = "orange: does not fit in the memory"
-        labels = tuple(tick(value) for value in row)
-        series.append(
-            Series(
-                name,
-                (),
-                tuple(depths),
-                "cells",
-                labels=labels,
-            )
-        )
-    return Chart(
-        title,
-        about,
-        Axis(""),
-        Axis(""),
-        tuple(reversed(series)),
-        tuple(variants),
-    )
+        series.append(Series(name, (), depths, "cells", labels=[*map(tick, row)]))
+    return Chart(title, about, Axis(""), Axis(""), series, variants)
 
 
-def _variant(record: Record) -> str:
-    """Return a variant as it was typed; `none` is called by the model's attention."""
-    if record["variant"] == "none":
-        return f"{record['attention']} as it is"
-    return str(record["variant"])
-
-
-def _fits(record: Record) -> bool:
-    return record["fits"] is not False
-
-
-def _value(record: Record, key: str) -> float:
-    """Return a figure; of a step without a prediction its bound."""
-    value = record[key]
-    if value is None and key == "time_s":
-        value = record["roofline_s"]
-    return float(value or 0)
-
-
-def _heads_charts(title: str, heads: "dict[str, OverHeads]") -> list[Chart]:
+def _heads_chart(title: str, heads: "dict[str, OverHeads]") -> Chart:
     """Return a chart of cache, step and published scores over KV heads, as shares of MHA's.
 
-    Deployments with equal shares, to a percent, have one curve. Of many curves, the lowest and the
-    highest are drawn.
+    Deployments with equal shares, to a percent, have one curve.
     """
-    if not heads:
-        return []
     first = next(iter(heads.values()))
     series = []
-    for what, key in (("KV cache", "cache"), ("decode step", "step")):
+    for figure, key in (("KV cache", "cache"), ("decode step", "step")):
         groups: dict[tuple[float, ...], list[str]] = {}
-        for name, one in heads.items():
-            shares = tuple(round(share, 2) for share in getattr(one, key))
-            groups.setdefault(shares, []).append(name)
+        for name, shares in heads.items():
+            rounded = tuple(round(share, 2) for share in getattr(shares, key))
+            groups.setdefault(rounded, []).append(name)
         ranked = [groups[shares] for shares in sorted(groups, key=sum)]
         if len(ranked) > MAX_CURVES:
             ranked = [ranked[0], ranked[-1]]
         for names in ranked:
-            label = what
+            label = figure
             if len(groups) > 1:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                label = f"{what}, {names[0]}{more}"
-            ys = tuple(getattr(heads[names[0]], key))
-            series.append(Series(label, tuple(first.heads), ys))
-    for what, heads_counts, scores in first.published:
-        sizes = (PUBLISHED_AREA,) * len(scores)
-        series.append(
-            Series(
-                what,
-                tuple(heads_counts),
-                tuple(scores),
-                "points",
-                sizes,
-            )
-        )
+                label = f"{figure}, {names[0]}{more}"
+            series.append(Series(label, first.heads, getattr(heads[names[0]], key)))
+    for label, counts, scores in first.published:
+        series.append(Series(label, counts, scores, "points", [PUBLISHED_AREA] * len(scores)))
     x = Axis("KV heads", tick=tokens_tick)
-    y = Axis("share of what MHA has", log=False, tick="{:.0%}".format)
-    return [
-        Chart(
-            title,
-            "",
-            x,
-            y,
-            tuple(series),
-        )
-    ]
+    y = Axis("share of MHA", log=False, tick=share_tick)
+    return Chart(title, "", x, y, series)
 
 
-POINTS = "a point is a deployment that none beats in both"
+POINTS = "a point is a deployment that no other beats in both"
 BASES = {
     "bound": "datasheet bounds",
     "calibrated": "predicted",
@@ -237,7 +180,7 @@ BASES = {
 
 
 def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]]:
-    """Return a chart of each front, and a sentence about each answer without a front."""
+    """Return a chart of each Pareto front, and a sentence about each answer without a front."""
     drawn = [curve for curve in curves if curve.tpot_s]
     missing = [
         f"not in the picture: {sentence(curve.answer)}" for curve in curves if not curve.tpot_s
@@ -246,98 +189,71 @@ def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]
     if len(charts) < 2:
         return charts, missing
     parts = [(_model(curve), requirement_words(curve.answer.need)) for curve in drawn]
-    same = [words[0] for words in zip(*parts, strict=True) if len(set(words)) == 1]
+    common = [words[0] for words in zip(*parts, strict=True) if len(set(words)) == 1]
     titles = keep_distinguishing_columns(parts)
     charts = [
         chart._replace(title=" for ".join(title), subtitle=_best(curve))
         for chart, title, curve in zip(charts, titles, drawn, strict=True)
     ]
     bases = dict.fromkeys(_basis(curve) for curve in drawn)
-    over = (
-        " for ".join(same) or f"What {len(charts)} needs take",
-        "; ".join([POINTS, *bases]),
-    )
-    return [charts[0]._replace(over=over), *charts[1:]], missing
+    title = " for ".join(common) or f"Deployments for {len(charts)} requirements"
+    charts[0] = charts[0]._replace(over=(title, "; ".join([POINTS, *bases])))
+    return charts, missing
 
 
 def front_chart(curve: "FrontCurve") -> Chart:
     """Return TPOT against throughput per GPU (or per price), with the answer and the limit."""
     answer = curve.answer
     best = answer.best[0] if answer.best else None
-    series = [
-        Series(
-            "",
-            tuple(curve.tpot_s),
-            tuple(curve.rates),
-            "edge",
-            colour=0,
-        )
-    ]
+    series = [Series("", curve.tpot_s, curve.rates, "edge", colour=0)]
     for label, kind, meets in (
-        ("meets the need", "points", True),
-        ("does not", "hollow", False),
+        ("meets the targets", "points", True),
+        ("misses a target", "hollow", False),
     ):
         indices = [
             index
             for index, point in enumerate(curve.points)
             if point.meets == meets and point != best
         ]
+        xs = [curve.tpot_s[index] for index in indices]
+        ys = [curve.rates[index] for index in indices]
         texts = [where(curve.points[i]) if i in curve.labelled else "" for i in indices]
-        xs = tuple(curve.tpot_s[index] for index in indices)
-        ys = tuple(curve.rates[index] for index in indices)
-        series.append(
-            Series(
-                label,
-                xs,
-                ys,
-                kind,
-                labels=tuple(texts),
-                colour=0,
-            )
-        )
+        if indices:
+            series.append(Series(label, xs, ys, kind, labels=texts, colour=0))
     if best and curve.best:
         tpot, rate = curve.best
-        text = (where(best),)
-        series.append(
-            Series(
-                "the answer",
-                (tpot,),
-                (rate,),
-                "points",
-                (0.1,),
-                text,
-                1,
-            )
-        )
+        series.append(Series("the answer", [tpot], [rate], "points", [0.1], [where(best)], 1))
     max_tpot = answer.need.max_tpot
     if max_tpot and curve.tpot_s and max(curve.tpot_s) > max_tpot / 2:
-        series.append(Series(f"at most {seconds(max_tpot)}", (max_tpot,), (1.0,), "upright"))
-    rate_title = "tokens/s per price of an hour" if answer.prices else "tokens/s per GPU"
+        series.append(Series(f"at most {seconds(max_tpot)}", [max_tpot], [1.0], "upright"))
+    unit = "price of an hour" if answer.prices else "GPU"
     return Chart(
         title=" for ".join(filter(None, (_model(curve), requirement_words(answer.need)))),
         subtitle=f"{_best(curve)}; {POINTS}; {_basis(curve)}",
         x=Axis("TPOT", tick=seconds),
-        y=Axis(rate_title, tick=plain_tick),
-        series=tuple(one for one in series if one.xs),
+        y=Axis(f"tokens/s per {unit}", tick=plain_tick),
+        series=series,
     )
 
 
 def _model(curve: "FrontCurve") -> str:
     """Return the model of the best or the closest deployment."""
     answer = curve.answer
-    candidates = [*answer.best[:1], *([answer.closest] if answer.closest else [])]
-    return candidates[0].deployment.model.name if candidates else ""
+    candidate = answer.best[0] if answer.best else answer.closest
+    return candidate.deployment.model.name if candidate else ""
 
 
 def _best(curve: "FrontCurve") -> str:
     """Return the best deployment in a few words."""
     answer = curve.answer
     if answer.best:
-        place = where(answer.best[0])
-        return f"{place} is the cheapest" if answer.prices else f"{place}: the fewest GPUs"
+        property_ = "the cheapest" if answer.prices else "the smallest number of GPUs"
+        return f"{where(answer.best[0])}: {property_}"
     if answer.closest:
-        return f"nothing meets it; nearest is {where(answer.closest)}: {curve.missed_target}"
-    return "nothing meets it"
+        return (
+            f"none meets the targets; closest: {where(answer.closest)}, {curve.missed_target}"
+        )
+    return "none meets the targets"
 
 
 def _basis(curve: "FrontCurve") -> str:

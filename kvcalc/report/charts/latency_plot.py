@@ -1,6 +1,6 @@
 """Pictures of times and costs: over the batch size, over the acceptance rate and over contexts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvcalc.errors import UserError, few
@@ -13,26 +13,24 @@ from kvcalc.report.charts.chart import (
     joined,
     limit,
     plain_tick,
+    share_tick,
     si_tick,
     times_tick,
     tokens_tick,
     whole_tick,
 )
 from kvcalc.report.charts.size_plot import generation_work_chart
-from kvcalc.report.row_names import keep_distinguishing_columns
+from kvcalc.report.row_names import shared_words, sides
 from kvcalc.report.text.fit_text import curve_note, within_memory
-from kvcalc.report.text.tables import seconds, time_note
+from kvcalc.report.text.tables import plural, seconds, time_note
 
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import CostCurve, LatencyCurve, SpeculationCurve
     from kvcalc.question.serving_options import LatencyOptions
     from kvcalc.timing.deployment import TimedDeployment
 
-BATCH_AXIS = Axis("sequences at once", tick=tokens_tick)
-TIMES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
-    ("Time per token over the batch", "TPOT", "tpot_s", seconds),
-    ("Tokens per second", "tokens/s", "output_tokens_per_s", whole_tick),
-)
+BATCH_AXIS = Axis("concurrent sequences", tick=tokens_tick)
+RATE_AXIS = Axis("acceptance rate", log=False, tick=share_tick, shown=(0.0, 1.0))
 
 
 class HasDeployment(Protocol):
@@ -60,205 +58,171 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
     A curve ends at the largest batch that fits.
     """
     curves, undrawn = comparable_curves(curves)
-    request = curves[0].request
-    lengths = [_lengths(curve.request) for curve in curves]
-    is_single_length = len(set(lengths)) == 1
-    deployments = [curve.deployment for curve in curves]
-    names = deployment_names(deployments, () if is_single_length else lengths)
-    where = ", ".join(
-        [deployments_title(deployments), *lengths[: 1 if is_single_length else 0]]
-    )
-    if request.cpu_offload_gb:
-        gib = f"{request.cpu_offload_gb:g} GiB"
-        where += f"; {gib} of each GPU's weights in the host's memory"
-    notes = time_note([record for curve in curves for record in curve.records]) + undrawn
-    sizes = [record["batch_size"] for record in curves[0].records]
-    charts = []
-    for title, unit, key, tick in TIMES:
-        series = []
-        for name, curve in zip(names, curves, strict=True):
-            xs = tuple(float(record["batch_size"]) for record in curve.records)
-            ys = tuple(record[key] for record in curve.records)
-            series.append(within_memory(Series(name, xs, ys), curve.max_num_seqs))
-        charts.append(
-            Chart(
-                title,
-                "",
-                BATCH_AXIS,
-                Axis(unit, tick=tick),
-                tuple(series),
-            )
-        )
-    left, right = charts
-    ends = curve_note(left.series, sizes)
-    right = right._replace(subtitle=f"output tokens of all sequences together{ends}")
-    if len(curves) > MAX_SERIES:
-        left = left._replace(over=(where, notes))
+    lengths = [
+        f"{curve.request.input_len:,} tokens in and {curve.request.output_len:,} out"
+        for curve in curves
+    ]
+    common, names = deployment_names([curve.deployment for curve in curves])
+    if len(set(lengths)) == 1:
+        common = ", ".join(filter(None, [common, lengths[0]]))
     else:
-        left = left._replace(subtitle=f"{where}; {notes}")
-    return joined([left, right])
-
-
-def _lengths(request: "LatencyOptions") -> str:
-    return f"{request.input_len:,} tokens in and {request.output_len:,} out"
+        names = [", ".join(filter(None, pair)) for pair in zip(names, lengths, strict=True)]
+    if gib := curves[0].request.cpu_offload_gb:
+        common += f"; {gib:g} GiB of each GPU's weights in the host's memory"
+    left, right = (
+        Chart(
+            title,
+            "",
+            BATCH_AXIS,
+            axis,
+            [
+                within_memory(
+                    Series(
+                        name or curve.deployment.model.name,
+                        [record["batch_size"] for record in curve.records],
+                        [record[key] for record in curve.records],
+                    ),
+                    curve.max_num_seqs,
+                )
+                for name, curve in zip(names, curves, strict=True)
+            ],
+        )
+        for title, axis, key in (
+            ("Time per token over the batch", Axis("TPOT", tick=seconds), "tpot_s"),
+            ("Tokens per second", Axis("tokens/s", tick=whole_tick), "output_tokens_per_s"),
+        )
+    )
+    notes = time_note([record for curve in curves for record in curve.records]) + undrawn
+    if len(curves) > MAX_SERIES:
+        left = left._replace(over=(common, notes))
+    else:
+        left = left._replace(subtitle=f"{common}; {notes}")
+    batch_sizes = [record["batch_size"] for record in curves[0].records]
+    note = curve_note(left.series, batch_sizes)
+    return joined([left, right._replace(subtitle=f"output tokens of all sequences{note}")])
 
 
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:
-    """Return charts of the speed-up over the acceptance rate, and of the rate that pays.
+    """Return charts of the speed-up over the acceptance rate, and of the smallest useful rate.
 
-    The rate that pays is the smallest at which speculation is no slower, over the batch size.
+    The second chart shows the smallest rate at which speculation is no slower, over the batch
+    size.
     """
     curves, undrawn = comparable_curves(curves)
-    deployments = [curve.deployment for curve in curves]
-    drafted = [_draft_tokens(curve.num_draft_tokens) for curve in curves]
-    is_single_count = len(set(drafted)) == 1
-    names = deployment_names(deployments, drafted)
-    if len({id(d) for d in deployments}) == 1:
-        names = drafted
-    gains, pays = [], []
+    common, names = deployment_names([curve.deployment for curve in curves])
+    counts = [plural(curve.num_draft_tokens, "draft token") for curve in curves]
+    drafts = " and ".join(dict.fromkeys(curve.draft for curve in curves))
+    words = [common, f"draft {drafts}"]
+    if len(set(counts)) == 1 < len(curves):
+        words.append(counts[0])
+    else:
+        names = [", ".join(filter(None, pair)) for pair in zip(names, counts, strict=True)]
+    gains, rates = [], []
     for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
-        rates = tuple(n / (len(curve.speedups) - 1) for n in range(len(curve.speedups)))
-        gain = Series(name, rates, tuple(curve.speedups), colour=number)
+        xs = [index / (len(curve.speedups) - 1) for index in range(len(curve.speedups))]
+        gain = Series(name, xs, curve.speedups, colour=number)
         if curve.can_fit is False:
             gain = gain._replace(kind="dashed", label=f"{name}: does not fit")
         gains.append(gain)
-        points = tuple(map(float, curve.batch_sizes)), tuple(curve.min_rates)
-        paying = within_memory(Series(name, *points, colour=number), curve.max_num_seqs)
-        if paying.xs:
-            pays.append(paying)
-    drafts = " and ".join(dict.fromkeys(curve.draft for curve in curves))
-    words = [deployments_title(deployments), f"draft {drafts}"]
-    if is_single_count and len(curves) > 1:
-        words.append(drafted[0])
-    size = request.batch_size
-    load = f"{size:,} sequence{'s' * (size > 1)} of {request.mid_length:,} tokens"
-    bases = " and ".join(dict.fromkeys(d.basis for d in deployments))
-    speedup = Chart(
-        "Speed-up by speculative decoding",
-        f"{', '.join(words)}; {load}; times: {bases}{undrawn}",
-        Axis("acceptance rate of a drafted token", log=False, tick="{:.0%}".format),
-        Axis("speed-up", log=False, tick=times_tick),
-        (*gains, limit("plain decode", 1.0)),
-    )
-    if not pays:
-        return speedup
-    least = Chart(
-        "Where speculation pays",
-        "the acceptance rate from which on a step saves more than it costs; a curve ends where "
-        "none is enough or the memory is full",
-        BATCH_AXIS,
-        Axis("acceptance rate", log=False, tick="{:.0%}".format, shown=(0.0, 1.0)),
-        tuple(pays),
-    )
-    return joined([speedup, least])
-
-
-def _draft_tokens(count: int) -> str:
-    return f"{count} token{'s' * (count > 1)} drafted"
+        useful = Series(name, curve.batch_sizes, curve.min_rates, colour=number)
+        useful = within_memory(useful, curve.max_num_seqs)
+        rates += [useful] if useful.xs else []
+    load = f"{plural(request.batch_size, 'sequence')} of {request.mid_length:,} tokens"
+    bases = " and ".join(dict.fromkeys(curve.deployment.basis for curve in curves))
+    charts = [
+        Chart(
+            "Speed-up by speculative decoding",
+            f"{', '.join(filter(None, words))}; {load}; times: {bases}{undrawn}",
+            RATE_AXIS._replace(title="acceptance rate of a draft token"),
+            Axis("speed-up", log=False, tick=times_tick),
+            [*gains, limit("plain decode", 1.0)],
+        )
+    ]
+    if rates:
+        about = (
+            "the smallest acceptance rate at which speculation is faster; a curve ends where no "
+            "rate is, or where the memory is full"
+        )
+        charts.append(Chart("Useful acceptance rates", about, BATCH_AXIS, RATE_AXIS, rates))
+    return joined(charts)
 
 
 def cost_vs_context(curves: "Sequence[CostCurve]", price_per_hour: float = 0.0) -> Chart:
-    """Return charts of the cost of a million output tokens over contexts, of decode steps alone.
+    """Return charts of the cost of a million output tokens over contexts, of decode steps only.
 
     Left, with as many users as fit; right, with one user. GPU hours without a price.
 
     Raises:
-        UserError: No deployment holds one user.
+        UserError: No deployment fits one user.
     """
     curves, undrawn = comparable_curves(curves)
     fitting = [curve for curve in curves if curve.contexts]
     if not fitting:
         models = ", ".join(dict.fromkeys(curve.deployment.model.name for curve in curves))
         raise UserError(
-            f"no GPU asked for holds {models} and one user",
-            hint="Give a larger one with --gpu",
+            f"no requested GPU fits {models} and one user", hint="Give a larger one with --gpu"
         )
-    parts = [(curve.deployment.model.name, curve.deployment.gpu.name) for curve in curves]
-    distinct = dict(zip(parts, keep_distinguishing_columns(parts), strict=True))
-    common = [column[0] for column in zip(*parts, strict=True) if len(set(column)) == 1]
-    charts = []
-    what = "GPU hours"
-    y = Axis("GPU hours per million tokens", tick=si_tick("h"))
+    records = [{"model": c.deployment.model.name, "gpu": c.deployment.gpu.name} for c in curves]
+    names = sides(records, ["model", "gpu"]).names
+    words = shared_words(records, {"model": "{}", "gpu": "{}"})
+    quantity, unit = "GPU hours", si_tick("h")
     if price_per_hour:
-        what = "Cost"
-        y = Axis("cost per million tokens", tick=plain_tick)
-    for title, key in (
-        ("as many users as fit", "full_cost"),
-        ("one user alone", "single_cost"),
-    ):
-        series = []
-        for curve in fitting:
-            model, gpu = curve.deployment.model.name, curve.deployment.gpu.name
-            label = " on ".join(distinct[model, gpu]) or model
-            series.append(Series(label, tuple(curve.contexts), tuple(getattr(curve, key))))
-        charts.append(
-            Chart(
-                f"{what} against context: {title}",
-                "",
-                CONTEXT_AXIS,
-                y,
-                tuple(series),
-            )
-        )
-    words = [*common, "decode alone", "at most 256 users"]
-    if price_per_hour:
+        quantity, unit = "cost", plain_tick
         words.append(f"{price_per_hour:g} per GPU hour")
+    words.append(f"decode only, at most 256 users; times: {curves[0].deployment.basis}")
     missing = [
-        f"{m} does not fit on {g}"
-        for (m, g), c in zip(parts, curves, strict=True)
-        if not c.contexts
+        f"; {record['model']} does not fit on {record['gpu']}"
+        for record, curve in zip(records, curves, strict=True)
+        if not curve.contexts
     ]
-    basis = curves[0].deployment.basis
-    full, single = charts
-    full = full._replace(
-        subtitle="; ".join([", ".join(words), f"times: {basis}", *missing]) + undrawn
-    )
-    single = single._replace(subtitle="every step yields one token", y=y._replace(log=False))
-    return joined([full, single])
+    charts = []
+    for users, key, about, log in (
+        (
+            "as many users as fit",
+            "full_cost",
+            "".join([", ".join(words), *missing, undrawn]),
+            True,
+        ),
+        ("one user", "single_cost", "every step yields one token", False),
+    ):
+        series = [
+            Series(name or curve.deployment.model.name, curve.contexts, getattr(curve, key))
+            for name, curve in zip(names, curves, strict=True)
+            if curve.contexts
+        ]
+        title = f"{quantity[0].upper()}{quantity[1:]} against context: {users}"
+        y = Axis(f"{quantity} per million tokens", log, unit)
+        charts.append(Chart(title, about, CONTEXT_AXIS, y, series))
+    return joined(charts)
 
 
 def comparable_curves(curves: Sequence[CurveT]) -> tuple[list[CurveT], str]:
-    """Return the curves that one picture compares, and what its subtitle says of the others.
+    """Return the curves that one picture compares, and a note on the others for the subtitle.
 
-    Predictions are not drawn beside bounds. The second item is '' if all curves are drawn.
+    Predictions are not drawn next to bounds. The note is '' if all curves are drawn.
     """
     predicted = [curve for curve in curves if curve.deployment.calibration]
     if not predicted or len(predicted) == len(curves):
         return [*curves], ""
     bounds = [c.deployment.gpu.name for c in curves if not c.deployment.calibration]
     names = few([*dict.fromkeys(bounds)])
-    return predicted, f"; not drawn, as only bounds are known: {names}"
+    return predicted, f"; only bounds are known, and not drawn, of {names}"
 
 
-def deployments_title(deployments: "Sequence[TimedDeployment]") -> str:
-    """Return the model, or the number of models, and the GPUs if they are the same."""
-    models = [*dict.fromkeys(d.model.name for d in deployments)]
-    title = models[0] if len(models) == 1 else f"{len(models)} models"
-    gpus = {_gpus(d) for d in deployments}
-    return f"{title} on {gpus.pop()}" if len(gpus) == 1 else title
+def deployment_names(deployments: "Sequence[TimedDeployment]") -> tuple[str, list[str]]:
+    """Return the model and the GPUs that all deployments share, and a name for each.
 
-
-def _gpus(deployment: "TimedDeployment") -> str:
-    return f"{deployment.parallelism.gpus}× {deployment.gpu.name}"
-
-
-def deployment_names(
-    deployments: "Sequence[TimedDeployment]", requests: Sequence[str] = ()
-) -> list[str]:
-    """Return what distinguishes each deployment, and each request if there are several."""
-    parts = []
-    for number, deployment in enumerate(deployments):
-        formats = deployment.formats
-        words = (
-            deployment.model.name,
-            _gpus(deployment),
-            formats.weights_label,
-            f"cache {formats.kv_cache_dtype}",
-            deployment.basis,
-        )
-        parts.append((*words, *([f", {requests[number]}"] if requests else [])))
-    rows = keep_distinguishing_columns(parts)
-    return [
-        " ".join(row).replace(" ,", ",").removeprefix(", ") or part[0]
-        for row, part in zip(rows, parts, strict=True)
+    The names of a single deployment and of equal deployments are empty.
+    """
+    records = [
+        {
+            "model": deployment.model.name,
+            "gpu": f"{deployment.parallelism.gpus}× {deployment.gpu.name}",
+            "dtype": deployment.formats.weights_label,
+            "kv_cache_dtype": deployment.formats.kv_cache_dtype,
+            "basis": deployment.basis,
+        }
+        for deployment in deployments
     ]
+    common = ", ".join(shared_words(records, {"model": "{}", "gpu": "{}"}))
+    return common, sides(records, [*records[0]]).names

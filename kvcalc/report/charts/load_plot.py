@@ -1,8 +1,8 @@
-"""Pictures of simulated servers: over the load, side by side, and over time."""
+"""Pictures of simulated servers: over the load, next to each other, and over time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import UserError, few
 from kvcalc.report.charts.chart import (
@@ -19,44 +19,37 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.export import Record
-from kvcalc.report.row_names import keep_distinguishing_columns
+from kvcalc.report.row_names import SERVER, shared_words, sides
 from kvcalc.report.text.tables import comparable, predictions_first, seconds
 
 if TYPE_CHECKING:
     from kvcalc.serving.server import SimulationResult
 
-# what distinguishes servers, the weightiest first, and how it is written
-NAMES: dict[str, Callable[[Any], str]] = {
-    "model": str,
-    "gpus": lambda v: f"{v} GPUs",
-    "gpu": str,
-    "dtype": str,
-    "kv_cache_dtype": lambda v: f"cache {v}",
-    "basis": str,
-    "policy": str,
-    "cache": str,
-    "prefix_hit_rate": lambda v: f"prefix hits {v or 0:g}",
-    "max_concurrency": lambda v: f"{v:,} clients" if v else "",
-    "rate": lambda v: f"{v:g}/s" if v else "all at once",
-}
-TIMES = {"ttft": "Time to the first token", "tpot": "Time from token to token"}
-# title, key and writer of other figures, over the load or as bars
+TIMES = {"ttft": "Time to first token", "tpot": "Time per output token"}
+# title, key and tick of other figures; the first two are drawn over the load too
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Output tokens per second", "throughput_tokens_per_s", whole_tick),
     ("Cost of a million output tokens", "cost_per_million_tokens", plain_tick),
-    ("Cache allocated that holds no token", "kv_waste", share_tick),
-    ("Token slots that hold padding", "padding_waste", share_tick),
+    ("Allocated cache without a token", "kv_waste", share_tick),
+    ("Token slots with padding", "padding_waste", share_tick),
 )
 PERCENTILES = (50, 90, 99)
 MAX_BANDS = 2  # servers with bands between percentiles; more have only the 99th
-LOG_RANGE = 8  # largest over smallest load, above which the axis is logarithmic
-ENOUGH = 0.95  # share of the most requests per second, at which clients saturate a server
+LOG_RANGE = 8  # largest over smallest load above which the axis is logarithmic
+ENOUGH = 0.95  # share of the largest request rate at which clients saturate a server
 MAX_TIMES = 400  # points of a curve over time
+WORDING = {
+    "model": "{}",
+    "place": "{}",
+    "requests": "{:,} requests",
+    "rate": "{:.3g} requests/s",
+    "basis": "times: {}",
+}
 Servers = dict[str, list[Record]]
 
 
 def load_chart(records: Sequence[Record]) -> Chart:
-    """Return TTFT and TPOT over the load, or bars if all servers take one load.
+    """Return TTFT and TPOT over the load, or bars if all servers have one load.
 
     Raises:
         UserError: No request was served.
@@ -64,189 +57,117 @@ def load_chart(records: Sequence[Record]) -> Chart:
     completed = [r for r in predictions_first(records) if r["completed"]]
     if not completed:
         raise UserError("no request was served: there is nothing to draw")
-    served = comparable(completed)
+    drawn = comparable(completed)
     swept = "rate"
-    counts = {key: len({r.get(key) for r in served}) for key in ("rate", "max_concurrency")}
-    if counts["rate"] == 1 and counts["max_concurrency"] > 1:
+    if (
+        len({r.get("rate") for r in drawn})
+        == 1
+        < len({r.get("max_concurrency") for r in drawn})
+    ):
         swept = "max_concurrency"
-    servers = _servers(served, swept)
-    is_single_load = all(len({_load(r, swept) for r in rows}) == 1 for rows in servers.values())
-    where = _title(served, swept, is_single_load)
-    notes = []
-    if len({r["basis"] for r in served}) == 1:
-        notes.append(f"times: {served[0]['basis']}")
-    if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
-        notes.append(f"not drawn, as only bounds are known: {few([*bounds])}")
-    if is_single_load:
-        first, *others = _bars(servers)
-        return joined([first._replace(subtitle="; ".join([where, *notes])), *others])
-    loads = {name: _saturating_load(rows, swept) for name, rows in servers.items()}
-    marks = []
-    if len(servers) <= MAX_BANDS:
-        marks = _saturation_marks(loads)
-    if not marks:
-        notes.append(_saturation_words(loads))
-    charts = [_percentiles(servers, key, swept) for key in TIMES]
-    for title, key, tick in FIGURES[:2]:
-        if all(r.get(key) for r in served):
-            charts.append(
-                _over_load(
-                    servers,
-                    swept,
-                    title,
-                    key,
-                    tick,
-                )
-            )
-    unnamed = [mark._replace(label="") for mark in marks]
-    charts = [
-        chart._replace(series=(*chart.series, *(unnamed if number else marks)))
-        for number, chart in enumerate(charts)
-    ]
-    first = charts[0]
-    if len(servers) > MAX_SERIES:
-        first = first._replace(over=(where, "; ".join(notes)))
-    else:
-        first = first._replace(
-            subtitle="; ".join(filter(None, [first.subtitle, where, *notes]))
-        )
-    return joined([first, *charts[1:]])
-
-
-def _servers(records: Sequence[Record], swept: str) -> Servers:
-    """Return the records of each server, by what distinguishes it."""
-    keys = [key for key in NAMES if key != swept]
-    parts = [tuple(NAMES[key](r[key]) if key in r else "" for key in keys) for r in records]
+    names = sides(drawn, [*SERVER, *({"rate", "max_concurrency"} - {swept})]).names
     servers: Servers = {}
-    for record, words in zip(records, keep_distinguishing_columns(parts), strict=True):
-        servers.setdefault(", ".join(filter(None, words)), []).append(record)
-    return servers
+    for name, record in sorted(
+        zip(names, drawn, strict=True), key=lambda pair: _load(pair[1], swept)
+    ):
+        servers.setdefault(name, []).append(record)
+    servers = {name: servers[name] for name in dict.fromkeys(names)}
+    about = _common_words(drawn)
+    if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in drawn):
+        about += f"; only bounds are known, and not drawn, of {few([*bounds])}"
+    if all(len({_load(r, swept) for r in rows}) == 1 for rows in servers.values()):
+        first, *others = _bars(servers)
+        return joined([first._replace(subtitle=about), *others])
+    percentiles = PERCENTILES if len(servers) <= MAX_BANDS else PERCENTILES[-1:]
+    charts = []
+    for figure, title in TIMES.items():
+        keys = {f"p{p}": f"{figure}_p{p}_s" for p in percentiles}
+        charts.append(_over_load(servers, swept, title, keys, seconds))
+    for title, key, tick in FIGURES[:2]:
+        if all(r.get(key) for r in drawn):
+            charts.append(_over_load(servers, swept, title, {"": key}, tick))
+    marks = _saturation_marks(servers, swept) if len(servers) <= MAX_BANDS else []
+    for number, chart in enumerate(charts):
+        unnamed = [mark._replace(label="") if number else mark for mark in marks]
+        charts[number] = chart._replace(series=[*chart.series, *unnamed])
+    if len(servers) > MAX_SERIES:
+        charts[0] = charts[0]._replace(over=(about, ""))
+    else:
+        subtitle = "; ".join(filter(None, [charts[0].subtitle, about]))
+        charts[0] = charts[0]._replace(subtitle=subtitle)
+    return joined(charts)
 
 
 def _load(record: Record, swept: str) -> float:
-    """Return the requested load, or the served one if all requests came at once."""
+    """Return the requested load, or the request rate if all requests came at once."""
     return float(record.get(swept) or record["requests_per_s"])
 
 
-def _title(records: Sequence[Record], swept: str, is_single_load: bool) -> str:
-    """Return model, GPUs and load, as far as they are the same."""
-    first = records[0]
-    models = {r["model"] for r in records}
-    title = first["model"] if len(models) == 1 else f"{len(models)} models"
-    if len({(r["gpus"], r["gpu"]) for r in records}) == 1:
-        title += f" on {first['gpus']}× {first['gpu']}"
-    title += f", {first['requests']:,} request{'s' * (first['requests'] > 1)}"
-    if not is_single_load:
-        return f"{title} at each load"
-    if first.get("rate") and len({r["rate"] for r in records}) == 1:
-        title += f" at {first['rate']:.3g} a second"
-    return title
-
-
-def _percentiles(servers: Servers, figure: str, swept: str) -> Chart:
-    """Return percentiles of a time over the load; only the 99th of many servers."""
-    percentiles = PERCENTILES if len(servers) <= MAX_BANDS else PERCENTILES[-1:]
-    keys = [f"{figure}_p{p}_s" for p in percentiles]
-    series: list[Series] = []
-    for number, (name, records) in enumerate(servers.items()):
-        timed = [r for r in records if all(r.get(key) for key in keys)]
-        timed.sort(key=lambda r: _load(r, swept))
-        xs = tuple(_load(r, swept) for r in timed)
-        levels = [tuple(r[key] for r in timed) for key in keys]
-        if not xs:
-            continue
-        for low, high in pairwise(levels):
-            series.append(
-                Series(
-                    "",
-                    xs,
-                    high,
-                    "band",
-                    colour=number,
-                    lows=low,
-                )
-            )
-        for p, ys in zip(percentiles, levels, strict=True):
-            label = f"{name} p{p}".strip() if len(percentiles) > 1 else name
-            kind = "line" if p == percentiles[0] else "edge"
-            series.append(
-                Series(
-                    label,
-                    xs,
-                    ys,
-                    kind,
-                    colour=number,
-                )
-            )
-    about = "" if len(percentiles) > 1 else "99th percentile"
-    y = Axis("", tick=seconds)
-    return Chart(
-        TIMES[figure],
-        about,
-        _load_axis(servers, swept),
-        y,
-        tuple(series),
-    )
+def _common_words(records: Sequence[Record]) -> str:
+    places = [{"rate": None, **r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
+    return ", ".join(shared_words(places, WORDING))
 
 
 def _over_load(
-    servers: Servers, swept: str, title: str, key: str, tick: Callable[[float], str]
+    servers: Servers,
+    swept: str,
+    title: str,
+    keys: Mapping[str, str],
+    tick: Callable[[float], str],
 ) -> Chart:
-    """Return another figure of each server over the load."""
+    """Return figures of each server over the load, with bands between several of one server.
+
+    Args:
+        servers: Records of each server, in the order of the load.
+        swept: Key of the load.
+        title: Title of the chart.
+        keys: Keys of the figures by their names.
+        tick: Function that writes a figure.
+    """
     series = []
     for number, (name, records) in enumerate(servers.items()):
-        points = sorted((_load(r, swept), r[key]) for r in records)
-        xs, ys = zip(*points, strict=True)
-        series.append(Series(name, xs, ys, colour=number))
-    about = "of each server" if len(servers) > 1 else "of all requests together"
-    y = Axis("", log=False, tick=tick)
-    return Chart(
-        title,
-        about,
-        _load_axis(servers, swept),
-        y,
-        tuple(series),
-    )
-
-
-def _load_axis(servers: Servers, swept: str) -> Axis:
+        timed = [r for r in records if all(r.get(key) for key in keys.values())]
+        if not timed:
+            continue
+        xs = [_load(r, swept) for r in timed]
+        columns = {label: [r[key] for r in timed] for label, key in keys.items()}
+        for lows, ys in pairwise(columns.values()):
+            series.append(Series("", xs, ys, "band", colour=number, lows=lows))
+        for label, ys in columns.items():
+            kind = "line" if label == next(iter(columns)) else "edge"
+            label = f"{name} {label}".strip() if len(keys) > 1 else name
+            series.append(Series(label, xs, ys, kind, colour=number))
     loads = [_load(r, swept) for records in servers.values() for r in records]
     is_log = max(loads) > LOG_RANGE * min(loads)
-    if swept == "rate":
-        return Axis("requests per second", log=is_log, tick=plain_tick)
-    return Axis("clients", log=is_log, tick=tokens_tick)
+    x = Axis("requests per second", is_log, plain_tick)
+    if swept != "rate":
+        x = Axis("clients", is_log, tokens_tick)
+    about = "99th percentile" if [*keys] == ["p99"] else ""
+    return Chart(title, about, x, Axis("", log=tick is seconds, tick=tick), series)
 
 
-def _saturating_load(records: Sequence[Record], swept: str) -> float | None:
-    """Return the load from which a server cannot keep up; None if it keeps up with all.
+def _saturation_marks(servers: Servers, swept: str) -> list[Series]:
+    """Return a vertical line at the load from which each server cannot keep up.
 
-    Of rates: `capacity_requests_per_s`. Of clients: the fewest that bring ENOUGH of the most
-    requests per second.
+    That is `capacity_requests_per_s`, or the smallest number of clients that reach ENOUGH of the
+    largest request rate. A server that keeps up with all loads has no line.
     """
-    if swept == "rate":
-        diverges = any(r.get("diverges") for r in records)
-        return records[0].get("capacity_requests_per_s") if diverges else None
-    enough = ENOUGH * max(r["requests_per_s"] for r in records)
-    fewest = min(_load(r, swept) for r in records if r["requests_per_s"] >= enough)
-    return fewest if fewest < max(_load(r, swept) for r in records) else None
-
-
-def _saturation_marks(loads: dict[str, float | None]) -> list[Series]:
-    """Return a line at each saturating load, with the server's name if not all have it."""
+    loads: dict[float, list[str]] = {}
+    for name, records in servers.items():
+        if swept == "rate":
+            load = records[0].get("capacity_requests_per_s")
+            is_saturated = any(r.get("diverges") for r in records)
+        else:
+            enough = ENOUGH * max(r["requests_per_s"] for r in records)
+            load = min(_load(r, swept) for r in records if r["requests_per_s"] >= enough)
+            is_saturated = load < _load(records[-1], swept)
+        if is_saturated and load:
+            loads.setdefault(load, []).append(name)
     marks = []
-    for load in dict.fromkeys(filter(None, loads.values())):
-        names = [name for name, other in loads.items() if other == load]
-        name = f"{names[0]}: " if len(names) < len(loads) else ""
-        marks.append(Series(f"{name}saturated from {load:.3g} on", (load,), (1.0,), "upright"))
+    for load, names in loads.items():
+        name = f"{names[0]}: " if len(names) < len(servers) else ""
+        marks.append(Series(f"{name}saturated from {load:.3g} on", [load], [1.0], "upright"))
     return marks
-
-
-def _saturation_words(loads: dict[str, float | None]) -> str:
-    words = []
-    for name, load in loads.items():
-        if load:
-            words.append(f"{load:.3g} on" + (f" ({name})" if name else ""))
-    return f"saturated from {', '.join(words)}" if words else "no load asked for saturates it"
 
 
 def _bars(servers: Servers) -> list[Chart]:
@@ -254,39 +175,23 @@ def _bars(servers: Servers) -> list[Chart]:
     firsts = [records[0] for records in servers.values()]
     charts = []
     for figure, title in TIMES.items():
-        half, most, tail = (
-            [float(r[f"{figure}_p{p}_s"] or 0) for r in firsts] for p in PERCENTILES
-        )
+        p50, p90, p99 = ([r[f"{figure}_p{p}_s"] or 0 for r in firsts] for p in PERCENTILES)
         parts = {
-            "half of the requests": half,
-            "nine in ten": [b - a for a, b in zip(half, most, strict=True)],
-            "99 of 100": [b - a for a, b in zip(most, tail, strict=True)],
+            "50% of requests": p50,
+            "90%": [high - low for low, high in zip(p50, p90, strict=True)],
+            "99%": [high - low for low, high in zip(p90, p99, strict=True)],
         }
         texts = [
-            f"{seconds(a)} … {seconds(b)}" if b else "" for a, b in zip(half, tail, strict=True)
+            f"{seconds(low)} … {seconds(high)}" if high else ""
+            for low, high in zip(p50, p99, strict=True)
         ]
-        charts.append(
-            bar_chart(
-                title,
-                "",
-                servers,
-                parts,
-                _time_tick,
-                texts,
-            )
-        )
+        charts.append(bar_chart(title, "", servers, parts, _time_tick, texts))
     for title, key, tick in FIGURES:
         values = [r[key] for r in firsts if r.get(key) is not None]
         if any(values) and len(values) == len(firsts):
-            chart = bar_chart(
-                title,
-                "",
-                servers,
-                values,
-                tick,
-            )
+            chart = bar_chart(title, "", servers, values, tick)
             bars = chart.series[0]._replace(colour=GREY)  # percentiles have the other colours
-            charts.append(chart._replace(series=(bars,)))
+            charts.append(chart._replace(series=[bars]))
     return charts
 
 
@@ -301,68 +206,67 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
         UserError: No request was served.
     """
     log = run.served.logs[0]
-    rows = log.rows
-    if not rows:
+    if not log.rows:
         raise UserError("no request was served: there is nothing to draw")
-    edges = [row.start_s for row in rows] + [rows[-1].start_s + rows[-1].duration_s]
-    lengths = [row.duration_s for row in rows]
+    edges = [row.start_s for row in log.rows]
+    edges.append(log.rows[-1].start_s + log.rows[-1].duration_s)
+    lengths = [row.duration_s for row in log.rows]
     if log.stride > 1:
-        lengths = [b - a for a, b in pairwise(edges)]
+        lengths = [end - start for start, end in pairwise(edges)]
     budget = run.pool.budget
-    xs, allocated = _means(edges, lengths, [r.kv_allocated_bytes / budget for r in rows])
-    _, used = _means(edges, lengths, [r.kv_stored_bytes / budget for r in rows])
-    _, batch = _means(edges, lengths, [r.sequences for r in rows])
-    empty = [100 * (1 - u / a) if a else 0.0 for a, u in zip(allocated, used, strict=True)]
-    record = run.record
-    subtitle = _occupancy_subtitle(record)
-    waste = ""
-    if record.get("kv_waste") is not None:
-        waste = f"{record['kv_waste']:.1%} of all that was allocated, over time"
-    cache = (
-        Series(
-            "",
-            xs,
-            allocated,
-            "band",
-            colour=0,
-            lows=used,
-        ),
+    xs, allocated = _means(edges, lengths, [r.kv_allocated_bytes / budget for r in log.rows])
+    _, used = _means(edges, lengths, [r.kv_stored_bytes / budget for r in log.rows])
+    _, batch = _means(edges, lengths, [r.sequences for r in log.rows])
+    unused = [
+        1 - part / all_ if all_ else 0 for part, all_ in zip(used, allocated, strict=True)
+    ]
+    record = {**run.record, "requests": run.record["completed"]}
+    about = f"{_common_words([record])}, {record['policy']}, {record['cache']} cache"
+    waste = record.get("kv_waste")
+    cache = [
+        Series("", xs, allocated, "band", colour=0, lows=used),
         Series("cache allocated", xs, allocated, colour=0),
         Series("cache used", xs, used, colour=1),
+    ]
+    x = Axis("time", log=False, tick="{:.3g} s".format)
+    y = Axis("", log=False, tick=share_tick)
+    return joined(
+        [
+            Chart(
+                "Cache allocated and used",
+                f"shares of the KV cache budget; {about}",
+                x,
+                y,
+                cache,
+            ),
+            Chart(
+                "Allocated, but without a token",
+                f"{waste:.1%} on average" if waste is not None else "",
+                x,
+                y,
+                [Series("", xs, unused)],
+            ),
+            Chart(
+                "Sequences in the batch",
+                f"of at most {run.limits.max_num_seqs:,}",
+                x,
+                y._replace(tick=whole_tick),
+                [Series("", xs, batch)],
+            ),
+        ]
     )
-    batch_about = f"of {run.limits.max_num_seqs:,} that it takes at once"
-    x = Axis("time", log=False, tick=lambda v: f"{v:.3g} s")
-    panels = (
-        ("Cache allocated and used", subtitle, share_tick, cache),
-        ("Allocated, but no token in it", waste, "{:.3g}%".format, _curve(xs, empty)),
-        ("Sequences in the batch", batch_about, whole_tick, _curve(xs, batch)),
-    )
-    charts = []
-    for title, about, tick, series in panels:
-        y = Axis("", log=False, tick=tick)
-        charts.append(Chart(title, about, x=x, y=y, series=series))
-    return joined(charts)
-
-
-def _occupancy_subtitle(record: Record) -> str:
-    requests = f"{record['completed']:,} request{'s' * (record['completed'] > 1)}"
-    if record.get("rate"):
-        requests += f" at {record['rate']:.3g} a second"
-    return (
-        f"{record['model']} on {record['gpus']}× {record['gpu']}, {record['policy']}, "
-        f"{record['cache']} cache, {requests}; shares of the cache's memory; "
-        f"times: {record['basis']}"
-    )
-
-
-def _curve(xs: tuple[float, ...], ys: Sequence[float]) -> tuple[Series, ...]:
-    return (Series("", xs, tuple(ys), colour=0),)
 
 
 def _means(
-    edges: list[float], lengths: list[float], values: Sequence[float]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return times and means over equal stretches of time; idle time counts as 0."""
+    edges: Sequence[float], lengths: Sequence[float], values: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return times in seconds and means over equal periods; idle time counts as 0.
+
+    Args:
+        edges: Starts of the steps and the end of the last step, in seconds.
+        lengths: Seconds of the steps.
+        values: Values during the steps.
+    """
     import numpy as np
 
     count = min(MAX_TIMES, max(2, 4 * len(values)))
@@ -372,4 +276,4 @@ def _means(
     areas = np.array(values) * durations
     area = np.column_stack((np.zeros(len(values)), areas)).ravel().cumsum()
     means = np.diff(np.interp(grid, knots, area)) / np.diff(grid)
-    return tuple(((grid[:-1] + grid[1:]) / 2).tolist()), tuple(means.tolist())
+    return ((grid[:-1] + grid[1:]) / 2).tolist(), means.tolist()

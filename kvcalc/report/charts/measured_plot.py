@@ -12,17 +12,18 @@ from kvcalc.report.charts.chart import (
     Series,
     joined,
     si_tick,
+    whole_tick,
 )
 from kvcalc.report.charts.series_styles import skip_grey
 from kvcalc.report.export import Record
-from kvcalc.report.text.tables import seconds
+from kvcalc.report.text.tables import plural, seconds
 
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import MeasuredTimes
 
 NEAR = 1.6  # ratio of intensities up to which points of a variant have one label
-MAX_NAMED = 3  # ways of generating whose predictions are named
-LOG_RANGE = 5  # largest over smallest time, above which the axis is logarithmic
+MAX_NAMED = 3  # generation modes whose predictions are named
+LOG_RANGE = 5  # largest over smallest time above which the axis is logarithmic
 MAX_SERIES = 4  # operations on one chart
 MAX_CROWD = 300  # points of several operations on one chart
 MAX_POINTS = 2000  # points of a series; of more rows every n-th is drawn
@@ -33,72 +34,54 @@ def measured_chart(records: Sequence[Record]) -> Chart:
     """Return attention (or the scan) of each record under the roof of the measured ceilings."""
     first = records[0]
     bandwidth, peak = first["bandwidth_bytes_per_s"], first["flops_per_s"]
-    knee = peak / bandwidth
-    phases: dict[str, list[tuple[float, float, Record]]] = {}
-    for record in records:
-        if record["attention_bytes"]:
-            intensity = record["attention_flops"] / record["attention_bytes"]
-            rate = record["attention_flops"] / record["attention_measured_s"]
-            phases.setdefault(record["phase"], []).append((intensity, rate, record))
-    intensities = [x for points in phases.values() for x, *_ in points if x]
-    low = min([knee / 8, *(x / 2 for x in intensities)])
-    high = max([knee * 8, *(x * 2 for x in intensities)])
-    roof = (low, knee, high), (low * bandwidth, peak, peak)
-    series = [Series("measured ceilings", *roof, colour=0)]
-    for number, (phase, points) in enumerate(phases.items()):
-        xs, ys, rows = zip(*points, strict=True)
+    ridge = peak / bandwidth
+    measured = [record for record in records if record["attention_bytes"]]
+    intensities = [r["attention_flops"] / r["attention_bytes"] for r in measured]
+    xs = [min([ridge / 8, *(x / 2 for x in intensities if x)])]
+    xs += [ridge, max([ridge * 8, *(x * 2 for x in intensities)])]
+    series = [
+        Series("measured ceilings", xs, [min(x, ridge) * bandwidth for x in xs], colour=0)
+    ]
+    for number, phase in enumerate(dict.fromkeys(r["phase"] for r in measured)):
+        points = [
+            (x, r["attention_flops"] / r["attention_measured_s"], r)
+            for x, r in zip(intensities, measured, strict=True)
+            if r["phase"] == phase
+        ]
+        xs, ys, rows = ([*column] for column in zip(*points, strict=True))
         labels = _labels(xs, ys, rows)
-        series.append(
-            Series(
-                phase,
-                xs,
-                ys,
-                "points",
-                labels=labels,
-                colour=number + 1,
-            )
-        )
+        series.append(Series(phase, xs, ys, "points", labels=labels, colour=number + 1))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and "
-        f"{si_tick('FLOP/s')(peak)} measured; points: attention or scan alone"
+        f"{si_tick('FLOP/s')(peak)} measured; points: attention or scan only"
     )
     title = "Measured layers under the measured roofline"
-    return Chart(
-        title,
-        subtitle,
-        INTENSITY_AXIS,
-        FLOPS_AXIS,
-        tuple(series),
-    )
+    return Chart(title, subtitle, INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def _labels(
-    xs: Sequence[float], ys: Sequence[float], records: Sequence[Record]
-) -> tuple[str, ...]:
+def _labels(xs: Sequence[float], ys: Sequence[float], records: Sequence[Record]) -> list[str]:
     """Return the variant at the highest of its points that are close together.
 
     A label has the batch sizes and contexts of these points if the phase has several.
     """
     groups: list[list[int]] = []
+    previous: tuple[str, float] = ("", 0.0)
     for index in sorted(range(len(xs)), key=lambda n: (records[n]["variant"], xs[n])):
-        last = groups[-1][-1] if groups else None
-        if (
-            last is None
-            or records[last]["variant"] != records[index]["variant"]
-            or xs[index] > NEAR * xs[last]
-        ):
+        variant = records[index]["variant"]
+        if not groups or variant != previous[0] or xs[index] > NEAR * previous[1]:
             groups.append([])
         groups[-1].append(index)
+        previous = (variant, xs[index])
     labels = [""] * len(xs)
     for group in groups:
         words = [records[group[0]]["variant"]]
         for key, name in (("batch_size", "batch "), ("context", "")):
             if len({record[key] for record in records}) > 1:
-                sizes = sorted(records[index][key] for index in group)
-                ends = dict.fromkeys((sizes[0], sizes[-1]))
+                sizes = sorted({records[index][key] for index in group})
+                ends = dict.fromkeys([sizes[0], sizes[-1]])
                 words.append(name + "–".join(f"{size:,}" for size in ends))
         labels[max(group, key=lambda index: ys[index])] = ", ".join(words)
-    return tuple(labels)
+    return labels
 
 
 def generation_chart(records: Sequence[Record]) -> Chart:
@@ -117,34 +100,19 @@ def generation_chart(records: Sequence[Record]) -> Chart:
                     f"(predicted {record['predicted_speedup']:.2f}×)"
                 )
         start = record["prompt_len"] + 1
-        lengths = tuple(range(start, start + record["new_tokens"]))
-        for key, label, kind in (
-            ("token_s", name, "line"),
-            ("predicted_token_s", f"{name}: predicted" if is_named else "", "dashed"),
-        ):
-            times = tuple(1000 * time for time in record[key])
-            series.append(
-                Series(
-                    label,
-                    lengths,
-                    times,
-                    kind,
-                    colour=number,
-                )
-            )
+        lengths = range(start, start + record["new_tokens"])
+        times, predicted = (
+            [1000 * time for time in record[key]] for key in ("token_s", "predicted_token_s")
+        )
+        series.append(Series(name, lengths, times, colour=number))
+        label = f"{name}: predicted" if is_named else ""
+        series.append(Series(label, lengths, predicted, "dashed", colour=number))
     if not is_named:
         subtitle += "; thin: predicted"
-    times = tuple(time for one in series for time in one.ys)
-    is_log = max(times) > LOG_RANGE * min(times) > 0
-    x = Axis("tokens so far", log=False, tick="{:g}".format)
-    y = Axis("ms", log=is_log, tick="{:g}".format)
-    return Chart(
-        f"{first['model']}: time per token",
-        subtitle,
-        x,
-        y,
-        tuple(series),
-    )
+    values = [time for one in series for time in one.ys]
+    x = Axis("tokens so far", log=False, tick=whole_tick)
+    y = Axis("ms", max(values) > LOG_RANGE * min(values) > 0, "{:g}".format)
+    return Chart(f"{first['model']}: time per token", subtitle, x, y, series)
 
 
 def predicted_against_measured(
@@ -161,77 +129,47 @@ def predicted_against_measured(
         subtitle: What the rows are.
         title: Title.
     """
-    points: dict[str, list[tuple[float, float]]] = {}
+    series: list[Series] = []
+    errors = []
     for name, measured, predicted in operations:
         rows = zip(measured, predicted, strict=True)
-        positive = [(float(m), float(p)) for m, p in rows if m > 0 and p > 0]
-        if positive:
-            points[name] = positive
-    series = []
-    for number, (name, pairs) in enumerate(points.items()):
-        step = -(-len(pairs) // MAX_POINTS)
-        xs, ys = zip(*pairs[::step], strict=True)
-        series.append(
-            Series(
-                name,
-                xs,
-                ys,
-                "points",
-                colour=skip_grey(number),
-            )
-        )
+        pairs = [(float(m), float(p)) for m, p in rows if m > 0 and p > 0]
+        if not pairs:
+            continue
+        xs, ys = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)], strict=True)
+        series.append(Series(name, xs, ys, "points", colour=skip_grey(len(series))))
+        ratios = sorted(abs(math.log(p / m)) for m, p in pairs)
+        median = math.expm1(ratios[len(ratios) // 2])
+        errors.append(f"{len(pairs):,} rows, median error {100 * median:.1f}%")
     values = [value for one in series for value in (*one.xs, *one.ys)] or [1.0, 10.0]
-    ends = (min(values), max(values))
+    ends = [min(values), max(values)]
     exact = Series("exact", ends, ends, "quiet")
-    x = Axis("measured", tick=_microseconds_tick)
-    y = Axis("predicted", tick=_microseconds_tick)
+    x, y = (
+        Axis(name, tick=lambda value: seconds(value / 1e6))
+        for name in ("measured", "predicted")
+    )
     is_crowded = len(series) > MAX_SERIES or len(values) > 2 * MAX_CROWD
     if len(series) < 2 or not is_crowded:
-        return Chart(
-            title,
-            subtitle,
-            x,
-            y,
-            (*series, exact),
-        )
+        return Chart(title, subtitle, x, y, [*series, exact])
     exact = exact._replace(label="")
     charts = [
-        Chart(
-            one.label,
-            _error(points[one.label]),
-            x,
-            y,
-            (one._replace(label=""), exact),
-        )
-        for one in series
+        Chart(one.label, error, x, y, [one._replace(label=""), exact])
+        for one, error in zip(series, errors, strict=True)
     ]
     over = (title, f"{subtitle}; the line: exact")
     return joined([charts[0]._replace(over=over), *charts[1:]])
-
-
-def _error(points: Sequence[tuple[float, float]]) -> str:
-    """Return the number of rows and the median error to either side."""
-    errors = sorted(abs(math.log(predicted / measured)) for measured, predicted in points)
-    median = math.exp(errors[len(errors) // 2]) - 1
-    return f"{len(points):,} rows, {100 * median:.1f}% off in the median"
-
-
-def _microseconds_tick(value: float) -> str:
-    return seconds(value / 1e6)
 
 
 def measured_times_chart(name: str, times: "MeasuredTimes") -> Chart:
     """Return predicted over measured times of a file of rows, by operation."""
     count = times.num_predicted
     basis = f"a calibration in {times.num_calibrated:,}, else the bound"
-    if times.num_calibrated == 0:
-        basis = "the bound"
-    elif times.num_calibrated == count:
-        basis = "a calibration"
+    if times.num_calibrated in (0, count):
+        basis = "a calibration" if times.num_calibrated else "the bound"
     gpus = f"{len(times.gpus)} GPUs"
     if len(times.gpus) <= MAX_GPUS:
         gpus = ", ".join(times.gpus)
-    about = f"{name}: {count:,} row{'s' * (count > 1)} of {gpus}, predicted by {basis}"
+    about = f"{name}: {plural(count, 'row')} of {gpus}, predicted by {basis}"
     if count < times.num_rows:
         about += f"; {times.num_rows - count:,} without a prediction are not drawn"
     return predicted_against_measured(times.times_us, about)

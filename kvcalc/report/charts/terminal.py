@@ -11,33 +11,30 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvcalc.report.charts.chart import Axis, Chart, Series
+from kvcalc.report.charts.chart import MARKERS, Axis, Chart
 
 HEIGHT = 20  # rows of a grid
 COLOURS = (34, 33, 32, 35, 36, 31, 90, 94)  # of the terminal's palette
 BRAILLE = 0x2800  # the cell without dots
-DOTS = (
-    (0x40, 0x80),
-    (0x04, 0x20),
-    (0x02, 0x10),
-    (0x01, 0x08),
-)  # bits by row from below, column
-POINTS = ("points", "hollow")
+# bits of a braille cell by row from below, and column
+DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
+HIDDEN = ("limit", "upright", "span", "band")  # kinds that are not drawn as lines or points
 
 
-class Signs(NamedTuple):
-    """Characters that a terminal takes.
+class CellStyle(NamedTuple):
+    """Characters and colours of a terminal.
 
     Attributes:
         marks: One mark per series.
-        level: A limit.
-        side: The y axis.
-        corner: Where the axes meet.
-        foot: The x axis.
+        level: Sign of a limit.
+        side: Sign of the y axis.
+        corner: Sign of the place at which the axes meet.
+        foot: Sign of the x axis.
         has_dots: Whether a cell of a line has eight dots.
+        has_colour: Whether series have colours.
     """
 
     marks: str
@@ -46,46 +43,21 @@ class Signs(NamedTuple):
     corner: str
     foot: str
     has_dots: bool
-
-
-FINE = Signs(
-    "●■▲◆○□△◇",
-    "·",
-    "│",
-    "└",
-    "─",
-    True,
-)
-ASCII = Signs(
-    "ox#*+@%&",
-    ".",
-    "|",
-    "+",
-    "-",
-    False,
-)
-
-
-class CellStyle(NamedTuple):
-    """How a chart is drawn.
-
-    Attributes:
-        signs: The characters.
-        has_colour: Whether series have colours.
-    """
-
-    signs: Signs
-    has_colour: bool
+    has_colour: bool = False
 
     def mark(self, number: int) -> str:
         """Return the mark of a series."""
-        return self.signs.marks[number % len(self.signs.marks)]
+        return self.marks[number % len(self.marks)]
 
     def paint(self, text: str, number: int) -> str:
         """Return a text in the colour of a series; -1 has no colour."""
-        if not self.has_colour or number < 0 or not text.strip():
+        if not self.has_colour or number < 0:
             return text
         return f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m"
+
+
+FINE = CellStyle("●■▲◆○□△◇", "·", "│", "└", "─", has_dots=True)
+ASCII = CellStyle("ox#*+@%&", ".", "|", "+", "-", has_dots=False)
 
 
 def sketch(chart: Chart, width: int = 0, style: CellStyle | None = None) -> str:
@@ -96,10 +68,12 @@ def sketch(chart: Chart, width: int = 0, style: CellStyle | None = None) -> str:
         width: Columns; 0 for the width of the terminal.
         style: Characters and colours; those of standard output by default.
     """
-    columns = width or shutil.get_terminal_size((80, 24)).columns
-    columns = max(40, min(columns, 160))
-    style = style or _terminal_style()
-    parts = []
+    columns = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160))
+    if style is None:
+        is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+        has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        style = (FINE if is_unicode else ASCII)._replace(has_colour=has_colour)
+    pictures = []
     for one in chart.chain():
         lines = []
         for text in (*one.over, one.title, one.subtitle):
@@ -110,154 +84,120 @@ def sketch(chart: Chart, width: int = 0, style: CellStyle | None = None) -> str:
             lines += _bar_lines(one, columns, style)
         else:
             lines += _grid_lines(one, columns, style)
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+        pictures.append("\n".join(lines))
+    return "\n\n".join(pictures)
 
 
-def _terminal_style() -> CellStyle:
-    encoding = (sys.stdout.encoding or "").lower()
-    signs = FINE if encoding.replace("-", "").startswith("utf") else ASCII
-    return CellStyle(signs, sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
-
-
-def _key_lines(
-    names: list[tuple[int, str]], levels: list[Series], columns: int, style: CellStyle
-) -> list[str]:
-    """Return the key: names with the number of their mark, then limits."""
-    entries = [(style.paint(f"  {style.mark(n)}", n), name) for n, name in names if name]
-    entries += [(f"  {style.signs.level}", level.label) for level in levels]
+def _key_lines(entries: Sequence[tuple[str, str]], columns: int) -> list[str]:
+    """Return the lines of the key, from a sign and a name per entry."""
     lines = []
-    for mark, name in entries:
-        first, *rest = textwrap.wrap(name, columns - 4) or [""]
-        lines += [f"{mark} {first}", *(f"    {line}" for line in rest)]
+    for sign, name in entries:
+        if name:
+            first, *rest = textwrap.wrap(name, columns - 4)
+            lines += [f"  {sign} {first}", *(f"    {line}" for line in rest)]
     return lines
 
 
-class _Scale:
-    """Positions on an axis, as shares from 0 to 1."""
+def _scale(axis: Axis, values: Sequence[float]) -> tuple[Callable[[float], float], str, str]:
+    """Return a function from values to shares of the axis, and the texts at both ends."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
 
-    def __init__(self, axis: Axis, values: list[float]) -> None:
-        self.axis = axis
-        scaled = [math.log10(v) if axis.log else v for v in values] or [0.0]
-        self.low = min(scaled)
-        self.length = max(scaled) - self.low or 1.0
+    def share(value: float) -> float:
+        if high == low:
+            return 0.0
+        if axis.log:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
 
-    def share(self, value: float) -> float:
-        """Return the position of a value."""
-        scaled = math.log10(value) if self.axis.log else value
-        return (scaled - self.low) / self.length
-
-    def ends(self) -> tuple[str, str]:
-        """Return the texts at both ends."""
-        ends = (self.low, self.low + self.length)
-        low, high = (self.axis.tick(10**end if self.axis.log else end) for end in ends)
-        return low, high
+    return share, axis.tick(low), axis.tick(high)
 
 
 class _Canvas:
-    """Cells of characters and dots. The last to draw in a cell gives its colour."""
+    """A grid of signs with the numbers of their series, by row from below and column."""
 
     def __init__(self, columns: int, style: CellStyle) -> None:
-        self.columns, self.style = columns, style
-        self.cells = [[" "] * columns for _ in range(HEIGHT)]  # from below
-        self.owners = [[-1] * columns for _ in range(HEIGHT)]
-        self.across, self.up = (2, 4) if style.signs.has_dots else (1, 1)  # dots of a cell
+        self.columns = columns
+        self.style = style
+        self.cells: dict[tuple[int, int], tuple[str, int]] = {}
 
-    def put(self, x: float, y: float, sign: str, owner: int) -> None:
-        """Draw a character at shares of the width and height."""
-        row, column = _index(y, HEIGHT), _index(x, self.columns)
-        self.cells[row][column] = sign
-        self.owners[row][column] = owner
+    def put(self, x: float, y: float, sign: str, number: int) -> None:
+        """Write a sign at shares of the width and height."""
+        self.cells[_index(y, HEIGHT), _index(x, self.columns)] = sign, number
 
-    def line(self, start: tuple[float, float], end: tuple[float, float], owner: int) -> None:
+    def line(self, start: tuple[float, float], end: tuple[float, float], number: int) -> None:
         """Draw a straight line of dots. Marks stay."""
+        across, up = (2, 4) if self.style.has_dots else (1, 1)
+        width, height = self.columns * across, HEIGHT * up
         (x0, y0), (x1, y1) = start, end
-        width, height = self.columns * self.across, HEIGHT * self.up
         steps = 1 + int(max(abs(x1 - x0) * width, abs(y1 - y0) * height))
         for step in range(steps + 1):
             x = _index(x0 + (x1 - x0) * step / steps, width)
             y = _index(y0 + (y1 - y0) * step / steps, height)
-            row, column = y // self.up, x // self.across
-            sign = self.cells[row][column]
-            if sign in self.style.signs.marks:
+            sign, _ = self.cells.get((y // up, x // across), (" ", -1))
+            if sign in self.style.marks:
                 continue
-            if self.style.signs.has_dots:
-                bits = ord(sign) - BRAILLE if BRAILLE <= ord(sign) < BRAILLE + 256 else 0
-                sign = chr(BRAILLE + (bits | DOTS[y % 4][x % 2]))
-            else:
-                sign = self.style.mark(owner)
-            self.cells[row][column] = sign
-            self.owners[row][column] = owner
+            dots = max(ord(sign), BRAILLE)
+            sign = chr(dots | DOTS[y % 4][x % 2]) if up > 1 else self.style.mark(number)
+            self.cells[y // up, x // across] = sign, number
 
-    def lines(self) -> Iterator[str]:
-        """Yield the rows from the top, in colour."""
-        for cells, owners in zip(reversed(self.cells), reversed(self.owners), strict=True):
-            text = ""
-            for owner, run in itertools.groupby(range(self.columns), owners.__getitem__):
-                text += self.style.paint("".join(cells[column] for column in run), owner)
-            yield text.rstrip()
+    def lines(self) -> list[str]:
+        """Return the rows from the top, in colour."""
+        rows = []
+        for row in reversed(range(HEIGHT)):
+            cells = [self.cells.get((row, column), (" ", -1)) for column in range(self.columns)]
+            rows.append("".join(self.style.paint(*cell) for cell in cells).rstrip())
+        return rows
 
 
 def _index(share: float, count: int) -> int:
     return min(count - 1, max(0, round(share * (count - 1))))
 
 
-def _points(series: Series, chart: Chart) -> list[tuple[float, float]]:
-    """Return the points that the axes can show."""
-    points = zip(series.xs, series.ys, strict=True)
-    return [
-        (x, y) for x, y in points if (x > 0 or not chart.x.log) and (y > 0 or not chart.y.log)
-    ]
-
-
 def _grid_lines(chart: Chart, columns: int, style: CellStyle) -> list[str]:
-    hidden = ("limit", "upright", "trail", "span", "band")
-    drawn = [s for s in chart.series if s.kind not in hidden]
+    """Return lines and points on a grid, with the values at the ends of both axes."""
+    drawn = [s for s in chart.series if s.kind not in HIDDEN]
     drawn = [s for s in drawn if s.kind not in ("hollow", "quiet") or s.label]
-    levels = [s for s in chart.series if s.kind == "limit"]
-    uprights = [s for s in chart.series if s.kind == "upright"]
-    points = [point for series in drawn for point in _points(series, chart)]
-    x_scale = _Scale(chart.x, [x for x, _ in points])
-    y_scale = _Scale(chart.y, [y for _, y in points] + [s.ys[0] for s in levels])
-    low, high = y_scale.ends()
+    limits = [s for s in chart.series if s.kind in ("limit", "upright")]
+    levels = [s.ys[0] for s in limits if s.kind == "limit"]
+    x_share, left, right = _scale(chart.x, [x for s in drawn for x in s.xs])
+    y_share, low, high = _scale(chart.y, [*(y for s in drawn for y in s.ys), *levels])
     margin = max(len(low), len(high)) + 2
     canvas = _Canvas(columns - margin, style)
-    sign = style.signs.level
-    for level in levels:
-        for column in range(canvas.columns):
-            share = column / (canvas.columns - 1)
-            canvas.put(share, y_scale.share(level.ys[0]), sign, -1)
-    for upright in uprights:
-        for row in range(HEIGHT):
-            canvas.put(x_scale.share(upright.xs[0]), row / (HEIGHT - 1), sign, -1)
-    names: list[tuple[int, str]] = []
-    numbers: dict[tuple[tuple[float, ...], tuple[float, ...]], int] = {}
-    for series in drawn:
-        places = [(x_scale.share(x), y_scale.share(y)) for x, y in _points(series, chart)]
-        is_points = series.kind in POINTS
-        number = len({n for n, _ in names})
-        if is_points:  # points on a line have its mark
-            number = numbers.get((series.xs, series.ys), number)
-        else:
-            numbers[series.xs, series.ys] = number
+    for series in limits:
+        for share in (n / (columns - 1) for n in range(columns)):
+            x, y = share, share
+            if series.kind == "limit":
+                y = y_share(series.ys[0])
+            else:
+                x = x_share(series.xs[0])
+            canvas.put(x, y, style.level, -1)
+    key = []
+    numbers: dict[int, int] = {}
+    for index, series in enumerate(drawn):
+        style_key = series.colour if series.colour >= 0 else -index - 1
+        number = numbers.setdefault(style_key, len(numbers))
+        places = [(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys, strict=True)]
+        if series.kind not in MARKERS:
             for start, end in itertools.pairwise(places):
                 canvas.line(start, end, number)
-        for x, y in places if is_points else places[-1:]:
+            places = places[-1:]
+        for x, y in places:
             canvas.put(x, y, style.mark(number), number)
-        names.append((number, series.label or ", ".join(filter(None, series.labels))))
+        name = series.label or ", ".join(filter(None, series.labels))
+        key.append((style.paint(style.mark(number), number), name))
+    key += [(style.level, series.label) for series in limits]
     texts = {0: high, HEIGHT - 1: low}
-    lines = [
-        f"{texts.get(row, ''):>{margin - 2}} {style.signs.side}{cells}"
+    rows = [
+        f"{texts.get(row, ''):>{margin - 2}} {style.side}{cells}"
         for row, cells in enumerate(canvas.lines())
     ]
-    left, right = x_scale.ends()
     room = max(1, canvas.columns - len(left) - len(right))
     title = chart.x.title if len(chart.x.title) < room else ""
-    lines.append(" " * (margin - 1) + style.signs.corner + style.signs.foot * canvas.columns)
-    lines.append(" " * margin + left + f"{title:^{room}}" + right)
+    rows.append(" " * (margin - 1) + style.corner + style.foot * canvas.columns)
+    rows.append(" " * margin + left + f"{title:^{room}}" + right)
     if not all(re.search("[^0-9.,]", text) for text in (low, high)):  # numbers without a unit
-        lines.insert(0, chart.y.title)
-    return [*lines, *_key_lines(names, [*levels, *uprights], columns, style)]
+        rows.insert(0, chart.y.title)
+    return [*rows, *_key_lines(key, columns)]
 
 
 def _heat_lines(chart: Chart, width: int) -> list[str]:
@@ -274,31 +214,31 @@ def _heat_lines(chart: Chart, width: int) -> list[str]:
 
 
 def _bar_lines(chart: Chart, columns: int, style: CellStyle) -> list[str]:
-    """Return bars, with their texts behind them, and the limits that have room behind those."""
+    """Return bars with their texts behind them, and the limits that have room behind those."""
     parts = [s for s in chart.series if s.kind == "bar"]
     limits = [s for s in chart.series if s.kind == "limit"]
     totals = [sum(lengths) for lengths in zip(*(part.ys for part in parts), strict=True)]
     margin = min(max(map(len, chart.categories)), columns // 2) + 2
     longest = max([*totals, *(s.ys[0] for s in limits)]) or 1.0
-    texts = parts[-1].labels or tuple(map(chart.y.tick, totals))
+    texts = parts[-1].labels or [*map(chart.y.tick, totals)]
     room = columns - margin - max(12, *(len(text) + 2 for text in texts))
     limit_columns = sorted(margin + round(room * s.ys[0] / longest) for s in limits)
+    is_solid = style.has_colour and style.has_dots
     lines = []
     for index, name in enumerate(chart.categories):
-        *above, last = textwrap.wrap(name, margin - 2) or [""]
+        *above, last = textwrap.wrap(name, margin - 2)
         row = f"{last:<{margin}}"
         sums = itertools.accumulate((part.ys[index] for part in parts), initial=0.0)
         ends = [round(room * end / longest) for end in sums]
         for number, (start, end) in enumerate(itertools.pairwise(ends)):
-            is_solid = style.has_colour and style.signs.has_dots
             sign = "█" if is_solid else style.mark(number)
             row += style.paint(sign * (end - start), number)
         row = f"{row} {texts[index]}".rstrip()
         for column in limit_columns:
             gap = column - len(re.sub(r"\x1b\[\d+m", "", row))
             if gap > 0:
-                row += " " * gap + style.signs.side
+                row += " " * gap + style.side
         lines += [*above, row]
-    upright = style._replace(signs=style.signs._replace(level=style.signs.side))
-    names = [(number, part.label) for number, part in enumerate(parts)]
-    return [*lines, *_key_lines(names, limits, columns, upright)]
+    key = [(style.paint(style.mark(n), n), part.label) for n, part in enumerate(parts)]
+    key += [(style.side, series.label) for series in limits]
+    return [*lines, *_key_lines(key, columns)]
