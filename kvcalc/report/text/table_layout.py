@@ -213,7 +213,7 @@ def _column_widths(columns: Sequence[Column], sizes: Sequence[int], width: int) 
     name = width - 2 - sum(shortest[1:2])
     if len(columns) > 1 and name >= MIN_NAME:
         return [name, shortest[1]]
-    return [min([width, *sizes[:1]])]
+    return [min(size, width) for size in sizes[:1]]
 
 
 def _banded(

@@ -126,7 +126,7 @@ def columns(
                 key,
                 figure.heading,
                 show=formats.get(figure.format) or figure.format.format,
-                right=figure.type not in ("text", "boolean"),
+                right=figure.type in ("integer", "number"),
                 wide=key in wide.split(),
                 is_input=key in inputs.split(),
                 is_optional=key in optional.split(),
