@@ -16,6 +16,7 @@ from conftest import Run
 from kvcalc.capacity.memory_budget import read_learned
 
 GIB, MIB = 2**30, 2**20
+LENGTH = "--max-model-len 32768"
 
 
 @pytest.fixture
@@ -35,99 +36,68 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "model", "gpu", "gpus", "version", "command", "figures", "failure"),
+    ("name", "model", "gpu", "gpus", "version", "failure", "figures", "command"),
     [
-        (
-            logs.V1_0_8, "qwen3-32b", "h100-sxm", 1, "0.8.5", "--max-model-len 16000 --gpu-memory-utilization 0.9",
-            {"weights": 61.0347}, "out_of_memory",
-        ),
-        (
-            logs.V1_0_10, "gpt-oss-120b", "a100-80gb", 4, "0.10.1.1",
-            "--tensor-parallel-size 4 --max-model-len 16384 --max-num-batched-tokens 2048 --gpu-memory-utilization 0.8",
-            {"weights": 17.2217, "cache": 45.32, "CUDA graphs": 1.88}, None,
-        ),
-        (
-            logs.V1_0_14, "qwen3-14b", "l4", 1, "0.14.1", "--dtype float16 --max-model-len 40960 --gpu-memory-utilization 0.6",
-            {"weights": 9.44, "cache": 2.1}, "too_long",
-        ),
-        (
-            logs.V1_0_20, "qwen3-32b", "h100-sxm", 1, "0.20.0", "--max-model-len 8192 --gpu-memory-utilization 0.9",
-            {"taken before the start": 79.18 - 12.4}, "occupied",
-        ),
-        (
-            logs.V1_0_28, "qwen3-14b", "l40s", 1, "0.28.0", "--max-model-len 40960 --gpu-memory-utilization 0.92",
-            {"weights": 27.52, "activations": 1.25, "libraries and collectives": 0.2, "CUDA graphs": 0.3, "cache": 11.57}, None,
-        ),
-        (
-            logs.NO_BLOCKS, "llama-3.3-70b", "h100-sxm", 1, "0.11.0", "--max-model-len 16000 --gpu-memory-utilization 0.9",
-            {"weights": 67.72, "cache": 0, "short of any cache": 1.44}, "no_blocks",
-        ),
-        (
-            logs.SGLANG, "qwen3-8b", "h100-sxm", 1, None,
-            "--context-length 40960 --chunked-prefill-size 8192 --mem-fraction-static 0.874 --page-size 1",
-            {"weights": 15.33, "cache": 53.26, "CUDA graphs": 1.38, "left free": 8.01}, None,
-        ),
-        (
-            logs.SGLANG_FAILED, "llama-3.3-70b", "h100-sxm", 2, None,
-            "--tensor-parallel-size 2 --context-length 8192 --chunked-prefill-size 8192 --mem-fraction-static 0.7",
-            {"weights": 66.02}, "no_blocks",
-        ),
-        (
-            logs.LLAMA_CPP, "llama-3.1-8b", "rtx-4090", 1, "b6123", "--ctx-size 32768 --parallel 4 --ubatch-size 512",
-            {"weights": 4403.49 / 1024, "cache": 4.0, "activations": 560 / 1024}, None,
-        ),
-        (
-            logs.LLAMA_CPP_FAILED, "llama-3.1-8b", "rtx-3090", 1, "b6500", "--ctx-size 262144 --parallel 1 --ubatch-size 512",
-            {"weights": 4403.49 / 1024}, "out_of_memory",
-        ),
-        (
-            logs.V1_0_8_3, "qwen2.5-32b", "rtx-4090", 4, "0.8.3", "--tensor-parallel-size 4 --max-model-len 32768",
-            {"weights": 15.4172, "cache": 0.78}, "too_long",
-        ),
-        (
-            logs.V1_0_12, "qwen3-next-80b-a3b", "h100-sxm", 4, "0.12.0", "--tensor-parallel-size 4 --max-model-len 65536",
-            {"weights": 38.3117, "cache": 26.91, "CUDA graphs": 1.37}, None,
-        ),
-        (
-            logs.SGLANG_WINDOWS, "gpt-oss-20b", "h100-sxm", 1, None,
-            "--max-running-requests 64 --chunked-prefill-size 8192 --mem-fraction-static 0.85 --page-size 1",
-            {"weights": 13.36, "cache": 50.58, "left free": 13.15}, None,
-        ),
-        (
-            logs.LLAMA_CPP_METAL, "llama-3.1-8b", "apple-m2-max", 1, "b5200", "--ctx-size 16384 --parallel 1 --ubatch-size 512",
-            {"memory of the GPU": 64, "weights": 8137.64 / 1024, "cache": 2.0, "activations": 1088 / 1024}, None,
-        ),
-        (
-            logs.LLAMA_CPP_TOO_LONG, "qwen3-14b", "rtx-4060-ti-16gb", 1, "b7300",
-            "--ctx-size 40960 --parallel 2 --ubatch-size 512",
-            {"weights": 14176 / 1024}, "out_of_memory",
-        ),
-    ],
-    ids=[
-        "0.8.5", "0.10.1", "0.14.1", "0.20", "0.28", "no-blocks", "sglang", "sglang-failed",
-        "llama.cpp",
-        "llama.cpp-failed", "0.8.3", "0.12", "sglang-windows", "llama.cpp-metal", "llama.cpp-too-long",
+        ("V1_0_8", "qwen3-32b", "h100-sxm", 1, "0.8.5", "out_of_memory", {"weights": 61.0347},
+         "--max-model-len 16000 --gpu-memory-utilization 0.9"),
+        ("V1_0_10", "gpt-oss-120b", "a100-80gb", 4, "0.10.1.1", None, {"weights": 17.2217, "cache": 45.32, "CUDA graphs": 1.88},
+         "--tensor-parallel-size 4 --max-model-len 16384 --max-num-batched-tokens 2048 --gpu-memory-utilization 0.8"),
+        ("V1_0_14", "qwen3-14b", "l4", 1, "0.14.1", "too_long", {"weights": 9.44, "cache": 2.1},
+         "--dtype float16 --max-model-len 40960 --gpu-memory-utilization 0.6"),
+        ("V1_0_20", "qwen3-32b", "h100-sxm", 1, "0.20.0", "occupied", {"taken before the start": 79.18 - 12.4},
+         "--max-model-len 8192 --gpu-memory-utilization 0.9"),
+        ("V1_0_28", "qwen3-14b", "l40s", 1, "0.28.0", None,
+         {"weights": 27.52, "activations": 1.25, "libraries and collectives": 0.2, "CUDA graphs": 0.3, "cache": 11.57},
+         "--max-model-len 40960 --gpu-memory-utilization 0.92"),
+        ("NO_BLOCKS", "llama-3.3-70b", "h100-sxm", 1, "0.11.0", "no_blocks",
+         {"weights": 67.72, "cache": 0, "short of any cache": 1.44}, "--max-model-len 16000 --gpu-memory-utilization 0.9"),
+        ("SGLANG", "qwen3-8b", "h100-sxm", 1, None, None,
+         {"weights": 15.33, "cache": 53.26, "CUDA graphs": 1.38, "left free": 8.01},
+         "--context-length 40960 --chunked-prefill-size 8192 --mem-fraction-static 0.874 --page-size 1"),
+        ("SGLANG_FAILED", "llama-3.3-70b", "h100-sxm", 2, None, "no_blocks", {"weights": 66.02},
+         "--tensor-parallel-size 2 --context-length 8192 --chunked-prefill-size 8192 --mem-fraction-static 0.7"),
+        ("LLAMA_CPP", "llama-3.1-8b", "rtx-4090", 1, "b6123", None,
+         {"weights": 4403.49 / 1024, "cache": 4.0, "activations": 560 / 1024},
+         "--ctx-size 32768 --parallel 4 --ubatch-size 512"),
+        ("LLAMA_CPP_FAILED", "llama-3.1-8b", "rtx-3090", 1, "b6500", "out_of_memory", {"weights": 4403.49 / 1024},
+         "--ctx-size 262144 --parallel 1 --ubatch-size 512"),
+        ("V1_0_8_3", "qwen2.5-32b", "rtx-4090", 4, "0.8.3", "too_long", {"weights": 15.4172, "cache": 0.78},
+         "--tensor-parallel-size 4 --max-model-len 32768"),
+        ("V1_0_12", "qwen3-next-80b-a3b", "h100-sxm", 4, "0.12.0", None,
+         {"weights": 38.3117, "cache": 26.91, "CUDA graphs": 1.37}, "--tensor-parallel-size 4 --max-model-len 65536"),
+        ("SGLANG_WINDOWS", "gpt-oss-20b", "h100-sxm", 1, None, None, {"weights": 13.36, "cache": 50.58, "left free": 13.15},
+         "--max-running-requests 64 --chunked-prefill-size 8192 --mem-fraction-static 0.85 --page-size 1"),
+        ("LLAMA_CPP_METAL", "llama-3.1-8b", "apple-m2-max", 1, "b5200", None,
+         {"memory of the GPU": 64, "weights": 8137.64 / 1024, "cache": 2.0, "activations": 1088 / 1024},
+         "--ctx-size 16384 --parallel 1 --ubatch-size 512"),
+        ("LLAMA_CPP_TOO_LONG", "qwen3-14b", "rtx-4060-ti-16gb", 1, "b7300", "out_of_memory", {"weights": 14176 / 1024},
+         "--ctx-size 40960 --parallel 2 --ubatch-size 512"),
     ],
 )  # fmt: skip
 def test_what_a_log_says(
     diagnosed: Any,
-    text: str,
+    name: str,
     model: str,
     gpu: str,
     gpus: int,
     version: str,
-    command: str,
-    figures: dict[str, float],
     failure: str,
+    figures: dict[str, float],
+    command: str,
 ) -> None:
-    """Model, GPU, version, flags and figures, all by itself."""
-    records = diagnosed(text)
+    """Model, GPU, version, failure, figures and flags follow from the log only."""
+    records = diagnosed(getattr(logs, name))
     last = records[-1]
-    assert (last["model"], last["gpu"], last["gpus"], last["engine_version"]) == (model, gpu, gpus, version)
+    assert (last["model"], last["gpu"], last["gpus"], last["engine_version"], last["failure"]) == (
+        model,
+        gpu,
+        gpus,
+        version,
+        failure,
+    )
     assert last["command"].endswith(command)
     assert last["term"] == "what fits"
-    assert last["failure"] == failure
-    assert {name: gib(records, name) for name in figures} == pytest.approx(figures, abs=1e-6)
+    assert {item: gib(records, item) for item in figures} == pytest.approx(figures, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -164,33 +134,17 @@ def test_the_gpus_of_a_v0_start_are_those_of_its_flags(diagnosed: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        logs.V1_0_8,
-        logs.V1_0_14,
-        logs.V1_0_20,
-        logs.NO_BLOCKS,
-        logs.SGLANG_FAILED,
-        logs.LLAMA_CPP_FAILED,
-        logs.V1_0_8_3,
-        logs.LLAMA_CPP_TOO_LONG,
-    ],
-    ids=["0.8.5", "0.14.1", "occupied", "no-blocks", "sglang", "llama.cpp", "0.8.3", "llama.cpp-too-long"],
+    "name", ["V1_0_8", "V1_0_14", "V1_0_20", "NO_BLOCKS", "SGLANG_FAILED", "LLAMA_CPP_FAILED", "V1_0_8_3", "LLAMA_CPP_TOO_LONG"]
 )
-def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, text: str) -> None:
+def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, name: str) -> None:
     """Each is run through `fit`, as a person would who copies it."""
-    last = diagnosed(text)[-1]
+    last = diagnosed(getattr(logs, name))[-1]
     assert last["fits"] is False
     for change in last["advice"]:
-        (answer,) = kvcalc(*shlex.split(change["kvcalc_command"])[1:2], *_options(change["kvcalc_command"])).records
-        assert answer["fits"], change
+        options, command = change["kvcalc_command"].removeprefix("kvcalc fit ").split(" -- ", 1)
+        (answer,) = kvcalc("fit", *shlex.split(options), "--format", "json", "--", *shlex.split(command)).records
+        assert answer["fits"] and answer["max_num_seqs"] >= 1, change
         assert answer["command"] == change["command"]
-        assert answer["max_num_seqs"] >= 1
-
-
-def _options(line: str) -> list[str]:
-    beside, command = line.split(" -- ", 1)
-    return [*shlex.split(beside)[2:], "--format", "json", "--", *shlex.split(command)]
 
 
 def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
@@ -205,28 +159,11 @@ def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed
     assert int(last["change"].partition("--ctx-size ")[2].split("`")[0]) % 2 == 0
 
 
-def test_pools_of_windows_are_one_cache(diagnosed: Any) -> None:
-    """31.12 GiB of windows and 19.46 without are the 50.58 that SGLang adds up; its tokens are those without."""
+def test_pools_and_states_of_sglang_are_one_cache(diagnosed: Any) -> None:
+    """Tokens are those of the pool without windows. 26.63 GiB of keys, as many of values, 0.25 of convolutions, 1.5 of scans."""
     assert diagnosed(logs.SGLANG_WINDOWS)[-1]["tokens"] == 1_700_000
-
-
-def test_states_of_both_kinds_lie_beside_keys_and_values(diagnosed: Any) -> None:
-    """26.63 GiB of keys, as many of values, 0.25 of convolutions and 1.5 of scans: 55.01."""
     states = "Mamba Cache is allocated. max_mamba_cache_size: 64, conv_state size: 0.25GB, ssm_state size: 1.50GB\n"
     assert gib(diagnosed(logs.SGLANG.replace("KV Cache", f"{states}KV Cache")), "cache") == pytest.approx(55.01, abs=1e-6)
-
-
-def test_what_no_preset_knows_is_left_out_and_said(kvcalc: Run, tmp_path: Path) -> None:
-    (tmp_path / "server.log").write_text(logs.V1_0_12, encoding="utf-8")
-    found = kvcalc("diagnose", str(tmp_path / "server.log"))
-    assert (found.code, found.err) == (0, "note: prediction layers are left out: none are known of qwen3-next-80b-a3b\n")
-
-
-def test_smallest_changes_first(diagnosed: Any) -> None:
-    """0.6 of an L4 leaves 2.1 GiB where 6.25 are needed: 4.15 GiB more are 0.19 of its 21.99 GiB."""
-    last = diagnosed(logs.V1_0_14)[-1]
-    assert last["advice"][0]["flags"] == "--gpu-memory-utilization 0.79"
-    assert "--max-model-len" in last["change"]
 
 
 def test_what_others_hold_is_what_is_not_free(kvcalc: Run, tmp_path: Path) -> None:
@@ -236,37 +173,31 @@ def test_what_others_hold_is_what_is_not_free(kvcalc: Run, tmp_path: Path) -> No
     assert said in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
-def test_two_changes_where_no_single_one_does(diagnosed: Any) -> None:
-    """24 × 32,768 tokens of 160 KiB are 15 GiB on each of 8 L4, beside 3.4 of weights: 0.6 of 22 GiB is too little."""
-    last = diagnosed(logs.V1_0_14, "--users", "24", "--context", "32k")[-1]
-    flags = ["--tensor-parallel-size 8 --gpu-memory-utilization 0.85 --max-model-len 32768"]
-    assert [change["flags"] for change in last["advice"]] == flags
-
-
-def test_a_need_that_is_given(diagnosed: Any) -> None:
-    last = diagnosed(logs.V1_0_28, "--users", "4", "--context", "32k")[-1]
-    assert last["advice"]
-    assert any("fp8" in change["flags"] and "0.4934 against 0.5067 in AIME25" in change["cost"] for change in last["advice"])
+@pytest.mark.parametrize(
+    ("text", "load", "first"),
+    [
+        # 0.6 of an L4 leaves 2.1 GiB where 6.25 are needed: 4.15 GiB more are 0.19 of its 21.99 GiB
+        (logs.V1_0_14, "", "--gpu-memory-utilization 0.79"),
+        # 24 × 32,768 tokens of 160 KiB are 15 GiB on each of 8 L4, with 3.4 of weights: 0.6 of 22 GiB is too little
+        (logs.V1_0_14, "--users 24 --context 32k", f"--tensor-parallel-size 8 --gpu-memory-utilization 0.85 {LENGTH}"),
+        (logs.V1_0_28, "--users 4 --context 32k", f"--kv-cache-dtype fp8 {LENGTH}"),
+    ],
+)  # fmt: skip
+def test_the_smallest_change_comes_first_and_two_if_no_single_one_helps(diagnosed: Any, text: str, load: str, first: str) -> None:
+    advice = diagnosed(text, *load.split())[-1]["advice"]
+    assert advice[0]["flags"] == first
     assert diagnosed(logs.V1_0_28, "--users", "2", "--context", "16k")[-1]["fits"]
 
 
-def test_several_boots_are_told_apart(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
-    records = diagnosed(logs.V1_0_14 + logs.V1_0_28 + logs.V1_0_28)
-    assert [(r["boot"], r["model"]) for r in records if r["term"] == "what fits"] == [
-        (1, "qwen3-14b"), (2, "qwen3-14b"), (3, "qwen3-14b"),
+def test_boots_versions_and_engines_are_separate(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
+    records = diagnosed(logs.V1_0_10 + logs.SGLANG + logs.V1_0_28 + logs.V1_0_28 + logs.V0_7_3)
+    assert [(r["boot"], r["engine"], r["engine_version"], r["gpu"]) for r in records if r["term"] == "what fits"] == [
+        (1, "vllm", "0.10.1.1", "a100-80gb"), (2, "sglang", None, "h100-sxm"), (3, "vllm", "0.28.0", "l40s"),
+        (4, "vllm", "0.28.0", "l40s"), (5, "vllm", "0.7.3", "t4"),
     ]  # fmt: skip
-    weights = [r["logged_bytes"] for r in records if r["term"] == "weights"]
-    assert [round(w / GIB, 2) for w in weights] == [9.44, 27.52, 27.52]
-    (one,) = {r["boot"] for r in diagnosed(logs.V1_0_14 + logs.V1_0_28, "--boot", "2")}
-    assert one == 2
+    assert [round(r["logged_bytes"] / GIB, 2) for r in records if r["term"] == "weights"] == [17.22, 15.33, 27.52, 27.52, 5.6]
+    assert {r["boot"] for r in diagnosed(logs.V1_0_14 + logs.V1_0_28, "--boot", "2")} == {2}
     assert "boot 1 of 2, lines 1 to" in kvcalc(f"diagnose {tmp_path}/server.log").joined
-
-
-def test_boots_of_other_versions_and_engines_are_told_apart(diagnosed: Any) -> None:
-    found = [r for r in diagnosed(logs.V1_0_10 + logs.SGLANG + logs.V1_0_28 + logs.V0_7_3) if r["term"] == "what fits"]
-    assert [(r["engine"], r["engine_version"], r["gpu"]) for r in found] == [
-        ("vllm", "0.10.1.1", "a100-80gb"), ("sglang", None, "h100-sxm"), ("vllm", "0.28.0", "l40s"), ("vllm", "0.7.3", "t4"),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("memory", ["Free memory on device (78.7/79.18 GiB)", ""], ids=["by its memory", "by what it holds"])
@@ -310,13 +241,12 @@ def test_however_a_log_was_kept_it_says_the_same(diagnosed: Any, kvcalc: Run, tm
 
 def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:
     """Two engines of data parallelism each say that they are initialised."""
-    line = "(EngineCore_DP{} pid={}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: " + logs.config(
-        "Qwen/Qwen3-8B", 4096
-    )
+    config = logs.config("Qwen/Qwen3-8B", 4096)
+    line = f"(EngineCore_DP{{}} pid={{}}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: {config}\n"
     head = "INFO [api_server.py:1] vLLM API server version 0.11.0\nNVIDIA L40S\n"
-    records = diagnosed(head + line.format(0, 8) + "\n" + line.format(1, 9) + "\n")
+    records = diagnosed(head + line.format(0, 8) + line.format(1, 9))
     assert {r["boot"] for r in records} == {1}
-    again = diagnosed(head + line.format(0, 8) + "\n" + line.format(0, 9) + "\n")
+    again = diagnosed(head + line.format(0, 8) + line.format(0, 9))
     assert {r["boot"] for r in again} == {1, 2}
 
 

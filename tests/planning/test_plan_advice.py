@@ -26,6 +26,7 @@ REFUSED: tuple[tuple[str, dict[str, str]], ...] = (
     ("llama-3.1-8b", {"rate": "400", "input_len": "2k", "output_len": "500", "gpu": "l4", "max_gpus": "4", "max_ttft": "10ms"}),
     ("deepseek-v3", {"users": "1", "context": "4k", "gpu": "h100", "max_gpus": "8"}),
     ("llama-3.3-70b", {"users": "1", "context": "4k", "gpu": "l40s", "max_gpus": "1", "max_tpot": "10ms"}),
+    ("llama-3.1-8b", {"users": "9000", "context": "1k", "gpu": "h100", "tp": "1", "pp": "1", "max_gpus": "2"}),
     ("gpt-oss-20b", {"users": "30", "input_len": "1k", "output_len": "99", "gpu": "l40s", "min_throughput": "90000"}),
     ("qwen3-30b-a3b", {"users": "500", "context": "32k", "gpu": "h200,mi300x", "max_gpus": "2", "max_tpot": "30ms"}),
 )
