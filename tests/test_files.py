@@ -82,7 +82,7 @@ BAD = {
     "dot in a kind": ("  full:", "  full.v2:", 5, "'full.v2' has a dot, which stands between a kind"),
     "unknown kind": ("layers: 2", "layers: 2\npattern: [2 ful]", 5, "names an unknown kind 'ful' (kinds: full)"),
     "pattern count": ("layers: 2", "layers: 2\npattern: [-2 full]", 5, "item '-2 full' should read like '5 full'"),
-    "unknown key of a layer": ("    parts:", "    part:", 7, "unknown key 'part'. Did you mean parts?"),
+    "unknown key of a layer": ("    parts:", "    part:", 7, "unknown key 'part'. Did you mean parts"),
     "key of another part": ("{type: dense, ", "{type: dense, sliding_window: 8, ", 9, "Known: bias, down_bias, gated, input"),
     "three dots for a key": ("kinds:", "tables: {...: x}\nkinds:", 5, "line 5: tables....: Expected 'array', got 'str'"),
     "no kinds": ("kinds:", "kinds: {}\nother:", 6, "unknown key 'other'"),

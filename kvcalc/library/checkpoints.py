@@ -48,44 +48,37 @@ def _preset(name: str) -> str:
 
 
 _ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
-# Endings of names, longest first, with their weight format. An ending with '' implies no format.
-_ENDINGS: dict[str, str] = {
-    "unsloth-bnb-4bit": "nf4",
-    "bnb-4bit": "nf4",
-    "awq-4bit": "awq",
-    "awq-int4": "awq",
-    "gptq-int4": "gptq",
-    "gptq-4bit": "gptq",
-    "int4-autoround": "int4",
-    "autoround": "int4",
-    "awq": "awq",
-    "gptq": "gptq",
-    "quantized.w4a16": "int4",
-    "w4a16": "int4",
-    "quantized.w8a8": "int8_scale16",
-    "w8a8": "int8_scale16",
-    "fp8-dynamic": "fp8_per_channel_scale16",
-    "fp8-block": "fp8_block128_scale16",
-    "fp8-static-pertensor": "fp8",
-    "fp8": "fp8",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "nvfp4a16": "nvfp4_weight_only",
-    "mxfp4": "mxfp4",
-    "mxfp4a16": "mxfp4_weight_only",
-    "int4": "int4",
-    "int8": "int8",
-    "gguf": "",
-    "instruct": "",
-    "it": "",
-    "chat": "",
-    "hf": "",
-    "base": "",
-    "preview": "",
-    "latest": "",
-    "thinking-2507": "",
-    "gguf:latest": "",
-}
+# Endings of names with their weight format, longest first, and endings that imply no format.
+_FORMAT_ENDINGS = """
+    unsloth-bnb-4bit      nf4
+    bnb-4bit              nf4
+    awq-4bit              awq
+    awq-int4              awq
+    gptq-int4             gptq
+    gptq-4bit             gptq
+    int4-autoround        int4
+    autoround             int4
+    awq                   awq
+    gptq                  gptq
+    quantized.w4a16       int4
+    w4a16                 int4
+    quantized.w8a8        int8_scale16
+    w8a8                  int8_scale16
+    fp8-dynamic           fp8_per_channel_scale16
+    fp8-block             fp8_block128_scale16
+    fp8-static-pertensor  fp8
+    fp8                   fp8
+    nvfp4                 nvfp4
+    fp4                   nvfp4
+    nvfp4a16              nvfp4_weight_only
+    mxfp4                 mxfp4
+    mxfp4a16              mxfp4_weight_only
+    int4                  int4
+    int8                  int8
+"""
+_PLAIN_ENDINGS = "gguf instruct it chat hf base preview latest thinking-2507 gguf:latest"
+_ENDINGS = dict(line.split() for line in _FORMAT_ENDINGS.strip().splitlines())
+_ENDINGS |= dict.fromkeys(_PLAIN_ENDINGS.split(), "")
 _DATE = re.compile(r"[-_.](\d{4}|\d{6}|\d{8})$")
 # Publishers whose "FP8" does not have one scale per matrix.
 # Source: their model cards and configs (quantization_config).
@@ -96,21 +89,22 @@ _FP8_OF = {
     "meta-llama": "fp8_per_channel",
 }
 # Prefixes of checkpoint names that have the same layers as a preset with another name.
-_SAME_SHAPE = {
-    "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b",
-    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
-    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
-    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
-    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
-    "qwen2-0.5b": "qwen2.5-0.5b",
-    "qwen2-1.5b": "qwen2.5-1.5b",
-    "qwen2-7b": "qwen2.5-7b",
-    "qwen2-72b": "qwen2.5-72b",
-    "qwen2.5-coder-": "qwen2.5-",
-    "qwen2.5-math-": "qwen2.5-",
-    "meta-llama-": "llama-",
-}
+_SAME_SHAPE_ROWS = """
+    deepseek-r1-distill-qwen-1.5b  qwen2.5-1.5b
+    deepseek-r1-distill-qwen-7b    qwen2.5-7b
+    deepseek-r1-distill-qwen-14b   qwen2.5-14b
+    deepseek-r1-distill-qwen-32b   qwen2.5-32b
+    deepseek-r1-distill-llama-8b   llama-3.1-8b
+    deepseek-r1-distill-llama-70b  llama-3.3-70b
+    qwen2-0.5b                     qwen2.5-0.5b
+    qwen2-1.5b                     qwen2.5-1.5b
+    qwen2-7b                       qwen2.5-7b
+    qwen2-72b                      qwen2.5-72b
+    qwen2.5-coder-                 qwen2.5-
+    qwen2.5-math-                  qwen2.5-
+    meta-llama-                    llama-
+"""
+_SAME_SHAPE = dict(line.split() for line in _SAME_SHAPE_ROWS.strip().splitlines())
 _DTYPES = {
     "bf16": "bf16",
     "fp16": "fp16",

@@ -8,8 +8,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -180,7 +179,7 @@ def build(
     """Return `data` as a checked specification.
 
     Raises:
-        UserError: The data do not fit. The message names `where`, the line if known, the key and
+        UserError: The data do not fit. The message names the file, the line if known, the key and
             the expected type.
     """
     try:
@@ -188,17 +187,16 @@ def build(
     except msgspec.ValidationError as error:
         text, _, tail = str(error).partition(" - at `$")
         path = _concrete(data, spec, str(error), _split(tail.rstrip("`")))
-    unknown = re.search(r"unknown field `([^`]*)`", text)
-    if unknown:
+    hint = ""
+    if unknown := re.search(r"unknown field `([^`]*)`", text):
+        known_keys = _known_keys(spec, _lookup(data, path))
         path = (*path, unknown[1])
         text = f"unknown key {unknown[1]!r}"
-    hint = _hint(unknown[1], data, path, spec) if unknown else ""
-    if text.startswith("Invalid value"):
-        standing = (
-            s.__struct_config__ for s in _standing(spec, _replaced(data, path, None), path[:-1])
-        )
-        tags = [str(spec_type.tag) for spec_type in standing if spec_type.tag_field == path[-1]]
-        hint = nearest(str(_lookup(data, path)), tags) if tags else ""
+        hint = nearest(unknown[1], known_keys)
+    elif text.startswith("Invalid value"):
+        configs = [struct.__struct_config__ for struct in _structs(spec)]
+        tags = [str(config.tag) for config in configs if config.tag_field == path[-1]]
+        hint = nearest(str(_lookup(data, path)), tags)
     raise UserError(*_place(text, path, file_name, lines or {}), hint=hint)
 
 
@@ -266,51 +264,28 @@ def _replaced(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
     return copy
 
 
-def _hint(unknown: str, data: Any, path: tuple[str | int, ...], spec: type[Any]) -> str:
-    fitting = _standing(spec, data, path[:-1])
-    return nearest(unknown, (field for s in fitting for field in s.__struct_encode_fields__))
+def _known_keys(spec: type[Any], value: Any) -> list[str]:
+    """Return the keys of the struct that a mapping means: by its tag, else by its other keys.
 
-
-def _standing(spec: type[Any], data: Any, path: tuple[str | int, ...]) -> list[Any]:
-    """Return the possible structs of the value at `path`; a tag in the value selects one struct."""
-    types = _alternatives(spec, data)
-    for index, step in enumerate(path):
-        value = _lookup(data, path[: index + 1])
-        types = [
-            spec_type
-            for outer in types
-            for inner in _within(outer, step)
-            for spec_type in _alternatives(inner, value)
-        ]
-    return [spec_type for spec_type in types if hasattr(spec_type, "__struct_fields__")]
-
-
-def _alternatives(kind: Any, value: Any) -> list[Any]:
-    """Return the possible types of a value of a union or of a type with limits.
-
-    If structs are distinguished by a tag, only the struct that `value` names is returned.
+    If several structs are equally likely, the keys of all of them.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType, Annotated):
-        several = arguments[:1] if origin is Annotated else arguments
-        return [spec_type for other in several for spec_type in _alternatives(other, value)]
-    config: Any = getattr(kind, "__struct_config__", None)
-    named_folders = (
-        value.get(config.tag_field)
-        if config and config.tag and isinstance(value, dict)
-        else None
-    )
-    return [] if named_folders is not None and named_folders != config.tag else [kind]
+
+    def likeness(struct: Any) -> tuple[bool, int]:
+        config = struct.__struct_config__
+        has_tag = bool(config.tag) and value.get(config.tag_field) == config.tag
+        return has_tag, len(value.keys() & {*struct.__struct_encode_fields__})
+
+    structs = _structs(spec)
+    best = max(map(likeness, structs))
+    likely = [struct for struct in structs if likeness(struct) == best]
+    return [key for struct in likely for key in struct.__struct_encode_fields__]
 
 
-def _within(kind: Any, step: str | int) -> list[Any]:
-    """Return the possible types at `step` inside a value of this type."""
-    if hasattr(kind, "__struct_fields__"):
-        return [
-            field.type for field in msgspec.structs.fields(kind) if field.encode_name == step
-        ]
-    return [
-        spec_type
-        for spec_type in get_args(kind)[-1 if isinstance(step, str) else 0 :][:1]
-        if spec_type is not ...
-    ]
+def _structs(kind: Any) -> list[Any]:
+    """Return the structs that a value of this type may contain, with `kind` itself first."""
+    is_struct = hasattr(kind, "__struct_fields__")
+    inner = [f.type for f in msgspec.structs.fields(kind)] if is_struct else get_args(kind)
+    structs = [kind] if is_struct else []
+    for inner_kind in inner:
+        structs += _structs(inner_kind)
+    return structs

@@ -1,21 +1,22 @@
 """Read the vision tower that a config.json describes next to its language model.
 
-w: the tower's width, m: width of its MLP, L: its layers, p · p · t: pixels of a patch and frames, k
-· k:
-patches of one token, D: the language model's width. Each function gives Vision: parameters with the
-projector, and the largest image of the type's own preprocessor. Source: transformers' modelling and
-preprocessing code of each type.
+In the functions, w is the width of the tower and m the width of its MLP. A function returns the
+parameters of tower and projector, and the largest image that the type's preprocessor makes. Source:
+transformers' modelling and preprocessing code of each type. `vision.yaml` has the default values.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from kvcalc.library.huggingface.config import Config
+from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.model import Vision
+from kvcalc.records import JsonObject
 
 QWEN_PATCHES = 65_536  # 12,845,056 pixels in patches of 14, as 16,777,216 in patches of 16
 LLAMA_TILES = 17  # sixteen of an image, and the whole of it
-Shape = Callable[[Config, int], Vision]
 
 
 # Parts of a file next to its language model, and their keys.
@@ -33,44 +34,52 @@ _OTHER_PARTS = {
     "talker": "talker_config",
     "vocoder": "code2wav_config token2wav_config tts_config vocoder_config",
 }
-_UNSAID = {"molmo": "vision tower"}  # types that have one without a key for it
+_TOWERS_WITHOUT_KEY = {"molmo"}  # types that have a vision tower, but no key for it
 
 
 def tower(
     data: Mapping[str, Any], file_name: str, width: int
 ) -> tuple[Vision | None, tuple[str, ...]]:
-    """Return the tower that a file describes, and a note about parts that are not counted.
+    """Return the tower that a file describes, and notes on parts that are not counted.
 
-    Raises UserError naming a key that does not fit.
+    Args:
+        data: The whole file.
+        file_name: Name of the file, for errors.
+        width: Width of the language model.
+
+    Raises:
+        UserError: A key does not fit.
     """
-    file_keys = (
-        data["thinker_config"] | data if isinstance(data.get("thinker_config"), dict) else data
-    )
-    names = [
-        name
-        for name, keys in _OTHER_PARTS.items()
-        if any(file_keys.get(key) not in (None, False, "", {}, []) for key in keys.split())
+    thinker = data.get("thinker_config")
+    keys = {**thinker, **data} if isinstance(thinker, dict) else data
+    model_type = str(data.get("model_type"))[:60]
+    parts = [
+        part
+        for part, names in _OTHER_PARTS.items()
+        if any(keys.get(name) not in (None, False, "", {}, []) for name in names.split())
     ]
-    vision_keys, kind = data.get("vision_config"), str(data.get("model_type"))[:60]
-    names = names or [_UNSAID[kind]] if kind in _UNSAID else names
-    if not isinstance(vision_keys, dict) or not vision_keys or kind not in SHAPES:
-        return None, (_left_out(names),) if names else ()
-    shape, defaults = SHAPES[kind]
-    c = Config(vision_keys, f"{file_name}: vision_config", defaults)
+    if not parts and model_type in _TOWERS_WITHOUT_KEY:
+        parts = ["vision tower"]
+    section = data.get("vision_config")
+    if not isinstance(section, dict) or not section or model_type not in tower_defaults():
+        return None, _left_out(parts)
+    defaults = tower_defaults()[model_type]
+    c = Config(section, f"{file_name}: vision_config", defaults)
     c.outer = data
-    result = shape(c, width)
-    others = [name for name in names if name != "vision tower"]
+    vision = SHAPES[defaults["shape"]](c, width)
     note = (
-        f"its vision tower ({result.parameters:,} parameters) is not among its parameters: "
+        f"its vision tower ({vision.parameters:,} parameters) is not among its parameters: "
         "`fit` adds the part that an engine loads"
     )
-    return result, (note, *([_left_out(others)] if others else []))
+    return vision, (note, *_left_out([part for part in parts if part != "vision tower"]))
 
 
-def _left_out(names: list[str]) -> str:
-    *first_names, last = names
-    parts = f"{', '.join(first_names)} and {last}" if first_names else last
-    return f"only the language model is counted, without the file's {parts}"
+def _left_out(parts: list[str]) -> tuple[str, ...]:
+    """Return a note on parts that are not counted, or nothing."""
+    if not parts:
+        return ()
+    names = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    return (f"only the language model is counted, without the file's {names}",)
 
 
 def _block(w: int, m: int, matrices: int = 2, norms: int = 4, has_bias: bool = True) -> int:
@@ -91,12 +100,10 @@ def _vision(
 
 def _sizes(c: Config) -> tuple[int, int, int, int]:
     """Return the width, the width of the MLP, the layers, and the patches of an image."""
-    w, m, layers = (
-        c.size("hidden_size"),
-        c.size("intermediate_size"),
-        c.size("num_hidden_layers"),
-    )
-    return w, m, layers, (c.size("image_size") // c.size("patch_size")) ** 2
+    patches_per_side = c.size("image_size") // c.size("patch_size")
+    sizes = (c.size(f) for f in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    w, m, layers = sizes
+    return w, m, layers, patches_per_side**2
 
 
 def _siglip(c: Config, width: int) -> Vision:
@@ -127,15 +134,10 @@ def _qwen25(c: Config, width: int) -> Vision:
 
 def _qwen3(c: Config, width: int) -> Vision:
     """Return qwen3_vl's: learned positions, a plain MLP; a merger, and one per deepstack level."""
-    w, m, out = (
-        c.size("hidden_size"),
-        c.size("intermediate_size"),
-        c.size("out_hidden_size"),
-    )
-    levels, wide = (
-        c.get("deepstack_visual_indexes", []),
-        w * c.size("spatial_merge_size") ** 2,
-    )
+    w, m = c.size("hidden_size"), c.size("intermediate_size")
+    out = c.size("out_hidden_size")
+    levels = c.get("deepstack_visual_indexes", [])
+    wide = w * c.size("spatial_merge_size") ** 2
     deep = len(levels) * _merger(c, w, out, 2 * wide) if isinstance(levels, list) else 0
     positions = w + c.size("num_position_embeddings") * w
     return _qwen(c, w, m, _block(w, m), positions + _merger(c, w, out, 2 * w) + deep)
@@ -159,10 +161,8 @@ def _pixtral(c: Config, width: int) -> Vision:
     """
     w, m, layers, patches = _sizes(c)
     outer = Config(c.outer, c.file_name, {"spatial_merge_size": 2})
-    merged, bias = (
-        outer.size("spatial_merge_size") ** 2,
-        outer.flag("multimodal_projector_bias"),
-    )
+    merged = outer.size("spatial_merge_size") ** 2
+    bias = outer.flag("multimodal_projector_bias")
     projector = w + merged * w * w + w * width + width * width + 2 * width * bias
     block = _block(w, m, matrices=3, norms=2, has_bias=False)
     return _vision(c, w + layers * block + projector, w, m, layers, patches, merged)
@@ -179,68 +179,19 @@ def _llama4(c: Config, width: int) -> Vision:
     return _vision(c, parameters, w, m, layers, LLAMA_TILES * patches, merged)
 
 
-_QWEN2 = {"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2}
-_QWEN3 = {
-    **_QWEN2,
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "depth": 27,
-    "out_hidden_size": 3584,
-    "patch_size": 16,
-    "num_position_embeddings": 2304,
+SHAPES: dict[str, Callable[[Config, int], Vision]] = {
+    "siglip": _siglip,
+    "qwen2": _qwen2,
+    "qwen2_5": _qwen25,
+    "qwen3": _qwen3,
+    "pixtral": _pixtral,
+    "llama4": _llama4,
 }
-SHAPES: dict[str, tuple[Shape, Mapping[str, Any]]] = {
-    "gemma3": (
-        _siglip,
-        {
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "image_size": 224,
-            "patch_size": 16,
-        },
-    ),
-    "qwen2_vl": (
-        _qwen2,
-        {"embed_dim": 1280, "hidden_size": 3584, "depth": 32, "mlp_ratio": 4, **_QWEN2},
-    ),
-    "qwen2_5_vl": (
-        _qwen25,
-        {
-            "hidden_size": 3584,
-            "intermediate_size": 3420,
-            "depth": 32,
-            "out_hidden_size": 3584,
-            **_QWEN2,
-        },
-    ),
-    "qwen3_vl": (_qwen3, _QWEN3 | {"deepstack_visual_indexes": [8, 16, 24]}),
-    "qwen3_vl_moe": (_qwen3, _QWEN3 | {"deepstack_visual_indexes": [8, 16, 24]}),
-    "qwen3_5": (_qwen3, _QWEN3),
-    "qwen3_5_moe": (_qwen3, _QWEN3),
-    "qwen4_exp": (_qwen3, _QWEN3),
-    "mistral3": (
-        _pixtral,
-        {
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 24,
-            "image_size": 1024,
-            "patch_size": 16,
-        },
-    ),
-    "llama4": (
-        _llama4,
-        {
-            "hidden_size": 768,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 34,
-            "image_size": 448,
-            "patch_size": 14,
-            "projector_input_dim": 4096,
-            "projector_output_dim": 4096,
-            "vision_output_dim": 7680,
-            "pixel_shuffle_ratio": 0.5,
-        },
-    ),
-}
+
+
+@cache
+def tower_defaults() -> dict[str, JsonObject]:
+    """Return the shape and the default values of the tower of each model type."""
+    path = Path(__file__).with_suffix(".yaml")
+    entries, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    return {name: entry for names, entry in entries.items() for name in names.split()}
