@@ -14,6 +14,8 @@ from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.memory_budget import replicas
 from kvcalc.capacity.suggested_fixes import NO_FIX, ConfigChange, advice, small_cache
 from kvcalc.records import JsonObject
+from kvcalc.records.deployment import MemoryRecord
+from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.export import Record
 from kvcalc.report.row_names import shared_words, sides
@@ -30,33 +32,13 @@ from kvcalc.report.text.tables import (
 from kvcalc.units import format_bytes, scale_of
 
 COLUMNS = columns(
-    """
-    model                | model              | text
-    gpu                  | GPU                | text
-    gpus                 | GPUs               | int
-    tensor_parallel_size | tp                 | int
-    engine               | engine             | text
-    dtype                | weights in         | text
-    kv_cache_dtype       | cache in           | text
-    requested_model_len  | context            | int
-    required_users       | required users     | int
-    verdict              | fits               | text
-    missing_bytes        | missing/GPU        | bytes
-    max_num_seqs | users | int | | full-length requests at the same time, on all GPUs
-    low_num_seqs         | at least           | int     | | users at the low end of the range
-    unshared_num_seqs    | not shared         | int     | | users without the shared prefix
-    offload_num_seqs     | in CPU memory      | int     | | more users, in CPU memory
-    longest | max context | text | right | the longest context of the required users
-    kv_budget_bytes      | KV cache/GPU       | bytes
-    weight_bytes         | weights/GPU        | bytes
-    range                | KV cache range/GPU | text    | right wide
-    max_concurrency | concurrency | {:,.2f} | wide | vLLM's maximum concurrency per dp rank
-    activation_bytes     | activations/GPU    | bytes   | wide
-    overhead_bytes       | overhead/GPU       | bytes   | wide
-    num_blocks           | blocks/GPU         | int     | wide
-    blocks_per_request   | blocks/user        | int     | wide
-    kv_tokens            | tokens/GPU         | int     | wide
-    """
+    FitRow,
+    "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype requested_model_len "
+    "required_users verdict missing_bytes max_num_seqs low_num_seqs unshared_num_seqs "
+    "offload_num_seqs longest kv_budget_bytes weight_bytes range max_concurrency "
+    "activation_bytes overhead_bytes num_blocks blocks_per_request kv_tokens",
+    wide="range max_concurrency activation_bytes overhead_bytes num_blocks "
+    "blocks_per_request kv_tokens",
 )
 # columns that are shown only if their values differ
 VARIED = ("model", "tensor_parallel_size", "engine", "dtype", "kv_cache_dtype")
@@ -104,9 +86,9 @@ def fit_table(
             row["required_users"] = record["requested_num_seqs"]
         rows.append({**record, **row})
     shown = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
-    index = _closest(fits)
+    closest = max(range(len(fits)), key=lambda i: (fits[i].sequences, _headroom(fits[i])))
+    index = 0 if fits[0].fits else closest
     notes = ["", basis_line(records, fits), *_accuracy(fits, index)]
-    details = _details(records, fits, index)
     command = records[0]["command"]
     if fits[index].fits:
         title = _fit_sentence(records, fits)
@@ -114,108 +96,81 @@ def fit_table(
     else:
         title, fixes, command = _missing_sentence(fits, fits[index], typed or {}, all_experts)
         notes.append(fixes)
-    return Table(
-        rows,
-        shown,
-        title,
-        notes,
-        details=details,
-        commands=[command] if command else [],
-    )
+    details = _details(records, fits, index)
+    commands = [command] if command else []
+    return Table(rows, shown, title, notes, details=details, commands=commands)
+
+
+def _headroom(result: Fit) -> int:
+    return int(result.plan.pool(result.kv_budget)) - result.needed.cache - result.shortage
 
 
 def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     """Return the users that fit on the first configuration, at its shortest and longest length."""
     record, first = records[0], fits[0]
-    place = where(first)
-    same = [f for f in fits if f.requested == first.requested and f.engine is first.engine]
-    last = same[-1]
+    place, users = where(first), plural(first.sequences, "user")
+    last = [f for f in fits if f.requested == first.requested and f.engine is first.engine][-1]
     if last.length != first.length:
-        counts = (
-            f"{plural(first.sequences, 'user')} of {first.length:,} tokens or "
-            f"{last.sequences:,} of {last.length:,}"
-        )
-        return _of_model(records, counts, place)
-    if last.options.wanted != first.options.wanted:
+        counts = f"{users} of {first.length:,} tokens or {last.sequences:,} of {last.length:,}"
+    elif last.options.wanted != first.options.wanted:
         lengths = [
-            f"{f.longest:,}" if f.longest is not None else "unlimited" for f in (first, last)
+            "unlimited" if f.longest is None else f"{f.longest:,}" for f in (first, last)
         ]
         counts = (
             f"{plural(first.options.wanted, 'user')} of {lengths[0]} tokens or "
             f"{last.options.wanted:,} of {lengths[1]}"
         )
-        return _of_model(records, counts, place)
-    counts = f"{plural(first.sequences, 'user')} of {first.length:,} tokens"
-    low = record["low_num_seqs"]
-    if low and low < first.sequences:
-        counts += f", at least {low:,},"
-    own = first.model.max_context or 0
-    if len({where(f) for f in fits}) > 1:
-        place += ", the smallest that fits"
-    elif first.length == first.longest and first.length < own:
-        place += f", less than the model's maximum of {own:,}"
-    if record.get("offload_num_seqs"):
-        place += f", {record['offload_num_seqs']:,} more in CPU memory"
-    return _of_model(records, counts, place)
-
-
-def _of_model(records: Sequence[Record], counts: str, place: str) -> str:
-    """Return the sentence; it names the model if the table has several models."""
+    else:
+        counts = f"{users} of {first.length:,} tokens"
+        low, maximum = record["low_num_seqs"], first.model.max_context or 0
+        if low and low < first.sequences:
+            counts += f", at least {low:,},"
+        if len({where(f) for f in fits}) > 1:
+            place += ", the smallest that fits"
+        elif first.length == first.longest and first.length < maximum:
+            place += f", less than the model's maximum of {maximum:,}"
+        if record.get("offload_num_seqs"):
+            place += f", {record['offload_num_seqs']:,} more in CPU memory"
     if varied(records, "model"):
-        return f"{records[0]['model']} on {place} fits {counts.rstrip(',')}."
+        return f"{record['model']} on {place} fits {counts.rstrip(',')}."
     return f"{counts} fit{'s' * counts.startswith('1 user ')} on {place}."
 
 
 def _missing_sentence(
     fits: Sequence[Fit], nearest: Fit, typed: Mapping[str, str], all_experts: bool
 ) -> tuple[str, str, str | None]:
-    """Return what is missing, the options that help, and the command line with the first of
+    """Return the missing memory, the options that help, and the command line with the first of
     them."""
-    named = typed.get(nearest.model.name, "")
-    advised = advice(nearest, named, as_command=True) if typed else None
+    name = typed.get(nearest.model.name, "")
+    advised = advice(nearest, name, as_command=True) if typed else None
     if advised is None or not advised.fixes:
         advised = advice(nearest, all_experts=all_experts)
     assert advised is not None
     count, length = nearest.options.wanted, f"{nearest.length:,} tokens"
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
-    where_missing = f"{where(nearest)}: {advised.missing}."
+    problem = f"{where(nearest)}: {advised.missing}."
     if len(fits) > 1:
         title = (
-            f"None of {len(fits):,} configurations fits {requests}, the closest is "
-            f"{where_missing}"
+            f"None of {len(fits):,} configurations fits {requests}, the closest is {problem}"
         )
     else:
         verb = "do not" if count > 1 else "does not"
-        title = f"{requests[0].upper()}{requests[1:]} {verb} fit on {where_missing}"
+        title = f"{requests[0].upper()}{requests[1:]} {verb} fit on {problem}"
     if not advised.fixes:
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
     *others, last = (f"`{fix}`" for fix in advised.fixes)
     listed = f"{', '.join(others)} or {last}" if others else last
     change = advised.changes[0]
-    written = command_of(change.deployment, change.options, named)
+    written = command_of(change.deployment, change.options, name)
     return title, f"It fits with {listed}.", written.line if written else None
 
 
-def where(found: Fit) -> str:
+def where(result: Fit) -> str:
     """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
-    ranks = found.ranks
+    ranks = result.ranks
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp}
     split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    return f"{ranks.gpus}× {found.gpu.name}" + (f" with {split}" if split else "")
-
-
-def _closest(fits: Sequence[Fit]) -> int:
-    """Return the index of the first answer if something fits, else of the one that misses least."""
-    if any(f.fits for f in fits):
-        return 0
-    return max(
-        range(len(fits)),
-        key=lambda index: (fits[index].sequences, _headroom(fits[index])),
-    )
-
-
-def _headroom(found: Fit) -> int:
-    return int(found.plan.pool(found.kv_budget)) - found.needed.cache - found.shortage
+    return f"{ranks.gpus}× {result.gpu.name}" + (f" with {split}" if split else "")
 
 
 def varied(records: Sequence[Record], key: str) -> bool:
@@ -266,23 +221,21 @@ def _value_range(records: Sequence[Record], key: str, form: str) -> str:
 def _accuracy(fits: Sequence[Fit], index: int) -> list[str]:
     """Return the range of the KV cache budget, if the engine's memory has one."""
     result = fits[index]
-    if (
-        not result.engine.has_memory_range
-        or result.has_given_cache
-        or not result.budget_at("high")
-    ):
+    has_range = result.engine.has_memory_range and not result.has_given_cache
+    if not has_range or not result.budget_at("high"):
         return []
-    low, high = (format_bytes(result.budget_at(end)) for end in ("low", "high"))
+    low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
     if low[-3:] == high[-3:]:
         low = low[:-4]
     gpu = f"{result.gpu.name}: " if len(fits) > 1 else ""
-    source = "corrected by the log" if result.options.from_log else "in 90 % of published"
-    starts = "" if result.options.from_log else f" {result.options.engine} starts"
+    source = f"in 90 % of published {result.options.engine} starts"
+    if result.options.from_log:
+        source = "corrected by the log"
     end = f", {result.estimate} end used" if result.estimate != "middle" else ""
-    return [f"{gpu}KV cache/GPU {low} to {high} {source}{starts}{end}"]
+    return [f"{gpu}KV cache/GPU {low} to {high} {source}{end}"]
 
 
-def _hints(record: Record, found: Fit) -> list[str]:
+def _hints(record: Record, result: Fit) -> list[str]:
     """Return a warning, or the users that a smaller cache dtype fits."""
     wastes = [
         f"{name} {record[key]:.1%}" for name, key in WASTES if record.get(key) is not None
@@ -291,7 +244,7 @@ def _hints(record: Record, found: Fit) -> list[str]:
         return [f"Waste: {', '.join(wastes)}"]
     if record["low_num_seqs"] == 0:
         return ["At the low end of this range no user fits."]
-    if change := small_cache(found):
+    if change := small_cache(result):
         return [f"With `{shlex.join(change.words)}`, {plural(change.sequences, 'user')} fit."]
     return []
 
@@ -301,32 +254,21 @@ def _details(records: Sequence[Record], fits: Sequence[Fit], index: int) -> list
     first, result = records[0], fits[index]
     tokens = _value_range(records, "max_num_batched_tokens", ",")
     lines = [f"max_num_batched_tokens {tokens}"]
-    bent = next((r for r in records if len(r["breakpoints"]) > 1), first)
-    lines += cost_lines(bent)
+    lines += cost_lines(next((r for r in records if len(r["breakpoints"]) > 1), first))
     lines += placement_lines(fits[0], first)
     if len(fits) > 1 and any(f.length > (f.model.max_context or f.length) for f in fits):
         lines.append("Max context is at most the model's maximum, unless more is requested.")
-    lines += dict.fromkeys(text for f in fits for text in f.notes)
-    for f in fits:
-        if f.gpu.usable_share:
-            usable, memory = (
-                format_bytes(f.gpu.usable_bytes),
-                format_bytes(f.gpu.memory_bytes),
-            )
-            lines.append(
-                f"{f.gpu.name}: the system lets the GPU use {usable} of {memory} by default"
-            )
-    lines += _published_quality(result)
-    return [*dict.fromkeys(lines), memory_line(result)]
-
-
-def _published_quality(found: Fit) -> list[str]:
-    """Return what is published of the formats that the answer suggests, for this model only."""
-    changes: list[ConfigChange | None] = [small_cache(found)]
-    if advised := advice(found):
+    lines += [note for f in fits for note in f.notes]
+    for gpu in (f.gpu for f in fits if f.gpu.usable_share):
+        usable, memory = format_bytes(gpu.usable_bytes), format_bytes(gpu.memory_bytes)
+        lines.append(f"{gpu.name}: the system lets the GPU use {usable} of {memory} by default")
+    # published quality of the formats that the answer suggests, for this model only
+    changes: list[ConfigChange | None] = [small_cache(result)]
+    if advised := advice(result):
         changes += advised.changes
-    texts = dict.fromkeys(change.quality for change in changes if change)
-    return [text for text in texts if is_measured_on(found.model.name, text)]
+    qualities = (change.quality for change in changes if change)
+    lines += [text for text in qualities if is_measured_on(result.model.name, text)]
+    return [*dict.fromkeys(lines), memory_line(result)]
 
 
 def is_measured_on(model: str, quality: str) -> bool:
@@ -339,13 +281,12 @@ def is_measured_on(model: str, quality: str) -> bool:
     return model in published or ("all sizes" in published and sizes in published)
 
 
-def memory_line(found: Fit) -> str:
-    """Return where the memory of one GPU goes, by name; the parts add up to it."""
-    end = f" at the {found.estimate} end" if found.estimate != "middle" else ""
-    parts = ", ".join(
-        f"{name} {format_bytes(size)}" for name, size in found.memory_parts().items()
-    )
-    return f"{found.gpu.name}: {format_bytes(found.budget.memory)} of memory{end}: {parts}"
+def memory_line(result: Fit) -> str:
+    """Return how the memory of one GPU is used, by name; the sum of the parts is the memory."""
+    end = f" at the {result.estimate} end" if result.estimate != "middle" else ""
+    parts = [f"{name} {format_bytes(size)}" for name, size in result.memory_parts().items()]
+    memory = format_bytes(result.budget.memory)
+    return f"{result.gpu.name}: {memory} of memory{end}: {', '.join(parts)}"
 
 
 def cost_lines(record: Record) -> list[str]:
@@ -366,30 +307,17 @@ def cost_lines(record: Record) -> list[str]:
     return lines
 
 
-def placement_lines(found: Fit, record: Record) -> list[str]:
-    """Return what is in CPU memory, on several GPUs or transferred, with the times."""
-    return [
-        *_in_cpu_memory(found, record),
-        *_replicated(found),
-        *_loading(found, record),
-    ]
-
-
-def _at_least(time: float | None) -> str:
-    return f", at least {seconds(time)}" if time else ""
-
-
-def _in_cpu_memory(found: Fit, record: Record) -> list[str]:
-    """Return what is in CPU memory, and the times to move it; also of disaggregated serving."""
+def placement_lines(result: Fit, record: Record) -> list[str]:
+    """Return the data in CPU memory, on several GPUs and transferred, with the times."""
     lines = []
     if size := record["cpu_offload_bytes"]:
-        time = record["cpu_offload_s"]
-        took = f", {seconds(time)} each" if time else ""
+        duration = record["cpu_offload_s"]
+        each = f", {seconds(duration)} each" if duration else ""
         lines.append(
-            f"CPU memory stores {format_bytes(size)} of weights, read in every pass{took}"
+            f"CPU memory stores {format_bytes(size)} of weights, read in every pass{each}"
         )
     if (users := record.get("offload_num_seqs")) is not None:
-        host = format_bytes(found.options.kv_offloading_bytes)
+        host = format_bytes(result.options.kv_offloading_bytes)
         tokens = f"{record['offload_tokens']:,} tokens"
         lines.append(
             f"CPU memory of {host} per GPU stores the KV cache of {plural(users, 'user')}, {tokens}"
@@ -398,31 +326,37 @@ def _in_cpu_memory(found: Fit, record: Record) -> list[str]:
         lines.append(
             f"A decode step over them moves {moved}{_at_least(record['offload_step_s'])}"
         )
-        if back := record["offload_return_s"]:
+        if return_s := record["offload_return_s"]:
             again = record["recompute_s"]
             computed = f", computing it again {seconds(again)}" if again else ""
-            lines.append(f"Returning one of them takes at least {seconds(back)}{computed}")
-    sent = format_bytes(record["transfer_bytes"])
-    time = _at_least(record["transfer_s"])
-    return [*lines, f"Disaggregated serving transfers {sent} per request{time}"]
+            lines.append(f"Returning one of them takes at least {seconds(return_s)}{computed}")
+    size = format_bytes(record["transfer_bytes"])
+    duration = _at_least(record["transfer_s"])
+    lines.append(f"Disaggregated serving transfers {size} per request{duration}")
+    return [*lines, *_replicated(result), *_loading(result, record)]
 
 
-def _replicated(found: Fit) -> list[str]:
+def _at_least(duration: float | None) -> str:
+    return f", at least {seconds(duration)}" if duration else ""
+
+
+def _replicated(result: Fit) -> list[str]:
     """Return the weights and cache rows that several GPUs store."""
-    ranks = found.ranks
+    ranks = result.ranks
     if ranks.tp == 1:
         return []
-    copies = replicas(found.model, found.formats, ranks)
-    names = [
-        f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in copies.weights.items()
-    ]
-    lines = [f"Weights on every GPU: {', '.join(names)}"] if names else []
-    rows = [f"{role.replace('_', ' ')} on {count}" for role, _, count in copies.cache]
-    lines += [f"Replicated rows of the KV cache, by GPUs: {', '.join(rows)}"] if rows else []
+    copies = replicas(result.model, result.formats, ranks)
+    weights = [f"{name} {format_bytes(size)}" for name, size in copies.weights.items()]
+    rows = [f"{role} on {count}" for role, _, count in copies.cache]
+    lines = [f"Weights on every GPU: {', '.join(weights)}".replace("_", " ")] if weights else []
+    if rows:
+        lines.append(
+            f"Replicated rows of the KV cache, by GPUs: {', '.join(rows)}".replace("_", " ")
+        )
     return [*lines, f"Embedding and head: 1/{ranks.tp} of the vocabulary on each GPU"]
 
 
-def _loading(found: Fit, record: Record) -> list[str]:
+def _loading(result: Fit, record: Record) -> list[str]:
     """Return the times to load the weights."""
     names = {"load_disk_s": "from disk to host", "load_link_s": "from host to GPU"}
     parts = [f"{seconds(record[key])} {name}" for key, name in names.items() if record[key]]
@@ -430,30 +364,33 @@ def _loading(found: Fit, record: Record) -> list[str]:
         return []
     size = format_bytes(record["checkpoint_bytes"])
     lines = [f"Loading {size} of weights takes at least {', '.join(parts)}"]
-    host = found.gpu.host
+    host = result.gpu.host
     if not record["load_disk_s"] and host and host.disk_bytes_per_s:
         rate = f"{host.disk_bytes_per_s / 1e9:g}GB/s"
         lines.append(f"`--disk-bandwidth {rate}` adds the disk of an {host.name}")
     return lines
 
 
-MOST_SENTENCES = 2
-(FITS,) = columns("fits | fits | yes/no | left | whether the memory is enough")
+MAX_SENTENCES = 2
+(FITS,) = columns(MemoryRecord, "fits")
 
 
 def memory_sentences(records: Sequence[Record]) -> list[str]:
-    """Return a sentence about each batch that does not fit, at most MOST_SENTENCES of them."""
+    """Return a sentence about each batch that does not fit, at most MAX_SENTENCES of them."""
     short = [record for record in records if record.get("fits") is False]
     some_fit = any(record.get("kv_budget_bytes") for record in records)
     sentences = list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
-    more = len(sentences) - MOST_SENTENCES
+    more = len(sentences) - MAX_SENTENCES
     rest = [f"{more:,} more do{'es' * (more == 1)} not fit."] if more > 0 else []
-    return sentences[:MOST_SENTENCES] + rest
+    return sentences[:MAX_SENTENCES] + rest
 
 
 def _memory_sentence(record: Record, some_fit: bool) -> str:
-    """Return what a batch needs of one GPU, and what there is. some_fit: Other weights leave a
-    budget."""
+    """Return the need of a batch on one GPU, and the budget.
+
+    Args:
+        some_fit: Whether other weights leave a budget.
+    """
     count, gpus = record["batch_size"], record["gpus"]
     where = f"each of {gpus}× {record['gpu']}" if gpus > 1 else f"one {record['gpu']}"
     variant = record.get("variant", "none")
@@ -475,7 +412,7 @@ def memory_notes(records: Sequence[Record]) -> list[str]:
 
 
 def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
-    """Return the columns with `fits` behind what was asked, if something does not fit."""
+    """Return the columns with `fits` after the inputs, if something does not fit."""
     shown = without_named_engine(records, columns)
     if not any(record.get("fits") is False for record in records):
         return shown
@@ -488,7 +425,7 @@ def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list
 def within_memory(series: Series, max_num_seqs: int | None) -> Series:
     """Return a curve over the batch up to the largest batch that fits.
 
-    A curve of which no point fits is dashed and says so. None sets no limit: the engine's budget
+    A curve without a point that fits is dashed, and its label says so. None sets no limit: the engine's budget
     is unknown.
     """
     if max_num_seqs is None:
@@ -506,7 +443,7 @@ def batches_within(batches: Sequence[int], max_num_seqs: int | None) -> list[int
 
 
 def curve_note(drawn: Sequence[Series], batches: Sequence[int]) -> str:
-    """Return what the subtitle says of curves that memory ends."""
+    """Return the part of the subtitle about curves that memory ends."""
     if any(series.kind == "dashed" for series in drawn):
         return "; dashed: does not fit in the memory"
     short = any(series.xs[-1] < max(batches) for series in drawn)
@@ -514,42 +451,25 @@ def curve_note(drawn: Sequence[Series], batches: Sequence[int]) -> str:
 
 
 NAMES = {"contiguous": "slots", "first_fit": "pieces", "paged": "pages"}
-ANSWERS = {True: "yes", False: "no", None: "–"}
 ALLOCATION_COLUMNS = columns(
-    """
-    request                | request      | text
-    contiguous             | contiguous   | text
-    contiguous_free_slots  | slots free   | int
-    first_fit              | first fit    | text
-    first_fit_free_tokens  | tokens free  | int
-    first_fit_largest_hole | largest hole | int
-    paged                  | pages        | text
-    paged_free_blocks      | blocks free  | int
-    """
+    AllocationRecord,
+    "request contiguous contiguous_free_slots first_fit first_fit_free_tokens "
+    "first_fit_largest_hole paged paged_free_blocks",
 )
 
 
-def allocation_table(played: AllocationRun, longest: int, max_num_seqs: int) -> Table:
+def allocation_table(run: AllocationRun, longest: int, max_num_seqs: int) -> Table:
     """Return the steps of three allocators; below them pieces, block tables and their bytes.
 
     Args:
-        played: The steps.
         longest: Tokens of a contiguous slot.
         max_num_seqs: Sequences of `longest` tokens that the block tables have to allow.
     """
-    rows = [
-        {key: ANSWERS.get(value, value) if key in NAMES else value for key, value in r.items()}
-        for r in played.records
-    ]
-    pages = played.pages
-    entries, block = sum(map(len, pages.tables.values())), pages.block
+    pages, slots = run.pages, run.slots
+    block = pages.block
+    entries = sum(map(len, pages.tables.values()))
     max_entries = max_num_seqs * -(-longest // block)
-    slots = (
-        f"{len(played.slots.queue) + len(played.slots.tables):,} contiguous slots of "
-        f"{longest:,}"
-    )
-    blocks = f"{pages.memory // block:,} pages of {block}"
-    details = [f"First fit: {_memory_map(played)}"]
+    details = [f"First fit: {_memory_map(run)}"]
     for name, table in pages.tables.items():
         details.append(f"block table of {name}, logical → physical: {_block_runs(table)}")
     details.append(
@@ -559,44 +479,35 @@ def allocation_table(played: AllocationRun, longest: int, max_num_seqs: int) -> 
         f"block tables of {max_num_seqs:,} × {longest:,} tokens: {max_entries:,} entries = "
         f"{max_entries * ENTRY_BYTES:,} B"
     )
+    num_slots = len(slots.queue) + len(slots.tables)
     notes = [
         "",
-        f"{pages.memory:,} tokens of memory: {slots}, {blocks}",
-        *_reserved(played),
+        f"{pages.memory:,} tokens of memory: {num_slots:,} contiguous slots of {longest:,}, "
+        f"{pages.memory // block:,} pages of {block}",
     ]
-    return Table(rows, ALLOCATION_COLUMNS, _last_step(played), notes, details=details)
-
-
-def _reserved(played: AllocationRun) -> list[str]:
-    """Return the reserved tokens of slots and pages that hold nothing at the end."""
-    lines = []
-    for name, allocator in (("slots", played.slots), ("pages", played.pages)):
+    for name, allocator in (("slots", slots), ("pages", pages)):
         waste = allocator.waste
         if waste.slots:
             empty = f"{waste.tokens:,} of {waste.slots:,} reserved tokens are empty"
-            lines.append(f"{name} of {allocator.block:,}: {empty}, {waste.share:.1%}")
-    return lines
-
-
-def _last_step(played: AllocationRun) -> str:
-    """Return the last step in a sentence."""
-    last = played.records[-1]
+            notes.append(f"{name} of {allocator.block:,}: {empty}, {waste.share:.1%}")
+    last = run.records[-1]
     if last["tokens"] is None:
-        in_pages, in_pieces = len(played.pages.tables), len(played.first_fit.pieces)
-        return (
-            f"After {last['request']}, {in_pages:,} sequences are in pages and {in_pieces:,} "
-            "in pieces."
+        title = (
+            f"After {last['request']}, {len(pages.tables):,} sequences are in pages and "
+            f"{len(run.first_fit.pieces):,} in pieces."
         )
-    verdicts = [
-        f"{word} {'grant' if last[key] else 'refuse'} it" for key, word in NAMES.items()
-    ]
-    return f"{last['request']}: {verdicts[0]}, {verdicts[1]}, {verdicts[2]}."
+    else:
+        verdicts = [
+            f"{name} {'grant' if last[key] else 'refuse'} it" for key, name in NAMES.items()
+        ]
+        title = f"{last['request']}: {', '.join(verdicts)}."
+    return Table(run.records, ALLOCATION_COLUMNS, title, notes, details=details)
 
 
-def _memory_map(played: AllocationRun) -> str:
+def _memory_map(run: AllocationRun) -> str:
     """Return the pieces and holes of first fit in order."""
-    spans = [(start, name, size) for name, (start, size) in played.first_fit.pieces.items()]
-    spans += [(start, "free", size) for start, size in played.first_fit.holes]
+    spans = [(start, name, size) for name, (start, size) in run.first_fit.pieces.items()]
+    spans += [(start, "free", size) for start, size in run.first_fit.holes]
     return " | ".join(f"{name} {size:,}" for _, name, size in sorted(spans))
 
 
@@ -655,7 +566,7 @@ def _context_name(tokens: int) -> str:
 
 
 def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
-    """Return a heat map of each deployment's records. The deeper a cell, the more is free."""
+    """Return a heat map of each deployment's records. A deeper colour means more free memory."""
     firsts = [records[0] for records in matrices]
     size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
     about = f"{unit} of free KV cache per GPU, or missing (−), engine {firsts[0]['engine']}"
