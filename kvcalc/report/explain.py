@@ -18,17 +18,6 @@ from kvcalc.units import format_bytes, format_si
 
 # Formulas of keys whose records have no class yet.
 FORMULAS = {
-    "ttft_s": "Σ operators of the prefill of {input_len} − {prefix_len} cached tokens",
-    "tpot_s": "mean of {output_len} − 1 decode steps, {tpot_first_s} to {tpot_last_s}",
-    "e2e_s": "{ttft_s} + ({output_len} − 1) · {tpot_s}",
-    "output_tokens_per_s": "{batch_size} · {output_len} / {e2e_s}",
-    "speedup": "{no_cache_e2e_s} / {e2e_s}",
-    "tokens_per_step": "Σ {acceptance_rate}^i for i from 0 to {num_speculative_tokens}",
-    "speculative_tpot_s": "({draft_s} + {verify_s}) / {tokens_per_step}",
-    "requests_per_s": "{completed} requests / {duration_s}",
-    "throughput_tokens_per_s": "{output_tokens} tokens / {duration_s}",
-    "padding_waste": "{padded_slots} / {token_slots}",
-    "kv_peak": "{kv_peak_bytes} / {kv_budget_bytes}",
     "to_knee": "{knee} / {intensity}",
     "intensity": "{flops} / {bytes}",
     "ratio": "{measured_s} / {predicted_s}",
@@ -37,9 +26,6 @@ FORMULAS = {
     "p90_abs_error": "90th percentile of exp(|ln(predicted/measured)|) − 1, of {rows} rows",
     "bytes": "{units} · {each} B",
     "seconds": "{bytes} / {bytes_per_s}",
-    "cost_per_million_tokens": (
-        "price · {gpus} GPUs · {e2e_s} / 3600 s / ({batch_size} · {output_len}) · 10^6"
-    ),
 }
 
 

@@ -13,6 +13,11 @@ from kvcalc.records.figures import UNITS, UNITS_OF_TYPES, Figure, figures_of, un
 RECORD_CLASSES = {
     "size": ("size", "SizeRecord"),
     "compare": ("compare", "CompareRecord"),
+    "latency": ("serving", "LatencyRecord"),
+    "latency --no-cache": ("serving", "NoCacheRecord"),
+    "latency --draft": ("serving", "SpeculationRecord"),
+    "serve": ("serving", "ServeRecord"),
+    "serve --timeline (a file)": ("serving", "PassRecord"),
     "plan": ("plan", "PlanRecord"),
     "compare --deployments": ("fit", "FitRecord"),
     "fit": ("fit", "FitRecord"),

@@ -18,7 +18,6 @@ from kvcalc.library.load import edited, load_model
 from kvcalc.model.model import Model, check_vocabulary
 from kvcalc.serving.request_latency import verification
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.units import parse_tokens
 
 MAX_BEST_DRAFTED = 16  # draft tokens per step up to which the best number is searched
 ACCEPTANCE = 0.8  # default acceptance rate of a draft token
@@ -143,32 +142,6 @@ def float_array(values: Sequence[float]) -> Any:
     import numpy as np
 
     return np.array(values, dtype=float)
-
-
-def acceptance_rates(text: str) -> list[float | None]:
-    """Parse a list of acceptance rates; [None] if it is empty.
-
-    Raises:
-        UserError: A word is not a number from 0 to 1.
-    """
-    rates: list[float | None] = []
-    for word in text.split(",") if text else ():
-        try:
-            rate = float(word)
-        except ValueError:
-            raise UserError(
-                f"acceptance rate {word.strip()!r} is not a number",
-                hint="Write 0.8, or 0.3,0.5,0.7,0.9",
-            ) from None
-        expected_tokens(rate, 1)
-        rates.append(rate)
-    return rates or [None]
-
-
-def speculative_tokens(text: str) -> list[int]:
-    """Parse a list of draft tokens per step; [0], the best number, if it is empty."""
-    words = text.split(",") if text else ["0"]
-    return [parse_tokens(word, "number of speculative tokens", least=0) for word in words]
 
 
 def draft_model(target: Model, name: str) -> Model:

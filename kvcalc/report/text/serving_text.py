@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
 from kvcalc.report.export import Record
 from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
 from kvcalc.report.text.fit_text import (
@@ -16,6 +17,7 @@ from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     BOUND,
     DEPLOYED,
+    FORMATS,
     answer_sentence,
     budget_warning,
     columns,
@@ -37,21 +39,12 @@ from kvcalc.units import format_bytes
 
 SMALL_SPEEDUP = 1.5  # below that, a note says why the cache saves little
 NO_CACHE = columns(
-    """
-    gpu                            | GPU               | text    | given
-    batch_size                     | batch             | int     | given
-    input_len                      | in                | int     | given
-    output_len                     | out               | int     | given
-    no_cache_head                  | head on           | text
-    no_cache_ttft_s                | first token       | seconds | time
-    no_cache_tpot_last_s           | last token        | seconds | time
-    no_cache_e2e_s                 | end to end        | seconds | time
-    speedup                        | cache saves       | ratio
-    no_cache_flops                 | FLOP              | si
-    no_cache_redundant_flops_share | redundant         | {:.1%}
-    no_cache_token_projections     | token projections | int     | wide
-    no_cache_redundant_projections | redundant         | int     | wide
-    """
+    NoCacheRecord,
+    "gpu batch_size input_len output_len no_cache_head no_cache_ttft_s no_cache_tpot_last_s "
+    "no_cache_e2e_s speedup no_cache_flops no_cache_redundant_flops_share "
+    "no_cache_token_projections no_cache_redundant_projections",
+    inputs="gpu batch_size input_len output_len",
+    wide="no_cache_token_projections no_cache_redundant_projections",
 )
 
 
@@ -79,41 +72,23 @@ def why_little(record: Record) -> str:
 LATENCY = (
     *DEPLOYED,
     *columns(
-        """
-        batch_size              | batch         | int     | given
-        input_len               | in            | int     | given
-        output_len              | out           | int     | given
-        ttft_s                  | TTFT          | seconds | time | until the first token
-        uncached_ttft_s         | TTFT uncached | seconds | time | without the cached prefix
-        tpot_s                  | TPOT          | seconds | time | from one token to the next
-        e2e_s                   | end to end    | seconds | time | TTFT + (out − 1) · TPOT
-        output_tokens_per_s     | tokens/s      | {:,.1f} | rate
-        cost_per_million_tokens | per 1M tokens | {:,.2f} | time | currency of --price-per-hour
-        flops                   | FLOP          | si
-        bytes                   | bytes         | si B
-        tpot_first_s            | TPOT first    | seconds | wide time | after the shortest cache
-        tpot_last_s             | TPOT last     | seconds | wide time | after the longest
-        energy_per_token_j | J/token | {:.3g} | wide | all GPUs at full power all the time
-        """
+        LatencyRecord,
+        "batch_size input_len output_len ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
+        "cost_per_million_tokens flops bytes tpot_first_s tpot_last_s energy_per_token_j",
+        inputs="batch_size input_len output_len",
+        wide="tpot_first_s tpot_last_s energy_per_token_j",
     ),
 )
-SPECULATION = columns(
-    """
-    batch_size             | batch                 | int     | given
-    draft                  | draft                 | text    | given
-    input_len              | in                    | int     | given
-    output_len             | out                   | int     | given
-    num_speculative_tokens | drafted               | int
-    acceptance_rate        | accepted              | {:.0%}
-    tokens_per_step        | tokens/step           | {:.4f}
-    speculative_tpot_s     | TPOT                  | seconds | time
-    speculative_speedup    | speed-up              | {:.2f}×
-    stops_paying_at_batch  | stops paying at batch | int
-    draft_s                | drafting              | seconds | time
-    verify_s               | verifying             | seconds | time
-    draft_weight_bytes     | draft weights         | bytes
-    draft_cache_bytes      | draft cache           | bytes
-    """
+SPECULATION = (
+    *columns(LatencyRecord, "batch_size", inputs="batch_size"),
+    *columns(SpeculationRecord, "draft", inputs="draft"),
+    *columns(LatencyRecord, "input_len output_len", inputs="input_len output_len"),
+    *columns(
+        SpeculationRecord,
+        "num_speculative_tokens acceptance_rate tokens_per_step speculative_tpot_s "
+        "speculative_speedup stops_paying_at_batch draft_s verify_s draft_weight_bytes "
+        "draft_cache_bytes",
+    ),
 )
 
 
@@ -251,33 +226,15 @@ QUEUES = {True: "diverges", False: "stable", None: "stable"}
 SERVE = (
     *DEPLOYED,
     *columns(
-        """
-        policy                  | policy         | text    | given
-        cache                   | cache          | text    | given
-        rate                    | offered req/s  | {:.4g}  | given
-        max_concurrency         | clients        | int     | given
-        prefix_hit_rate         | prefix hits    | {:.3g}  | given
-        requests_per_s          | req/s          | digits  | rate
-        throughput_tokens_per_s | tokens/s       | {:,.0f} | rate | output tokens
-        ttft_p50_s | TTFT p50 | seconds | time | until the first token, for half of the requests
-        ttft_p99_s              | TTFT p99       | seconds | time
-        tpot_p50_s              | TPOT p50       | seconds | time | from one token to the next
-        tpot_p99_s              | TPOT p99       | seconds | time
-        slo_attainment          | within SLO     | {:.1%}  | rate
-        cost_per_million_tokens | per 1M tokens | {:,.2f} | time | currency of --price-per-hour
-        diverges                | queue          | queue   | left
-        completed               | done           | int
-        rejected                | rejected       | int
-        preemptions             | preempted      | int
-        mean_batch_size         | batch          | {:.1f}
-        tokens_per_step         | tokens/step    | {:.2f}
-        kv_peak                 | KV peak        | {:.1%}
-        kv_waste                | KV waste       | {:.1%}  | | allocated, but no token in it
-        padding_waste           | padding        | {:.1%}
-        queueing_mean_s         | queueing       | seconds | time | mean until work begins
-        e2e_p50_s | end to end p50 | seconds | wide time | until the last token, median
-        """,
-        queue=lambda queue: queue if isinstance(queue, str) else QUEUES[queue],
+        ServeRecord,
+        "policy cache rate max_concurrency prefix_hit_rate requests_per_s "
+        "throughput_tokens_per_s ttft_p50_s ttft_p99_s tpot_p50_s tpot_p99_s slo_attainment "
+        "cost_per_million_tokens diverges completed rejected preemptions mean_batch_size "
+        "tokens_per_step kv_peak kv_waste padding_waste queueing_mean_s e2e_p50_s",
+        inputs="policy cache rate max_concurrency prefix_hit_rate",
+        wide="e2e_p50_s",
+        formats=FORMATS
+        | {"queue": lambda queue: queue if isinstance(queue, str) else QUEUES[queue]},
     ),
 )
 
