@@ -22,15 +22,16 @@ class QualityRecord(TypedDict):
         str | None, Figure("", "published quality of the variant; null if unknown")
     ]
     trades: Annotated[
-        str | None, Figure("", "what the variant gains and loses; null if unknown")
+        str | None, Figure("", "gains and losses of the variant; null if unknown")
     ]
 
 
 class VariantRecord(SizeRecord, QualityRecord):
-    """KV cache of an attention variant, compared with that of the first variant."""
+    """KV cache of an attention variant, compared with the first variant."""
 
     variant: Annotated[
-        str, Figure("variant", "the attention variant as typed", format="variant")
+        str,
+        Figure("variant", "the attention variant, as on the command line", format="variant"),
     ]
     reduction: Annotated[
         float | None, Figure("", "same as stored_reduction; null in the same cases")
@@ -40,14 +41,14 @@ class VariantRecord(SizeRecord, QualityRecord):
         float | None,
         Figure(
             "stores less",
-            "stored bytes of the reference ÷ those of this variant; null if it stores nothing",
+            "stored bytes of the reference ÷ stored bytes; null if the variant stores nothing",
         ),
     ]
     read_reduction: Annotated[
         float | None,
         Figure(
             "reads less",
-            "bytes read by the reference ÷ those of this variant; null if it reads nothing",
+            "bytes read by the reference ÷ bytes read; null if the variant reads nothing",
         ),
     ]
     attention_intensity: Annotated[
@@ -71,5 +72,5 @@ class CompareRecord(
 
     mha_parameters: Annotated[
         int,
-        Figure("", "of the model with multi-head attention"),
+        Figure("", "parameters of the model with multi-head attention"),
     ]

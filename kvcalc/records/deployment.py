@@ -72,7 +72,7 @@ class MemoryRecord(TypedDict):
         int | None,
         Figure(
             "",
-            "KV cache budget of one GPU, equal to that of `fit`; null if the engine refuses the "
+            "KV cache budget of one GPU, the same as in `fit`; null if the engine refuses the "
             "model",
         ),
     ]

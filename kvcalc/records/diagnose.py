@@ -34,7 +34,7 @@ class DiagnoseRecord(TypedDict):
     gpu: Annotated[str, Figure("", "GPU name")]
     gpus: Annotated[int, Figure("", "GPUs of the replica")]
     term: Annotated[
-        str, Figure("of one GPU", "memory item; `what fits` is the last record of a start")
+        str, Figure("of one GPU", "memory item; the last record of a start is `what fits`")
     ]
     logged_bytes: Annotated[
         int | None, Figure("logged", "in the log; null if it is not in the log", "signed bytes")
@@ -91,8 +91,8 @@ class RunningRecord(TypedDict):
     gpu: Annotated[str, Figure("", "GPU name")]
     gpus: Annotated[int, Figure("", "GPUs of the replica")]
     max_concurrency: Annotated[int, Figure("", "clients in the prediction")]
-    input_len: Annotated[int, Figure("", "of the predicted prompts")]
-    output_len: Annotated[int, Figure("", "of the predicted answers")]
+    input_len: Annotated[int, Figure("", "length of the predicted prompts")]
+    output_len: Annotated[int, Figure("", "length of the predicted answers")]
     time_basis: Annotated[str, Figure("", "calibrated, scaled or bound")]
     figure: Annotated[str, Figure("figure", "name of the figure; verdict is the last")]
     measured: Annotated[
@@ -102,5 +102,5 @@ class RunningRecord(TypedDict):
     predicted: Annotated[
         float | None, Figure("predicted", "by `serve`; null without a prediction", "text")
     ]
-    unit: Annotated[str | None, Figure("", "of both figures; null for the verdict")]
+    unit: Annotated[str | None, Figure("", "unit of both figures; null for the verdict")]
     said: Annotated[str | None, Figure("", "the verdict as a sentence; null for figures")]

@@ -122,7 +122,7 @@ def unit_of_key(key: str) -> str:
 
 @cache
 def figures_of(record: type) -> dict[str, Figure]:
-    """Return the figures of a record class by key, with those of its bases first."""
+    """Return the figures of a record class by key. Keys of base classes come first."""
     declarations: dict[str, Any] = record.__annotations__
     return {key: _complete(key, declaration) for key, declaration in declarations.items()}
 

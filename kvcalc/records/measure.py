@@ -8,19 +8,22 @@ from kvcalc.records.figures import Figure
 class MachineRecord(TypedDict):
     """Machine and settings of a measurement."""
 
-    variant: Annotated[str, Figure("variant", "attention variant as typed", "variant")]
+    variant: Annotated[
+        str, Figure("variant", "attention variant, as on the command line", "variant")
+    ]
     attention: Annotated[str, Figure("attention", "attention variant of the model")]
     batch_size: Annotated[int, Figure("batch", "concurrent sequences", unit="sequences")]
-    dtype: Annotated[str, Figure("", "of weights, products and cache")]
+    dtype: Annotated[str, Figure("", "data type of weights, products and cache")]
     cache: Annotated[str, Figure("", "contiguous, or paged with the block size")]
     device: Annotated[str, Figure("", "device of the measurement")]
     threads: Annotated[int | None, Figure("", "CPU threads; null on a GPU")]
     clock: Annotated[str, Figure("", "clock of the times")]
     core_share: Annotated[
-        float | None, Figure("", "of the cores that other programs left; null on a GPU")
+        float | None,
+        Figure("", "share of the cores that other programs did not use; null on a GPU"),
     ]
     ratio: Annotated[float, Figure("ratio", "measured ÷ predicted", "{:.2f}×")]
-    predicted_bytes: Annotated[int, Figure("cache predicted", "of the cache", "int")]
+    predicted_bytes: Annotated[int, Figure("cache predicted", "bytes of the cache", "int")]
     allocated_bytes: Annotated[
         int, Figure("in tensors", "storage of the cache's tensors", "int")
     ]
@@ -30,10 +33,10 @@ class CeilingsRecord(TypedDict):
     """Measured ceilings of the machine."""
 
     bandwidth_bytes_per_s: Annotated[float, Figure("", "the higher of copying and reading")]
-    copy_bytes_per_s: Annotated[float, Figure("", "of a copy")]
-    read_bytes_per_s: Annotated[float, Figure("", "of a read")]
-    flops_per_s: Annotated[float, Figure("", "of a product in this dtype")]
-    launch_s: Annotated[float, Figure("", "of an empty operation")]
+    copy_bytes_per_s: Annotated[float, Figure("", "rate of a copy")]
+    read_bytes_per_s: Annotated[float, Figure("", "rate of a read")]
+    flops_per_s: Annotated[float, Figure("", "rate of a product in this dtype")]
+    launch_s: Annotated[float, Figure("", "time of an empty operation")]
 
 
 class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
@@ -55,7 +58,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     graph: Annotated[bool, Figure("", "whether a CUDA graph was replayed")]
     bound: Annotated[str, Figure("", "compute or memory")]
     bytes: Annotated[int, Figure("", "minimum traffic")]
-    flops: Annotated[int, Figure("", "of matrix products")]
+    flops: Annotated[int, Figure("", "FLOPs of matrix products")]
     bandwidth_share: Annotated[float, Figure("", "reached part of the measured bandwidth")]
     flops_share: Annotated[float, Figure("", "reached part of the measured matrix rate")]
     difference: Annotated[str, Figure("", "main reason of a longer time, in a word")]
@@ -100,10 +103,10 @@ class GenerationRecord(MachineRecord):
     model: Annotated[str, Figure("", "model name")]
     mode: Annotated[str, Figure("cache", "cached or uncached", "mode")]
     head: Annotated[str, Figure("head on", "positions of the LM head")]
-    prompt_len: Annotated[int, Figure("prompt", "of the prompt")]
+    prompt_len: Annotated[int, Figure("prompt", "tokens of the prompt")]
     new_tokens: Annotated[int, Figure("", "generated tokens")]
-    total_s: Annotated[float, Figure("measured", "of all tokens")]
-    tokens_per_s: Annotated[float, Figure("tokens/s", "of all sequences", "{:.1f}")]
+    total_s: Annotated[float, Figure("measured", "time of all tokens")]
+    tokens_per_s: Annotated[float, Figure("tokens/s", "rate of all sequences", "{:.1f}")]
     first_token_s: Annotated[float, Figure("first token", "measured")]
     last_token_s: Annotated[float, Figure("last token", "median of the last five tokens")]
     predicted_total_s: Annotated[
@@ -127,7 +130,9 @@ class GenerationRecord(MachineRecord):
     same_tokens: Annotated[
         bool,
         Figure(
-            "same tokens", "whether the tokens equal those of the cached run", unit="yes or no"
+            "same tokens",
+            "whether the tokens equal the tokens of the cached run",
+            unit="yes or no",
         ),
     ]
     speedup: Annotated[
@@ -137,5 +142,10 @@ class GenerationRecord(MachineRecord):
         ),
     ]
     predicted_speedup: Annotated[
-        float, Figure("predicted", "predicted total time ÷ that of the cached run", "{:.2f}×")
+        float,
+        Figure(
+            "predicted",
+            "predicted total time ÷ predicted total time of the cached run",
+            "{:.2f}×",
+        ),
     ]

@@ -67,9 +67,9 @@ class CandidateRecord(RequirementRecord, DraftRecord):
             "TPOT", "with the target users; null if nothing fits", mark="time", is_noted=True
         ),
     ]
-    e2e_s: Annotated[float | None, Figure("", "of a request; null without its lengths")]
+    e2e_s: Annotated[float | None, Figure("", "time of a request; null without its lengths")]
     tokens_per_s: Annotated[
-        float | None, Figure("", "of a replica at this setting; null if nothing fits")
+        float | None, Figure("", "rate of a replica at this setting; null if nothing fits")
     ]
     tokens_per_s_per_gpu: Annotated[
         float | None,
@@ -84,7 +84,7 @@ class CandidateRecord(RequirementRecord, DraftRecord):
         float | None,
         Figure(
             "tokens/s",
-            "of all replicas at the requested load; null if nothing fits",
+            "rate of all replicas at the requested load; null if nothing fits",
             mark="rate",
         ),
     ]
@@ -133,7 +133,9 @@ class PlanRecord(CandidateRecord):
     uncalibrated_share: Annotated[
         float, Figure("", "part of a decode step from operators without their own kernel model")
     ]
-    time_p90_error: Annotated[float | None, Figure("", "of such a step; null if unknown")]
+    time_p90_error: Annotated[
+        float | None, Figure("", "90 % of such steps are within this error; null if unknown")
+    ]
     quality: Annotated[
         str | None,
         Figure("", "published quality of lower precision; null at the published precision"),

@@ -12,7 +12,11 @@ class ModelPresetRecord(TypedDict):
     family: Annotated[str, Figure("family", "model family")]
     parameters: Annotated[
         int,
-        Figure("parameters", "of the language model, tied embeddings counted once", "count"),
+        Figure(
+            "parameters",
+            "parameters of the language model; tied embeddings count once",
+            "count",
+        ),
     ]
     active_parameters: Annotated[
         int, Figure("active", "without the experts beyond top-k", "count")
@@ -82,7 +86,7 @@ class GpuPresetRecord(PeaksRecord):
     ]
     usable_bytes: Annotated[int, Figure("", "memory that the system lets the GPU use")]
     memory_type: Annotated[str | None, Figure("", "such as HBM3; null if unknown")]
-    bandwidth_bytes_per_s: Annotated[float, Figure("bandwidth", "of the GPU's memory")]
+    bandwidth_bytes_per_s: Annotated[float, Figure("bandwidth", "rate of the GPU's memory")]
     vector_fp32_flops_per_s: Annotated[
         float | None, Figure("", "outside the matrix units; null if unknown")
     ]
@@ -108,10 +112,10 @@ class GpuPresetRecord(PeaksRecord):
         int | None, Figure("", "shared memory and L1 cache; null if unknown", unit="bytes")
     ]
     shared_memory_bytes_per_s: Annotated[
-        float | None, Figure("", "of all multiprocessors; null if unknown")
+        float | None, Figure("", "rate of all multiprocessors; null if unknown")
     ]
     l2_bytes: Annotated[int | None, Figure("", "L2 cache; null if unknown")]
-    l2_bytes_per_s: Annotated[float | None, Figure("", "of the L2 cache; null if unknown")]
+    l2_bytes_per_s: Annotated[float | None, Figure("", "rate of the L2 cache; null if unknown")]
     link_bytes_per_s: Annotated[
         float | None,
         Figure(
@@ -132,10 +136,10 @@ class GpuPresetRecord(PeaksRecord):
     host_memory_bytes: Annotated[
         int | None, Figure("", "CPU memory of this machine; null if unknown")
     ]
-    disk_bytes: Annotated[int | None, Figure("", "of this machine; null if unknown")]
+    disk_bytes: Annotated[int | None, Figure("", "disks of this machine; null if unknown")]
     disk_bytes_per_s: Annotated[
         float | None, Figure("", "read rate of all disks of this machine; null if unknown")
     ]
-    power_w: Annotated[float | None, Figure("", "of the board; null if unknown")]
+    power_w: Annotated[float | None, Figure("", "power limit of the board; null if unknown")]
     per: Annotated[str, Figure("", "the unit of the figures, card or die")]
     source: Annotated[str, Figure("", "addresses")]

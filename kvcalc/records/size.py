@@ -22,7 +22,7 @@ class BatchRecord(TypedDict):
         int,
         Figure(
             "context",
-            "per sequence, with the token of the step; of the longest in a mixed pass",
+            "tokens of each sequence, with the token of the step; in a mixed pass the longest",
             unit="tokens",
         ),
     ]
@@ -35,7 +35,7 @@ class WeightsRecord(TypedDict):
         int | None,
         Figure(
             "parameters",
-            "of the language model, tied embeddings counted once; null without a model",
+            "parameters of the language model; tied embeddings count once; null without a model",
             format="count",
         ),
     ]
@@ -59,10 +59,12 @@ class WeightsRecord(TypedDict):
         int | None,
         Figure(
             "",
-            "of multi-token-prediction layers, not included in parameters; null without a model",
+            "parameters of multi-token-prediction layers, not in `parameters`; null without a model",
         ),
     ]
-    weight_bytes: Annotated[int | None, Figure("weights", "of one GPU; null without a model")]
+    weight_bytes: Annotated[
+        int | None, Figure("weights", "weights of one GPU; null without a model")
+    ]
     cache_share_of_weights: Annotated[
         float | None,
         Figure(
@@ -132,4 +134,4 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
             is_noted=True,
         ),
     ]
-    block_size: Annotated[int, Figure("", "per block of the cache", unit="tokens")]
+    block_size: Annotated[int, Figure("", "tokens per block of the cache", unit="tokens")]

@@ -1,4 +1,4 @@
-"""Formulas with their numbers, for `--explain`: of tables, of pictures and of `size`."""
+"""Write tables, pictures and sizes as formulas with their numbers, for `--explain`."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Sums with their numbers, for `--explain`: of the memory of a fit, of a pass and of a plan."""
+"""Write the memory of a fit, a pass and a plan as sums with their numbers, for `--explain`."""
 
 import shlex
 

@@ -68,7 +68,7 @@ def test_the_dark_picture_is_the_light_one_in_its_colours() -> None:
         names: dict[str, str] = {}
         return re.sub(r'(id="|url\(#|href="#)([^")]+)', lambda m: m[1] + names.setdefault(m[2], str(len(names))), svg)
 
-    charts = [deploy("gpt-oss-20b", "h100").compare("mha,mqa")._chart(), deploy("gpt2", "h100").fit()._chart()]
+    charts = [*deploy("gpt-oss-20b", "h100").compare("mha,mqa")._charts(), *deploy("gpt2", "h100").fit()._charts()]
     for chart in charts:
         light, dark = (render(chart, "svg", style).decode() for style in ("light", "dark"))
         assert plain(in_style(light, "dark")) == plain(dark) != plain(light)
@@ -110,7 +110,7 @@ def test_the_page_needs_nothing_else_and_escapes_names_from_files(kvcalc: Run, t
     [
         ("report llama-3.1-8b --pp 2 -o x.html", "one pipeline stage"),
         ("report llama-3.1-8b --gpu h100,h200 -o x.html", "one deployment"),
-        ("report llama-3.1-8b --context 1k,2k -o x.html", "one deployment and one context"),
+        ("report llama-3.1-8b --context 1k,2k -o x.html", "is not a whole number"),
         ("report llama-3.1-8b --engine vlm -o x.html", "vllm"),
         ("report llama-3.1-8b -o /", "is a folder"),
     ],

@@ -55,7 +55,7 @@ def size_table(
 
 
 def _size_sentence(records: Sequence[SizeRecord]) -> str:
-    """Return what the KV cache needs: of several models or formats, the least and the most.
+    """Return the size of the KV cache. For several models or formats, name the extremes.
 
     They are compared at the last context and batch size.
     """

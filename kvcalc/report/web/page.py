@@ -1,9 +1,4 @@
-"""What the page's sliders compute with: the cache's rows as data, and how long each number of users
-may be.
-
-The page itself: sections of a sentence, a table, a picture and the command that gives them, and the
-sliders.
-"""
+"""The report page: sections with a sentence, a table, a picture and a command, and two sliders."""
 
 import json
 import shlex
@@ -11,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
-from itertools import chain, islice, takewhile
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -28,7 +23,6 @@ from kvcalc.planning.comparison import compare_records
 from kvcalc.planning.sweeps import comparison_sweep, decode_passes, latency_sweep
 from kvcalc.planning.variants import variant
 from kvcalc.question.serving_options import LatencyOptions
-from kvcalc.records import Record
 from kvcalc.report.charts.chart import Chart
 from kvcalc.report.charts.comparison_plot import compare_chart
 from kvcalc.report.charts.fit_plot import memory_chart
@@ -46,52 +40,13 @@ from kvcalc.serving.request_record import latency_record
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.operator_times import roofline_records
 
-MOST_USERS = 512
-
-
-def slider_data(deployment: TimedDeployment, found: Fit) -> Record:
-    """Entries `[span, tokens a row, limit, ranks that share tokens, bytes a row of all layers]` of
-    one pipeline stage, as `size` counts them; `longest[n − 1]`: the longest context of n sequences
-    on a data-parallel rank, as `fit` has it, null where none is too long; dp; and the context that
-    the model is made for.
-    """
-    ranks, model = (
-        deployment.parallelism,
-        stored_as(deployment.model, deployment.precision),
-    )
-    (stage,) = stages(model, ranks.pp)
-    entries = [
-        [
-            r.entry.span.value,
-            r.entry.ratio,
-            r.entry.limit,
-            r.spread,
-            r.row_bytes * r.stored_layers,
-        ]
-        for r in stage_rows(model, stage, deployment.formats, ranks)
-        if r.stored_layers
-    ]
-    users = range(ranks.dp, (MOST_USERS + 1) * ranks.dp, ranks.dp)
-    longest = (
-        [*takewhile(lambda tokens: tokens != 0, found.max_lengths(users))]
-        if found.budget.weights_fit
-        else []
-    )
-    return {
-        "entries": entries,
-        "dp": ranks.dp,
-        "longest": longest,
-        "most": MOST_USERS,
-        "context": model.max_context or 131_072,
-    }
-
-
+MAX_USERS = 512
 VARIANTS = ("none", "mha", "gqa:8", "mqa", "mla", "window:4096")
 PROMPT, OUTPUT = 2000, 500  # tokens of the request that the page times
 
 
 class PageRequest(msgspec.Struct, frozen=True):
-    """What a page is about.
+    """The subject of a page.
 
     Attributes:
         model: The model and how it is stored and sharded, as words of a command line.
@@ -120,8 +75,38 @@ class Section(NamedTuple):
     explain: Callable[[], str] | None = None
 
 
+def slider_data(deployment: TimedDeployment, fitted: Fit) -> dict[str, object]:
+    """Return the numbers with which the sliders compute.
+
+    Returns:
+        entries: [span, tokens of a row, limit, ranks that share tokens, bytes of a row of all
+            layers] of each cache entry.
+        longest: Longest context of 1, 2, … sequences on a data-parallel rank; null if no length
+            is too long.
+        dp: Data-parallel ranks.
+        most: Sequences of a rank at the end of the slider.
+        context: Maximum context of the model.
+    """
+    ranks = deployment.parallelism
+    model = stored_as(deployment.model, deployment.precision)
+    (stage,) = stages(model, ranks.pp)
+    entries = []
+    for row in stage_rows(model, stage, deployment.formats, ranks):
+        if row.stored_layers:
+            entry = row.entry
+            row_bytes = row.row_bytes * row.stored_layers
+            entries.append([entry.span.value, entry.ratio, entry.limit, row.spread, row_bytes])
+    longest: list[int | None] = []
+    if fitted.budget.weights_fit:
+        users = range(ranks.dp, (MAX_USERS + 1) * ranks.dp, ranks.dp)
+        longest = [*takewhile(lambda tokens: tokens != 0, fitted.max_lengths(users))]
+    context = model.max_context or 131_072
+    sizes = {"dp": ranks.dp, "most": MAX_USERS, "context": context}
+    return {"entries": entries, "longest": longest, **sizes}
+
+
 def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
-    """Return the whole page.
+    """Return the page as HTML.
 
     Raises:
         UserError: The model cannot run so, or has pipeline stages.
@@ -131,25 +116,26 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
             "the page's sliders know one pipeline stage",
             hint="Leave --pp out; `kvcalc fit` takes it",
         )
-    capacity = fit(deployment, options_for(deployment, max_model_len=request.context))
-    record = fit_record(capacity, [], 0)
-    sections = _sections(deployment, request, capacity, record)
-    charts = [
-        [c._replace(beside=None, over=("", "")) for c in s.chart.chain()] if s.chart else []
-        for s in sections
-    ]
-    pictures = iter(svgs_html(list(chain.from_iterable(charts))))
-    body = "".join(
-        _section_html(section, [*islice(pictures, len(drawn))])
-        for section, drawn in zip(sections, charts, strict=True)
-    )
-    data = slider_data(deployment, capacity) | {"asked": [request.context, request.users]}
-    title = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
+    fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
+    sections = _sections(deployment, request, fitted)
+    charts = []
+    for section in sections:
+        chain = section.chart.chain() if section.chart else []
+        charts.append([chart._replace(beside=None, over=("", "")) for chart in chain])
+    pictures = iter(svgs_html([chart for chain in charts for chart in chain]))
+    bodies = []
+    for section, chain in zip(sections, charts, strict=True):
+        bodies.append(_section_html(section, [next(pictures) for _ in chain]))
+    data = {**slider_data(deployment, fitted), "asked": [request.context, request.users]}
     parts = {
-        "title": text_html(title),
-        "sure": _accuracy_html(deployment, record),
+        "title": text_html(
+            f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
+        ),
+        "sure": "".join(
+            f"<li>{text_html(text)}</li>" for text in _accuracy(deployment, fitted)
+        ),
         "data": json.dumps(data).replace("<", "\\u003c"),
-        "sections": body,
+        "sections": "".join(bodies),
     }
     page = files("kvcalc.report.web").joinpath("page.html").read_text(encoding="utf-8")
     for name, text in parts.items():
@@ -163,34 +149,29 @@ def page_explained(deployment: TimedDeployment, request: PageRequest) -> str:
     Raises:
         UserError: The model cannot run so.
     """
-    capacity = fit(deployment, options_for(deployment, max_model_len=request.context))
+    fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
     texts = []
-    for section in _sections(deployment, request, capacity, fit_record(capacity, [], 0)):
+    for section in _sections(deployment, request, fitted):
         formulas = section.explain or partial("\n".join, map(explained, section.tables))
         texts.append(f"{section.title}\n{section.command} --explain\n\n{formulas()}")
     return "\n".join(texts)
 
 
-def _sections(
-    deployment: TimedDeployment,
-    request: PageRequest,
-    capacity: Fit,
-    record: Record,
-) -> list[Section]:
+def _sections(deployment: TimedDeployment, request: PageRequest, fitted: Fit) -> list[Section]:
     model, context, users = deployment.model, request.context, request.users
-    stored = model, context, users, deployment.precision, 16, deployment.parallelism
+    record = fit_record(fitted, [], 0)
+    ranks, precision = deployment.parallelism, deployment.precision
+    stored = model, context, users, precision, 16, ranks
     size = size_record(*stored)
-    sized = [(model, deployment.precision, deployment.parallelism)]
     step = Batch.decode(context, users)
     operators = roofline_records(deployment, "decode", users, context)
-    operators = pass_with_memory(deployment, operators, step)
     roofline = None
     if deployment.gpu.flops_per_s:
         passes = decode_passes(deployment, context, sorted({1, 8, 64, users}))
         roofline = roofline_chart(passes, [deployment.gpu])
     variants = []
     for name in VARIANTS:
-        with suppress(UserError):  # a model that this variant does not suit
+        with suppress(UserError):  # the variant does not suit the model
             variants.append((name, variant(model, name)))
     names = ",".join(name for name, _ in variants)
     compared = compare_records(variants, deployment, [context], [users])
@@ -202,37 +183,37 @@ def _sections(
         return shlex.join(["kvcalc", name, *request.model, *run, *map(str, words)])
 
     load = "--context", context, "--batch-size", users
-    request_words = "--input-len", PROMPT, "--output-len", OUTPUT, "--batch-size", users
+    lengths = "--input-len", PROMPT, "--output-len", OUTPUT, "--batch-size", users
     return [
         Section(
             "Does it fit",
             command("fit", "--max-model-len", context),
-            [fit_table([record], [capacity])],
+            [fit_table([record], [fitted])],
             memory_chart([record]),
-            partial(explain_fit, capacity, record),
+            partial(explain_fit, fitted, record),
         ),
         Section(
             "How big is the cache",
             command("size", *load),
-            [size_table([size], sized, 16)],
+            [size_table([size], [(model, precision, ranks)], 16)],
             explain=partial(explain_size, size, *stored),
         ),
         Section(
-            "Where a decode step's time goes",
+            "How long a decode step takes",
             command("roofline", *load),
-            [pass_table(deployment, operators)],
+            [pass_table(deployment, pass_with_memory(deployment, operators, step))],
             roofline,
             partial(explain_roofline, deployment, step, deployment.placed(step)),
         ),
         Section(
-            "What other attention would do",
+            "How other attention compares",
             command("compare", "--variants", names, *load),
             compare_tables([deployment], compared, 16),
             compare_chart([deployment], compared, sweep),
         ),
         Section(
             "How long a request takes",
-            command("latency", *request_words),
+            command("latency", *lengths),
             latency_tables([latency_record(deployment, options)]),
             latency_chart(latency_sweep([deployment], [options]), options),
         ),
@@ -241,33 +222,29 @@ def _sections(
 
 def _section_html(section: Section, pictures: Sequence[dict[str, str]]) -> str:
     tables = "".join(map(table_html, section.tables))
-    # a span per word, so that no line ends within a word
+    # one span per word, so that no line ends within a word
     words = " ".join(f"<span>{text_html(word)}</span>" for word in section.command.split(" "))
-    drawn = "".join(
-        f'<div class="picture {style}">{svg}</div>'
-        for picture in pictures
-        for style, svg in picture.items()
-    )
+    drawn = ""
+    for picture in pictures:
+        for style, svg in picture.items():
+            drawn += f'<div class="picture {style}">{svg}</div>'
     if drawn:
         drawn = f'<div class="pictures{" one" * (len(pictures) == 1)}">{drawn}</div>'
     command = f'<p class="command"><code>{words}</code><button>copy</button></p>'
     return f"<section><h2>{text_html(section.title)}</h2>{tables}{drawn}{command}</section>"
 
 
-def _accuracy_html(deployment: TimedDeployment, record: Record) -> str:
+def _accuracy(deployment: TimedDeployment, fitted: Fit) -> list[str]:
     """Return sentences on the accuracy of each kind of figure."""
+    record = fit_record(fitted, [], 0)
     low, high = record["kv_budget_low_bytes"], record["kv_budget_high_bytes"]
-    lines = ["Bytes of the cache and of the weights are exact counts."]
-    lines.append(
-        f"What {record['engine']} leaves for the cache follows its rules: nine of ten starts "
-        f"between {low:,} and {high:,} bytes."
-        if low is not None
-        else "Nothing but the content is counted against the memory: no engine was named, or it "
-        "states no range."
-    )
-    lines.append(
-        f"Times rest on the {deployment.basis}."
-        if deployment.calibration
-        else "Times are the datasheet's bounds: full overlap, no launches. Real steps take longer."
-    )
-    return "".join(f"<li>{text_html(line)}</li>" for line in lines)
+    memory = "Only the content counts against the memory, because no range is known."
+    if low is not None:
+        memory = (
+            f"The KV cache budget follows the rules of {record['engine']}. 90% of starts are "
+            f"between {low:,} and {high:,} bytes."
+        )
+    times = "Times are datasheet bounds. Real steps take longer."
+    if deployment.calibration:
+        times = f"Times are predicted by the {deployment.basis}."
+    return ["Bytes of the cache and of the weights are exact.", memory, times]
