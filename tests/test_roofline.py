@@ -11,7 +11,7 @@ from conftest import Run
 from specs import grouped, stack
 
 from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, bounds, forward, load_gpu, load_model
-from kvcalc.gpu.roof import Placed, mla_form, total_bound, total_seconds, turning_batch
+from kvcalc.gpu.roof import mla_form, total_bound, total_seconds, turning_batch
 from kvcalc.layers.cost import Role
 from kvcalc.library.load import edited
 from kvcalc.planning.sweeps import sparse_reads
@@ -425,28 +425,12 @@ def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monk
     asked: list[int] = []
     worked_out = roofline_text._turning
 
-    def counted(deployment: TimedDeployment, context: int, near: dict[str, int | None]) -> list[str]:
+    def counted(deployment: TimedDeployment, context: int) -> str:
         asked.append(context)
-        return worked_out(deployment, context, near)
+        return worked_out(deployment, context)
 
     monkeypatch.setattr(roofline_text, "_turning", counted)
     shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8").joined
     assert asked == [64, 900]
     alone = kvcalc("roofline gpt2 --context 900 --batch-size 8").joined
     assert shown.endswith(alone)
-
-
-def test_a_batch_that_is_near_is_tried_first() -> None:
-    """Right, it takes three passes: 2^20, itself and one less. Wrong on either side, the answer is the same."""
-    asked: list[int] = []
-    placed = place("llama-2-7b")
-
-    def counted(batch: int) -> list[Placed]:
-        asked.append(batch)
-        return placed(batch)
-
-    turning = turning_batch(placed, ffn)
-    assert turning
-    assert turning_batch(counted, ffn, turning) == turning
-    assert asked == [1 << 20, turning, turning - 1]
-    assert [turning_batch(placed, ffn, near) for near in (1, turning - 1, turning + 1, 1 << 20)] == [turning] * 4

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.messages import note, save_text
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kvcalc.timing.fitting import FittedKernelModel
     from kvcalc.timing.rows import MeasurementFile
 
+FIT_KEYS = (
+    "family kind form rows fitted_median_abs_error fitted_p90_abs_error median_abs_error "
+    "p90_abs_error"
+)
 ERROR_NOTE = "error of a row: exp(|ln(predicted/measured)|) − 1"
 _common = partial(Option, is_common=True)
 _source = partial(Option, takes="TEXT")
@@ -110,7 +114,9 @@ def _one_stack(
 def _every_stack(tables: "list[MeasurementFile]", out: str, about: dict[str, str]) -> Answer:
     """Fit each GPU and stack that the rows name, side by side on all cores."""
     from kvcalc.library.files import make_folder
-    from kvcalc.report.text.table_layout import Column, Table
+    from kvcalc.records.calibration import KernelModelRecord
+    from kvcalc.report.text.table_layout import Table
+    from kvcalc.report.text.tables import columns
     from kvcalc.serving.server_validation import steps_validated
     from kvcalc.timing.calibration import preset_path
     from kvcalc.timing.fitting import calibrated_stacks
@@ -123,27 +129,9 @@ def _every_stack(tables: "list[MeasurementFile]", out: str, about: dict[str, str
         records += [{"gpu": gpu.name, "stack": stack, **fit} for fit in fits]
     if not records:
         raise UserError("no family has enough rows of a known GPU and a framework to be fitted")
-    lead = Column("gpu", "GPU", right=False), Column("stack", "stack", right=False)
     title = f"{len(records)} time models are fitted."
-    return Answer(records, lambda: [Table(records, (*lead, *_columns()[:-1]), title)])
-
-
-def _columns() -> Any:
-    from kvcalc.report.text.table_layout import Column
-
-    texts = {"family": "family", "kind": "kind", "form": "time model"}
-    shares = {
-        "fitted_median_abs_error": "fitted median",
-        "fitted_p90_abs_error": "fitted p90",
-        "median_abs_error": "held-out median",
-        "p90_abs_error": "held-out p90",
-    }
-    return (
-        *(Column(key, title, right=False) for key, title in texts.items()),
-        Column("rows", "rows", "{:,}".format),
-        *(Column(key, title, "{:.1%}".format) for key, title in shares.items()),
-        Column("parameters_text", "parameters", right=False),
-    )
+    columns_of_stacks = columns(KernelModelRecord, f"gpu stack {FIT_KEYS}")
+    return Answer(records, lambda: [Table(records, columns_of_stacks, title)])
 
 
 def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> Answer:
@@ -154,13 +142,17 @@ def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> 
     fitted = [fit for fit in fits if fit.entry]
 
     def tables() -> "list[Table]":
-        from kvcalc.report.text.table_layout import Table
+        from kvcalc.records.calibration import KernelModelRecord
+        from kvcalc.report.text.table_layout import Column, Table
+        from kvcalc.report.text.tables import columns
         from kvcalc.timing.fitting import FOLDS
 
+        parameters = Column("parameters_text", "parameters", right=False)
         rows = [record | {"parameters_text": _parameters(record)} for record in records]
         title = f"{len(fitted)} of {len(fits)} time models of {stack} on {gpu.name} are fitted."
         held_out = f"held out: each row is predicted by one of {FOLDS} fits without that row"
-        return [Table(rows, _columns(), title, ["", ERROR_NOTE, held_out])]
+        fit_columns = (*columns(KernelModelRecord, FIT_KEYS), parameters)
+        return [Table(rows, fit_columns, title, ["", ERROR_NOTE, held_out])]
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.measured_plot import predicted_against_measured
@@ -259,29 +251,17 @@ def run_validate(
 
 
 def _validation_table(records: "Sequence[Record]", source: str) -> "Table":
-    from kvcalc.report.text.table_layout import Column, Table
+    from kvcalc.records.calibration import ErrorRecord
+    from kvcalc.report.text.table_layout import Table
+    from kvcalc.report.text.tables import columns
 
-    percent = "{:.1%}".format
-    columns = (
-        Column("op", "operation", right=False),
-        Column("gpu", "GPU", right=False),
-        Column("framework", "framework", right=False),
-        Column("dtype", "dtype", right=False),
-        Column("model", "model", right=False),
-        Column("client", "client", right=False),
-        Column("rows", "rows", "{:,}".format),
-        Column("predicted_rows", "predicted", "{:,}".format),
-        Column("basis", "basis", right=False),
-        Column("median_abs_error", "median", percent),
-        Column("p90_abs_error", "p90", percent),
-        Column("median_ratio", "median ratio", "{:.3f}".format),
-        Column("ttft_median_abs_error", "TTFT median", percent),
-        Column("ttft_p90_abs_error", "TTFT p90", percent),
-        Column("throughput_median_abs_error", "tokens/s median", percent, wide=True),
-        Column("throughput_p90_abs_error", "tokens/s p90", percent, wide=True),
-        Column("roofline_median_abs_error", "roofline median", percent),
-        Column("roofline_p90_abs_error", "roofline p90", percent),
+    throughput = "throughput_median_abs_error throughput_p90_abs_error"
+    keys = (
+        "op gpu framework dtype model client rows predicted_rows basis median_abs_error "
+        "p90_abs_error median_ratio ttft_median_abs_error ttft_p90_abs_error "
+        f"{throughput} roofline_median_abs_error roofline_p90_abs_error"
     )
+    error_columns = columns(ErrorRecord, keys, wide=throughput)
     rows = sum(record["rows"] or 0 for record in records)
     predicted = sum(record["predicted_rows"] or 0 for record in records)
     title = f"{predicted:,} of {rows:,} measured rows are predicted."
@@ -290,4 +270,4 @@ def _validation_table(records: "Sequence[Record]", source: str) -> "Table":
         "basis roofline: the datasheet bound, for rows without a calibration",
     ]
     notes += [f"calibrations of {source}, scaled by datasheet figures"] if source else []
-    return Table(records, columns, title, ["", *notes])
+    return Table(records, error_columns, title, ["", *notes])

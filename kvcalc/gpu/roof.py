@@ -133,10 +133,10 @@ class OperatorBatch:
     """Operators on several GPUs: `roofline` of many points in one call.
 
     Operators of one dtype and shape are arrays [operators, *shape, 1], so that a value that does
-    not change along an axis is computed once. The last axis is the GPU. Results equal those of
-    single operators exactly.
+    not change along an axis is computed once. The last axis is the GPU. Results are equal to the
+    results of single operators.
 
-    Args:
+    Attributes:
         points: Shape to which the costs of all operators broadcast.
     """
 
@@ -145,15 +145,15 @@ class OperatorBatch:
 
         shapes = [_shape(operator) for operator in operators]
         self.points = np.broadcast_shapes(*set(shapes))
-        together: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        members: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, (operator, shape) in enumerate(zip(operators, shapes, strict=True)):
             axes = len(self.points) - len(shape)
-            together.setdefault((operator.dtype, (1,) * axes + shape), []).append(number)
+            members.setdefault((operator.dtype, (1,) * axes + shape), []).append(number)
         self._length = len(operators)
-        self._groups = [
-            (d, at, _stood([operators[i] for i in at], shape))
-            for (d, shape), at in together.items()
-        ]
+        self._groups = []
+        for (dtype, shape), numbers in members.items():
+            cost, counts = _stack([operators[number] for number in numbers], shape)
+            self._groups.append((dtype, numbers, cost, counts))
 
     def each(self, roofs: Roofs, decodes: bool) -> list[Any]:
         """Return the bounds [*points, gpus] of each operator in order, in seconds.
@@ -164,15 +164,12 @@ class OperatorBatch:
         import numpy as np
 
         results: dict[int, Any] = {}
-        for dtype, at, (cost, counts) in self._groups:
-            least = least_time(cost, dtype, roofs).seconds
-            known = (
-                least
-                if decodes or not dtype
-                else np.where(roofs.computes(dtype), least, np.nan)
-            )
-            results.update(zip(at, known * counts, strict=True))
-        return [results[at] for at in range(self._length)]
+        for dtype, numbers, cost, counts in self._groups:
+            seconds = least_time(cost, dtype, roofs).seconds
+            if dtype and not decodes:
+                seconds = np.where(roofs.computes(dtype), seconds, np.nan)
+            results.update(zip(numbers, seconds * counts, strict=True))
+        return [results[number] for number in range(self._length)]
 
 
 def _shape(operator: Operator) -> tuple[int, ...]:
@@ -183,27 +180,26 @@ def _shape(operator: Operator) -> tuple[int, ...]:
     return np.broadcast_shapes(*shapes) if len(shapes) > 1 else next(iter(shapes), ())
 
 
-def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost, Any]:
-    """Return the costs of operators as arrays, and their numbers of runs."""
+def _stack(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost, Any]:
+    """Return the costs of operators as arrays [operators, *shape, 1], and their numbers of runs."""
     import numpy as np
 
-    def stood(values: list[Any]) -> Any:
-        result = np.empty((len(values), *shape, 1))
-        for at, value in enumerate(values):
-            result[at, ..., 0] = value
-        return result
+    def stack(values: list[Any]) -> Any:
+        array = np.empty((len(values), *shape, 1))
+        for index, value in enumerate(values):
+            array[index, ..., 0] = value
+        return array
 
     costs = [operator.cost for operator in operators]
-    whole = Cost(
-        stood([c.flops for c in costs]),
-        stood([c.vector_flops for c in costs]),
-        weight_bytes=stood([c.bytes for c in costs]),
-        network_bytes=stood([c.network_bytes for c in costs]),
-        inter_node_bytes=stood([c.inter_node_bytes for c in costs]),
+    cost = Cost(
+        flops=stack([c.flops for c in costs]),
+        vector_flops=stack([c.vector_flops for c in costs]),
+        weight_bytes=stack([c.bytes for c in costs]),
+        network_bytes=stack([c.network_bytes for c in costs]),
+        inter_node_bytes=stack([c.inter_node_bytes for c in costs]),
     )
-    return whole, np.reshape(
-        [float(operator.count) for operator in operators], (-1, *(1 for _ in shape), 1)
-    )
+    counts = [float(operator.count) for operator in operators]
+    return cost, np.reshape(counts, (-1, *(1 for _ in shape), 1))
 
 
 def total_bound(placed: Sequence[Placed]) -> str:
@@ -240,31 +236,33 @@ def mla_form(placed: Sequence[Placed]) -> str | None:
     return "mixed" if len(forms) > 1 else next(iter(forms), None)
 
 
-MOST_BATCH = 1 << 20
+MAX_BATCH = 1 << 20
 
 
 def turning_batch(
-    place: Callable[[int], Sequence[Placed]],
-    chosen: Callable[[Operator], bool],
-    near: int | None = None,
+    place: Callable[[int], Sequence[Placed]], is_selected: Callable[[Operator], bool]
 ) -> int | None:
-    """Return the smallest batch size at which the operators are compute-bound together, or None up
-    to 2^20.
+    """Return the smallest batch size at which operators are compute-bound together.
 
     Args:
-        near: A batch size to try first, such as the result for another context.
+        place: Function that returns the operators of a pass with a batch size, with their bounds.
+        is_selected: Function that selects the operators.
+
+    Returns:
+        None up to MAX_BATCH.
     """
 
-    def turned(batch_size: int) -> bool:
-        results = [p for p in place(batch_size) if chosen(p.operator)]
-        return bool(results) and total_bound(results) == "compute"
+    def is_compute_bound(batch_size: int) -> bool:
+        operators = [p for p in place(batch_size) if is_selected(p.operator)]
+        return bool(operators) and total_bound(operators) == "compute"
 
-    if not turned(MOST_BATCH):
+    if not is_compute_bound(MAX_BATCH):
         return None
-    low, high = 0, MOST_BATCH
-    first = [near, near - 1] if near else []
+    low, high = 0, MAX_BATCH
     while high - low > 1:
-        tried = first.pop(0) if first else 0
-        middle = tried if low < tried < high else (low + high) // 2
-        low, high = (low, middle) if turned(middle) else (middle, high)
+        middle = (low + high) // 2
+        if is_compute_bound(middle):
+            high = middle
+        else:
+            low = middle
     return high

@@ -18,6 +18,9 @@ RECORD_CLASSES = {
     "latency --draft": ("serving", "SpeculationRecord"),
     "serve": ("serving", "ServeRecord"),
     "serve --timeline (a file)": ("serving", "PassRecord"),
+    "roofline": ("roofline", "RooflineRecord"),
+    "roofline (an operator)": ("roofline", "OperatorRecord"),
+    "roofline (without a model)": ("roofline", "AttentionRecord"),
     "plan": ("plan", "PlanRecord"),
     "compare --deployments": ("fit", "FitRecord"),
     "fit": ("fit", "FitRecord"),
@@ -30,6 +33,9 @@ RECORD_CLASSES = {
     "gpus": ("presets", "GpuPresetRecord"),
     "measure": ("measure", "MeasuredLayerRecord"),
     "measure --generate": ("measure", "GenerationRecord"),
+    "measure --calibration": ("calibration", "KernelModelRecord"),
+    "calibrate": ("calibration", "KernelModelRecord"),
+    "validate": ("calibration", "ErrorRecord"),
 }
 _TYPES = {
     **dict.fromkeys(("bytes", "FLOP", "tokens", "sequences"), "integer"),

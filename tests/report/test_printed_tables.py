@@ -371,7 +371,7 @@ COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", 
     ("columns", "contract"),
     [
         (size_text.SIZE_COLUMNS, SIZE), (compare_text.COMPARE_COLUMNS, COMPARE), (preset_text.MODEL_COLUMNS, MODELS),
-        (preset_text.GPU_COLUMNS, GPUS), (tables.ROOFLINE_COLUMNS, ROOFLINE), (serving_text.LATENCY, LATENCY),
+        (preset_text.GPU_COLUMNS, GPUS), (roofline_text.ROOFLINE_COLUMNS, ROOFLINE), (serving_text.LATENCY, LATENCY),
         (serving_text.SPECULATION, SPECULATION), (serving_text.SERVE, SERVE), (fit_text.COLUMNS, FIT),
     ],
 )  # fmt: skip

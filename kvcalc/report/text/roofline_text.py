@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
+from typing import Annotated, TypedDict
 
 from kvcalc.gpu.gpu import Gpu, Host
 from kvcalc.gpu.roof import turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.planning.comparison import SHAPE
-from kvcalc.records import JsonObject
-from kvcalc.report.export import Record
+from kvcalc.records import JsonObject, Record
+from kvcalc.records.figures import Figure
+from kvcalc.records.roofline import AttentionRecord, OperatorRecord
 from kvcalc.report.text.fit_text import memory_notes, memory_sentences
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
-    ROOFLINE_COLUMNS,
     answer_sentence,
     budget_warning,
     columns,
@@ -27,19 +28,28 @@ from kvcalc.report.text.tables import (
     whole,
 )
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.operator_times import ENGINE_OVERHEAD, MODULE_OVERHEAD
 
-OPERATOR_NAMES = {
-    ENGINE_OVERHEAD: "engine overhead",
-    MODULE_OVERHEAD: "module overhead",
-}
-KINDS_OF_BYTES = {
+
+class OperatorRow(OperatorRecord):
+    """A record of an operator with its shape."""
+
+    shape: Annotated[
+        str | None, Figure("shape", "m × k × n, or heads × queries × keys × width")
+    ]
+
+
+ROOFLINE_COLUMNS = columns(
+    OperatorRow,
+    "operator layer time_s share roofline_s bound intensity flops bytes count overhead shape "
+    "vector_flops weight_bytes cache_bytes activation_bytes",
+    wide="shape vector_flops weight_bytes cache_bytes activation_bytes",
+)
+BYTE_KEYS = {
     "weights": "weight_bytes",
     "cache": "cache_bytes",
     "activations": "activation_bytes",
 }
 PHASES = {"decode": "a decode step", "prefill": "a prefill"}
-NOT_OF_PARTS = ("count", *KINDS_OF_BYTES.values())
 
 
 def pass_tables(
@@ -47,12 +57,11 @@ def pass_tables(
 ) -> Iterator[Table]:
     """Yield a table per pass. Turning batches are computed once per deployment and context."""
     turning: dict[tuple[int, int], str] = {}
-    near: dict[int, dict[Role, int | None]] = {}
     for deployment, records in passes:
-        key = id(deployment), records[-1]["context"]
+        context = records[-1]["context"]
+        key = id(deployment), context
         if records[-1]["phase"] == "decode" and key not in turning:
-            start = near.setdefault(id(deployment), {})
-            turning[key] = _turning(deployment, records[-1]["context"], start)
+            turning[key] = _turning(deployment, context)
         yield pass_table(deployment, records, turning.get(key, ""))
 
 
@@ -66,104 +75,99 @@ def pass_table(
         records: Records of the operators, the total last.
         turning: Sentence on the batches from which on compute limits; None to compute it.
     """
-    whole = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
+    total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
     rows: list[Record] = []
     for record in records:
-        name = OPERATOR_NAMES.get(record["operator"], record["operator"])
+        name = record["operator"]
+        if name.endswith("_overhead"):
+            name = name.replace("_", " ")
         rows.append({**record, "operator": name, "shape": shape(record)})
-        rows += map(_part, record.get("parts", []))
-    split = ", ".join(
-        f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES.items()
-    )
+        rows += map(_part_row, record.get("parts", []))
     if turning is None:
-        decode = whole["phase"] == "decode"
-        turning = _turning(deployment, whole["context"], {}) if decode else ""
-    short = memory_sentences([whole])
-    answer, brief = _answers(deployment, whole)
+        is_decode = total["phase"] == "decode"
+        turning = _turning(deployment, total["context"]) if is_decode else ""
+    memory = memory_sentences([total])
+    answer, brief = _answers(deployment, total)
+    shares = [f"{name} {total[key] / total['bytes']:.1%}" for name, key in BYTE_KEYS.items()]
+    fallbacks = distinct_notes([total], "fallback")
     return Table(
         rows,
-        _columns(records),
-        short[0] if short else answer,
+        _ordered_columns(records),
+        memory[0] if memory else answer,
         footnotes(
-            *distinct_notes([whole], "fallback"),
-            budget_warning([whole]),
-            brief if short else "",
-            *time_footnotes([whole]),
+            *fallbacks,
+            budget_warning([total]),
+            brief if memory else "",
+            *time_footnotes([total]),
             turning,
         ),
         details=[
-            *([answer] if short else []),
-            *filter(None, [turning]),
-            f"bytes moved: {split}",
+            *([answer] if memory else []),
+            *([turning] if turning else []),
+            f"bytes moved: {', '.join(shares)}",
             _assumptions(deployment),
-            *node_notes([whole]),
-            *distinct_notes([whole], "fallback"),
-            *time_details([whole]),
-            *memory_notes([whole]),
+            *node_notes([total]),
+            *fallbacks,
+            *time_details([total]),
+            *memory_notes([total]),
         ],
     )
 
 
-def _answers(deployment: TimedDeployment, whole: Record) -> tuple[str, str]:
+def _answers(deployment: TimedDeployment, total: Record) -> tuple[str, str]:
     """Return the time of the pass and what limits it, with and without the deployment."""
-    phase = PHASES.get(whole["phase"], "a mixed pass")
+    phase = PHASES.get(total["phase"], "a mixed pass")
     subject = f"{phase} of {deployment.model.name} on {deployment.gpu.name}"
     stages = deployment.parallelism.pp
     if stages > 1:
         subject = f"the slowest of {stages} stages in {subject}"
-    subject += f" with batch {whole['batch_size']:,} and context {whole['context']:,}"
-    bound, predicted = kernel_seconds(whole["roofline_s"]), whole["time_s"]
-    time = kernel_seconds(predicted) if predicted else f"at least {bound}"
-    limit = f", bound by {whole['bound']}" if whole["intensity"] else ""
+    subject += f" with batch {total['batch_size']:,} and context {total['context']:,}"
+    time = f"at least {kernel_seconds(total['roofline_s'])}"
+    if total["time_s"]:
+        time = kernel_seconds(total["time_s"])
+    limit = f", bound by {total['bound']}" if total["intensity"] else ""
     full, brief = (f"{text[0].upper()}{text[1:]} takes {time}" for text in (subject, phase))
     return answer_sentence(full, limit), answer_sentence(brief, limit)
 
 
-def _columns(records: Sequence[Record]) -> list[Column]:
+def _ordered_columns(records: Sequence[Record]) -> list[Column]:
     """Return the columns: the share follows its time; layer kinds only if there are several."""
-    kinds = {r["layer"] for r in records} - {""}
-    columns = {c.key: c for c in ROOFLINE_COLUMNS if c.key != "layer" or len(kinds) > 1}
-    share = columns.pop("share")
-    timed = "roofline_s" if records[-1]["time_s"] is None else "time_s"
-    ordered = list(columns.values())
-    ordered.insert(1 + list(columns).index(timed), share)
+    has_layers = len({r["layer"] for r in records} - {""}) > 1
+    by_key = {c.key: c for c in ROOFLINE_COLUMNS if c.key != "layer" or has_layers}
+    share = by_key.pop("share")
+    time_key = "roofline_s" if records[-1]["time_s"] is None else "time_s"
+    ordered = list(by_key.values())
+    ordered.insert(1 + list(by_key).index(time_key), share)
     return ordered
 
 
 def shape(record: Record) -> str | None:
     """Return m × k × n of a GEMM, or heads × queries × keys × width of attention; else None."""
-    m, k, n, heads = (_size(record.get(key)) for key in ("m", "k", "n", "heads"))
-    if not m:
+    if not record.get("m"):
         return None
-    return f"{heads} × {m} × {n} × {k}" if heads else f"{m} × {k} × {n}"
+    keys = ("heads", "m", "n", "k") if record["heads"] else ("m", "k", "n")
+    return " × ".join(whole(record[key]) for key in keys)
 
 
-def _size(value: float | None) -> str:
-    return "" if value is None else whole(value)
-
-
-def _part(part: Record) -> Record:
+def _part_row(part: Record) -> Record:
     """Return the row of a part of an operator."""
-    row = dict.fromkeys(NOT_OF_PARTS) | {
+    return dict.fromkeys(("count", *BYTE_KEYS.values())) | {
         "operator": f"  {part['operator']}",
         "layer": "in it",
+        "flops": part["flops"] or None,
+        "vector_flops": part.get("vector_flops"),
+        "bound": "",
     }
-    work = {"flops": part["flops"] or None, "vector_flops": part.get("vector_flops")}
-    return {**row, **work, "bound": ""}
 
 
-def _turning(deployment: TimedDeployment, context: int, near: dict[Role, int | None]) -> str:
-    """Return from which batch on FFN and attention are compute-bound; '' without a matrix peak.
-
-    near: Result at the previous context. It is tried first and replaced.
-    """
+def _turning(deployment: TimedDeployment, context: int) -> str:
+    """Return from which batch on FFN and attention are compute-bound; '' without a matrix peak."""
     if not all(map(deployment.gpu.computes, deployment.formats.product_dtypes)):
         return ""
-    placed = cache(lambda n: deployment.placed(Batch.decode(context, n)))
+    placed = cache(lambda batch: deployment.placed(Batch.decode(context, batch)))
     words = []
     for name, role in (("FFN", Role.FFN), ("attention", Role.CORE)):
-        batch = turning_batch(placed, partial(_has_role, role), near.get(role))
-        near[role] = batch
+        batch = turning_batch(placed, partial(_has_role, role))
         words.append(f"{name} from batch {batch:,} on" if batch else f"{name} at no batch")
     return f"Compute-bound: {', '.join(words)}."
 
@@ -180,9 +184,9 @@ def _assumptions(deployment: TimedDeployment) -> str:
         for dtype in formats.product_dtypes
         if gpu.computes(dtype)
     ]
-    ridge = (
-        f"ridge point {', '.join(ridges)}" if ridges else "no matrix peak, so no ridge point"
-    )
+    ridge = "no matrix peak, so no ridge point"
+    if ridges:
+        ridge = f"ridge point {', '.join(ridges)}"
     vector = "" if gpu.vector_peak else "; no vector peak, so vector work is not timed"
     weights = f"weights {formats.weights_label}{formats.computed}"
     return f"{weights}, cache {formats.kv_cache_dtype}; {gpu.name}: {ridge}{vector}"
@@ -191,29 +195,34 @@ def _assumptions(deployment: TimedDeployment) -> str:
 # bytes that an fp32 FLOP reads from registers: three operands of 4 bytes per multiply-add, which
 # is two FLOPs
 OPERAND_BYTES = 6
-HIERARCHY_COLUMNS = columns(
-    """
-    level       | memory       | text
-    each        | per unit     | bytes
-    units       | units        | text    | right
-    bytes       | total        | bytes
-    bytes_per_s | bandwidth    | si B/s
-    seconds     | time to read | seconds
-    """
-)
+
+
+class MemoryLevel(TypedDict):
+    """One memory of a GPU or of its machine; null without a figure."""
+
+    level: Annotated[str, Figure("memory", "registers, a cache, memory or disk")]
+    each: Annotated[int | None, Figure("per unit", "of one SM", unit="bytes")]
+    units: Annotated[int | None, Figure("units", "number of units", "text")]
+    bytes: Annotated[int | None, Figure("total", "of all units")]
+    bytes_per_s: Annotated[float | None, Figure("bandwidth", "in one direction")]
+    seconds: Annotated[float | None, Figure("time to read", "of all bytes", unit="seconds")]
+
+
+HIERARCHY_COLUMNS = columns(MemoryLevel, "level each units bytes bytes_per_s seconds")
 
 
 def levels(gpu: Gpu) -> Iterator[JsonObject]:
     """Yield a record per memory, the nearest first; None if the preset gives no figure."""
-    peak, registers = gpu.vector_flops_per_s.get("fp32"), gpu.register_bytes_per_sm
+    peak = gpu.vector_peak
+    registers = gpu.register_bytes_per_sm
     register_rate = OPERAND_BYTES * peak if peak and registers else None
     shared = gpu.shared_memory_bytes_per_sm, gpu.shared_memory_bytes_per_s
-    for name, each, rate in (
+    for name, sm_bytes, rate in (
         ("registers", registers, register_rate),
         ("shared memory, L1", *shared),
     ):
-        units = {"each": each, "units": gpu.sms if each else None}
-        yield _level(name, each * gpu.sms if each and gpu.sms else None, rate) | units
+        units = {"each": sm_bytes, "units": gpu.sms if sm_bytes else None}
+        yield _level(name, sm_bytes * gpu.sms if sm_bytes and gpu.sms else None, rate) | units
     yield _level("L2", gpu.l2_bytes, gpu.l2_bytes_per_s)
     yield _level(gpu.memory_type or "memory", gpu.memory_bytes, gpu.bandwidth_bytes_per_s)
     if gpu.link_bytes_per_s:
@@ -244,21 +253,12 @@ def hierarchy_table(gpu: Gpu) -> Table:
 
 
 ATTENTION_COLUMNS = columns(
-    """
-    gpu            | GPU          | text     | given
-    attention      | attention    | text
-    context        | context      | int      | given
-    batch_size     | batch        | int      | given
-    kv_cache_dtype | cache in     | text     | apart
-    intensity      | FLOP/B       | {:,.1f}
-    to_knee        | gap to ridge | {:,.2f}×
-    bound          | bound        | text
-    roofline_s     | at least     | kernel
-    bytes          | bytes        | bytes
-    flops          | FLOP         | si
-    knee           | ridge point  | {:.1f}   | wide
-    mla_form       | MLA form     | text     | wide
-    """
+    AttentionRecord,
+    "gpu attention context batch_size kv_cache_dtype intensity to_knee bound roofline_s bytes "
+    "flops knee mla_form",
+    inputs="gpu context batch_size",
+    optional="kv_cache_dtype",
+    wide="knee mla_form",
 )
 
 

@@ -325,23 +325,3 @@ DEPLOYED = columns(
     basis                | times by   | basis | left apart
     """
 )
-ROOFLINE_COLUMNS = columns(
-    """
-    operator         | operator    | text
-    layer            | layer       | text
-    time_s           | predicted   | kernel  | time
-    share            | share       | {:.1%}  | | share of the time of the pass
-    roofline_s       | at least    | kernel  | | datasheet bound with full overlap and no launches
-    bound            | bound       | text
-    intensity        | FLOP/B      | digits
-    flops            | FLOP        | si
-    bytes            | bytes       | si B
-    count            | runs        | int
-    overhead         | overhead    | {:.3g}× | | predicted time divided by the bound
-    shape            | shape       | text    | right wide
-    vector_flops     | vector FLOP | si      | wide
-    weight_bytes     | weights     | si B    | wide
-    cache_bytes      | cache       | si B    | wide
-    activation_bytes | activations | si B    | wide
-    """
-)
