@@ -193,7 +193,7 @@ def test_dsa_reads_less_than_mla_from_the_crossing_on(dtype: str, row: int, key:
     (point,) = [s for s in chart.series if s.kind == "points"]
     fewer = row * 131_072 / (2048 * row + 131_072 * key)
     assert chart.title == f"Sparse attention reads {fewer:.1f}× fewer bytes than MLA at 128k tokens"
-    assert (point.xs, point.labels) == ((crossing,), (f"reads less from {crossing:,} tokens on",))
+    assert ([*point.xs], [*point.labels]) == ([crossing], [f"reads less from {crossing:,} tokens on"])
     far = 10**9
     most = sum(per_layer("deepseek-v3", far, dtype)) / sum(per_layer("deepseek-v3.2", far, dtype))
     assert most == pytest.approx(row / key, rel=1e-4)  # 4.5× and 4.97× at most
