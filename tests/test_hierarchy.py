@@ -184,8 +184,8 @@ def test_a_model_that_does_not_fit_runs_from_the_host(kvcalc: Run) -> None:
     ("line", "said"),
     [
         ("fit llama-3.1-8b --cpu-offload-gb 2 --weight-bytes 10GiB", "weight-bytes are those on the GPU"),
-        ("fit llama-3.1-8b --cpu-offload-gb -1", "cpu-offload-gb -1.0 is not a number of GiB"),
-        ("latency llama-3.1-8b --cpu-offload-gb nan", "cpu-offload-gb nan is not a number of GiB"),
+        ("fit llama-3.1-8b --cpu-offload-gb -1", "cpu-offload-gb -1.0 is not a number from 0 to 1,048,576"),
+        ("latency llama-3.1-8b --cpu-offload-gb nan", "cpu-offload-gb nan is not a number from 0 to 1,048,576"),
         ("latency llama-3.1-8b --gpu tpu-v7 --cpu-offload-gb 2", "has no host_link_bytes_per_s"),
         ("fit llama-3.1-8b --disk-bandwidth fast", "disk-bandwidth 'fast' is not a number of bytes"),
     ],
@@ -199,7 +199,7 @@ def test_a_draft_stays_on_the_gpu() -> None:
     found = deploy("llama-3.1-70b", "h200", tp=4)
     drafted = (found.latency(draft="llama-3.2-1b", num_speculative_tokens=4, cpu_offload_gb=n).draft_s for n in (0, 20))
     assert len(set(drafted)) == 1
-    with pytest.raises(UserError, match="not a number of GiB"):
+    with pytest.raises(UserError, match="not a number from 0 to 1,048,576"):
         found.latency(cpu_offload_gb=-2)
 
 

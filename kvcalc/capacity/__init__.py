@@ -1,5 +1,4 @@
-"""What fits on GPUs: a budget for the cache (`memory_terms`), and what an engine makes of it
-(`engines`). Two steps, apart."""
+"""Capacity of GPUs: a KV cache budget (`memory_budget`), and its layout by engine (`engines`)."""
 
 from kvcalc.capacity.deployment_fit import Fit, fit
 from kvcalc.capacity.fit_options import FitOptions

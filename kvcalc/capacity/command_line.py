@@ -61,7 +61,7 @@ class Command(NamedTuple):
     Attributes:
         named: The model's name in the command line.
         given: Values by the names of `FitOptions`, `Precision` and `Parallelism`.
-        ignored: Flags that are not modelled, as typed.
+        ignored: Flags that are not modelled, in the words of the line.
         remarks: Notes for the user.
     """
 
@@ -239,63 +239,63 @@ def interpret_flags(
     """Return the command of a model's name and the values of an engine's flags."""
     source = checkpoint(named)
     model = source.load(changes)
-    given: Settings = {}
+    settings: Settings = {}
     for name, value in values.items():
         if value and name.startswith("not_"):
-            given[name.removeprefix("not_")] = False
+            settings[name.removeprefix("not_")] = False
         elif name != "model" and (value or name in ("n_cpu_moe", "n_gpu_layers")):
-            given[name] = value
+            settings[name] = value
     remarks = [source.remark] if source.remark else []
-    model = _read_formats(source, model, given, remarks)
+    model = _read_formats(source, model, settings, remarks)
     if dialect.engine in _RULES:
-        _RULES[dialect.engine][0](given, remarks)
-    if given.pop("mtp", False):
-        _read_prediction(model, given, remarks)
-    _read_draft(model, given, remarks)
-    if given.pop("lora", False):
-        given.setdefault("max_loras", 1)
-    elif "max_lora_rank" in given or "max_loras" in given:
-        given.pop("max_loras", None)
-    return Command(dialect.engine, named, model, given, (), tuple(remarks))
+        _RULES[dialect.engine][0](settings, remarks)
+    if settings.pop("mtp", False):
+        _read_prediction(model, settings, remarks)
+    _read_draft(model, settings, remarks)
+    if settings.pop("lora", False):
+        settings.setdefault("max_loras", 1)
+    elif "max_lora_rank" in settings or "max_loras" in settings:
+        settings.pop("max_loras", None)
+    return Command(dialect.engine, named, model, settings, (), tuple(remarks))
 
 
 def _read_formats(
-    source: Checkpoint, model: Model, given: Settings, remarks: list[str]
+    source: Checkpoint, model: Model, settings: Settings, remarks: list[str]
 ) -> Model:
     """Set the formats of the weights. The checkpoint's name wins over --quantization and --dtype.
 
     Returns:
         The model, with its dtype replaced if the checkpoint is quantized and --dtype differs.
     """
-    method = given.pop("quantization", "")
+    method = settings.pop("quantization", "")
     format_ = source.quantization
     if method and not format_ and not model.quantization:
         if method in AS_PUBLISHED.split():
             remarks.append(
-                f"--quantization {method} loads what the checkpoint holds, which its name does "
-                "not tell"
+                f"--quantization {method} loads the checkpoint's own format, which its name "
+                "does not state"
             )
         else:
             format_ = QUANTIZATION_FORMATS.get(method) or load_weight_format(method).name
     if format_:
-        given["quantization"] = format_
-    dtype = given.pop("dtype", "auto")
+        settings["quantization"] = format_
+    dtype = settings.pop("dtype", "auto")
     if model.quantization and not format_:
         if dtype not in ("auto", model.dtype):
             model = msgspec.structs.replace(model, dtype=dtype)
         dtype = "auto"
     dtype = source.dtype or dtype
     if dtype != "auto":
-        given["dtype"] = dtype
+        settings["dtype"] = dtype
     return model
 
 
-def _read_prediction(model: Model, given: Settings, remarks: list[str]) -> None:
+def _read_prediction(model: Model, settings: Settings, remarks: list[str]) -> None:
     """Set the prediction layers of a model, or note that it has none."""
     if model.mtp:
-        given["mtp"] = True
+        settings["mtp"] = True
     else:
-        given.pop("num_speculative_tokens", None)
+        settings.pop("num_speculative_tokens", None)
         remarks.append(f"prediction layers are left out: none are known of {model.name}")
 
 
@@ -308,9 +308,9 @@ class SpeculativeConfig(msgspec.Struct):
     use_heterogeneous_vocab: bool | None = False
 
 
-def _read_draft(model: Model, given: Settings, remarks: list[str]) -> None:
+def _read_draft(model: Model, settings: Settings, remarks: list[str]) -> None:
     """Set a draft model, or the model's own prediction layers."""
-    text, draft_name = given.pop("speculation", ""), given.pop("draft_name", "")
+    text, draft_name = settings.pop("speculation", ""), settings.pop("draft_name", "")
     if text:
         try:
             config = msgspec.json.decode(text, type=SpeculativeConfig, strict=False)
@@ -319,87 +319,88 @@ def _read_draft(model: Model, given: Settings, remarks: list[str]) -> None:
         method = (config.method or "").lower()
         draft_name = config.model if config.model is not None else draft_name
         if config.num_speculative_tokens:
-            given["num_speculative_tokens"] = config.num_speculative_tokens
+            settings["num_speculative_tokens"] = config.num_speculative_tokens
         if method.endswith("mtp"):
-            _read_prediction(model, given, remarks)
+            _read_prediction(model, settings, remarks)
             draft_name = ""
         elif method in ("ngram", "suffix") or draft_name == "[ngram]":
             draft_name = ""
         elif config.use_heterogeneous_vocab:
             remarks.append(
-                f"the draft {draft_name} is left out: what use_heterogeneous_vocab takes is "
-                "not known"
+                f"the draft {draft_name} is left out: the memory of use_heterogeneous_vocab "
+                "is not known"
             )
             draft_name = ""
     if draft_name:
         try:
-            given["draft"] = checkpoint(draft_name).load()
+            settings["draft"] = checkpoint(draft_name).load()
         except UserError as error:
             remarks.append(f"the draft is left out: {error}")
 
 
-def _read_vllm(given: Settings, remarks: list[str]) -> None:
-    tp, pp, dp = (given.get(name, 1) for name in ("tp", "pp", "dp"))
-    if given.pop("all_experts", False):
-        given["ep"] = tp * dp
-    if "max_num_seqs" in given:
-        given["max_num_seqs"] *= dp
-    if given.pop("text_only", False):
-        given["limit_mm_per_prompt"] = '{"image": 0, "video": 0}'
-    one, two = given.pop("one_in_flight", False), given.pop("two_in_flight", False)
+def _read_vllm(settings: Settings, remarks: list[str]) -> None:
+    tp, pp, dp = (settings.get(name, 1) for name in ("tp", "pp", "dp"))
+    if settings.pop("all_experts", False):
+        settings["ep"] = tp * dp
+    if "max_num_seqs" in settings:
+        settings["max_num_seqs"] *= dp
+    if settings.pop("text_only", False):
+        settings["limit_mm_per_prompt"] = '{"image": 0, "video": 0}'
+    one, two = settings.pop("one_in_flight", False), settings.pop("two_in_flight", False)
     if one:
-        given["max_in_flight_batches"] = pp
+        settings["max_in_flight_batches"] = pp
     elif two and pp == 1:
-        given["max_in_flight_batches"] = 2
-    if size := given.pop("kv_offloading_size", 0):
-        given["kv_offloading_bytes"] = int(size * GIB) // (tp * pp)
+        settings["max_in_flight_batches"] = 2
+    if size := settings.pop("kv_offloading_size", 0):
+        settings["kv_offloading_bytes"] = int(size * GIB) // (tp * pp)
 
 
-def _read_sglang(given: Settings, remarks: list[str]) -> None:
-    tp, dp = given.get("tp", 1), given.get("dp", 1)
-    if given.pop("shared_attention", False):
+def _read_sglang(settings: Settings, remarks: list[str]) -> None:
+    tp, dp = settings.get("tp", 1), settings.get("dp", 1)
+    if settings.pop("shared_attention", False):
         if tp % dp:
             raise UserError(
                 f"SGLang's --dp-size {dp} with --enable-dp-attention does not divide --tp-size {tp}"
             )
-        given["tp"] = tp // dp
-    elif "max_num_seqs" in given:
-        given["max_num_seqs"] *= dp
-    if given.get("max_num_batched_tokens", 0) < 0:
-        given.pop("max_num_batched_tokens")
+        settings["tp"] = tp // dp
+    elif "max_num_seqs" in settings:
+        settings["max_num_seqs"] *= dp
+    if settings.get("max_num_batched_tokens", 0) < 0:
+        settings.pop("max_num_batched_tokens")
         remarks.append("prefill is not chunked: the engine's own chunk is counted")
-    algorithm = given.pop("prediction", "")
-    if "draft_name" not in given and algorithm in ("nextn", "eagle", "mtp"):
-        given["mtp"] = True
+    algorithm = settings.pop("prediction", "")
+    if "draft_name" not in settings and algorithm in ("nextn", "eagle", "mtp"):
+        settings["mtp"] = True
     branches, steps, verified = (
-        given.pop(name, 0) for name in ("drafted_branches", "drafting_steps", "verified_tokens")
+        settings.pop(name, 0)
+        for name in ("drafted_branches", "drafting_steps", "verified_tokens")
     )
     if verified and (branches > 1 or not steps):
         steps = verified - 1
     if algorithm and (steps or verified):
-        given["num_speculative_tokens"] = steps
+        settings["num_speculative_tokens"] = steps
 
 
-def _read_llama_cpp(given: Settings, remarks: list[str]) -> None:
-    given.pop("batch", None)
-    slots = given.pop("max_num_seqs", 0)
+def _read_llama_cpp(settings: Settings, remarks: list[str]) -> None:
+    settings.pop("batch", None)
+    slots = settings.pop("max_num_seqs", 0)
     if slots < 1:
         slots = 1
-        given.setdefault("kv_unified", True)
-    given["max_num_seqs"] = slots
-    if cells := given.pop("cells", 0):
-        given["max_model_len"] = max(1, cells // slots)
+        settings.setdefault("kv_unified", True)
+    settings["max_num_seqs"] = slots
+    if cells := settings.pop("cells", 0):
+        settings["max_model_len"] = max(1, cells // slots)
     key_type, value_type = (
-        given.get(name, "fp16") for name in ("cache_type_k", "cache_type_v")
+        settings.get(name, "fp16") for name in ("cache_type_k", "cache_type_v")
     )
     if key_type == value_type:
-        given["kv_cache_dtype"] = key_type
-        given.pop("cache_type_k", None)
-        given.pop("cache_type_v", None)
-    mode, shares = given.pop("split_mode", "layer"), given.pop("tensor_split", "")
+        settings["kv_cache_dtype"] = key_type
+        settings.pop("cache_type_k", None)
+        settings.pop("cache_type_v", None)
+    mode, shares = settings.pop("split_mode", "layer"), settings.pop("tensor_split", "")
     gpus = sum(share.strip() not in ("", "0") for share in re.split("[/,]", shares))
     if gpus > 1 and mode != "none":
-        given["pp" if mode == "layer" else "tp"] = gpus
+        settings["pp" if mode == "layer" else "tp"] = gpus
         if len(set(shares.split(","))) > 1:
             remarks.append(f"--tensor-split {shares} is counted as equal parts")
 
@@ -431,7 +432,7 @@ def command_of(
     """Return the engine's command line of a deployment; None if no engine can be started so.
 
     Args:
-        named: The model as typed. The line has this name if it means the same to the engine.
+        named: The model in the request. The line has this name if it means the same to the engine.
     """
     dialect = DIALECTS.get(options.engine)
     values = _write_ranks(dialect, deployment) if dialect else None
@@ -439,7 +440,7 @@ def command_of(
         return None
     own = _changed_options(dialect, options)
     count, dp = own.get("max_num_seqs", 0), deployment.parallelism.dp
-    if count and "shared_attention" not in values:  # the engine counts those of one dp rank
+    if count and "shared_attention" not in values:  # the engine counts one dp rank
         del own["max_num_seqs"]
         if count % dp:
             own["uneven_max_num_seqs"] = count

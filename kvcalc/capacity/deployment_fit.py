@@ -1,6 +1,6 @@
 """The capacity of a deployment: a KV cache budget, and the sequences and lengths that fit.
 
-Every figure is for one GPU, of the pipeline stage that fits the smallest number of sequences. Only
+Every figure is for one GPU on the pipeline stage that fits the smallest number of sequences. Only
 numbers of sequences count the complete replica, as `--batch-size` does.
 """
 
@@ -48,7 +48,7 @@ class CapacityLimits(NamedTuple):
     Attributes:
         cache: Bytes of the cache on the GPU that needs most.
         utilization: Smallest share, in steps of 0.0001; None if it is above 1.
-        sequences: Largest max_num_seqs of which all sequences fit.
+        sequences: Largest max_num_seqs whose sequences all fit.
         length: Largest max_model_len, with the requested or the engine's own max_num_seqs; None
             without a limit.
     """

@@ -97,7 +97,7 @@ class Flag(NamedTuple):
         return _CONVERTERS[self.kind][0](text)
 
     def words(self, value: Any) -> list[str]:
-        """Return the flag with a value, as it is typed."""
+        """Return the flag with a value, in the form of a command line."""
         spelling = self.spellings[0]
         return [spelling] if self.is_switch else [spelling, _CONVERTERS[self.kind][1](value)]
 

@@ -28,8 +28,8 @@ class Typed(NamedTuple):
     """The words of a request.
 
     Attributes:
-        model: The model as typed; "" for its own name.
-        gpu: The GPU as typed; "" for its own name.
+        model: The requested model; "" for its own name.
+        gpu: The requested GPU; "" for its own name.
         options: Options that no engine's command line expresses.
         all_experts: Whether the request has `--enable-expert-parallel`.
     """

@@ -23,10 +23,10 @@ from kvcalc.model.model import NORM_VECTORS, Model, kept
 from kvcalc.model.pipeline import Stage, stages
 from kvcalc.model.precision import Precision, formats_of
 
-ESTIMATES = ("low", "middle", "high")  # of the range of a budget
+ESTIMATES = ("low", "middle", "high")  # names of the range of a budget
 SHARES = ("total", "free", "remaining")  # memory that a share is taken of
 MIB, GIB = 1 << 20, 1 << 30
-MAX_BYTES = 1 << 50  # of a figure in a file of corrections
+MAX_BYTES = 1 << 50  # largest figure in a file of corrections
 # Published measurements; docs/reference/engine-trtllm.md lists the sources. CUDA context: an H100
 # of 79.18 GiB has 78.48 free before weights (SGLang's start-up log)
 CONTEXT_BYTES = 7 * GIB // 10
@@ -48,7 +48,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         sequences: Sequences of one dp rank that the engine is set up for; an int or an array.
         prompts: Sequences of one dp rank that have to fit; an int or an array.
         release: The engine's version, in its own terms.
-        loras: LoRA slots, of rank `lora_rank`.
+        loras: LoRA slots with rank `lora_rank`.
         gpu_layers: Layers that llama.cpp puts on the GPU; -1 for all.
         cpu_experts: First layers whose experts llama.cpp leaves in host memory.
         images: Images of a prompt. 0 leaves out the vision tower; None for no limit.
@@ -166,9 +166,9 @@ def budget(
 ) -> Budget:
     """Return the budget of one GPU, or of an array of GPUs.
 
-    Share of total memory: ⌈memory · utilization⌉ (vLLM). Of free memory: ⌊(memory − startup) ·
-    utilization⌋, where startup is the memory in use before the weights load. Of remaining memory:
-    all terms, and ⌊rest · utilization⌋ of the bytes that they leave of memory − startup.
+    With the basis "total", the share is ⌈memory · utilization⌉ (vLLM). With "free", it is ⌊(memory
+    − startup) · utilization⌋; startup is the memory in use before the weights load. With
+    "remaining", it is all terms and ⌊rest · utilization⌋; rest is memory − startup − terms.
 
     Args:
         memory: Bytes of the GPU.
@@ -234,7 +234,7 @@ def activation_peak(
     """Return the peak activation bytes of one rank in a prefill of `tokens` tokens, from
     `sequences` prompts.
 
-    The peak has the inputs and outputs of the largest operator (for experts, of the largest GEMM),
+    The peak has the inputs and outputs of the largest operator (the largest GEMM for experts),
     and the residual stream. Allocators and workspaces of an engine need more, so use a measured
     figure instead if there is one.
     """
@@ -328,7 +328,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def apply(self, terms: MemoryBreakdown, start: EngineStartup) -> MemoryBreakdown:
         """Return an engine's terms with the corrections; never below 0.
 
-        A model is the logged model if it has as many parameters, under any file name.
+        A model is the logged model if it has the same number of parameters, under any file name.
         """
         is_same = (
             self.parameters == start.model.parameters

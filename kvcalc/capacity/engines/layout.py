@@ -295,7 +295,7 @@ class LinearLayout(CacheLayout):
     """A layout whose bytes are linear in the number of sequences."""
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return pairs of bytes: of all sequences together, and of each sequence.
+        """Return pairs of bytes, for all sequences together and for each sequence.
 
         The pair with the largest sum counts.
         """

@@ -140,7 +140,7 @@ def _compute_buffer(start: EngineStartup) -> Any:
 def _ffn_elements(part: Sublayer, width: int) -> int:
     """Return the elements of a token in an FFN, in addition to four rows of the residual's width.
 
-    They are gate, up and their product, of every active expert. The experts' outputs add to them
+    Every active expert has gate, up and their product. The experts' outputs add to them
     if they are larger than gate and up, whose memory they use otherwise.
     """
     if isinstance(part, Dense):
@@ -366,7 +366,7 @@ def _plan(
 def _windowed_models(layers: Sequence[LayerCache]) -> set[int]:
     """Return the models, by id, whose windows llama.cpp reads.
 
-    It ignores windows in every layer (`src/models/llama.cpp`, of mistral; `starcoder2.cpp`,
+    It ignores windows in every layer (`src/models/llama.cpp` for mistral; `starcoder2.cpp`,
     `phi3.cpp`), unless the type has a pattern of windows, and in types with windows at another
     depth only.
     """

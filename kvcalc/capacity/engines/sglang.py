@@ -191,7 +191,7 @@ TRACKS_NO_STATES = "lfm2 jetnemotron jetvlm zaya"
 
 
 class SGLang(CacheLayout):
-    """Pools of token slots, of slots for windows, and of state slots.
+    """Pools of token slots, window slots and state slots.
 
     Attributes:
         full: Bytes of a token's slot in layers without a window.

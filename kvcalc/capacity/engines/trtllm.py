@@ -24,7 +24,7 @@ from kvcalc.layers.batch import Parallelism
 BLOCK, FLASH_MLA_BLOCK = 32, 64  # tokens_per_block; latents on Hopper: FlashMLA runs 64
 FRACTION = 0.9  # free_gpu_memory_fraction
 TOKENS, SEQUENCES = 8192, 2048  # max_num_tokens, max_batch_size
-# of the GPU's memory, by estimate: the margins of vLLM's starts
+# parts of the GPU's memory, by estimate: the margins of vLLM's starts
 MARGINS = {"low": 0.02, "middle": 0.0, "high": -0.015}
 
 

@@ -185,8 +185,8 @@ def _demand(spec: Spec, dcp: int, settings: EngineSettings) -> BlockDemand:
 
 
 def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
-    """Return the cache specs of one part: of its rows and of their index keys, or one page for all
-    its states.
+    """Return the cache specs of one part: one for its rows and one for their index keys, or one page
+    for all its states.
 
     A convolution's state has one more column for each draft token
     (model_executor/layers/mamba/mamba_utils.py).

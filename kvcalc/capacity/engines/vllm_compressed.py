@@ -2,7 +2,7 @@
 
 Pooled index keys with latents or keys and values, and recurrent states (GLM-5.3-Flash,
 Qwen3.8-Flash-Next): index keys have one row per `pooled_tokens` tokens, and a ring for tokens that
-are not pooled yet. States are in the pages of the rows, rings in those of index keys, so a block
+are not pooled yet. States are in the pages of the rows, rings in the pages of index keys, so a block
 has the size of its rows and index keys. Source: models/glm5next and v1/core/kv_cache_utils.py
 (`_get_kv_cache_groups_glm5_next`) of vLLM 0.31. The same layout of keys and values gives the tokens
 of a published start within 0.03 %.
@@ -33,9 +33,9 @@ from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.model.model import Model
 
-# a block holds a multiple of these rows of index keys (DeepGEMM's pages)
+# a block has a multiple of these rows of index keys (DeepGEMM's pages)
 POOLED_ROWS = 32
-# a block holds a multiple of these tokens: of latents next to states, and of keys and values
+# a block has a multiple of these tokens, for latents next to states and for keys and values
 LATENT_MULTIPLE, PLAIN_MULTIPLE = 128, 16
 # tokens of a block of compressed rows, and of a block of a window
 COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
@@ -232,7 +232,7 @@ def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
     for stage, spec in layers:
         sizes = buckets.setdefault((spec.kind, spec.block, spec.limit), defaultdict(list))
         sizes[spec.page].append((stage, spec))
-    repeats = []  # of each bucket with equally many layers of each page size, else 0
+    repeats = []  # layers of each page size in a bucket; 0 if page sizes differ in this
     for sizes in buckets.values():
         counts = {len(layers) for layers in sizes.values()}
         repeats.append(max(counts) if len(counts) == 1 else 0)

@@ -38,12 +38,13 @@ L2_BYTES = 50 * MIB
 # first release that runs experts with DeepGEMM, and first release without
 DEEP_GEMM = (0, 11, 0), (0, 17, 0)
 SHARED_WORKSPACE = (0, 14, 0)  # first release in which the workspace of experts stays
-MAX_IMAGES = 999  # of a prompt without a limit (config/multimodal.py)
+MAX_IMAGES = 999  # in a prompt without a limit (config/multimodal.py)
 # bytes per 8 requests and entry of the vocabulary: counts in int32, a bit mask
 # (gpu/sample/penalties.py, 0.28)
 PENALTIES = 33
-SMS = 128  # of a GPU whose preset does not say
-# of the memory, at the low end of a model that compresses tokens: its source shows 6.7 of 10.1 GiB
+SMS = 128  # if the GPU's preset has no number
+# part of the memory, at the low end, for models that compress tokens: the source shows 6.7 of
+# 10.1 GiB
 UNSEEN = 0.03
 
 
@@ -277,8 +278,8 @@ def _part_widths(start: EngineStartup) -> tuple[float, float]:
 def part_widths(
     model: Model, ranks: Parallelism, stage: int, padded_tokens: int
 ) -> tuple[float, float]:
-    """Return elements per token, on one rank: of the experts' two workspaces in the stage's widest
-    layer, and of the widest other part.
+    """Return elements per token on one rank, for the experts' two workspaces in the stage's widest
+    layer and for the widest other part.
 
     Workspaces have rows·(max(2·I, D) + max(I, D)). Rows are top-k. A gated FFN has 3·I elements,
     another 2·I, attention the sum of its projections.

@@ -55,7 +55,7 @@ class LoadedWeights(NamedTuple):
         int4: Matrices in int4 (AWQ, GPTQ, Marlin), which vLLM repacks. Experts do not count,
             because they are too large to leave much in the allocator.
         absorbed: Quantized kv_up matrices in 16 bits, for products in latent space. A matrix that
-            is not quantized is shared. MiniCPM3 multiplies by kv_up as it is. Source:
+            is not quantized is shared. MiniCPM3 multiplies by kv_up directly. Source:
             process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to
             0.14, then attention/mla_attention.py).
         ngram_tables: Tables of hashed n-grams.
@@ -156,7 +156,7 @@ def _padded_bytes(padding: tuple[int, int], weight: Weight, local: Weight) -> in
 
 
 def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
-    """Return the bytes of the model as stored on the GPU, of other loaded data by name, and in host
+    """Return the bytes of the model on the GPU, other loaded bytes by name, and the bytes in host
     memory.
 
     Tables of hashed n-grams are in pinned host memory, the default from 0.30 on

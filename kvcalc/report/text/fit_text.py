@@ -1,4 +1,4 @@
-"""Printed answer of `fit`: how many users fit, or what is missing.
+"""Printed answer of `fit`: the users that fit, or the missing memory.
 
 Further parts: sentences about batches that do not fit, `fit --allocations` and `fit --matrix`.
 """
@@ -85,7 +85,7 @@ def fit_table(
         if varied(records, "requested_num_seqs"):
             row["required_users"] = record["requested_num_seqs"]
         rows.append({**record, **row})
-    shown = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
+    table_columns = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
     closest = max(range(len(fits)), key=lambda i: (fits[i].sequences, _headroom(fits[i])))
     index = 0 if fits[0].fits else closest
     notes = ["", basis_line(records, fits), *_accuracy(fits, index)]
@@ -98,7 +98,7 @@ def fit_table(
         notes.append(fixes)
     details = _details(records, fits, index)
     commands = [command] if command else []
-    return Table(rows, shown, title, notes, details=details, commands=commands)
+    return Table(rows, table_columns, title, notes, details=details, commands=commands)
 
 
 def _headroom(result: Fit) -> int:
@@ -108,7 +108,7 @@ def _headroom(result: Fit) -> int:
 def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     """Return the users that fit on the first configuration, at its shortest and longest length."""
     record, first = records[0], fits[0]
-    place, users = where(first), plural(first.sequences, "user")
+    place, users = place_of(first), plural(first.sequences, "user")
     last = [f for f in fits if f.requested == first.requested and f.engine is first.engine][-1]
     if last.length != first.length:
         counts = f"{users} of {first.length:,} tokens or {last.sequences:,} of {last.length:,}"
@@ -125,7 +125,7 @@ def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
         low, maximum = record["low_num_seqs"], first.model.max_context or 0
         if low and low < first.sequences:
             counts += f", at least {low:,},"
-        if len({where(f) for f in fits}) > 1:
+        if len({place_of(f) for f in fits}) > 1:
             place += ", the smallest that fits"
         elif first.length == first.longest and first.length < maximum:
             place += f", less than the model's maximum of {maximum:,}"
@@ -148,7 +148,7 @@ def _missing_sentence(
     assert advised is not None
     count, length = nearest.options.wanted, f"{nearest.length:,} tokens"
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
-    problem = f"{where(nearest)}: {advised.missing}."
+    problem = f"{place_of(nearest)}: {advised.missing}."
     if len(fits) > 1:
         title = (
             f"None of {len(fits):,} configurations fits {requests}, the closest is {problem}"
@@ -165,7 +165,7 @@ def _missing_sentence(
     return title, f"It fits with {listed}.", written.line if written else None
 
 
-def where(result: Fit) -> str:
+def place_of(result: Fit) -> str:
     """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
     ranks = result.ranks
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp}
@@ -312,9 +312,9 @@ def placement_lines(result: Fit, record: Record) -> list[str]:
     lines = []
     if size := record["cpu_offload_bytes"]:
         duration = record["cpu_offload_s"]
-        each = f", {seconds(duration)} each" if duration else ""
+        time_note = f", {seconds(duration)} each" if duration else ""
         lines.append(
-            f"CPU memory stores {format_bytes(size)} of weights, read in every pass{each}"
+            f"CPU memory stores {format_bytes(size)} of weights, read in every pass{time_note}"
         )
     if (users := record.get("offload_num_seqs")) is not None:
         host = format_bytes(result.options.kv_offloading_bytes)
@@ -381,8 +381,9 @@ def memory_sentences(records: Sequence[Record]) -> list[str]:
     some_fit = any(record.get("kv_budget_bytes") for record in records)
     sentences = list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
     more = len(sentences) - MAX_SENTENCES
-    rest = [f"{more:,} more do{'es' * (more == 1)} not fit."] if more > 0 else []
-    return sentences[:MAX_SENTENCES] + rest
+    if more > 0:
+        sentences[MAX_SENTENCES:] = [f"{more:,} more do{'es' * (more == 1)} not fit."]
+    return sentences
 
 
 def _memory_sentence(record: Record, some_fit: bool) -> str:
@@ -392,48 +393,47 @@ def _memory_sentence(record: Record, some_fit: bool) -> str:
         some_fit: Whether other weights leave a budget.
     """
     count, gpus = record["batch_size"], record["gpus"]
-    where = f"each of {gpus}× {record['gpu']}" if gpus > 1 else f"one {record['gpu']}"
+    place = f"each of {gpus}× {record['gpu']}" if gpus > 1 else f"one {record['gpu']}"
     variant = record.get("variant", "none")
     attention = f" with {variant}" if some_fit and variant.lower() != "none" else ""
     needed, budget = record["kv_needed_bytes"], record["kv_budget_bytes"]
     if not budget and (needed is not None or not some_fit):
-        return f"{record['model']}{attention} leaves no memory for the KV cache on {where}."
+        return f"{record['model']}{attention} leaves no memory for the KV cache on {place}."
     length = record.get("context") or record["input_len"] + record["output_len"]
     requests = f"{plural(count, 'request')} of {length:,} tokens{attention}"
     if needed is None:
-        return f"{requests} do{'es' * (count == 1)} not fit on {where}."
+        return f"{requests} do{'es' * (count == 1)} not fit on {place}."
     need = f"need{'s' * (count == 1)} {format_bytes(needed)}{' per GPU' * (gpus > 1)}"
-    return f"{requests} {need}, but {where} has {format_bytes(budget)} for the cache."
+    return f"{requests} {need}, but {place} has {format_bytes(budget)} for the cache."
 
 
 def memory_notes(records: Sequence[Record]) -> list[str]:
-    """Return why an engine gives no budget, a line each."""
+    """Return the reasons why an engine has no budget, one line for each."""
     return [f"no KV cache budget: {text}" for text in distinct_notes(records, "memory_note")]
 
 
 def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
     """Return the columns with `fits` after the inputs, if something does not fit."""
-    shown = without_named_engine(records, columns)
+    table_columns = without_named_engine(records, columns)
     if not any(record.get("fits") is False for record in records):
-        return shown
-    behind = (
-        max(n for n, column in enumerate(shown) if column.is_input or column.is_optional) + 1
-    )
-    return [*shown[:behind], FITS, *shown[behind:]]
+        return table_columns
+    inputs = [n for n, c in enumerate(table_columns) if c.is_input or c.is_optional]
+    end = inputs[-1] + 1
+    return [*table_columns[:end], FITS, *table_columns[end:]]
 
 
 def within_memory(series: Series, max_num_seqs: int | None) -> Series:
     """Return a curve over the batch up to the largest batch that fits.
 
-    A curve without a point that fits is dashed, and its label says so. None sets no limit: the engine's budget
-    is unknown.
+    A curve without a point that fits is dashed, and its label says so. None sets no limit, because
+    the engine's budget is unknown.
     """
     if max_num_seqs is None:
         return series
-    kept = sum(x <= max_num_seqs for x in series.xs)
-    if not kept:
+    num_points = sum(x <= max_num_seqs for x in series.xs)
+    if not num_points:
         return series._replace(kind="dashed", label=f"{series.label}: does not fit")
-    return series._replace(xs=series.xs[:kept], ys=series.ys[:kept])
+    return series._replace(xs=series.xs[:num_points], ys=series.ys[:num_points])
 
 
 def batches_within(batches: Sequence[int], max_num_seqs: int | None) -> list[int]:
@@ -442,11 +442,11 @@ def batches_within(batches: Sequence[int], max_num_seqs: int | None) -> list[int
     return sorted({*batches, *more})
 
 
-def curve_note(drawn: Sequence[Series], batches: Sequence[int]) -> str:
+def curve_note(curves: Sequence[Series], batches: Sequence[int]) -> str:
     """Return the part of the subtitle about curves that memory ends."""
-    if any(series.kind == "dashed" for series in drawn):
+    if any(series.kind == "dashed" for series in curves):
         return "; dashed: does not fit in the memory"
-    short = any(series.xs[-1] < max(batches) for series in drawn)
+    short = any(series.xs[-1] < max(batches) for series in curves)
     return "; a curve ends where the memory is full" if short else ""
 
 
@@ -546,14 +546,14 @@ def matrix_table(records: Sequence[Record]) -> Table:
         key = str(r["context"])
         rows.setdefault(r["users"], {"users": r["users"]})[key] = r["headroom_bytes"]
         contexts[key] = _context_name(r["context"])
-    shown = [Column("users", "users", FORMATS["int"])]
-    shown += [Column(key, name, _signed) for key, name in contexts.items()]
+    table_columns = [Column("users", "users", FORMATS["int"])]
+    table_columns += [Column(key, name, _signed) for key, name in contexts.items()]
     notes = [
         "",
         "Cells: free KV cache per GPU, negative if it does not fit; contexts: 4k is 4,096 tokens",
         f"engine {records[0]['engine']}, {assumptions_line([records[0]]).partition(', ')[2]}",
     ]
-    return Table(list(rows.values()), shown, _matrix_sentence(records), notes)
+    return Table(list(rows.values()), table_columns, _matrix_sentence(records), notes)
 
 
 def _signed(size: int) -> str:
