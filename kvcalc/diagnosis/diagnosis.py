@@ -25,7 +25,7 @@ from kvcalc.library.load import load_gpu
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
-MAX_DIFFERENCE = 0.03  # of a GPU's memory, up to which it may be the GPU of a log
+MAX_DIFFERENCE = 0.03  # share of a GPU's memory by which a log may differ from it
 # Names of the memory items, in the order in which an engine takes memory.
 ITEM_NAMES = {
     "memory": "memory of the GPU",
@@ -80,7 +80,7 @@ class Diagnosis(NamedTuple):
 
 
 class DiagnosisInputs(NamedTuple):
-    """Values that replace those of a log; '' and 0 for none."""
+    """Overrides of the values of a log; '' and 0 for none."""
 
     model: str = ""
     gpu: str = ""
@@ -149,10 +149,10 @@ def served_by(name: str, overrides: DiagnosisInputs) -> tuple[TimedDeployment, t
         UserError: Model or GPU are unknown.
     """
     name = overrides.model or name
-    for value, what in ((name, "model"), (overrides.gpu, "GPU")):
+    for value, kind in ((name, "model"), (overrides.gpu, "GPU")):
         if not value:
             raise UserError(
-                f"the metrics name no {what}", hint=f"Give it with --{what.lower()}"
+                f"the metrics name no {kind}", hint=f"Give it with --{kind.lower()}"
             )
     command = interpret_flags(DIALECTS["vllm"], name, overrides.flags)
     return command.deployment(load_gpu(overrides.gpu)).under(), command.remarks
@@ -193,16 +193,16 @@ def _choose_gpu(boot: Boot, overrides: DiagnosisInputs, command: Command) -> tup
     if gpu:
         return gpu, remark
     if boot.gpu:
-        what = f"names GPU {boot.gpu!r}, which is not a preset"
+        problem = f"names GPU {boot.gpu!r}, which is not a preset"
     else:
-        what = "names no GPU"
+        problem = "names no GPU"
         evidence = "its weights and cache"
         gpus = _gpus_by_content(boot, command)
         check_single(gpus, evidence)
         if gpus:
             match = f"the log names no GPU: only {gpus[0].name} matches {evidence}"
             return gpus[0], f"{match}; --gpu overrides it"
-    raise UserError(f"the log {what}", hint="Give it with --gpu")
+    raise UserError(f"the log {problem}", hint="Give it with --gpu")
 
 
 def _gpus_by_content(boot: Boot, command: Command) -> list[Gpu]:
@@ -231,9 +231,9 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
     if is_vllm:
         share = logged.setdefault("share", budget.share)
         if "weights" in logged and "cache" in logged:
-            known = [logged[name] for name in OUTSIDE_CACHE[:2] if name in logged]
-            if len(known) < 2:
-                logged["rest"] = share - logged["weights"] - logged["cache"] - sum(known)
+            sizes = [logged[name] for name in OUTSIDE_CACHE[:2] if name in logged]
+            if len(sizes) < 2:
+                logged["rest"] = share - logged["weights"] - logged["cache"] - sum(sizes)
     if logged.get("cache", 0) < 0:  # vLLM logs a negative size before it stops
         logged |= {"short": -logged["cache"], "cache": 0}
     cache = predicted.budget_at("middle")
@@ -278,14 +278,14 @@ def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> Lo
     weights, cache = items["weights"].logged, boot.size("cache")
     outside = [items[key].logged for key in OUTSIDE_CACHE if key in items]
     by_rules = predicted.terms.activation + sum(predicted.terms.overhead.values())
-    beyond = 0
+    difference = 0
     if boot.engine == "vllm":
         share = items["share"].logged
         if weights and cache is not None and share:
-            beyond = share - weights - cache - by_rules
+            difference = share - weights - cache - by_rules
         elif "rest" not in items and None not in outside:
-            beyond = sum(size or 0 for size in outside) - by_rules
-    before = items.get("before")
+            difference = sum(size or 0 for size in outside) - by_rules
+    earlier = items.get("before")
     ranks = predicted.ranks
     return LogCorrections(
         engine=boot.engine,
@@ -298,6 +298,6 @@ def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> Lo
         pipeline_parallel_size=ranks.pp,
         version=boot.version[:40],
         weights_beyond_bytes=weights - predicted.budget.weights if weights else 0,
-        beside_beyond_bytes=beyond,
-        others_bytes=(before.logged or 0) if before else 0,
+        beside_beyond_bytes=difference,
+        others_bytes=(earlier.logged or 0) if earlier else 0,
     )

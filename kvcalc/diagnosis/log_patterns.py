@@ -167,7 +167,7 @@ class LinePattern(NamedTuple):
 
 
 def compile_patterns(engine: str) -> list[LinePattern]:
-    """Return the patterns of an engine's log, and those of torch's failed allocations."""
+    """Return the patterns of an engine's log and of torch's failed allocations."""
     patterns = []
     for pattern in (*PATTERNS[engine], _TORCH, _TORCH_CAPACITY):
         start = re.match(r"(?:[^<(\[\\?*.+|](?![?*]))+", pattern.removeprefix("<device> "))

@@ -61,22 +61,22 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
         UserError: The file is not text or has no start of a known engine.
     """
     data, is_cut = _read_bytes(name)
-    where = "standard input" if name == "-" else name
+    place = "standard input" if name == "-" else name
     if not data.strip():
-        raise UserError("is empty", where)
+        raise UserError("is empty", place)
     # Windows shells write UTF-16
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in data[:4096]:
-        raise UserError("is not a log in text", where)
+        raise UserError("is not a log in text", place)
     boots = _split_boots(data.decode(encoding, errors="replace"))
     first_part = f"{MAX_BYTES >> 20} MiB"
     if not boots:
         unread = f" in its first {first_part}; the rest is not read" if is_cut else ""
         hint = "Give only the start-up" if is_cut else "Give the log from its first line on"
-        raise UserError(f"has no start-up of vLLM, SGLang or llama.cpp{unread}", where, hint)
-    remarks = [f"{where}: only the first {first_part} are read"] if is_cut else []
+        raise UserError(f"has no start-up of vLLM, SGLang or llama.cpp{unread}", place, hint)
+    remarks = [f"{place}: only the first {first_part} are read"] if is_cut else []
     if len(boots) > MAX_BOOTS:
-        remarks.append(f"{where}: the last {MAX_BOOTS} of {len(boots)} boots")
+        remarks.append(f"{place}: the last {MAX_BOOTS} of {len(boots)} boots")
     return boots[-MAX_BOOTS:], remarks
 
 
@@ -165,7 +165,7 @@ def _engine_patterns(engine: str) -> list[Any]:
 
 
 def _read_line(boot: Boot, line: str) -> None:
-    """Record what the patterns of the engine find in a line."""
+    """Record the groups of all patterns that match a line."""
     for text, expression in _engine_patterns(boot.engine):
         if text in line and (match := expression.search(line)):
             for name, value in match.groupdict().items():
@@ -200,7 +200,7 @@ def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
         layers, all_layers = map(int, text.split("/"))
         if layers < all_layers:
             boot.flags["n_gpu_layers"] = layers
-    elif name == "stream_cells":  # of the larger cache, if windows have another
+    elif name == "stream_cells":  # the larger cache counts if windows have their own
         cells = int(text) * int(match["streams"] or 1)
         boot.counts["cells"] = max(cells, boot.counts.get("cells", 0))
     elif name not in ("streams", "device"):
@@ -280,7 +280,7 @@ def _complete_figures(boot: Boot) -> None:
     """Compute the figures that a log states only in parts.
 
     The peak of torch includes weights. SGLang's cache is keys and values of all pools, and states.
-    Of llama.cpp's devices the fullest counts.
+    The fullest of llama.cpp's devices counts.
     """
     figures = boot.figures
     weights = figures.get("weights")

@@ -71,12 +71,12 @@ class ChangeCandidate(NamedTuple):
 
     def _changed(self, cost: str, changed: "ChangeCandidate") -> "ChangeCandidate":
         """Return a changed candidate with the flags that this one does not have."""
-        before = command_of(self.deployment, self.options)
-        after = command_of(changed.deployment, changed.options)
+        old = command_of(self.deployment, self.options)
+        new = command_of(changed.deployment, changed.options)
         words = [self.flags] if self.flags else []
-        if before and after:
-            for name, flag_words in after.words.items():
-                if flag_words != before.words.get(name):
+        if old and new:
+            for name, flag_words in new.words.items():
+                if flag_words != old.words.get(name):
                     words.append(shlex.join(flag_words))
         return changed._replace(flags=" ".join(words), cost=self.cost or cost)
 
@@ -121,12 +121,12 @@ class ChangeCandidate(NamedTuple):
         )
         candidate = self.with_options(max_model_len=longest)._replace(flags=self.flags)
         options = msgspec.structs.replace(candidate.options, users=self.required_users)
-        shown = fit(self.deployment, options)
-        if not shown.fits:
+        fitted = fit(self.deployment, options)
+        if not fitted.fits:
             candidate = candidate.with_options(max_model_len=self.tokens)
             options = msgspec.structs.replace(options, max_model_len=self.tokens)
-            shown = fit(self.deployment, options)
-        record = fit_record(shown, typed=Typed(model=self.diagnosis.command.named))
+            fitted = fit(self.deployment, options)
+        record = fit_record(fitted, typed=Typed(model=self.diagnosis.command.named))
         return {
             "flags": candidate.flags,
             "cost": self.cost,
@@ -166,7 +166,7 @@ def _first_that_fits(candidates: Sequence[ChangeCandidate]) -> Sequence[ChangeCa
 
 
 def _change_share(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield the smallest share of the memory that fits, in hundredths, below what is free."""
+    """Yield the smallest share of the memory that fits, in hundredths, below the free share."""
     diagnosis = start.diagnosis
     if start.options.engine == "llama.cpp" or start.options.kv_cache_memory_bytes:
         return
@@ -260,8 +260,8 @@ def _change_weights(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
     )
     has_fp8 = start.options.engine != "llama.cpp" and "fp8" in deployment.gpu.flops_per_s
     if has_fp8 and not is_quantized:
-        stored = msgspec.structs.replace(precision, dtype="auto", quantization="fp8")
-        yield start.with_deployment(loss_of("weights", "fp8"), precision=stored)
+        narrower = msgspec.structs.replace(precision, dtype="auto", quantization="fp8")
+        yield start.with_deployment(loss_of("weights", "fp8"), precision=narrower)
 
 
 CHANGES = (
@@ -285,7 +285,8 @@ def _longest_flag(start: ChangeCandidate) -> str:
     one_user = msgspec.structs.replace(start.options, users=users)
     corrected = msgspec.structs.replace(one_user, from_log=diagnosis.corrections)
     fits = fit(diagnosis.plain, one_user), fit(diagnosis.deployment, corrected)
-    lengths = [one.needed.length for one in fits if one.needed.length is not None]
+    limits = [fitted.needed.length for fitted in fits]
+    lengths = [length for length in limits if length is not None]
     tokens = min(lengths, default=0) // 256 * 256
     if not 0 < tokens < diagnosis.predicted.length:
         return ""
@@ -354,7 +355,7 @@ def summarize_diagnosis(
     )
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
-    stored = f", the cache stores {cells:,} tokens" if cells else ""
+    cells_text = f", the cache stores {cells:,} tokens" if cells else ""
     per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     count = f"{logged.sequences:,} logged, {per_rank * predicted.ranks.dp:,} predicted"
     written = command_of(diagnosis.deployment, options, diagnosis.command.named)
@@ -367,7 +368,7 @@ def summarize_diagnosis(
         model=predicted.model.name,
         basis=f"{predicted.model.name} on {gpus}× {gpu}, {_engine(boot)}",
         outcome=outcome,
-        capacity=f"users of {tokens:,} tokens: {count}{stored}",
+        capacity=f"users of {tokens:,} tokens: {count}{cells_text}",
         remedy=remedy,
         changes=advice,
         corrections=diagnosis.corrections,
@@ -439,7 +440,7 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary
     outcome = f"The engine started{cache_text}."
     if boot.failure:
         outcome = f"Failed: {FAILURES[boot.failure]}."
-    stored = f"the cache stores {tokens:,} tokens, " if tokens else ""
+    cells_text = f"the cache stores {tokens:,} tokens, " if tokens else ""
     sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory or None}
     items = {
         ITEM_NAMES[key]: (logged, None)
@@ -452,7 +453,7 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary
         model=model,
         basis=f"{model} on {gpu or 'an unknown GPU'}, {_engine(boot)}",
         outcome=outcome,
-        capacity=f"{stored}vLLM's V0 engine is not predicted",
+        capacity=f"{cells_text}vLLM's V0 engine is not predicted",
         remedy="",
         changes=(),
         corrections=None,

@@ -1,7 +1,7 @@
 """Read the Prometheus metrics of a running server and compare them with a prediction.
 
-The metrics come from a file or an address. Their names are those of `vllm/v1/metrics/loggers.py`,
-of V0's `engine/metrics.py`, and of SGLang's `metrics/collector.py`. Values of a name are summed
+The metrics come from a file or an address. Their names are in `vllm/v1/metrics/loggers.py`, in V0's
+`engine/metrics.py`, and in SGLang's `metrics/collector.py`. Values of a name are summed
 over its labels, shares are averaged. The prediction is `serve` with the same number of clients and
 the mean lengths.
 """
@@ -103,11 +103,11 @@ class Metrics(NamedTuple):
     block_size: int = 0
 
 
-def read_metrics(where: str) -> Metrics:
+def read_metrics(source: str) -> Metrics:
     """Return the metrics in a file or at an address. Raises UserError if there are none of vLLM or
     SGLang."""
-    is_address = re.match(r"https?://", where)
-    text = _download(where) if is_address else read_text(Path(where), MAX_BYTES)
+    is_address = re.match(r"https?://", source)
+    text = _download(source) if is_address else read_text(Path(source), MAX_BYTES)
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     buckets: dict[str, dict[float, float]] = {}
@@ -132,20 +132,20 @@ def read_metrics(where: str) -> Metrics:
         labels |= {key: label for key, label in line_labels.items() if label}
     if not engine:
         hint = "Give the text of their /metrics"
-        raise UserError("has no metrics of vLLM or SGLang", where, hint)
+        raise UserError("has no metrics of vLLM or SGLang", source, hint)
     values = {}
     for name, engine_names in ENGINE_NAMES.items():
-        known = [key for key in engine_names.split() if key in sums]
-        if known:
-            values[name] = sums[known[0]] / (counts[known[0]] if name in SHARES else 1)
+        keys = [key for key in engine_names.split() if key in sums]
+        if keys:
+            values[name] = sums[keys[0]] / (counts[keys[0]] if name in SHARES else 1)
     histograms = {}
     for name, engine_names in HISTOGRAM_NAMES.items():
-        known = [key for key in engine_names.split() if f"{key}_count" in sums]
-        if known:
+        keys = [key for key in engine_names.split() if f"{key}_count" in sums]
+        if keys:
             histograms[name] = Histogram(
-                tuple(sorted(buckets.get(known[0], {}).items())),
-                sums.get(f"{known[0]}_sum", 0.0),
-                sums[f"{known[0]}_count"],
+                tuple(sorted(buckets.get(keys[0], {}).items())),
+                sums.get(f"{keys[0]}_sum", 0.0),
+                sums[f"{keys[0]}_count"],
             )
     sizes = (labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
     blocks = [int(size) if size.isdigit() else 0 for size in sizes]
@@ -255,7 +255,7 @@ def compare_with_prediction(
 
 
 def _figures(metrics: Metrics, record: Record, hits: float | None) -> list[LiveFigure]:
-    """Return the figures of which the measured or the predicted value is known."""
+    """Return the figures with a measured or a predicted value."""
     values, batch_size = metrics.values, record["mean_batch_size"]
     queue = max(0.0, record["mean_in_system"] - batch_size)
     figures = [
@@ -296,8 +296,8 @@ def _sentence(metrics: Metrics, deployment: TimedDeployment, hits: float | None)
         verdict = "requests wait for --max-num-seqs or for the pass, not for the cache"
         if is_full:
             verdict = "requests wait for the cache"
-    where = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
-    return f"{where}, {metrics.engine}: {', '.join(parts)}; {verdict}"
+    server = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
+    return f"{server}, {metrics.engine}: {', '.join(parts)}; {verdict}"
 
 
 def running_records(server: LiveServer) -> list[RunningRecord]:

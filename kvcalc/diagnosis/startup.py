@@ -14,11 +14,11 @@ from kvcalc.library import presets
 from kvcalc.library.load import load_gpu
 from kvcalc.records import Settings
 
-# Of several ranks the smallest figure counts if it is named here, otherwise the largest.
+# The smallest of these figures among several ranks counts, but the largest of all others.
 SMALLEST_FIGURES = ("cache", "free", "left")
 MEMORY_TOLERANCE = 0.012  # relative difference of a GPU's total memory between drivers
 NAMED_TOLERANCE = 0.12  # relative difference allowed for a GPU with the logged name
-MACHINE_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # of unified memory
+MACHINE_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # unified memory
 # GPUs to compare if only the memory is known, most frequent first
 USUAL_GPUS = """
     h100-sxm a100-80gb h200 b200 l40s a100-40gb-sxm rtx-4090 rtx-3090 l4 t4 a10 rtx-5090 mi300x
@@ -93,11 +93,11 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu | None, str]:
     Raises:
         UserError: Several GPUs have this memory.
     """
-    named = _preset(name)
-    if named and memory and abs(named.memory_bytes / memory - 1) > NAMED_TOLERANCE:
-        named = None
-    if named:
-        return with_memory(named, memory), ""
+    preset = _preset(name)
+    if preset and memory and abs(preset.memory_bytes / memory - 1) > NAMED_TOLERANCE:
+        preset = None
+    if preset:
+        return with_memory(preset, memory), ""
     gpus = [
         gpu
         for gpu in map(load_gpu, USUAL_GPUS.split())
@@ -119,7 +119,7 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
 
 
 def check_single(gpus: Sequence[Gpu], evidence: str) -> None:
-    """Raise UserError if several GPUs match what the log states."""
+    """Raise UserError if several GPUs match the log."""
     if len(gpus) > 1:
         *others, last = [gpu.name for gpu in gpus]
         raise UserError(

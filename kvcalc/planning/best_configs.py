@@ -1,7 +1,8 @@
 """The best configurations of a search, their records, and the command lines that start them.
 
 With prices, candidates are ranked by cost, then by TPOT. Without prices, GPU models are not
-compared: the answer has the candidate with the fewest GPUs of each, then the lower TPOT.
+compared: the answer has the candidate with the smallest number of GPUs of each, then the lower
+TPOT.
 
 A prediction is never ranked against a bound. If predictions meet the targets, only they are
 ranked, and GPU models without a calibration are listed after them. If only bounds meet the
@@ -85,10 +86,10 @@ def launch_lines(
     if prefill_replicas:
         words = [f"python {PROXY} --port {PROXY_PORT}"]
         for option, role in (("prefiller", PRODUCER), ("decoder", CONSUMER)):
-            for what, values in zip(
+            for plural, values in zip(
                 ("hosts", "ports"), zip(*proxy[role], strict=True), strict=True
             ):
-                words.append(f"--{option}-{what} {' '.join(map(str, values))}")
+                words.append(f"--{option}-{plural} {' '.join(map(str, values))}")
         lines.append(" ".join(words))
     return lines
 
@@ -139,14 +140,14 @@ class BestConfigs(NamedTuple):
     prices: Mapping[str, float]
 
     @property
-    def named(self) -> list[Candidate]:
+    def answers(self) -> list[Candidate]:
         """The best candidates, or the closest if there are none."""
         return self.best or ([self.closest] if self.closest else [])
 
     @property
     def listed(self) -> list[Candidate]:
         """The candidates of the records."""
-        return [*self.named, *self.unranked[:MAX_BEST]]
+        return [*self.answers, *self.unranked[:MAX_BEST]]
 
     @property
     def front(self) -> ParetoFront:
@@ -157,7 +158,9 @@ class BestConfigs(NamedTuple):
     def basis(self) -> str:
         """The basis of the ranked times: calibrated, scaled, bound, or the first two."""
         candidates = [*self.best, *([self.closest] if self.closest else [])]
-        return " and ".join(dict.fromkeys(one.deployment.time_basis for one in candidates))
+        return " and ".join(
+            dict.fromkeys(candidate.deployment.time_basis for candidate in candidates)
+        )
 
 
 def is_bound(candidate: Candidate) -> bool:
@@ -236,12 +239,13 @@ class CandidateRanking:
         bounds_only = bool(predicted and met) and not predicted & met
         ranked = predicted if predicted and not bounds_only else bounded
         firsts = sorted((entries[0] for entries in self._best.values()), key=itemgetter(0))
-        best_by_gpu = [one for _, one in firsts if one.gpu in ranked]
+        best_by_gpu = [candidate for _, candidate in firsts if candidate.gpu in ranked]
         entries = sorted(chain.from_iterable(self._best.values()), key=itemgetter(0))
-        best = [one for _, one in entries if one.gpu in ranked]
+        best = [candidate for _, candidate in entries if candidate.gpu in ranked]
         if not self.prices:
-            shown = set(map(id, best_by_gpu))
-            best = [*best_by_gpu, *(one for one in best if id(one) not in shown)]
+            first_ids = set(map(id, best_by_gpu))
+            others = [candidate for candidate in best if id(candidate) not in first_ids]
+            best = best_by_gpu + others
         cheaper = None
         if best:
             limit = best[0].gpus * self.prices.get(best[0].gpu, 1.0)
@@ -253,7 +257,7 @@ class CandidateRanking:
             best_by_gpu=best_by_gpu,
             cheaper=cheaper,
             closest=self._misses.closest(self._costs(ranked, {})),
-            unranked=[one for _, one in firsts if one.gpu not in ranked],
+            unranked=[candidate for _, candidate in firsts if candidate.gpu not in ranked],
             missed_by_bounds=[name for name in self._has_bounds if name in bounded - met]
             if predicted
             else [],
@@ -275,8 +279,8 @@ class CandidateRanking:
 def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecord:
     """Return a candidate as a record.
 
-    Capacity and times are those of one replica that is set up for max_num_seqs. Costs and energy
-    are those of all GPUs under the required load, the energy at full power.
+    Capacity and times are of one replica that is set up for max_num_seqs. Costs and energy are of
+    all GPUs under the required load, the energy at full power.
 
     Args:
         price: Price per hour of one GPU; 0 for no cost.

@@ -31,7 +31,7 @@ class StageVariants(NamedTuple):
     """Deployments on one GPU model that differ only in their number of pipeline stages.
 
     Attributes:
-        deployment: One of the deployments.
+        deployment: Any of the deployments.
         indices: Their indices among all deployments.
         transfers: Numbers of transfers between stages, within a node and to another node
             [2, deployments].
@@ -67,9 +67,9 @@ class TimedPass:
     """A pass of deployments with the same operators, on any GPU.
 
     Args:
-        deployment: One of the deployments.
+        deployment: Any of the deployments.
         batch: Sequences of the pass; its figures may be arrays [*points].
-        model: The model; by default that of the deployment.
+        model: The model; by default the model of the deployment.
         all_positions: As in `forward`.
     """
 
@@ -92,12 +92,12 @@ class TimedPass:
 
         They are NaN if the pass is a prefill and the GPU has no matrix peak for it.
         """
-        bounds = [one for one in variants if not one.deployment.calibration]
+        bounds = [variant for variant in variants if not variant.deployment.calibration]
         if bounds:
             yield from zip(bounds, self._bounds(bounds), strict=True)
-        for one in variants:
-            if one.deployment.calibration:
-                yield one, self._predicted(one)
+        for variant in variants:
+            if variant.deployment.calibration:
+                yield variant, self._predicted(variant)
 
     @cached_property
     def _stacked(self) -> tuple[OperatorBatch, OperatorBatch]:
@@ -107,17 +107,17 @@ class TimedPass:
         """Yield the datasheet bounds of each GPU model."""
         import numpy as np
 
-        roofs = Roofs([one.deployment.gpu for one in variants])
+        roofs = Roofs([variant.deployment.gpu for variant in variants])
         layers, transfers = (stack.each(roofs, self.decodes) for stack in self._stacked)
         # the last axis is the GPU; it becomes the first
         through, *between = (
             np.moveaxis(np.atleast_2d(seconds), -1, 0)
             for seconds in (sum(layers, 0.0), *transfers)
         )
-        for number, one in enumerate(variants):
-            shape = len(one.indices), *through[number].shape
+        for number, variant in enumerate(variants):
+            shape = len(variant.indices), *through[number].shape
             seconds = np.broadcast_to(through[number], shape)
-            for transfer, counts in zip(between, one.transfers, strict=True):
+            for transfer, counts in zip(between, variant.transfers, strict=True):
                 if counts.any():
                     seconds = seconds + transfer[number] * _along_first_axis(counts, seconds)
             yield seconds
@@ -156,7 +156,7 @@ class DeploymentTimer:
         draft: The draft model of the speculation.
 
     Attributes:
-        sizes: Numbers of sequences of a micro-batch, of all deployments.
+        sizes: Numbers of sequences in the micro-batches of all deployments.
         columns: Index in `sizes` of the micro-batch for each count [deployments, counts].
     """
 
@@ -171,7 +171,7 @@ class DeploymentTimer:
 
         self.counts = counts.astype(float)
         batch = Batch.decode(1, self.counts)
-        shares = [one.timed_batch(batch).groups[0].count for one in deployments]
+        shares = [deployment.timed_batch(batch).groups[0].count for deployment in deployments]
         self.sizes, columns = np.unique(np.array(shares), return_inverse=True)
         self.columns = columns.reshape(len(deployments), len(counts))
         self.speculation = speculation
@@ -184,13 +184,13 @@ class DeploymentTimer:
         Whole answers are timed only for counts that fit, because each of their tokens takes a step.
 
         Args:
-            capacity: Sequences that fit, by deployment and by sequences per replica
+            capacity: Sequences that fit, by deployment and by number of sequences per replica
                 [deployments, counts].
 
         Returns:
-            TTFT of one prompt on an idle replica [deployments]. TPOT, of a decode step or the mean
-            step of an answer [deployments, counts]. End-to-end time of as many prompts as
-            sequences, and their steps [deployments, counts]; NaN if the output length is unknown.
+            TTFT of one prompt on an idle replica [deployments]. TPOT, which is a decode step or the
+            mean step of an answer [deployments, counts]. End-to-end time of one prompt for each
+            sequence, and of all steps [deployments, counts]; NaN if the output length is unknown.
         """
         import numpy as np
 
@@ -202,8 +202,8 @@ class DeploymentTimer:
             results = np.full((len(fits), len(self.sizes)), np.nan)
             for group in self.groups:
                 timed = TimedPass(group[0].deployment, batch, model, all_positions)
-                for one, part in timed.seconds(group):
-                    results[one.indices] = part
+                for variant, part in timed.seconds(group):
+                    results[variant.indices] = part
             return np.take_along_axis(results, self.columns, axis=1)
 
         (prompt,) = prefill_passes(lengths.prompt, 1, lengths.cached)
@@ -244,12 +244,12 @@ class DeploymentTimer:
                 batch = Batch.decode(contexts[None, :], self.sizes[columns, None])
                 is_timed: Array = has_size[:, columns].any(axis=1)
                 for group in self.groups:
-                    variants = [one for one in group if is_timed[one.indices].any()]
+                    variants = [variant for variant in group if is_timed[variant.indices].any()]
                     timed = TimedPass(group[0].deployment, batch)
                     # one GPU model at a time, because the arrays are large
-                    for one in variants:
-                        ((_, seconds),) = timed.seconds([one])
+                    for variant in variants:
+                        ((_, seconds),) = timed.seconds([variant])
                         # one column stands for all contexts if no figure depends on the context
                         repeats = 1 if seconds.shape[-1] > 1 else len(contexts)
-                        total[one.indices, columns] += repeats * seconds.sum(axis=-1)
+                        total[variant.indices, columns] += repeats * seconds.sum(axis=-1)
         return np.take_along_axis(total, self.columns, axis=1)

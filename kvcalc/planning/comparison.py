@@ -32,7 +32,7 @@ from kvcalc.timing.operator_times import roofline_records
 # query heads and their width in Llama-3.1-405B and DeepSeek-V3 (their config.json)
 HEADS, WIDTH = 128, 128
 SHAPE = f"one layer of {HEADS} heads of {WIDTH}"
-MAX_HEAD_COUNTS = 10  # of the comparison over KV heads
+MAX_HEAD_COUNTS = 10  # numbers of KV heads in a comparison
 
 
 class AttentionPoint(NamedTuple):
@@ -147,11 +147,11 @@ def over_heads(deployment: TimedDeployment, context: int, batch_size: int) -> Ov
     if len(query_heads) > 1 or max_heads == 1:
         return None
     heads = [n for n in range(1, max_heads + 1) if max_heads % n == 0][-MAX_HEAD_COUNTS:]
-    stored, steps = [], []
+    cache_bytes, steps = [], []
     for number in heads:
         model = variant(deployment.model, f"gqa:{number}").model
         varied = msgspec.structs.replace(deployment, model=model)
-        stored.append(varied.cache_size(context, batch_size).stored)
+        cache_bytes.append(varied.cache_size(context, batch_size).stored)
         steps.append(float(varied.seconds(Batch.decode(context, batch_size))))
     published = [
         (
@@ -164,7 +164,7 @@ def over_heads(deployment: TimedDeployment, context: int, batch_size: int) -> Ov
     ]
     return OverHeads(
         heads=heads,
-        cache=[size / stored[-1] for size in stored],
+        cache=[size / cache_bytes[-1] for size in cache_bytes],
         step=[seconds / steps[-1] for seconds in steps],
         published=published,
     )
@@ -249,12 +249,12 @@ def _reduction(reference_bytes: int, variant_bytes: int) -> float | None:
 
 
 def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
-    """Return the figures that dimensions determine. Those of weights are None."""
+    """Return the figures that dimensions determine. Figures of weights are None."""
     keys = VariantRecord.__annotations__.keys() - UNKNOWN.keys()
     results = []
     for record in records:
-        known = {key: value for key, value in record.items() if key in keys}
-        results.append(cast(VariantRecord, known | UNKNOWN))
+        dimensions = {key: value for key, value in record.items() if key in keys}
+        results.append(cast(VariantRecord, dimensions | UNKNOWN))
     return results
 
 
@@ -361,14 +361,16 @@ def _sentence(old: Fit, new: Fit, first: Record, last: Record) -> str:
     return "; ".join([f"{text}.", *costs(old, new)])
 
 
-def changed(before: Fit, after: Fit) -> str:
+def changed(old: Fit, new: Fit) -> str:
     """Return the differences between two deployments."""
     differences = [
-        new for old, new in zip(_labels(before), _labels(after), strict=True) if old != new
+        new_label
+        for old_label, new_label in zip(_labels(old), _labels(new), strict=True)
+        if old_label != new_label
     ]
     old_values, new_values = (
-        msgspec.structs.asdict(one.options) | msgspec.structs.asdict(one.ranks)
-        for one in (before, after)
+        msgspec.structs.asdict(fitted.options) | msgspec.structs.asdict(fitted.ranks)
+        for fitted in (old, new)
     )
     for name, value in new_values.items():
         is_labelled = name in ("engine", "draft", "from_log")
@@ -394,15 +396,15 @@ def _stored(fitted: Fit) -> StoredPrecision:
     )
 
 
-def costs(before: Fit, after: Fit) -> list[str]:
+def costs(old: Fit, new: Fit) -> list[str]:
     """Return the published costs of lower precision and a shorter context, or that none is
     noted."""
     texts = []
-    for what, format_, _ in lowered(_stored(before), _stored(after)):
-        text = f"{'a ' if what == 'cache' else ''}{what} in {format_}"
-        loss = losses_of(what, format_)
+    for content, format_, _ in lowered(_stored(old), _stored(new)):
+        text = f"{'a ' if content == 'cache' else ''}{content} in {format_}"
+        loss = losses_of(content, format_)
         is_unknown = loss == UNKNOWN_LOSS
         texts.append(f"of {text}, {loss}" if is_unknown else f"published of {text}: {loss}")
-    if after.length < before.length:
-        texts.append(f"prompts beyond {after.length:,} tokens are refused: {UNKNOWN_LOSS}")
+    if new.length < old.length:
+        texts.append(f"prompts beyond {new.length:,} tokens are refused: {UNKNOWN_LOSS}")
     return texts

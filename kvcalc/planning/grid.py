@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
         capacity: Sequences that fit on a replica with this setting.
         remaining_bytes: Memory of a GPU for the cache; negative if the rest exceeds the memory.
         tokens_per_s: Output tokens per second of a replica at full load.
-        tokens_per_s_per_gpu: The same for each GPU, with those of the prefill replicas.
+        tokens_per_s_per_gpu: tokens_per_s divided by the GPUs, with a share of the prefill replicas.
         total_tokens_per_s: Output tokens per second of all replicas under the required load.
         violated_target: The first target that is missed; NONE if there is none.
         violation_factor: Factor by which the worst target is missed; 1 if there is none.
@@ -166,7 +166,7 @@ def make_batch(
     import numpy as np
 
     deployments = [estimates.deployments[index] for index in indices.tolist()]
-    sizes = np.array([one.parallelism.gpus for one in deployments])
+    sizes = np.array([deployment.parallelism.gpus for deployment in deployments])
     num_candidates = _num_candidates(need, space, sizes)
     index = np.repeat(np.arange(len(sizes)), num_candidates)
     row, size = indices[index], sizes[index]
@@ -381,7 +381,7 @@ class SearchGrid:
                 self.remarks[str(error)] = None
                 continue
             max_replicas = max(max_replicas, self.space.max_gpus // ranks.gpus)
-            members += [(builder, one) for one in self._on_gpus(base)]
+            members += [(builder, deployment) for deployment in self._on_gpus(base)]
         if not max_replicas:
             return
         counts = np.unique(
@@ -425,7 +425,8 @@ class SearchGrid:
         if not members:
             return []
         try:
-            return [([one for _, one in members], _fit(members, longest, counts))]
+            deployments = [deployment for _, deployment in members]
+            return [(deployments, _fit(members, longest, counts))]
         except UserError as error:
             if len(members) == 1:
                 self.remarks[str(error)] = None
@@ -448,11 +449,11 @@ class SearchGrid:
         remaining = np.zeros((len(deployments), len(counts)), dtype=np.int64)
         capacity = remaining.copy()
         transfer_s = np.zeros(len(deployments))
-        for one in fits:
-            remaining[one.rows] = one.remaining.min(axis=0)
-            capacity[one.rows] = one.fit.sequences(one.remaining, lengths.context)
+        for placed in fits:
+            remaining[placed.rows] = placed.remaining.min(axis=0)
+            capacity[placed.rows] = placed.fit.sequences(placed.remaining, lengths.context)
             if True in self.space.disaggregate:
-                transfer_s[one.rows] = one.fit.transfer_seconds(lengths.prompt)
+                transfer_s[placed.rows] = placed.fit.transfer_seconds(lengths.prompt)
         times = timer.times(lengths, capacity)
         return DeploymentEstimates(deployments, counts, remaining, capacity, transfer_s, *times)
 
@@ -465,7 +466,7 @@ class SearchGrid:
         """Yield the batches of a requirement, with and without disaggregated prefill."""
         import numpy as np
 
-        sizes = np.array([one.parallelism.gpus for one in estimates.deployments])
+        sizes = np.array([deployment.parallelism.gpus for deployment in estimates.deployments])
         step = max(1, MAX_POINTS // int(_num_candidates(need, self.space, sizes).max()))
         for is_disaggregated in self.space.disaggregate:
             indices = np.arange(len(sizes))

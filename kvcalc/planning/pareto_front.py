@@ -35,7 +35,7 @@ class ParetoFront:
         self.items: list[Any] = []
 
     def add(self, xs: Array, ys: Array, items: Callable[[Array], Sequence[Any]]) -> None:
-        """Add points; NaN stands for no point.
+        """Add points; NaN marks no point.
 
         Args:
             items: Returns the items of some of the new points, from their indices.
@@ -59,8 +59,8 @@ class ParetoFront:
 
 
 def knees(xs: Array, ys: Array) -> list[int]:
-    """Return the indices of a front's ends, and of the point that stands out most from the line
-    between them.
+    """Return the indices of a front's ends, and of the point that is farthest above the line between
+    them.
 
     The axes are logarithmic, as in the chart. Source: Satopää et al. 2011, "Finding a Kneedle in a
     Haystack", without its smoothing.

@@ -22,7 +22,7 @@ class StoredPrecision(NamedTuple):
 
     @property
     def narrowest(self) -> str:
-        """The format of weights with the fewest bits."""
+        """The narrowest format of weights."""
         return min(self.weights.split(" + "), key=_weight_bits)
 
 
@@ -30,15 +30,15 @@ class Lowered(NamedTuple):
     """Weights or cache in a format of fewer bits than before.
 
     Attributes:
-        what: `weights` or `cache`.
+        content: `weights` or `cache`.
     """
 
-    what: str
+    content: str
     format: str
     former: str
 
 
-def stored(model: Model, precision: Precision) -> StoredPrecision:
+def stored_precision(model: Model, precision: Precision) -> StoredPrecision:
     """Return the formats of a model under a precision."""
     formats = formats_of(model, precision)
     return StoredPrecision(formats.weights_label, formats.kv_cache_dtype)
@@ -59,8 +59,10 @@ def precision_losses(model: Model, precision: Precision) -> list[str]:
     if precision == PUBLISHED:
         return []
     return [
-        f"{what} in {format_}, published in {former}: {loss_of(what, format_)}"
-        for what, format_, former in lowered(stored(model, PUBLISHED), stored(model, precision))
+        f"{content} in {format_}, published in {former}: {loss_of(content, format_)}"
+        for content, format_, former in lowered(
+            stored_precision(model, PUBLISHED), stored_precision(model, precision)
+        )
     ]
 
 
@@ -118,7 +120,7 @@ class Quality(NamedTuple):
     Attributes:
         head_diversity: How different keys and values of the heads are: full, grouped or shared.
         note: A published finding and scores, with their sources.
-        trades: What the variant gives up.
+        trades: The disadvantage of the variant.
     """
 
     head_diversity: str
@@ -168,8 +170,8 @@ QUALITY = {
         "evicted tokens",
     ),
 }
-for (_stored, _family), _loss in LOSSES.items():
-    if _stored == "cache":
+for (_content, _family), _loss in LOSSES.items():
+    if _content == "cache":
         _note = f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})"
         QUALITY[_family] = Quality("as before", _note, "precision")
 # the variant by its name in a model's attention

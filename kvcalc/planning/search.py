@@ -1,11 +1,12 @@
 """The search of `plan`, from requirements to the best configurations, and the file of
 candidates."""
 
+import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -43,16 +44,10 @@ class CandidateFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._file:
-            self._file.close(
-                keep=kind is None or (kind is KeyboardInterrupt and self.count > 0)
-            )
+            is_stopped = kind is KeyboardInterrupt and self.count > 0
+            self._file.close(keep=kind is None or is_stopped)
 
     def write(self, batch: CandidateBatch) -> None:
         """Count the candidates of a batch, and write a row for each."""
@@ -61,22 +56,16 @@ class CandidateFile:
                 candidate_record(candidate, self._prices.get(candidate.gpu, 0.0))
                 for candidate in batch.candidates()
             ]
+            text = StringIO()
             if self._is_csv:
-                lines = [",".join(map(_cell, row.values())) for row in rows]
-                if not self.count:
-                    lines.insert(0, ",".join(rows[0]))
+                writer = csv.writer(text, lineterminator="\n")
+                writer.writerows([] if self.count else [rows[0]])
+                writer.writerows(row.values() for row in rows)
             else:
-                lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows]
-            self._file.write("".join(f"{line}\n" for line in lines))
+                for row in rows:
+                    text.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.write(text.getvalue())
         self.count += len(batch.index)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return '"' + value.replace('"', '""') + '"' if set(value) & set(',"\n') else value
-    return repr(value)
 
 
 class SearchResult(NamedTuple):
@@ -84,7 +73,7 @@ class SearchResult(NamedTuple):
 
     Attributes:
         answers: By model, then by requirement.
-        remarks: What was left out, and why.
+        remarks: Deployments that were left out, and why.
     """
 
     space: SearchSpace
@@ -109,12 +98,11 @@ def run_search(
     """
     remarks = []
     if prices:
-        unpriced = [gpu.name for gpu in space.gpus if gpu.name not in prices]
         gpus = tuple(gpu for gpu in space.gpus if gpu.name in prices)
         if not gpus:
-            raise UserError(
-                f"prices of {', '.join(prices)}, and none of these GPUs is looked at"
-            )
+            names = ", ".join(prices)
+            raise UserError(f"prices of {names}, and none of these GPUs is looked at")
+        unpriced = [gpu.name for gpu in space.gpus if gpu.name not in prices]
         if unpriced:
             remarks.append(f"left out, as no price is given: {few(unpriced)}")
         space = msgspec.structs.replace(space, gpus=gpus)
@@ -130,20 +118,14 @@ def run_search(
             on_batch(batch)
     answers = [ranking.result() for ranking in rankings.values()]
     if not any(answer.num_tried for answer in answers):
-        if grid.remarks:
-            raise UserError(next(iter(grid.remarks)))
-        raise UserError(
-            f"nothing to look at with {space.max_gpus} GPUs", hint="Raise --max-gpus"
-        )
-    return SearchResult(space, answers, [*remarks, *_fold(grid.remarks)])
-
-
-def _fold(remarks: Iterable[str]) -> list[str]:
-    """Return one remark for all that differ only in numbers, with the number of the others."""
+        for refusal in grid.remarks:
+            raise UserError(refusal)
+        message = f"nothing to look at with {space.max_gpus} GPUs"
+        raise UserError(message, hint="Raise --max-gpus")
+    # remarks that differ only in numbers are one remark
     similar: dict[str, list[str]] = {}
-    for text in remarks:
+    for text in grid.remarks:
         similar.setdefault(re.sub(r"\d[\d,.]*", "0", text), []).append(text)
-    return [
-        first + (f" (and {len(more)} more like this)" if more else "")
-        for first, *more in similar.values()
-    ]
+    for first, *others in similar.values():
+        remarks.append(first + (f" (and {len(others)} more like this)" if others else ""))
+    return SearchResult(space, answers, remarks)

@@ -1,4 +1,4 @@
-"""What `plan` searches for and where: targets, models, GPUs, parallelism, formats and drafts."""
+"""The search space of `plan`: models, GPUs, parallelism, formats and drafts."""
 
 from collections.abc import Iterator
 

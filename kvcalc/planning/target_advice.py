@@ -1,17 +1,16 @@
 """Advice for targets that nothing meets: changes of options, each tried before it is given."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.planning.best_configs import BestConfigs
 from kvcalc.planning.grid import Candidate
-from kvcalc.planning.quality import narrower_formats, stored
+from kvcalc.planning.quality import narrower_formats, stored_precision
 from kvcalc.planning.search import run_search
 from kvcalc.planning.search_space import MAX_GPUS, Requirement, SearchSpace
-from kvcalc.records import Record
 
 GPU_FACTORS = (2, 4, 8, 16)  # larger numbers of GPUs to try
 
@@ -37,15 +36,8 @@ def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
     Each alternative is searched on the GPU model of the closest miss. It is dropped if no
     candidate meets the targets.
     """
-    closest = answer.closest
-    if closest is None:
-        return []
-    if closest.capacity >= closest.max_num_seqs:
-        changes = iter([TargetChange([], answer.need, _around(closest, space))])
-    else:
-        changes = _memory_changes(closest, space)
     texts: list[str] = []
-    for change in changes:
+    for change in _changes(answer.closest, space) if answer.closest else ():
         if texts and change.words[0].startswith("--max-gpus"):
             continue  # fewer GPUs are enough
         result = change.search()
@@ -57,14 +49,16 @@ def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
     return texts
 
 
-def _around(candidate: Candidate, space: SearchSpace) -> SearchSpace:
-    """Return the part of a space with a candidate's model, GPU, parallelism, formats and draft."""
-    deployment = candidate.deployment
+def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]:
+    """Yield looser limits, or if a candidate lacks memory: more GPUs, fewer users, narrower
+    formats."""
+    need, deployment = candidate.need, candidate.deployment
     ranks = deployment.parallelism
-    return msgspec.structs.replace(
+    models, gpus = (deployment.model,), (deployment.gpu,)
+    same_deployment = msgspec.structs.replace(
         space,
-        models=(deployment.model,),
-        gpus=(deployment.gpu,),
+        models=models,
+        gpus=gpus,
         tp=(ranks.tp,),
         pp=(ranks.pp,),
         dp=(ranks.dp,),
@@ -73,50 +67,45 @@ def _around(candidate: Candidate, space: SearchSpace) -> SearchSpace:
         drafts=(candidate.speculation,),
         disaggregate=(bool(candidate.prefill_replicas),),
     )
-
-
-def _memory_changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]:
-    """Yield changes if a candidate lacks memory: more GPUs, fewer users, narrower formats."""
-    need, deployment, around = (
-        candidate.need,
-        candidate.deployment,
-        _around(candidate, space),
-    )
+    if candidate.capacity >= candidate.max_num_seqs:
+        yield TargetChange([], need, same_deployment)
+        return
     for factor in GPU_FACTORS:
         max_gpus = space.max_gpus * factor
         if max_gpus <= MAX_GPUS:
-            larger = msgspec.structs.replace(
-                space, models=around.models, gpus=around.gpus, max_gpus=max_gpus
-            )
+            larger = msgspec.structs.replace(space, models=models, gpus=gpus, max_gpus=max_gpus)
             yield TargetChange([f"--max-gpus {max_gpus}"], need, larger)
     users = candidate.capacity * candidate.replicas
     if need.users and users:
         fewer = msgspec.structs.replace(need, users=users)
-        yield TargetChange([f"--users {users}"], fewer, around)
+        yield TargetChange([f"--users {users}"], fewer, same_deployment)
         return
-    formats = stored(deployment.model, deployment.precision)
+    formats = stored_precision(deployment.model, deployment.precision)
     exceeds_memory = candidate.remaining_bytes < 0
-    narrower = narrower_formats(formats, deployment.gpu, is_weights_only=exceeds_memory)
-    for field, name in narrower.items():
+    for field, name in narrower_formats(formats, deployment.gpu, exceeds_memory).items():
         precision = msgspec.structs.replace(deployment.precision, **{field: name})
-        narrow = msgspec.structs.replace(around, precisions=(precision,))
-        yield TargetChange([f"--{field.replace('_', '-')} {name}"], need, narrow)
+        narrower = msgspec.structs.replace(same_deployment, precisions=(precision,))
+        yield TargetChange([f"--{field.replace('_', '-')} {name}"], need, narrower)
 
 
 def _relax_limits(change: TargetChange, candidate: Candidate) -> TargetChange:
     """Return a change with looser limits where the candidate misses them."""
     need, space, words = candidate.need, change.space, [*change.words]
-    limits: Record = {}
-    for name, seconds in (("max_ttft", candidate.ttft), ("max_tpot", candidate.tpot)):
-        if getattr(need, name) and seconds and seconds > getattr(need, name):
+    limits: dict[str, Any] = {}
+    times = (
+        ("max_ttft", need.max_ttft, candidate.ttft),
+        ("max_tpot", need.max_tpot, candidate.tpot),
+    )
+    for name, limit, seconds in times:
+        if limit and seconds and seconds > limit:
             # rounded up to one decimal: 0.00453 s gives 4.6 ms
             milliseconds = -int(-seconds * 10_000 // 1) / 10
             limits[name] = milliseconds / 1000
             words.append(f"--{name.replace('_', '-')} {milliseconds:g}ms")
-    total = candidate.total_tokens_per_s
-    if need.min_throughput and need.users and total and total < need.min_throughput:
-        limits["min_throughput"] = float(int(total))
-        words.append(f"--min-throughput {int(total)}")
+    total = int(candidate.total_tokens_per_s or 0)
+    if need.min_throughput and need.users and 0 < total < need.min_throughput:
+        limits["min_throughput"] = float(total)
+        words.append(f"--min-throughput {total}")
     if candidate.gpus > space.max_gpus:
         words.append(f"--max-gpus {candidate.gpus}")
         space = msgspec.structs.replace(space, max_gpus=candidate.gpus)

@@ -55,7 +55,7 @@ class Variant(NamedTuple):
 
     Attributes:
         kv_cache_dtype: The cache dtype that the variant names, or ''.
-        held_equal: What stayed equal.
+        held_equal: The properties that stayed equal.
     """
 
     model: Model
@@ -211,7 +211,7 @@ def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
 def _latent(model: Model, name: str, value: str) -> Model:
     """Return the model with latent attention of these sizes. Other sizes of a latent stay.
 
-    The default sizes are those of DeepSeek-V2 and V3 for `mla`, and of V3.2 for `dsa`.
+    The default sizes are from DeepSeek-V2 and V3 for `mla`, and from V3.2 for `dsa`.
     """
     spec, pattern, usual, meaning = (
         (Latent, _MLA_SIZES, "512+64", "latent + RoPE key")
@@ -305,7 +305,7 @@ def _share_caches(model: Model, layers_per_cache: int) -> Model:
     """Return the model in which only every n-th layer stores a cache, and the others read it.
 
     Layers count separately by the rows that they store, because a layer with a window does not
-    store what a layer without one needs. Layers without a cache project no K and V.
+    store the rows that a layer without a window needs. Layers without a cache project no K and V.
     """
     kinds: dict[str, Layer] = {}
     order, counts = [], Counter[tuple[CacheEntry, ...]]()

@@ -273,7 +273,7 @@ PLAN_KEYS = (
 def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
     """Return the figures of the best deployment, or of the closest, with their formulas."""
     lines = [sentence(answer, space), ""]
-    for point in answer.named[:1]:
+    for point in answer.answers[:1]:
         record = candidate_record(point, answer.prices.get(point.gpu, 0.0))
         values = {**record, "power_w": point.deployment.gpu.power_w}
         formulas = dict(PLAN_FORMULAS)
