@@ -10,8 +10,20 @@ from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.library.huggingface import model_from
 from kvcalc.model.forward_pass import total
 from kvcalc.model.precision import formats_of, stored_as
-from kvcalc.storage.ggml import BLOCKS, FILE_TYPES, MIXES, TYPES, mix_of, tensor_bytes
-from kvcalc.storage.llama_quantize import ModelFacts, Tensor, Use, fitting, mixed_types, more_bits
+from kvcalc.storage.ggml import (
+    BLOCKS,
+    FILE_TYPES,
+    MIXES,
+    TYPES,
+    ModelFacts,
+    Tensor,
+    Use,
+    fitting,
+    mix_of,
+    mixed_types,
+    more_bits,
+    tensor_bytes,
+)
 
 # Bits of 256 elements by the parts of a block in ggml-common.h: scales of 16 bits, packed scales, quants.
 PARTS = {

@@ -31,7 +31,7 @@ from kvcalc.measure.cases import (
     variant_layers,
     variant_model,
 )
-from kvcalc.measure.ceilings import Ceilings, Timing, timed
+from kvcalc.measure.ceilings import Ceilings, timed
 from kvcalc.measure.expected import Bound, bound_of, difference, traffic_of
 from kvcalc.measure.generation import (
     GenerationRequest,
@@ -143,36 +143,20 @@ def measure(
     }
     with torch.no_grad():
         stacks = [LayerStack(case, machine, dtype, kernel) for _ in range(copies[0])]
-        first, allocator_bytes = allocated(
-            lambda: stacks[0].caches(settings.block_size), machine
-        )
-        caches = [first]
-        for _ in range(max(copies) - 1):
-            caches.append(stacks[0].caches(settings.block_size))
-        for layer_cache in {cache for layer_caches in caches for cache in layer_caches}:
-            layer_cache.fill()
+        caches, allocator_bytes = _filled_caches(stacks[0], max(copies), settings, machine)
         layer_steps: list[CacheStep] = [stack.step for stack in stacks]
         core_steps: list[CacheStep] = [stack.core() for stack in stacks]
         for prefix, bound, count, steps in zip(
             ("", "attention_"), bounds, copies, (layer_steps, core_steps), strict=True
         ):
             calls = [partial(steps[i % len(steps)], caches[i]) for i in range(count)]
-            time = timed(calls, machine, settings.seconds, settings.graphs)
-            traffic = traffic_of(calls[0])
-            record |= _compared(prefix, bound, time, ceilings, dtype)
-            record.setdefault("launches", traffic.launches)
-            unfused_s = max(bound.seconds, traffic.bytes / ceilings.bandwidth_bytes_per_s)
-            launch_s = 0.0 if time.graph else ceilings.launch_s
-            is_resident = bound.limit == "memory" and bound.bytes * count <= machine.cache_bytes
-            reason, why = difference(
-                bound, time.median, traffic, launch_s, unfused_s, is_resident
-            )
-            record[f"{prefix}difference"] = reason
+            record |= _timed_record(prefix, calls, bound, settings, machine, ceilings)
+    why, unfused_s = record.pop("why"), record.pop("unfused_s")
     size = settings.cache_size(case)
     return record | {
         "attention_why": why,
         "predicted_bytes": size.allocated if settings.block_size else size.stored,
-        "allocated_bytes": storage_bytes(first),
+        "allocated_bytes": storage_bytes(caches[0]),
         "allocator_bytes": allocator_bytes,
         "copies": copies[0],
         "attention_copies": copies[1],
@@ -183,6 +167,18 @@ def measure(
         "flops_per_s": ceilings.flops_per_s[dtype],
         "launch_s": ceilings.launch_s,
     }
+
+
+def _filled_caches(
+    stack: LayerStack, count: int, settings: MeasureSettings, machine: Machine
+) -> tuple[list[list[TorchLayerCache]], int]:
+    """Return `count` sets of caches with random rows, and the bytes that the allocator reserved
+    for one set."""
+    first, allocator_bytes = allocated(lambda: stack.caches(settings.block_size), machine)
+    caches = [first, *(stack.caches(settings.block_size) for _ in range(count - 1))]
+    for layer_cache in {cache for layer_caches in caches for cache in layer_caches}:
+        layer_cache.fill()
+    return caches, allocator_bytes
 
 
 def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machine) -> int:
@@ -197,10 +193,25 @@ def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machin
     return max(1, min(copies, MAX_COPIES, fitting_copies))
 
 
-def _compared(
-    prefix: str, bound: Bound, time: Timing, ceilings: Ceilings, dtype: str
+def _timed_record(
+    prefix: str,
+    calls: Sequence[Callable[[], object]],
+    bound: Bound,
+    settings: MeasureSettings,
+    machine: Machine,
+    ceilings: Ceilings,
 ) -> Record:
-    """Return bound, measured time, ratio, spread, and the reached share of each ceiling."""
+    """Time the calls, and return bound, time, spread, shares of the ceilings and the difference.
+
+    The keys begin with the prefix, except `launches`, which is of whole layers, and `why` and
+    `unfused_s`, which are of the last timed calls.
+    """
+    time = timed(calls, machine, settings.seconds, settings.graphs)
+    traffic = traffic_of(calls[0])
+    unfused_s = max(bound.seconds, traffic.bytes / ceilings.bandwidth_bytes_per_s)
+    launch_s = 0.0 if time.graph else ceilings.launch_s
+    is_resident = bound.limit == "memory" and bound.bytes * len(calls) <= machine.cache_bytes
+    reason, why = difference(bound, time.median, traffic, launch_s, unfused_s, is_resident)
     columns = {
         "predicted_s": bound.seconds,
         "measured_s": time.median,
@@ -212,9 +223,13 @@ def _compared(
         "bytes": bound.bytes,
         "flops": bound.flops,
         "bandwidth_share": bound.bytes / time.median / ceilings.bandwidth_bytes_per_s,
-        "flops_share": bound.flops / time.median / ceilings.flops_per_s[dtype],
+        "flops_share": bound.flops / time.median / ceilings.flops_per_s[settings.dtype],
+        "difference": reason,
     }
-    return {prefix + key: value for key, value in columns.items()}
+    record: Record = {prefix + key: value for key, value in columns.items()}
+    if not prefix:
+        record["launches"] = traffic.launches
+    return record | {"why": why, "unfused_s": unfused_s}
 
 
 def measured(

@@ -20,8 +20,7 @@ from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Weight
 from kvcalc.model.model import Model, kept
-from kvcalc.storage.ggml import tensor_bytes
-from kvcalc.storage.llama_quantize import ModelFacts, Tensor, Use, mixed_types
+from kvcalc.storage.ggml import ModelFacts, Tensor, Use, mixed_types, tensor_bytes
 from kvcalc.storage.quantization import Quantization
 
 WAY_ROUND = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"

@@ -1,8 +1,15 @@
-"""GGUF: bytes of ggml types, and names of file types.
+"""GGUF: bytes of ggml types, names of file types, and the type of each tensor in a file type.
 
-Sources in llama.cpp: ggml.h (`ggml_type`), ggml-common.h (block sizes), llama.h (`llama_ftype`),
-src/llama-quant.cpp (`llama_ftype_get_default_type`).
+A file type such as Q4_K_M is a mixture. llama.cpp's quantiser starts from one type and raises or
+lowers it for each tensor, according to its role, its layer and the model. Sources in llama.cpp:
+ggml.h (`ggml_type`), ggml-common.h (block sizes), llama.h (`llama_ftype`), src/llama-quant.cpp
+(`llama_ftype_get_default_type`, `llama_tensor_get_type_impl`, `tensor_type_fallback`).
 """
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
 # Number in a file's header, name, elements of a block along a row, bytes of a block.
 _TYPE_TABLE = """
@@ -102,3 +109,271 @@ def tensor_bytes(type_: str, row: int, rows: int) -> int:
     """Return the bytes of `rows` rows of `row` elements, in whole blocks."""
     block_elements, block_bytes = BLOCKS[type_]
     return rows * -(-row // block_elements) * block_bytes
+
+
+_ONE_BIT = ("iq1_s", "iq1_m")
+_TWO_BITS = ("iq2_s", "iq2_m")
+_LOWEST = (*_ONE_BIT, "iq2_xxs", "iq2_xs", *_TWO_BITS)
+# Type → its replacement if a row is not a whole number of its blocks.
+_FALLBACKS = {
+    **dict.fromkeys(
+        ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"],
+        "iq4_nl",
+    ),
+    **dict.fromkeys(["q2_k", "q3_k", "tq1_0", "tq2_0"], "q4_0"),
+    "q4_k": "q5_0",
+    "q5_k": "q5_1",
+    "q6_k": "q8_0",
+}
+# Type of the values if at least four query heads share them.
+_SHARED_VALUES = {
+    **dict.fromkeys(["q2_k", "q2_k_s", "iq3_xxs", "iq3_xs", "iq3_s"], "q4_k"),
+    **dict.fromkeys(("iq4_nl", "iq4_xs"), "q5_k"),
+}
+_QUERIES = {"iq3_xs": "iq3_xxs", "iq3_xxs": "iq2_s"}
+_OUTPUTS = {
+    "q2_k": "q3_k",
+    "iq3_xxs": "iq3_s",
+    "q3_k_m": "q4_k",
+    "q3_k_l": "q5_k",
+    "iq3_m": "q4_k",
+}
+# File types whose attention output has q5_k in models with eight experts.
+_EIGHT_EXPERTS_OUTPUTS = [
+    "q2_k",
+    "iq3_xs",
+    "iq3_xxs",
+    "q3_k_s",
+    "q3_k_m",
+    "iq4_nl",
+    "q4_k_s",
+    "q4_k_m",
+    "iq3_s",
+    "iq3_m",
+    "iq4_xs",
+]
+
+
+class Use(StrEnum):
+    """Role of a tensor, as far as a mixture distinguishes roles."""
+
+    EMBEDDING = "token_embd"
+    HEAD = "output"
+    QKV = "attn_qkv"
+    KV_UP = "attn_kv_b"
+    V = "attn_v"
+    K = "attn_k"
+    Q = "attn_q"
+    O = "attn_output"  # noqa: E741 (the name of the field)
+    UP = "ffn_up"
+    GATE = "ffn_gate"
+    DOWN = "ffn_down"
+    OTHER = "other"
+
+
+VALUES = (Use.V, Use.QKV, Use.KV_UP)
+
+
+class Tensor(NamedTuple):
+    """A tensor that a mixture may quantise. Tensors are ordered by layer, then by name.
+
+    Attributes:
+        row: Elements of a row, the first dimension in ggml.
+        layer: Index of the layer; −1 for tensors outside the layers.
+        stacked: Whether the tensor has one matrix per expert.
+    """
+
+    use: Use
+    row: int
+    layer: int = -1
+    stacked: bool = False
+
+
+class ModelFacts(NamedTuple):
+    """Properties of a model that affect a mixture.
+
+    Attributes:
+        queries_per_kv: Query heads per KV head in the first layer.
+        seventy: Whether llama.cpp treats the model as a 70B model.
+        tied: Whether the model has no LM head.
+    """
+
+    layers: int
+    experts: int = 0
+    queries_per_kv: int = 1
+    seventy: bool = False
+    falcon: bool = False
+    tied: bool = False
+
+
+def mixed_types(
+    tensors: Sequence[Tensor], mix: str, imatrix: bool, facts: ModelFacts
+) -> list[str]:
+    """Return the ggml type of every tensor of a model for a file type.
+
+    Some rules depend on the number of earlier tensors of the same role.
+    """
+    start = MIXES[mix]
+    if start in ("f32", "f16"):
+        return [start] * len(tensors)
+    mixture = _Mixture(mix, imatrix, facts, sum(t.use in VALUES for t in tensors))
+    ordinals: Counter[Use] = Counter()
+    types = []
+    for tensor in tensors:
+        use = Use.V if tensor.use in VALUES else tensor.use
+        selected = mixture.type_of(tensor, use, ordinals[use]) or start
+        ordinals[use] += 1
+        types.append(fitting(selected, tensor.row))
+    return types
+
+
+def fitting(type_: str, row: int) -> str:
+    """Return the type, or its replacement if a row is not a whole number of its blocks."""
+    for candidate in (type_, _FALLBACKS.get(type_, type_)):
+        if row % BLOCKS[candidate][0] == 0:
+            return candidate
+    return "f16"
+
+
+def more_bits(layer: int, layers: int) -> bool:
+    """Return whether a layer gets more bits: the first and last eighth, and every third layer
+    between."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+class _Mixture(NamedTuple):
+    """The rules of one file type for one model.
+
+    Attributes:
+        values: Number of tensors with values.
+    """
+
+    mix: str
+    imatrix: bool
+    facts: ModelFacts
+    values: int
+
+    def type_of(self, tensor: Tensor, use: Use, ordinal: int) -> str | None:
+        """Return the type of a tensor before its row length is checked; None for the first type.
+
+        Args:
+            use: Role of the tensor; V for all tensors with values.
+            ordinal: Number of earlier tensors with this role.
+        """
+        if use is Use.HEAD or (use is Use.EMBEDDING and self.facts.tied):
+            return self._head(tensor.row)
+        if self.mix == "mxfp4_moe":
+            return "mxfp4_ggml" if tensor.stacked else "q8_0"
+        if use is Use.EMBEDDING:
+            return self._embedding()
+        if self.mix in _LOWEST:
+            return self._low(use, ordinal)
+        if use is Use.V:
+            return self._value(ordinal)
+        layer = ordinal
+        if self.facts.experts > 1 and use in (Use.UP, Use.GATE, Use.DOWN):
+            layer = tensor.layer
+        if use is Use.DOWN:
+            return self._down(layer)
+        if use is Use.O:
+            return self._output()
+        if use is Use.K and self.has_eight_experts:
+            return "q8_0"
+        if use in (Use.K, Use.Q):
+            return _QUERIES.get(self.mix)
+        layers = self.facts.layers
+        is_inner = layers // 8 <= layer < 7 * layers // 8
+        is_wide = use in (Use.UP, Use.GATE)
+        return "iq3_xxs" if is_wide and is_inner and self.mix == "iq3_xs" else None
+
+    def _head(self, row: int) -> str:
+        start = MIXES[self.mix]
+        if start == "q8_0" or self.mix == "mxfp4_moe":
+            return "q8_0"
+        if self.facts.falcon or row % BLOCKS[start][0]:
+            return "q8_0"
+        return "q5_k" if self.mix in (*_LOWEST, "iq3_xxs") else "q6_k"
+
+    def _embedding(self) -> str | None:
+        if self.mix in (*_TWO_BITS, "iq3_xxs"):
+            return "iq3_s"
+        if self.mix in _LOWEST:
+            return "q2_k"
+        return "q4_k" if self.mix in ("tq1_0", "tq2_0") else None
+
+    @property
+    def has_eight_experts(self) -> bool:
+        return self.facts.experts == 8
+
+    @property
+    def shares_values(self) -> bool:
+        return self.facts.queries_per_kv >= 4
+
+    def _low(self, use: Use, ordinal: int) -> str | None:
+        """Return the type of a tensor in a file type of one or two bits."""
+        more = "iq3_s" if self.mix in _TWO_BITS else "q2_k"
+        if use is Use.V:
+            return "q4_k" if self.shares_values or self.facts.experts >= 4 else more
+        if use is Use.DOWN and ordinal < self.facts.layers // 8:
+            return more
+        if use is Use.K and self.has_eight_experts:
+            return "q4_k"
+        if use is not Use.O:
+            return None
+        if self.has_eight_experts:
+            return "q5_k"
+        if self.mix in _ONE_BIT:
+            return "iq2_xxs"
+        return more if self.mix in _TWO_BITS else None
+
+    def _value(self, ordinal: int) -> str:
+        if self.has_eight_experts:
+            return "q8_0"
+        by_mix = {
+            "q2_k": "q3_k",
+            "iq3_xxs": "iq3_xxs" if self.imatrix else "iq3_s",
+            "iq3_m": "q4_k",
+            "q3_k_m": "q5_k" if ordinal < 2 else "q4_k",
+            "q3_k_l": "q5_k",
+            "q4_k_s": "q5_k" if ordinal < 4 else "",
+            **dict.fromkeys(
+                ("q4_k_m", "q5_k_m"), "q6_k" if more_bits(ordinal, self.values) else ""
+            ),
+        }
+        if self.shares_values:
+            by_mix |= _SHARED_VALUES
+        selected = by_mix.get(self.mix) or MIXES[self.mix]
+        return "q5_k" if self.facts.seventy and selected in ("q3_k", "q4_k") else selected
+
+    def _down(self, layer: int) -> str | None:
+        layers, falcon = self.facts.layers, self.facts.falcon
+        first, more = layer < layers // 8, more_bits(layer, layers)
+        if self.mix == "q4_k_m" and falcon:
+            return "q6_k" if layer < layers // 16 else "q5_k" if more else None
+        if self.mix == "q3_k_m":
+            return "q5_k" if layer < layers // 16 else "q4_k" if more or not falcon else None
+        by_mix = {
+            "q2_k": "q3_k",
+            "iq3_xxs": None if self.imatrix else "q4_k" if first else "q3_k",
+            "iq3_m": "q4_k" if first or (self.has_eight_experts and more) else None,
+            "q3_k_l": "q4_k" if falcon else "q5_k",
+        }
+        if more:
+            by_mix |= {"q4_k_m": "q6_k", "q5_k_m": "q6_k"}
+        if first:
+            by_mix |= {"q2_k_s": "q4_k"}
+            by_mix |= {} if falcon else {"q4_k_s": "q5_k"}
+            by_mix |= (
+                {"q4_0": "q4_1", "q5_0": "q5_1"}
+                if self.imatrix
+                else {"iq4_nl": "q5_k", "iq4_xs": "q5_k"}
+            )
+        return by_mix.get(self.mix)
+
+    def _output(self) -> str | None:
+        if self.facts.falcon:
+            return "q4_k" if self.mix == "q3_k_l" else None
+        if self.has_eight_experts:
+            return "q5_k" if self.mix in _EIGHT_EXPERTS_OUTPUTS else None
+        return _OUTPUTS.get(self.mix)

@@ -110,7 +110,7 @@ def test_generation_takes_variants_caches_and_lists(kvcalc: Run) -> None:
         ("--variant mha --context 1T", "not a whole number"),
         ("--variant mha --context 100G --batch-size 1000", "no case fits"),
         ("--dtype int4", "does not compute"),
-        ("--threads 100000", "far more"),
+        ("--threads 60000", "far more"),
         ("--seconds nan", "nan"),
         ("--output rows.txt", "should end in .csv"),
         ("--output /no/such/folder/rows.csv", "no such folder"),

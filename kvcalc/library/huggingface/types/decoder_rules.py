@@ -7,8 +7,15 @@ name the sources.
 from typing import Any
 
 from kvcalc.library.huggingface.config import Config, Field, value_of
-from kvcalc.library.huggingface.layer_types import FULL, SLIDING, cycle, every_nth, typed
-from kvcalc.library.huggingface.shapes import even_head_dim, head_dim
+from kvcalc.library.huggingface.shapes import (
+    FULL,
+    SLIDING,
+    cycle,
+    even_head_dim,
+    every_nth,
+    head_dim,
+    typed,
+)
 from kvcalc.library.huggingface.source import facts
 
 Matrices = dict[str, tuple[int, ...]]

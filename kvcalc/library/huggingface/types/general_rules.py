@@ -8,7 +8,7 @@ result is marked as ≈. `general.yaml` names the rules.
 from typing import Any
 
 from kvcalc.library.huggingface.config import Config, Reader
-from kvcalc.library.huggingface.layer_types import SLIDING, windowed
+from kvcalc.library.huggingface.shapes import SLIDING, windowed
 
 ACTIVATIONS = [
     "hidden_act",

@@ -6,7 +6,7 @@
 from typing import Any
 
 from kvcalc.library.huggingface.config import Config, Field
-from kvcalc.library.huggingface.layer_types import (
+from kvcalc.library.huggingface.shapes import (
     LINEAR,
     SLIDING,
     check_names,

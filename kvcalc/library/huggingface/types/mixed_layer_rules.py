@@ -6,8 +6,18 @@
 from typing import Any
 
 from kvcalc.library.huggingface.config import Config, Field, Reader, value_of
-from kvcalc.library.huggingface.layer_types import FULL, LINEAR, SLIDING, full_where, typed
-from kvcalc.library.huggingface.shapes import both, latent, nothing, pick, projections
+from kvcalc.library.huggingface.shapes import (
+    FULL,
+    LINEAR,
+    SLIDING,
+    both,
+    full_where,
+    latent,
+    nothing,
+    pick,
+    projections,
+    typed,
+)
 from kvcalc.records import JsonObject
 
 MAX_TURN_LAYERS = 10_000

@@ -5,7 +5,7 @@ types, and `like` names the type that it extends. In the values:
 
 - A text is a formula of keys, as `config.value_of` reads it; `name()` calls a rule of a `*_rules`
   module.
-- `{function: arguments}` calls a function of `shapes`, `layer_types` or a `*_rules` module.
+- `{function: arguments}` calls a function of `shapes` or a `*_rules` module.
   `{GatedDeltaNet: {...}}` is the part of this class.
 - A list of readers is the parts of all of them.
 - `$name` is the value of the entry `$name`.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcalc.layers import attention, recurrent
-from kvcalc.library.huggingface import config, layer_types, shapes
+from kvcalc.library.huggingface import config, shapes
 from kvcalc.library.huggingface.config import Field, Reader
 from kvcalc.library.huggingface.types import (
     decoder_rules,
@@ -40,7 +40,7 @@ RULES = (
     recurrent_rules,
 )
 FUNCTIONS: dict[str, Callable[..., Any]] = {"when": config.when}
-for module in (shapes, layer_types, *RULES):
+for module in (shapes, *RULES):
     FUNCTIONS |= {name: value for name, value in vars(module).items() if callable(value)}
 config.RULES.update(FUNCTIONS)
 PARTS = {
@@ -71,7 +71,7 @@ class Type(NamedTuple):
 
     mixer: Reader = shapes.GROUPED
     ffn: Reader = shapes.DENSE
-    order: Field = layer_types.typed()
+    order: Field = shapes.typed()
     norms: Field = 2
     norm: Field = "rms"
     layer: dict[str, Field] = {}

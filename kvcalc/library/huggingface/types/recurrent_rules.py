@@ -5,8 +5,7 @@
 
 from kvcalc.layers.recurrent.ngram import ngram_rows
 from kvcalc.library.huggingface.config import Config
-from kvcalc.library.huggingface.layer_types import FULL, LINEAR, SLIDING, typed, uniform
-from kvcalc.library.huggingface.shapes import state_dtype
+from kvcalc.library.huggingface.shapes import FULL, LINEAR, SLIDING, state_dtype, typed, uniform
 
 HYBRID = "hybrid"  # a layer with a recurrence and with attention
 LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
