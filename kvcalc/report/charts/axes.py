@@ -23,7 +23,6 @@ CROWD = 60  # points of a series above which they are small
 EARLY = 0.9  # share of the axes' width; a line that ends before it is labelled on the axes
 FITS, FAILS = "#0072B2", "#D55E00"  # colours of cells
 FEW_ROWS = 10  # rows whose names may have several lines
-NEAR_LIMIT = 5  # smallest distance of a text from a limit's line, in points
 # steps within a decade, from the most to the fewest
 DECADE_STEPS = (
     (1, 2, 3, 4, 5, 6, 7, 8, 9),
@@ -245,8 +244,6 @@ class Panel:
         alpha = 0.85 if is_crowd or len(series.sizes) > 1 else 1.0
         paint = colour(number, self.style)
         look: dict[str, Any] = {"color": paint, "edgecolors": self.style.paper}
-        if is_crowd:
-            look["linewidths"] = 0.3
         if series.kind == "hollow":
             inside = "none" if series.sizes else self.style.paper  # hides the line below
             look = {"facecolors": inside, "edgecolors": paint, "linewidths": 1.5}
@@ -351,11 +348,12 @@ class Panel:
         texts = parts[-1].labels or [*map(chart.y.tick, totals)]
         for number, text in enumerate(texts):
             place = totals[number], number
-            self.sums.append(self._write_beside(text, place, max(4, 0.4 * style.font)))
+            if text:
+                self.sums.append(self._write_beside(text, place, 0.5 * style.font))
 
     def _write_beside(self, text: str, place: tuple[float, float], points: float) -> Any:
         """Write a text that many points right of a place, or left of it if negative."""
-        return self.axes.annotate(
+        label = self.axes.annotate(
             text,
             place,
             xytext=(points, 0),
@@ -364,6 +362,9 @@ class Panel:
             va="center",
             fontsize=self.style.font * 0.85,
         )
+        hidden_line = {"facecolor": self.style.paper, "edgecolor": "none", "pad": 1}
+        label.set_bbox(hidden_line)
+        return label
 
     def _draw_limits(self, limits: list[Series], longest: float, row: float) -> None:
         """Draw limits through all bars, with their names above each other.
@@ -373,36 +374,15 @@ class Panel:
             longest: Length of the longest bar or limit.
             row: Height of a name, in bars.
         """
-        from matplotlib.patheffects import withStroke
-
         font = self.style.font
-        letters = 0.6 * self.width * 72 / (0.5 * font)
-        # names are left of their lines if all have room there
-        is_left = all(s.ys[0] > max(0.5, len(s.label) / letters) * longest for s in limits)
+        is_left = all(series.ys[0] > longest / 2 for series in limits)
         limits.sort(key=lambda series: series.ys[0] if is_left else -series.ys[0])
         for number, series in enumerate(limits):
             place = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
             ends = (place[1], len(self.chart.categories) - 0.5)
-            (line,) = self.axes.plot((place[0], place[0]), ends, color=self.style.ink)
-            line.set(linestyle=DOTTED, linewidth=0.16 * font)
-            line.set_path_effects(
-                [withStroke(linewidth=0.4 * font, foreground=self.style.paper)]
-            )
-            self._write_beside(series.label, place, -NEAR_LIMIT if is_left else NEAR_LIMIT)
-
-    def move_sums(self, renderer: Any) -> bool:
-        """Move texts at bars past the limits that run through them; return whether any moved."""
-        has_moved = False
-        limits = sorted(float(line.get_xdata()[0]) for line in self.axes.get_lines())
-        for text in self.sums:
-            right = text_box(text, renderer).x1 + NEAR_LIMIT * self.axes.figure.dpi / 72
-            for limit in limits:
-                if limit > text.xy[0] and self.axes.transData.transform((limit, 0))[0] <= right:
-                    text.xy = (limit, text.xy[1])
-                    text.set_position((NEAR_LIMIT + 2, 0))
-                    has_moved = True
-                    break
-        return has_moved
+            line = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.16 * font}
+            self.axes.plot((place[0], place[0]), ends, **line)
+            self._write_beside(series.label, place, -0.5 * font if is_left else 0.5 * font)
 
     def _draw_cells(self) -> None:
         """Draw a heat map: depths of 0 to 1 in shades of one colour, -1 in another colour."""

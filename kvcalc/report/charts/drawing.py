@@ -42,9 +42,9 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     """
     _find_style(style)
     if target == "-":
-        from kvcalc.report.charts.terminal import sketch
+        from kvcalc.report.charts.terminal import print_sketch
 
-        print(sketch(drawable(chart)))
+        print_sketch(drawable(chart))
         return
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:
@@ -69,7 +69,7 @@ def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
 
 
 def rendered(charts: Sequence[Chart], suffix: str, style: Style) -> list[bytes]:
-    """Return a picture of each chart as bytes. Set up matplotlib once."""
+    """Return a picture of each chart as bytes; `suffix` is png, svg or pdf."""
     with _settings(style):
         return [_file_bytes(figure(chart, style), suffix) for chart in charts]
 
@@ -316,7 +316,7 @@ def _settle(drawn: Any, panels: Sequence[Panel], columns: int, is_shared: bool) 
             )
     for _ in range(6):  # texts that move change the layout
         lay_out()
-        has_changed = sum(panel.move_sums(renderer) for panel in panels) > 0
+        has_changed = False
         if _shrink_end_labels(panels, renderer):
             lay_out()
         for panel in panels:
