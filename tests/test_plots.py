@@ -24,7 +24,7 @@ from kvcalc.report.charts.latency_plot import cost_vs_context
 from kvcalc.report.charts.measured_plot import measured_times_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
-from kvcalc.report.charts.terminal import ASCII, FINE, sketch
+from kvcalc.report.charts.terminal import print_sketch, sketch
 from kvcalc.timing.deployment import TimedDeployment
 
 KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context")
@@ -229,16 +229,20 @@ def test_sketch_draws_each_series_where_it_lies() -> None:
     assert lines[-2:] == ["  ● rising", "  · level"]
 
 
-def test_sketch_in_ascii_and_in_colour() -> None:
+def test_sketch_in_ascii_and_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     tick = si_tick()
     series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
     chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series)
-    plain = sketch(chart, 60, ASCII)
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", latin)
+    print_sketch(chart)
+    latin.seek(0)
+    plain = latin.read()
     assert plain.isascii() and plain.splitlines()[-2:] == ["  o rising", "  . level"]
-    coloured = sketch(chart, 60, FINE._replace(has_colour=True))
-    assert "\x1b[34m" in coloured and re.sub(r"\x1b\[\d+m", "", coloured) == sketch(chart, 60, FINE)
+    coloured = sketch(chart, 60, has_colour=True)
+    assert "\x1b[34m" in coloured and re.sub(r"\x1b\[\d+m", "", coloured) == sketch(chart, 60)
     bars = Chart("t", "s", Axis(""), Axis("y", tick=tick), (Series("a", (), (8.0, 4.5), "bar"),), ("one", "two"))
-    whole, half = sketch(bars, 60, FINE._replace(has_colour=True)).splitlines()[2:4]
+    whole, half = sketch(bars, 60, has_colour=True).splitlines()[2:4]
     assert (whole.count("█"), half.count("█")) == (43, 24)
 
 
@@ -266,11 +270,9 @@ def test_a_sketch_marks_a_line_and_its_points_alike_and_parts_of_bars_fill_as_ma
         Axis("y", tick=tick),
         (Series("1k", xs, ys, colour=0), named, Series("2k", xs, ys, colour=1)),
     )
-    assert sketch(chart, 60, FINE).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
+    assert sketch(chart, 60).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
     bars = tuple(Series(name, (), (length,), "bar") for name, length in (("a", 1.3), ("b", 1.3), ("c", 1.4)))
-    row = sketch(
-        Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, FINE._replace(has_colour=True)
-    ).splitlines()[2]
+    row = sketch(Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, has_colour=True).splitlines()[2]
     assert re.sub(r"\x1b\[\d+m", "", row) == f"one  {'█' * 43} 4"  # 13.98, 13.98 and 15.05 cells: 14, 14 and 15
 
 

@@ -3,7 +3,8 @@
 Pictures take these records. Nothing here draws.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,13 +100,7 @@ def cache_curve(
 ) -> CacheCurve:
     """Return the cache of `batch_size` sequences over contexts."""
     sizes = [
-        cache_size(
-            model,
-            context,
-            batch_size,
-            precision,
-            parallelism=parallelism,
-        )
+        cache_size(model, context, batch_size, precision, parallelism=parallelism)
         for context in contexts
     ]
     return CacheCurve(
@@ -156,38 +151,24 @@ def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> Sp
         )
 
     def reads_less(context: int) -> bool:
-        sizes = [
+        sparse_bytes, dense_bytes = (
             cache_size(m, context, precision=precision).read / m.layers
             for m in (*sparse, *dense)
-        ]
-        return sizes[0] < sizes[1]
+        )
+        return sparse_bytes < dense_bytes
 
-    crossing = _first_context(reads_less, last)
-    contexts = sorted({*geometric_steps(256, last), *([crossing] if crossing else [])})
+    crossing = bisect_left(range(last + 1), True, lo=1, key=reads_less)
+    contexts = sorted({*geometric_steps(256, last), min(crossing, last)})
     return SparseReads(
         dense=cache_curve(dense[0], precision, contexts),
         sparse=cache_curve(sparse[0], precision, contexts),
-        crossing=crossing,
+        crossing=crossing if crossing <= last else None,
     )
 
 
 def _has_part(model: Model, kind: type) -> bool:
     layers = model.kinds.values()
     return any(isinstance(part, kind) for layer in layers for part in layer.parts)
-
-
-def _first_context(is_less: Callable[[int], bool], last: int) -> int | None:
-    """Return the first context with `is_less`, which turns true once; None if beyond `last`."""
-    if not is_less(last):
-        return None
-    low, high = 0, last
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_less(middle):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 class GenerationWork(NamedTuple):
@@ -230,12 +211,14 @@ def decode_passes(
     deployment: TimedDeployment, context: int, batch_sizes: Sequence[int]
 ) -> list[list[Record]]:
     """Return the records of a decode step for each batch size."""
-    passes = []
-    for size in batch_sizes:
-        records = roofline_records(deployment, "decode", size, context)
-        batch = Batch.decode(context, size)
-        passes.append(pass_with_memory(deployment, records, batch))
-    return passes
+    return [
+        pass_with_memory(
+            deployment,
+            roofline_records(deployment, "decode", size, context),
+            Batch.decode(context, size),
+        )
+        for size in batch_sizes
+    ]
 
 
 def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
@@ -351,21 +334,9 @@ def _speculation(
     request = structs.replace(request, num_speculative_tokens=count)
     single = structs.replace(request, batch_size=1)
     length = request.mid_length
-    times = step_times(
-        deployment,
-        draft,
-        length,
-        request.batch_size,
-        count,
-    )
+    times = step_times(deployment, draft, length, request.batch_size, count)
     batches = geometric_steps(1, MAX_BATCH, 2)
-    loaded = step_times(
-        deployment,
-        draft,
-        length,
-        float_array(batches),
-        count,
-    )
+    loaded = step_times(deployment, draft, length, float_array(batches), count)
     rates = np.linspace(0, 1, 1001)
     tokens = [expected_tokens(float(rate), count) for rate in rates]
     needed_tokens = (loaded.draft_s + loaded.verify_s) / loaded.plain_s
@@ -565,24 +536,24 @@ def measured_times(path: Path) -> MeasuredTimes:
 
     tally = ErrorTally()
     (validation,) = tally.adding(validate([read_rows(path)], simulate=served_times))
-    rows, is_calibrated = validation.table.rows, validation.calibrated > 0
+    rows = validation.table.rows
+    is_calibrated = validation.calibrated > 0
     bounds = np.where(validation.bound > 0, validation.bound, [row.bound_us for row in rows])
     predicted = np.where(is_calibrated, validation.calibrated, bounds)
-    measured = np.array([row.time_us for row in rows])
-    members: dict[str, list[int]] = {}
-    for index in np.flatnonzero(predicted > 0).tolist():
-        members.setdefault(rows[index].op, []).append(index)
-    if not members:
+    indices = np.flatnonzero(predicted > 0)
+    if not len(indices):
         reasons = "; ".join(tally.remarks)
         raise UserError("no row has a prediction to compare with", str(path), reasons)
-    predicted_rows = [rows[index] for index in np.flatnonzero(predicted > 0)]
+    operations: dict[str, list[int]] = {}
+    for index in indices.tolist():
+        operations.setdefault(rows[index].op.replace("_", " "), []).append(index)
     return MeasuredTimes(
         times_us=[
-            (op.replace("_", " "), measured[indices], predicted[indices])
-            for op, indices in members.items()
+            (name, [rows[index].time_us for index in members], predicted[members])
+            for name, members in operations.items()
         ],
         num_rows=len(rows),
-        num_predicted=len(predicted_rows),
+        num_predicted=len(indices),
         num_calibrated=int(is_calibrated.sum()),
-        gpus=[*dict.fromkeys(printable(row.gpu, MAX_NAME) for row in predicted_rows)],
+        gpus=[*dict.fromkeys(printable(rows[index].gpu, MAX_NAME) for index in indices)],
     )

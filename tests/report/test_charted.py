@@ -25,7 +25,7 @@ from kvcalc.report.charts.size_plot import (
     sparse_reads_chart,
     weights_and_cache,
 )
-from kvcalc.report.charts.terminal import ASCII, sketch
+from kvcalc.report.charts.terminal import sketch
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.server import SimulationResult as ServedRun
 from kvcalc.timing.deployment import TimedDeployment
@@ -418,11 +418,11 @@ def test_bars_stack_in_order() -> None:
 
 
 def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> None:
-    """44 of 60 columns for 4: a limit of 2 stands 22 behind the names, but not over what is written."""
+    """40 of 60 columns stand for 4, so the limit of 2 has 20."""
     axis = Axis("", log=False, tick=lambda v: f"{v:g}")
     series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
-    drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60, ASCII).splitlines()[2:]
-    assert drawn == ["x   " + "o" * 11 + " 1 GPU" + " " * 5 + "|", "yy  " + "o" * 44 + " 2 GPUs", "  o a", "  | memory"]
+    drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60).splitlines()[2:]
+    assert drawn == ["x       " + "●" * 10 + " 1 GPU", "yy      " + "●" * 40 + " 2 GPUs", "memory  " + "·" * 20, "  ● a"]
 
 
 def test_a_sketch_marks_each_point_in_its_cell() -> None:

@@ -95,20 +95,6 @@ def test_few_bars_are_thin_and_many_leave_a_fifth_between_them(count: int, heigh
     assert [bar.get_height() for bar in drawn.axes[0].patches] == pytest.approx([height] * count)
 
 
-@pytest.mark.parametrize(("limit", "second"), [(5.0, (2.0, 4)), (2.2, (2.2, 7))])
-def test_figures_of_bars_through_which_a_limit_would_run_stand_beyond_it(limit: float, second: tuple[float, int]) -> None:
-    """Bars of 1 to 4 GiB, each with its figure 4 points right of its end, or 7 of a limit close to that."""
-    sizes = tuple(float(n) * 2**30 for n in (1, 2, 3, 4))
-    axis = Axis("bytes", log=False, tick=bytes_tick)
-    parts = Series("KV cache", (), sizes, "bar", labels=("alike",) * 4), Series("memory", (), (limit * 2**30,), "limit")
-    drawn = figure(Chart("Where the memory goes", "", axis, axis, parts, tuple(names(4))), STYLES["light"])
-    drawn.draw_without_rendering()
-    (axes,), renderer = drawn.axes, drawn.canvas.get_renderer()
-    lefts = [text_box(t, renderer).x0 for t in axes.texts if t.get_text() == "alike"]
-    places = [(axes.transData.transform((at * 2**30, 0))[0], gap) for at, gap in ((1, 4), second, (3, 4), (4, 4))]
-    assert lefts == pytest.approx([end + gap * drawn.dpi / 72 for end, gap in places], abs=1)
-
-
 def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> None:
     """In their own look the line to the name would seem to go on; at the edge of the axes it does no harm."""
     xs = (1024.0, 65536.0, 131072.0)
@@ -191,7 +177,8 @@ def check_apart(chart: Chart, style: str) -> None:
         for text in texts:
             box = text_box(text, renderer).padded(-1)
             assert not box.count_overlaps([*markers_on(axes), *edges, *bars]), text
-            assert not count_crossed([(path, 0) for path, _ in lines_on(axes)], box), text
+            if not getattr(text, "get_bbox_patch", lambda: None)():  # texts of bars hide the lines behind them
+                assert not count_crossed([(path, 0) for path, _ in lines_on(axes)], box), text
         for text in texts:
             if getattr(text, "arrow_patch", None) and text.arrow_patch.get_visible():
                 others = [text_box(other, renderer).padded(-1) for other in texts if other is not text]

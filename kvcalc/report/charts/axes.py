@@ -139,14 +139,11 @@ class Panel:
             for x, y, text, size in zip(one.xs, one.ys, one.labels, sizes, strict=False):
                 if text:
                     self._label_point(text, (x, y), math.sqrt(marker_area(size, style)) / 2)
-            if not one.label or one.kind in (*MARKERS, "band", "span"):
+            if not one.label or one.kind in (*MARKERS, "band", "span", "upright"):
                 continue
             place = (one.xs or [1.0])[-1], one.ys[-1]
             leader = {"color": style.ink, "linewidth": style.font / 16}
-            if one.kind == "upright":
-                transform = self.axes.get_xaxis_transform()
-                self._label_point(one.label, (place[0], 0.96), 0.0, transform)
-            elif one.kind == "limit":
+            if one.kind == "limit":
                 leader |= {"linestyle": DOTTED, "linewidth": style.font / 8}
                 self._label_end(one.label, place, leader, self.axes.get_yaxis_transform())
             elif one.kind in LINES and end < EARLY:
@@ -221,7 +218,7 @@ class Panel:
             case "limit":
                 axes.axhline(ys[0], **dotted)
             case "upright":
-                axes.axvline(xs[0], **dotted)
+                axes.axvline(xs[0], **dotted, label=series.label)
             case "points" | "hollow" | "quiet points":
                 self._draw_markers(series, number)
             case "band":
@@ -263,15 +260,12 @@ class Panel:
             **look,
         )
 
-    def _label_point(
-        self, text: str, place: tuple[float, float], radius: float, system: Any = "data"
-    ) -> None:
+    def _label_point(self, text: str, place: tuple[float, float], radius: float) -> None:
         """Add the label of a marker with that radius in points, to be placed later."""
         leader = {"arrowstyle": "-", "color": self.style.ink, "linewidth": self.style.font / 16}
         label = self.axes.annotate(
             wrapped(text, self.style.letters),
             place,
-            xycoords=system,
             xytext=(0, 0),
             textcoords="offset points",
             fontsize=self.style.font * 0.85,
@@ -375,7 +369,8 @@ class Panel:
             row: Height of a name, in bars.
         """
         font = self.style.font
-        is_left = all(series.ys[0] > longest / 2 for series in limits)
+        letters = self.width * 72 / font
+        is_left = all(s.ys[0] > max(0.5, len(s.label) / letters) * longest for s in limits)
         limits.sort(key=lambda series: series.ys[0] if is_left else -series.ys[0])
         for number, series in enumerate(limits):
             place = series.ys[0], -0.6 - row * (1.2 * number + 0.6)

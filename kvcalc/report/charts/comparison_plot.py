@@ -37,7 +37,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 MAX_ROWS = 12  # of a heat map
 MAX_LIMITS = 3  # budgets next to the cache curves; of more the smallest and the largest
-MAX_CURVES = 3  # shares over KV heads; of more the lowest and the highest
+MAX_CURVES = 3  # deployments with a curve of decode steps
 PUBLISHED_AREA = 0.1  # of the markers of published scores
 Rows = dict[str, list[Record]]
 
@@ -146,24 +146,16 @@ def _figure_chart(title: str, key: str, tick: Callable[[float], str], rows: Rows
 def _heads_chart(title: str, heads: "dict[str, OverHeads]") -> Chart:
     """Return a chart of cache, step and published scores over KV heads, as shares of MHA's.
 
-    Deployments with equal shares, to a percent, have one curve.
+    Deployments whose steps have equal shares, to a percent, have one curve.
     """
     first = next(iter(heads.values()))
-    series = []
-    for figure, key in (("KV cache", "cache"), ("decode step", "step")):
-        groups: dict[tuple[float, ...], list[str]] = {}
-        for name, shares in heads.items():
-            rounded = tuple(round(share, 2) for share in getattr(shares, key))
-            groups.setdefault(rounded, []).append(name)
-        ranked = [groups[shares] for shares in sorted(groups, key=sum)]
-        if len(ranked) > MAX_CURVES:
-            ranked = [ranked[0], ranked[-1]]
-        for names in ranked:
-            label = figure
-            if len(groups) > 1:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                label = f"{figure}, {names[0]}{more}"
-            series.append(Series(label, first.heads, getattr(heads[names[0]], key)))
+    series = [Series("KV cache", first.heads, first.cache)]
+    names: dict[tuple[float, ...], str] = {}
+    for name, shares in heads.items():
+        names.setdefault(tuple(round(share, 2) for share in shares.step), name)
+    for name in [*names.values()][:MAX_CURVES]:
+        label = f"decode step, {name}" if len(names) > 1 else "decode step"
+        series.append(Series(label, first.heads, heads[name].step))
     for label, counts, scores in first.published:
         series.append(Series(label, counts, scores, "points", [PUBLISHED_AREA] * len(scores)))
     x = Axis("KV heads", tick=tokens_tick)

@@ -322,7 +322,7 @@ def _settle(drawn: Any, panels: Sequence[Panel], columns: int, is_shared: bool) 
         for panel in panels:
             _place_end_labels(panel, renderer)
             for text in place_labels(panel.axes, panel.points, panel.ends, renderer):
-                if text.xycoords == "data" and not is_shared:
+                if not is_shared:
                     panel.move_out(text)
                     has_changed = True
         if not has_changed:

@@ -211,10 +211,7 @@ def _best_position(
 
 
 def _positions(text: Any, frame: Any, renderer: Any) -> Iterator[LabelPosition]:
-    """Yield the positions of a label within the axes, the nearest first.
-
-    The label of a vertical line is beside the line, at any height.
-    """
+    """Yield the positions of a label within the axes, the nearest first."""
     from matplotlib.path import Path
     from matplotlib.transforms import Bbox
 
@@ -223,15 +220,9 @@ def _positions(text: Any, frame: Any, renderer: Any) -> Iterator[LabelPosition]:
     radius = text.arrowprops["shrinkB"] * pixels
     size = text_box(text, renderer)
     x, y = anchor(text)
-    places = [
-        (distance * math.cos(angle), 1.2 * distance * math.sin(angle), side)
-        for distance, side, angle in itertools.product(DISTANCES, SIDES, ANGLES)
-    ]
-    if text.xycoords != "data":
-        places = [(dx, -dy, SIDES[0]) for dy in range(40) for dx in (0.8, -0.8)]
-    for dx, dy, side in places:
-        distance = math.hypot(dx, dy / 1.2)
-        if abs(dx) > 0.3 * distance or text.xycoords != "data":
+    for distance, side, angle in itertools.product(DISTANCES, SIDES, ANGLES):
+        dx, dy = distance * math.cos(angle), 1.2 * distance * math.sin(angle)
+        if abs(dx) > 0.3 * distance:
             if side != SIDES[0]:
                 continue
             side = float(dx < 0)
@@ -240,12 +231,10 @@ def _positions(text: Any, frame: Any, renderer: Any) -> Iterator[LabelPosition]:
         box = Bbox.from_bounds(left, low, size.width, size.height).padded(
             max(2, 0.15 * font), 2
         )
-        if not (frame.containsx(box.x0) and frame.containsx(box.x1)):
-            continue
-        if not (frame.containsy(box.y0) and frame.containsy(box.y1)):
+        if not (frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)):
             continue
         leader = None
-        if text.xycoords == "data" and font * (distance - NEAR) > radius:
+        if font * (distance - NEAR) > radius:
             middle = (left + size.width / 2, low + size.height / 2)
             share = (NEAR * font + radius) / math.dist((x, y), middle)
             start = (x + share * (middle[0] - x), y + share * (middle[1] - y))

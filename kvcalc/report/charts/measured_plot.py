@@ -21,7 +21,6 @@ from kvcalc.report.text.tables import plural, seconds
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import MeasuredTimes
 
-NEAR = 1.6  # ratio of intensities up to which points of a variant have one label
 MAX_NAMED = 3  # generation modes whose predictions are named
 LOG_RANGE = 5  # largest over smallest time above which the axis is logarithmic
 MAX_SERIES = 4  # operations on one chart
@@ -49,7 +48,7 @@ def measured_chart(records: Sequence[Record]) -> Chart:
             if r["phase"] == phase
         ]
         xs, ys, rows = ([*column] for column in zip(*points, strict=True))
-        labels = _labels(xs, ys, rows)
+        labels = _labels(ys, rows)
         series.append(Series(phase, xs, ys, "points", labels=labels, colour=number + 1))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and "
@@ -59,22 +58,15 @@ def measured_chart(records: Sequence[Record]) -> Chart:
     return Chart(title, subtitle, INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def _labels(xs: Sequence[float], ys: Sequence[float], records: Sequence[Record]) -> list[str]:
-    """Return the variant at the highest of its points that are close together.
+def _labels(ys: Sequence[float], records: Sequence[Record]) -> list[str]:
+    """Return the variant at the highest of its points.
 
-    A label has the batch sizes and contexts of these points if the phase has several.
+    A label has the batch sizes and contexts of the variant if the phase has several.
     """
-    groups: list[list[int]] = []
-    previous: tuple[str, float] = ("", 0.0)
-    for index in sorted(range(len(xs)), key=lambda n: (records[n]["variant"], xs[n])):
-        variant = records[index]["variant"]
-        if not groups or variant != previous[0] or xs[index] > NEAR * previous[1]:
-            groups.append([])
-        groups[-1].append(index)
-        previous = (variant, xs[index])
-    labels = [""] * len(xs)
-    for group in groups:
-        words = [records[group[0]]["variant"]]
+    labels = [""] * len(ys)
+    for variant in dict.fromkeys(record["variant"] for record in records):
+        group = [index for index, r in enumerate(records) if r["variant"] == variant]
+        words = [variant]
         for key, name in (("batch_size", "batch "), ("context", "")):
             if len({record[key] for record in records}) > 1:
                 sizes = sorted({records[index][key] for index in group})

@@ -190,28 +190,32 @@ def _heat_lines(chart: Chart, width: int) -> list[str]:
 
 
 def _bar_lines(chart: Chart, columns: int, is_solid: bool) -> list[str]:
-    """Return bars with their texts behind them, and the limits that have room behind those."""
+    """Return bars with their texts behind them, and limits as rows of their own."""
     parts = [s for s in chart.series if s.kind == "bar"]
-    limits = [s for s in chart.series if s.kind == "limit"]
     totals = [sum(lengths) for lengths in zip(*(part.ys for part in parts), strict=True)]
-    margin = min(max(map(len, chart.categories)), columns // 2) + 2
-    longest = max([*totals, *(s.ys[0] for s in limits)]) or 1.0
     texts = parts[-1].labels or [*map(chart.y.tick, totals)]
+    rows = [
+        (name, text, lengths)
+        for name, text, *lengths in zip(
+            chart.categories, texts, *(part.ys for part in parts), strict=True
+        )
+    ]
+    rows += [(s.label, "", [s.ys[0]]) for s in chart.series if s.kind == "limit"]
+    margin = min(max(len(name) for name, *_ in rows), columns // 2) + 2
+    longest = max(sum(lengths) for *_, lengths in rows) or 1.0
     room = columns - margin - max(12, *(len(text) + 2 for text in texts))
-    limit_columns = sorted(margin + round(room * s.ys[0] / longest) for s in limits)
     lines = []
-    for index, name in enumerate(chart.categories):
+    for index, (name, text, lengths) in enumerate(rows):
         *above, last = textwrap.wrap(name, margin - 2)
         row = f"{last:<{margin}}"
-        sums = itertools.accumulate((part.ys[index] for part in parts), initial=0.0)
-        ends = [round(room * end / longest) for end in sums]
+        ends = [
+            round(room * end / longest) for end in itertools.accumulate(lengths, initial=0.0)
+        ]
         for number, (start, end) in enumerate(itertools.pairwise(ends)):
-            row += _paint(("█" if is_solid else _mark(number)) * (end - start), number)
-        row = f"{row} {texts[index]}"
-        for column in limit_columns:
-            gap = column - len(COLOUR_CODE.sub("", row))
-            if gap > 0:
-                row += " " * gap + "│"
-        lines += [*above, row.rstrip()]
+            sign = "█" if is_solid else _mark(number)
+            if index >= len(texts):
+                sign, number = LEVEL, -1
+            row += _paint(sign * (end - start), number)
+        lines += [*above, f"{row} {text}".rstrip()]
     key = [(_mark(number), number, part.label) for number, part in enumerate(parts)]
-    return [*lines, *_key_lines([*key, *(("│", -1, s.label) for s in limits)], columns)]
+    return [*lines, *_key_lines(key, columns)]
