@@ -9,13 +9,12 @@ import signal
 import sys
 
 INTERRUPTED_STATUS = 130
-ASCII_MARKS = {
-    "×": "x", "·": "*", "÷": "/", "−": "-", "–": "-", "—": "-", "…": "...", "→": "->",
-    "≤": "<=", "≥": ">=", "≈": "~", "∞": "inf", "µ": "u", "μ": "u", "Σ": "sum ", "√": "sqrt ",
-    "²": "^2", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")", "§": "section ",
-    "●": "o", "○": "o", "■": "#", "□": "#", "▲": "^", "△": "^", "◆": "+", "◇": "+",
-    "│": "|", "─": "-", "└": "+",
-}  # fmt: skip
+# ASCII text of each mark; `_` is a blank
+_MARKS = (
+    "×x ·* ÷/ −- –- —- …... →-> ≤<= ≥>= ≈~ ∞inf µu μu Σsum_ √sqrt_ ²^2 ⌈ceil( ⌉) ⌊floor( ⌋) "
+    "§section_ ●o ○o ■# □# ▲^ △^ ◆+ ◇+ │| ─- └+"
+)
+ASCII_MARKS = {word[0]: word[1:].replace("_", " ") for word in _MARKS.split()}
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ ERRORS = [
     ("size", "no model is named. Name one (`kvcalc models` lists them), or give --layers,"),
     ("sise gpt2", "No such command 'sise'"),
     ("size gpt2 --contxt 4k", "--contxt"),
-    ("size gpt2 --format xml", "'xml' is not one of 'table', 'json', 'csv', 'markdown'"),
+    ("size gpt2 --format xml", "unknown format 'xml'. Known: csv, json, markdown, table"),
     ("fit llama-3.1-8b --gpu 8xH100", "unknown gpu '8xH100'. Give the count with --tp: --gpu h100-sxm --tp 8"),
     ("fit llama-3.1-8b --gpu h100x8", "unknown gpu 'h100x8'. Give the count with --tp: --gpu h100-sxm --tp 8"),
     ("fit llama-3.1-8b --gpu 'h100 8'", "Give the count with --tp: --gpu h100-sxm --tp 8"),

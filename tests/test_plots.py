@@ -34,7 +34,7 @@ PLAIN = Precision()
 @cache
 def chart_of(kind: str) -> Chart:
     """The figure of `kvcalc plot KIND` on its defaults."""
-    models = {k.value: v.models.split() for k, v in FIGURES.items()}[kind]
+    models = {k: v.models.split() for k, v in FIGURES.items()}[kind]
     chosen = [load_model(name) for name in models]
     card = load_gpu("h100")
     if kind == "cache-vs-context":
@@ -168,7 +168,7 @@ def test_roofs_of_several_gpus_overlay(kvcalc: Run, tmp_path: Path) -> None:
         (["--plot", "out"], "should end in one of"),
         (["--plot", ".png"], "should end in one of"),
         (["--plot", "no/such/folder/out.png"], "no such folder"),
-        (["--plot", "out.png", "--style", "neon"], "unknown style 'neon'. Known: light, dark, slides"),
+        (["--plot", "out.png", "--style", "neon"], "unknown style 'neon'. Known: dark, light, slides"),
         (["--plot", "folder.png"], "cannot be written"),
         (["--plot", "out.svg", "--gpu", "apple-m3-max"], "no matrix peak"),
     ],

@@ -350,7 +350,7 @@ def test_with_pipeline_stages_the_slowest_is_shown() -> None:
         ("roofline llama-2-7b --context -1", "context"),
         ("roofline llama-2-7b --context nan", "context 'nan'"),
         ("roofline llama-2-7b --dtype fp7", "unknown dtype 'fp7'"),
-        ("roofline deepseek-v3 --mla-form inner", "unknown MLA form"),
+        ("roofline deepseek-v3 --mla-form inner", "unknown mla-form"),
         ("roofline llama-2-7b --tp 3", "Use one of"),
         ("roofline llama-2-7b --kv-cache-dtype fp8_ds_mla", "latent attention"),
     ],

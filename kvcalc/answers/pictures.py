@@ -1,6 +1,5 @@
 """`kvcalc plot`, which draws standard figures, and `kvcalc report`, which writes a page."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -30,17 +29,6 @@ if TYPE_CHECKING:
     from kvcalc.report.charts.chart import Chart
 
 
-class FigureKind(StrEnum):
-    cache_vs_context = "cache-vs-context"
-    cache_vs_parameters = "cache-vs-parameters"
-    no_cache = "no-cache"
-    roofline = "roofline"
-    memory = "memory"
-    dsa_vs_mla = "dsa-vs-mla"
-    cost_vs_context = "cost-vs-context"
-    measured = "measured"
-
-
 class Figure(NamedTuple):
     """What a figure shows.
 
@@ -61,48 +49,48 @@ GPT3 = (
     "gpt-3-small gpt-3-medium gpt-3-large gpt-3-xl gpt-3-2.7b gpt-3-6.7b gpt-3-13b gpt-3-175b"
 )
 FIGURES = {
-    FigureKind.cache_vs_context: Figure(
+    "cache-vs-context": Figure(
         "the cache over context, beside the weights",
         "stored = sequences · Σ layers: rows kept of a context · bytes of a row (`size --explain`)",
         "llama-7b llama-3.1-8b mistral-7b-v0.1 deepseek-v3 gemma-3-27b gpt-oss-120b",
     ),
-    FigureKind.cache_vs_parameters: Figure(
+    "cache-vs-parameters": Figure(
         "the cache over parameters",
         "stored as `size --explain` adds it up, over the parameters of each model",
         GPT3,
         "1024,2048",
     ),
-    FigureKind.no_cache: Figure(
+    "no-cache": Figure(
         "generating with a cache and without",
         "with a cache FLOPs of decode steps 1 … n; without, of prefills of 1 … n tokens "
         "(`roofline --explain`)",
         "llama-2-7b",
         "65536",
     ),
-    FigureKind.roofline: Figure(
+    "roofline": Figure(
         "decode and prefill under a GPU's roof",
         "least time = max(FLOPs / peak, bytes / bandwidth) of each operator (`roofline --explain`)",
         "llama-3.1-8b",
         "4096",
     ),
-    FigureKind.memory: Figure(
+    "memory": Figure(
         "weights and cache in a GPU's memory",
         "weights + sequences · cache of the context, beside the GPU's memory (`size --explain`)",
         "llama-3.1-8b qwen3-8b llama-2-13b gpt-oss-20b gemma-3-27b",
         "8192",
     ),
-    FigureKind.dsa_vs_mla: Figure(
+    "dsa-vs-mla": Figure(
         "sparse attention against dense",
         "bytes and FLOPs of attention in a decode step: the index keys and the top-k against "
         "all latents",
         "deepseek-v3.2 deepseek-v3",
     ),
-    FigureKind.cost_vs_context: Figure(
+    "cost-vs-context": Figure(
         "what a token costs over context",
         "cost = price an hour · GPUs · seconds a token / 3600 · 10^6 (`latency --explain`)",
         "llama-7b llama-3.1-8b mistral-7b-v0.1",
     ),
-    FigureKind.measured: Figure(
+    "measured": Figure(
         "measured rows (--input rows.csv)", "ratio = measured seconds / the bound's"
     ),
 }
@@ -111,6 +99,14 @@ FIGURES = {
 class FigureOptions(Question, frozen=True):
     """What a figure shows."""
 
+    kind: Annotated[
+        str,
+        Argument(
+            "Figure to draw; without one, kvcalc lists the figures",
+            takes="FIGURE",
+            choices=tuple(FIGURES),
+        ),
+    ] = ""
     gpu: Annotated[tuple[str, ...], GPUS] = ("h100",)
     context: Annotated[
         tuple[int, ...],
@@ -128,10 +124,7 @@ class FigureOptions(Question, frozen=True):
 
 
 def run_plot(
-    kind: Annotated[
-        FigureKind | None,
-        Argument("Figure to draw; without one, kvcalc lists the figures", takes="FIGURE"),
-    ] = None,
+    figure: FigureOptions,
     models: Annotated[
         list[str],
         Argument(
@@ -143,7 +136,6 @@ def run_plot(
     *,
     plot: Plot = "-",
     style: Style = "light",
-    options: FigureOptions,
     input_: Annotated[
         str,
         Option("CSV file of measured rows, for the figure `measured`", "--input", "FILE"),
@@ -151,14 +143,13 @@ def run_plot(
     explain: Explain = False,
 ) -> None:
     """Draw a standard figure."""
-    if kind is None:
-        for known, figure in FIGURES.items():
-            print(f"kvcalc plot {known.value:<22}{figure.summary}")
+    kind = figure.kind
+    if not kind:
+        for known, shown in FIGURES.items():
+            print(f"kvcalc plot {known:<22}{shown.summary}")
         return
     chart = (
-        _measured_chart(models, input_)
-        if kind is FigureKind.measured
-        else _figure(kind, models, options)
+        _measured_chart(models, input_) if kind == "measured" else _figure(kind, models, figure)
     )
     if explain:
         from kvcalc.report.explain import charted
@@ -170,7 +161,7 @@ def run_plot(
     save(chart, plot, style)
 
 
-def _figure(kind: FigureKind, names: list[str], options: FigureOptions) -> "Chart":
+def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
     """Return a figure about models."""
     from kvcalc.library.load import load_gpu
     from kvcalc.model.precision import Precision
@@ -181,14 +172,14 @@ def _figure(kind: FigureKind, names: list[str], options: FigureOptions) -> "Char
     default = [parse_tokens(word) for word in figure.context.split(",")]
     contexts, batches = list(options.context) or default, list(options.batch_size)
     precision = Precision(options.dtype[0], options.kv_cache_dtype[0])
-    if kind in (FigureKind.roofline, FigureKind.cost_vs_context):
+    if kind in ("roofline", "cost-vs-context"):
         deployed = models, gpus, precision
         return _timed_chart(kind, deployed, contexts, batches, options.price_per_hour)
     return _chart(kind, models, gpus, (contexts, batches[0]), precision)
 
 
 def _timed_chart(
-    kind: FigureKind,
+    kind: str,
     deployed: "tuple[list[Model], list[Gpu], Precision]",
     contexts: list[int],
     batches: list[int],
@@ -203,7 +194,7 @@ def _timed_chart(
 
     models, gpus, precision = deployed
     deployments = [TimedDeployment(m, g, precision).under() for m in models for g in gpus]
-    if kind is FigureKind.cost_vs_context:
+    if kind == "cost-vs-context":
         curves = cost_curves(deployments, max(contexts), price_per_hour)
         return cost_vs_context(curves, price_per_hour)
     context, swept = contexts[-1], batches if batches != [1] else [1, 8, 64, 256]
@@ -214,7 +205,7 @@ def _timed_chart(
 
 
 def _chart(
-    kind: FigureKind,
+    kind: str,
     models: "list[Model]",
     gpus: "list[Gpu]",
     load: tuple[list[int], int],
@@ -225,18 +216,18 @@ def _chart(
     from kvcalc.report.charts import size_plot
 
     contexts, batch_size = load
-    if kind is FigureKind.cache_vs_context:
+    if kind == "cache-vs-context":
         axis = sweeps.contexts_up_to(max(contexts))
         curves = [sweeps.cache_curve(m, precision, axis, batch_size) for m in models]
         return size_plot.cache_vs_context(curves, batch_size, gpus)
-    if kind is FigureKind.cache_vs_parameters:
+    if kind == "cache-vs-parameters":
         return size_plot.cache_vs_parameters(
             [sweeps.cache_curve(m, precision, contexts) for m in models]
         )
-    if kind is FigureKind.memory:
+    if kind == "memory":
         curves = [sweeps.cache_curve(m, precision, contexts[-1:], batch_size) for m in models]
         return size_plot.weights_and_cache(curves, gpus, batch_size)
-    if kind is FigureKind.dsa_vs_mla:
+    if kind == "dsa-vs-mla":
         reads = sweeps.sparse_reads(models, contexts[-1], precision)
         return size_plot.sparse_reads_chart(reads)
     if len(models) > 1:

@@ -28,7 +28,7 @@ class PassOptions(Question, frozen=True):
 
     phase: Annotated[
         str,
-        Option("Phase: decode or prefill", is_common=True, words=("decode", "prefill")),
+        Option("Phase: decode or prefill", is_common=True, choices=("decode", "prefill")),
     ] = "decode"
     batch: Annotated[
         str,

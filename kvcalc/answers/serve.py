@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import deployments_of, models_of, remarks
@@ -53,20 +53,6 @@ def run(
     return serve_answer(deployments_of(loaded, deploying), load, scheduling, settings, study)
 
 
-class Runs(NamedTuple):
-    """Simulated runs.
-
-    Attributes:
-        results: The runs. In a sweep, the run at the sustained rate is followed by all tried rates.
-        refusals: Why points were left out.
-        is_complete: False if Ctrl-C ended the simulation.
-    """
-
-    results: "list[SimulationResult]"
-    refusals: list[str]
-    is_complete: bool = True
-
-
 def serve_answer(
     deployments: "Sequence[TimedDeployment]",
     load: Mapping[str, Any],
@@ -91,22 +77,25 @@ def serve_answer(
             hint="Give one --gpu, --policy, --cache, --rate and --max-concurrency",
         )
     has_load = load.get("rate") or any(one.requests or one.max_concurrency for one in loads)
-    is_sweep = not (has_load or study.find_rate)
+    kind = "search" if study.find_rate else "run" if has_load else "sweep"
     requests = {one: sample_workload(one) for one in loads}
-    total = None
-    if not (study.find_rate or is_sweep):
-        total = sum(len(requests[one]) for *_, one in points)
+    total = sum(len(requests[one]) for *_, one in points) if kind == "run" else None
     with progress_bar("requests", total) as move:
-        simulation = _Simulation(settings, requests, move)
-        runs = simulation.run_all(points, study.find_rate or is_sweep, is_sweep)
-    results = runs.results
+        progress = (lambda count: move(advance=count)) if move else None
+        results, notes, is_complete = _simulate(points, requests, settings, kind, progress)
     records = [result.record for result in results]
-    is_tried = [is_sweep and result.record["found_rate"] is None for result in results]
-    main = [one for one, tried in zip(results, is_tried, strict=True) if not tried]
-    notes = [*runs.refusals, *_notes([one.model for one in deployments], main)]
-    if not runs.is_complete:
-        notes.append(_interruption(main, len(points), study.find_rate or is_sweep))
-    status = 0 if runs.is_complete else STATUS_INTERRUPTED
+    tried = [
+        result for result in results if kind == "sweep" and result.record["found_rate"] is None
+    ]
+    main = [
+        result
+        for result in results
+        if kind != "sweep" or result.record["found_rate"] is not None
+    ]
+    notes += _notes([one.model for one in deployments], main)
+    if not is_complete:
+        notes.append(_interruption(main, len(points), kind != "run"))
+    status = 0 if is_complete else STATUS_INTERRUPTED
     if study.timeline:
         _write_timeline(study.timeline, results[0])
 
@@ -120,8 +109,7 @@ def serve_answer(
 
         if len(results) == 1:
             return [occupancy_chart(results[0])]
-        drawn = [one.record for one, tried in zip(results, is_tried, strict=True) if tried]
-        return [load_chart(drawn if is_sweep else records)]
+        return [load_chart([result.record for result in tried or results])]
 
     return Answer(
         records,
@@ -133,70 +121,57 @@ def serve_answer(
     )
 
 
-class _Simulation:
-    """Simulates points one after the other. Ctrl-C keeps the runs that are done."""
+def _simulate(
+    points: Sequence[Any],
+    requests: Mapping[Workload, Any],
+    settings: ServerSettings,
+    kind: str,
+    progress: Any,
+) -> "tuple[list[SimulationResult], list[str], bool]":
+    """Return the runs, notes about points that are left out, and whether the runs are complete.
 
-    def __init__(self, settings: ServerSettings, requests: Mapping[Workload, Any], move: Any):
-        self.settings = settings
-        self.requests = requests
-        self.progress = (lambda count: move(advance=count)) if move else None
-        self.servers: dict[Any, Any] = {}  # the last server; it serves any rate
+    Ctrl-C keeps the runs that are done.
 
-    def run_all(self, points: Sequence[Any], is_search: bool, is_sweep: bool) -> Runs:
-        """Return the runs of all points, each a search for a rate if `is_search`.
+    Args:
+        kind: `run`, `search` for the sustained rate, or `sweep`. In a sweep, the run at the
+            sustained rate is followed by the runs at all rates that were tried.
 
-        Raises:
-            UserError: No point can be simulated.
-        """
-        runs: list[SimulationResult] = []
-        refusals: dict[str, UserError] = {}
-        try:
-            for point in points:
-                try:
-                    if is_search:
-                        sweep = self._sweep(*point)
-                        runs += [sweep.sustained, *(sweep.tried if is_sweep else ())]
-                        is_complete = sweep.is_complete
-                    else:
-                        runs.append(self._run(*point))
-                        is_complete = runs[-1].served.is_complete
-                except UserError as error:
-                    refusals[str(error)] = error
-                    continue
-                if not is_complete:
-                    return Runs(runs, [], is_complete=False)
-        except KeyboardInterrupt:
-            if not runs:
-                raise
-            return Runs(runs, [], is_complete=False)
-        if not runs:
-            raise next(iter(refusals.values()))
-        return Runs(runs, [f"left out: {text}" for text in refusals])
+    Raises:
+        UserError: No point can be simulated.
+    """
+    from msgspec.structs import replace
 
-    def _sweep(
-        self, deployment: "TimedDeployment", scheduling: SchedulingOptions, load: Workload
-    ) -> Any:
-        from kvcalc.serving.rate_search import sweep_rates
+    from kvcalc.serving.rate_search import sweep_rates
+    from kvcalc.serving.server import Server
 
+    results: list[SimulationResult] = []
+    refusals: dict[str, UserError] = {}
+    servers: dict[Any, Server] = {}  # the last server; it serves any rate
+    is_complete = True
+    for deployment, scheduling, load in points:
         how = scheduling.policy, scheduling.cache
-        return sweep_rates(deployment, load, self.settings, *how, self.progress)
-
-    def _run(
-        self, deployment: "TimedDeployment", scheduling: SchedulingOptions, load: Workload
-    ) -> "SimulationResult":
-        from msgspec.structs import replace
-
-        from kvcalc.serving.server import Server
-
-        key = id(deployment), scheduling, replace(load, rate=inf)
-        if key not in self.servers:
-            how = scheduling.policy, scheduling.cache
-            server = Server(deployment, self.requests[load], load, self.settings, *how)
-            self.servers = {key: server}
-        result: SimulationResult = self.servers[key].run(
-            self.requests[load], load, self.progress
-        )
-        return result
+        try:
+            if kind == "run":
+                key = id(deployment), scheduling, replace(load, rate=inf)
+                if key not in servers:
+                    servers = {key: Server(deployment, requests[load], load, settings, *how)}
+                results.append(servers[key].run(requests[load], load, progress))
+                is_complete = results[-1].served.is_complete
+            else:
+                sweep = sweep_rates(deployment, load, settings, *how, progress)
+                results += [sweep.sustained, *(sweep.tried if kind == "sweep" else ())]
+                is_complete = sweep.is_complete
+        except UserError as error:
+            refusals[str(error)] = error
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            is_complete = False
+        if not is_complete:
+            return results, [], False
+    if not results:
+        raise next(iter(refusals.values()))
+    return results, [f"left out: {text}" for text in refusals], True
 
 
 def _interruption(runs: "list[SimulationResult]", num_points: int, is_search: bool) -> str:

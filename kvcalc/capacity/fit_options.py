@@ -6,21 +6,16 @@ from typing import Any
 import msgspec
 
 from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings
-from kvcalc.capacity.memory_budget import ESTIMATES, SHARES, LogCorrections, read_learned
+from kvcalc.capacity.memory_budget import LogCorrections, read_learned
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
-from kvcalc.question.deployment_options import check_engine, check_utilization
+from kvcalc.question.deployment_options import check_utilization
 from kvcalc.question.fit_question import STATE_DTYPES, FitQuestion
 from kvcalc.question.options import every, spelled
 from kvcalc.storage.formats import canonical
 from kvcalc.timing.deployment import TimedDeployment
 
-CHOICES = {
-    "mamba_cache_mode": ("none", "align"),
-    "utilization_of": ("", *SHARES),
-    "budget": ("", *ESTIMATES),
-}
 MODALITIES = ("image", "video", "audio")
 
 
@@ -43,11 +38,6 @@ class FitOptions(FitQuestion, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_engine(self.engine)
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                hint = f"Known: {', '.join(filter(None, choices))}"
-                raise UserError(f"unknown {spelled(name)} {getattr(self, name)!r}", hint=hint)
         if self.state_dtype not in ("", *STATE_DTYPES):
             raise UserError(
                 f"unknown state dtype {self.mamba_ssm_cache_dtype!r}",

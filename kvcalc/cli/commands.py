@@ -120,8 +120,7 @@ def _parsed(command: str) -> Any:
     def run(**values: Any) -> int:
         typed = typed_values(values)
         _check_outputs(parameters, typed)
-        with bytes_shown_in(typed.get("units", "gib")):
-            return run_command(command, typed)
+        return run_command(command, typed)
 
     return _with_signature(run, declared)
 
@@ -135,12 +134,13 @@ def run_command(command: str, typed: Mapping[str, Any]) -> int:
     """Run a command with the values that were typed, print its answer and return its status."""
     output = one(_PRINTING.get(command, Output), typed)
     run = function_of(command)
-    answer = run(**arguments_for(run, typed))
-    if not isinstance(output, Printing) or isinstance(answer, int):
-        return answer or 0
+    if not isinstance(output, Printing):
+        run(**arguments_for(run, typed))
+        return 0
     from kvcalc.cli.printing import print_answer
 
-    return print_answer(answer, output)
+    with bytes_shown_in(output.units):
+        return print_answer(run(**arguments_for(run, typed)), output)
 
 
 def _declared(name: str, kind: Any, default: Any, info: Any) -> inspect.Parameter:

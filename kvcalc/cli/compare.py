@@ -151,9 +151,7 @@ def _fit_arguments(text: str, words: list[str]) -> Mapping[str, Any]:
     known = {parameter.name for parameter in parameters_in(fit_points)}
     printing = {parameter.name for parameter in parameters_in(Output)}
     if more := [name for name in values if name not in known]:
-        options = " and ".join(
-            f"--{spelled('format' if name == 'form' else name)}" for name in more
-        )
+        options = " and ".join(f"--{spelled(name)}" for name in more)
         hint = (
             "Options about printing go behind the sides"
             if printing & {*more}

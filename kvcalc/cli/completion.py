@@ -114,7 +114,7 @@ def _values(parameter: "Parameter", typed: str) -> list[Word]:
     """Return the values of a parameter, or of the last item of a list."""
     before, comma, last = typed.rpartition(",")
     words = parameter.option.words
-    known = _listed(words) if isinstance(words, str) else words or parameter.choices
+    known = _listed(words) if isinstance(words, str) else words or parameter.option.choices
     return [
         Word(before + comma + word)
         for word in known

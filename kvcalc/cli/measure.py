@@ -1,6 +1,7 @@
 """`kvcalc measure`: layers, generation, or the rows of a new calibration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,7 +74,7 @@ class MachineOptions(Question, frozen=True):
     device: Annotated[
         str,
         _common(
-            "Device: auto (a GPU if there is one), cuda or cpu", words=("auto", "cpu", "cuda")
+            "Device: auto (a GPU if there is one), cuda or cpu", choices=("auto", "cpu", "cuda")
         ),
     ] = "auto"
     dtype: Annotated[
@@ -85,7 +86,7 @@ class MachineOptions(Question, frozen=True):
         ),
     ] = "auto"
     threads: Annotated[
-        int, _measured("CPU threads; 0 uses all cores that are free", max=1 << 16)
+        int, _measured("CPU threads; 0 uses all cores that are free", max=1 << 31)
     ] = 0
     kernel: Annotated[
         str,
@@ -96,7 +97,7 @@ class MachineOptions(Question, frozen=True):
     ] = "auto"
     cache: Annotated[
         str,
-        _measured("KV cache memory: contiguous or paged", words=("contiguous", "paged")),
+        _measured("KV cache memory: contiguous or paged", choices=("contiguous", "paged")),
     ] = "contiguous"
     block_size: Annotated[int, Option("Tokens per KV cache block", panel="Memory")] = 16
     seconds: Annotated[float, _measured("Seconds per measurement; 0: by device")] = 0
@@ -131,7 +132,7 @@ class GenerationOptions(Question, frozen=True):
         str,
         _workload(
             "Positions of the LM head without a cache: last, all or both",
-            words=("last", "all", "both"),
+            choices=("last", "all", "both"),
         ),
     ] = "both"
 
@@ -141,7 +142,7 @@ class ResultOptions(Question, frozen=True):
 
     phase: Annotated[
         str,
-        _common("Phase: decode, prefill or both", words=("decode", "prefill", "both")),
+        _common("Phase: decode, prefill or both", choices=("decode", "prefill", "both")),
     ] = "both"
     rows: Annotated[
         str,
@@ -180,31 +181,32 @@ def run(
     """Time the layers on this machine and compare them with the prediction."""
     from kvcalc.measure import require_torch
 
-    _check(result, shapes, generation, "a model" if model else "--variant" if variant else "")
+    _check(result, shapes, generation, "model" if model else "--variant" if variant else "")
     require_torch()
     from kvcalc.measure.machine import find_machine, load_note, seed_random
+    from kvcalc.measure.run import settings as measure_settings
 
     machine = find_machine(machine_options.device, machine_options.threads)
-    settings = _settings(machine, machine_options)
+    names = ["dtype", "kernel", "cache", "block_size", "seconds", "graphs"]
+    settings = measure_settings(machine, **{n: getattr(machine_options, n) for n in names})
     seed_random(machine_options.seed)
-    if result.calibration:
-        if text := load_note(machine):
-            note(text)
-        return _calibration_answer(machine, settings, result)
     loaded = model_of(model, set_) if model else None
+    job = None
     if generation.generate:
         job = _generation_job(loaded, variant, machine, settings, shapes, generation)
-    else:
+    elif not result.calibration:
         job = _layers_job(loaded, variant, machine, settings, shapes, result.phase)
     if text := load_note(machine):
         note(text)
-    results, is_complete = _results(job, machine, settings, result.save_gpu)
-    if not results and is_complete:
+    if not job:
+        return _calibration_answer(machine, settings, result)
+    results, status = _results(job, machine, settings, result.save_gpu)
+    if not results and not status:
         raise UserError(
             "nothing was measured: no case fits this machine",
             hint="Lower --context or --batch-size",
         )
-    return _answer(results, result.rows, 0 if is_complete else STATUS_INTERRUPTED)
+    return _answer(results, result.rows, status)
 
 
 def _check(
@@ -217,26 +219,11 @@ def _check(
         raise UserError(f"--output {result.rows!r} should end in .csv")
     excluded = layers or ("--generate" if generation.generate else "")
     if result.calibration and excluded:
-        name = excluded.removeprefix("a ")
-        raise UserError(f"--calibration measures shapes of its own, and takes no {name}")
+        raise UserError(f"--calibration measures shapes of its own, and takes no {excluded}")
     if generation.generate and (shapes.context or shapes.prefill_context):
         raise UserError(
             "--context is of layers, and --generate measures none", hint="Use --prompt-len"
         )
-
-
-def _settings(machine: "Machine", options: MachineOptions) -> "MeasureSettings":
-    from kvcalc.measure.run import settings
-
-    return settings(
-        machine,
-        options.dtype,
-        options.kernel,
-        options.cache,
-        options.block_size,
-        options.seconds,
-        options.graphs,
-    )
 
 
 def _generation_job(
@@ -276,12 +263,13 @@ def _layers_job(
     return layers_job(cases, settings, machine, note)
 
 
-def _move_bar(move: Callable[..., None] | None) -> Callable[[str, int], None]:
-    def begin(text: str, done: int) -> None:
-        if move:
-            move(description=text, completed=done)
+@contextmanager
+def _progress(unit: str, total: int) -> Iterator[Callable[[str, int], None]]:
+    """Yield a function that takes the next step and the number of steps that are done."""
+    from kvcalc.report.text.progress import progress_bar
 
-    return begin
+    with progress_bar(unit, total) as move:
+        yield lambda text, done: move(description=text, completed=done) if move else None
 
 
 def _measured_gpu(
@@ -309,23 +297,21 @@ def _measured_gpu(
 
 def _results(
     job: "Job", machine: "Machine", settings: "MeasureSettings", save_gpu: str
-) -> "tuple[list[Result], bool]":
-    """Return what was measured, and whether it is complete. Ctrl-C keeps the records so far."""
+) -> "tuple[list[Result], int]":
+    """Return what was measured, and the exit status. Ctrl-C keeps the records so far."""
     from kvcalc.measure.run import ceiling_dtypes
-    from kvcalc.report.text.progress import progress_bar
 
     results: list[Result] = []
     try:
-        with progress_bar("steps", job.steps) as move:
-            begin = _move_bar(move)
+        with _progress("steps", job.steps) as begin:
             dtypes = ceiling_dtypes(settings.dtype, bool(save_gpu))
             ceilings, gpu = _measured_gpu(machine, settings, dtypes, save_gpu, begin)
             for result in job.results(ceilings, gpu, begin):
                 results.append(result)
     except KeyboardInterrupt:
         note(f"interrupted: {len(results)} records were measured and are kept")
-        return results, False
-    return results, True
+        return results, STATUS_INTERRUPTED
+    return results, 0
 
 
 def _answer(results: "list[Result]", rows: str, status: int) -> Answer:
@@ -368,7 +354,6 @@ def _calibration_answer(
     from kvcalc.answers.calibrate import fits_answer
     from kvcalc.measure.calibration_rows import fitted_gpu, measured, planned
     from kvcalc.report.export import to_csv
-    from kvcalc.report.text.progress import progress_bar
 
     known = _known_gpu(machine)
     if known is None and not result.save_gpu:
@@ -379,14 +364,14 @@ def _calibration_answer(
     records: list[Record] = []
     status = 0
     try:
-        with progress_bar("steps", 200) as move:
+        with _progress("steps", 200) as begin:
             dtypes = ("bf16", "fp32")
-            _, gpu = _measured_gpu(machine, settings, dtypes, result.save_gpu, _move_bar(move))
+            _, gpu = _measured_gpu(machine, settings, dtypes, result.save_gpu, begin)
             gpu = fitted_gpu(machine, gpu)
         shapes = planned(machine, gpu)
-        with progress_bar("shapes", len(shapes)) as move:
+        with _progress("shapes", len(shapes)) as begin:
             timing = settings.seconds, settings.graphs
-            for row in measured(shapes, machine, *timing, note, _move_bar(move)):
+            for row in measured(shapes, machine, *timing, note, begin):
                 records.append(row | {"gpu": (known or gpu).name})
     except KeyboardInterrupt:
         note(f"interrupted: {len(records)} rows were measured and are kept")

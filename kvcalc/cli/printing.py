@@ -8,7 +8,7 @@ from kvcalc.answers.answer import MAX_TABLE_ROWS, MAX_TABLES, Answer
 from kvcalc.answers.messages import note, say, say_yaml
 from kvcalc.errors import UserError
 from kvcalc.question.options import check_number
-from kvcalc.question.output_options import Output, OutputFormat, Printing
+from kvcalc.question.output_options import Output, Printing
 
 
 def print_answer(answer: Answer, output: Printing) -> int:
@@ -26,8 +26,7 @@ def print_answer(answer: Answer, output: Printing) -> int:
     elif not output.is_table:
         from kvcalc.report import export
 
-        is_json = output.form is OutputFormat.json
-        pieces = export.json_pieces if is_json else export.csv_pieces
+        pieces = export.json_pieces if output.format == "json" else export.csv_pieces
         sys.stdout.writelines(pieces(answer._records))
     elif picture != "-":
         _print_tables(answer, output)
@@ -64,5 +63,5 @@ def _print_tables(answer: Answer, output: Printing) -> None:
     layout = {"wide": output.wide, "verbose": output.verbose}
     show(
         *(msgspec.structs.replace(table, **layout) for table in tables),
-        as_markdown=output.form is OutputFormat.markdown,
+        as_markdown=output.format == "markdown",
     )

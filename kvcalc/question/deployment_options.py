@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Annotated, NamedTuple
 
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.question.options import Argument, Option, Question
 
 ENGINE_NAMES = ("vllm", "sglang", "trtllm", "llama.cpp", "none")
@@ -119,7 +119,7 @@ Engine = Annotated[
         takes="NAME",
         panel="Engine",
         is_common=True,
-        words=ENGINE_NAMES,
+        choices=ENGINE_NAMES,
         called="backend framework",
         read=lambda text, what: text.strip().lower(),
         many=3,
@@ -236,13 +236,11 @@ class DeploymentOptions(PlacementOptions, frozen=True):
     mixed: Mixed = False
     stack: Stack = ""
     mla_form: Annotated[
-        str, _engine("Form of latent attention: auto, absorbed or expanded", words=MLA_FORMS)
+        str, _engine("Form of latent attention: auto, absorbed or expanded", choices=MLA_FORMS)
     ] = "auto"
 
     def __post_init__(self) -> None:
-        if self.mla_form not in MLA_FORMS:
-            hint = f"Known: {', '.join(MLA_FORMS)}"
-            raise UserError(f"unknown MLA form {self.mla_form!r}", hint=hint)
+        super().__post_init__()
         _ = self.choice
 
     @property
@@ -267,17 +265,10 @@ def engine_choice(
         raise UserError(
             "--bounds and --calibration cannot be combined", hint="Remove one of them"
         )
-    check_engine(engine)
     calibration = DATASHEET if bounds else calibration
     if stack in ENGINE_NAMES:
         return EngineChoice(stack, calibration)
     return EngineChoice(engine, stack or calibration)
-
-
-def check_engine(name: str) -> None:
-    """Raise UserError if no engine has this name."""
-    if name not in ENGINE_NAMES:
-        raise UserError(f"unknown engine {name!r}", hint=nearest(name, ENGINE_NAMES))
 
 
 def check_utilization(share: float) -> None:

@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 60
 MAX_SETTING = 1 << 20  # blocks, batches, adapters and layers
 STATE_DTYPES = ("auto", "fp32", "bf16", "fp16")
 ESTIMATES = ("low", "middle", "high")
-UTILIZATION_BASES = ("total", "free")
+UTILIZATION_BASES = ("total", "free", "remaining")
 
 _engine = partial(Option, panel="Engine")
 _memory = partial(Option, panel="Memory")
@@ -67,7 +67,7 @@ class EngineSettings(Question, frozen=True):
     num_speculative_tokens: int = 0
     mamba_cache_mode: Annotated[
         str,
-        _memory("Pages per recurrent state: none (1) or align (2)", words=("none", "align")),
+        _memory("Pages per recurrent state: none (1) or align (2)", choices=("none", "align")),
     ] = "none"
     mamba_checkpoint_blocks: Annotated[
         int,
@@ -214,7 +214,7 @@ class FitQuestion(EngineSettings, frozen=True):
     ] = ""
     budget: Annotated[
         str,
-        _memory("Memory estimate that decides: low, middle or high", words=ESTIMATES),
+        _memory("Memory estimate that decides: low, middle or high", choices=ESTIMATES),
     ] = ""
     enforce_eager: Annotated[
         bool, _engine("Run without CUDA graphs and compilation, as in vLLM")
@@ -241,7 +241,7 @@ class FitQuestion(EngineSettings, frozen=True):
         str,
         _memory(
             "Memory that --gpu-memory-utilization is a share of: total or free",
-            words=UTILIZATION_BASES,
+            choices=UTILIZATION_BASES,
         ),
     ] = ""
     max_num_batched_tokens: Annotated[

@@ -11,7 +11,6 @@ declaration. The module imports nothing heavy, because `--help` imports it.
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
 from functools import cache
 from itertools import product
 from math import prod
@@ -55,6 +54,7 @@ class Option(msgspec.Struct, frozen=True):
         takes: The placeholder of the value in help; from the type if empty.
         panel: The group in `--help-all`, one of PANELS.
         is_common: Whether `--help` shows the option.
+        choices: All valid values.
         words: Values that completion offers, or the name of a list that completion knows.
         called: Names that other tools give the option, without dashes, for suggestions.
         read: Returns the value of (text, option name) and raises UserError. Without it, the
@@ -71,6 +71,7 @@ class Option(msgspec.Struct, frozen=True):
     takes: str = ""
     panel: str = "Other options"
     is_common: bool = False
+    choices: tuple[str, ...] = ()
     words: tuple[str, ...] | str = ()
     called: str = ""
     read: Callable[[str, str], Any] | None = None
@@ -86,24 +87,11 @@ class Argument(Option, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Options that belong together. Raises UserError for a number beyond its option's limits."""
+    """Options that belong together. Raises UserError for a value beyond its option's limits."""
 
     def __post_init__(self) -> None:
-        for name, kind, default, option in _limited(type(self)):
-            value, is_int = getattr(self, name), kind in (int, int | None)
-            if value is None and default is None:
-                continue
-            is_number = isinstance(value, int if is_int else int | float)
-            if (
-                isinstance(value, bool)
-                or not is_number
-                or not option.min <= value <= option.max
-            ):
-                number = "whole number" if is_int else "number"
-                raise UserError(
-                    f"{spelled(name)} {value!r} is not a {number} from {option.min} to "
-                    f"{option.max:,}"
-                )
+        for parameter in _limited(type(self)):
+            parameter.check(getattr(self, parameter.name))
 
 
 class Parameter(NamedTuple):
@@ -154,17 +142,25 @@ class Parameter(NamedTuple):
         return [name.strip() for name in names if name.strip()]
 
     @property
-    def choices(self) -> list[str]:
-        """Return the values of an enumeration; of other types an empty list."""
-        kinds = get_args(self.type) or (self.type,)
-        return [str(value) for value in kinds[0]] if issubclass(kinds[0], StrEnum) else []
-
-    @property
     def placeholder(self) -> str:
         """Return what help shows for the value, such as TOKENS or N."""
         kind = (get_args(self.type) or (self.type,))[0]
         numbers = {int: "N", float: "X"}
-        return self.option.takes or "|".join(self.choices) or numbers.get(kind, "WORD")
+        return self.option.takes or numbers.get(kind, "WORD")
+
+    def check(self, value: Any) -> None:
+        """Raise UserError if the value is beyond the option's limits."""
+        option, what = self.option, f"{spelled(self.name)} {value!r}"
+        if value == self.default:
+            return
+        if option.choices and value not in option.choices:
+            raise UserError(f"unknown {what}", hint=nearest(str(value), option.choices))
+        is_int = self.type in (int, int | None)
+        is_number = isinstance(value, int if is_int else int | float)
+        is_number = is_number and not isinstance(value, bool)
+        if option.max and not (is_number and option.min <= value <= option.max):
+            number = "whole number" if is_int else "number"
+            raise UserError(f"{what} is not a {number} from {option.min} to {option.max:,}")
 
     def is_default(self, value: Any) -> bool:
         """Return whether a value keeps the default: None, and '' if the default is empty."""
@@ -215,7 +211,7 @@ def parameters_in(run: Callable[..., Any]) -> Iterable[Parameter]:
 
 @cache
 def _limited(spec: Any) -> list[Parameter]:
-    return [p for p in parameters_in(spec) if p.option.max]
+    return [p for p in parameters_in(spec) if p.option.max or p.option.choices]
 
 
 def question_in(annotation: Any) -> type[Question] | None:
@@ -311,19 +307,6 @@ def check_known(names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in options:
             raise UserError(f"unknown option {name!r}", hint=nearest(name, options))
-
-
-def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Raise UserError, with the nearest names, if the value of an option is unknown."""
-    if value not in known:
-        hint = nearest(value, [word for word in known if word])
-        raise UserError(f"unknown {spelled(name)} {value!r}", hint=hint)
-
-
-def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raise UserError unless an option is from `low` to `high`."""
-    if not low <= value <= high:
-        raise UserError(f"{spelled(name)} {value} is outside {low} to {high:,}")
 
 
 def spelled(name: str) -> str:

@@ -1,24 +1,9 @@
 """How the command line prints and draws an answer."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from kvcalc.errors import UserError
 from kvcalc.question.options import Option, Question
-
-
-class OutputFormat(StrEnum):
-    table = "table"
-    json = "json"
-    csv = "csv"
-    markdown = "markdown"
-
-
-class ByteUnits(StrEnum):
-    gib = "gib"
-    si = "si"
-    bytes = "bytes"
-
 
 Explain = Annotated[
     bool,
@@ -44,7 +29,7 @@ Style = Annotated[
     Option(
         "Style of the picture: light, dark or slides",
         panel="Output",
-        words=("light", "dark", "slides"),
+        choices=("light", "dark", "slides"),
         called="theme dark color colour",
     ),
 ]
@@ -53,16 +38,17 @@ Style = Annotated[
 class Printing(Question, frozen=True):
     """How records are printed."""
 
-    form: Annotated[
-        OutputFormat,
+    format: Annotated[
+        str,
         Option(
             "Format of the output",
-            "--format",
+            takes="table|json|csv|markdown",
             panel="Output",
+            choices=("table", "json", "csv", "markdown"),
             is_common=True,
             called="json csv markdown md",
         ),
-    ] = OutputFormat.table
+    ] = "table"
     wide: Annotated[
         bool,
         Option("Show all columns of the table", panel="Output", called="details all"),
@@ -71,15 +57,20 @@ class Printing(Question, frozen=True):
         bool, Option("Print all notes under the table", "--verbose -v", panel="Output")
     ] = False
     units: Annotated[
-        ByteUnits,
-        Option("Units of bytes: GiB (2^30), GB (10^9) or exact bytes", panel="Output"),
-    ] = ByteUnits.gib
+        str,
+        Option(
+            "Units of bytes: GiB (2^30), GB (10^9) or exact bytes",
+            takes="gib|si|bytes",
+            panel="Output",
+            choices=("gib", "si", "bytes"),
+        ),
+    ] = "gib"
     explain: Explain = False
 
     @property
     def is_table(self) -> bool:
         """Whether a table is printed, under its sentence."""
-        return self.form in (OutputFormat.table, OutputFormat.markdown)
+        return self.format in ("table", "markdown")
 
 
 class Output(Printing, frozen=True):
@@ -89,5 +80,6 @@ class Output(Printing, frozen=True):
     style: Style = "light"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.style != "light" and not self.plot:
             raise UserError(f"style {self.style!r} needs a picture", hint="Add --plot FILE")
