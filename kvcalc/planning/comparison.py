@@ -23,6 +23,7 @@ from kvcalc.planning.quality import OVER_HEADS, StoredPrecision, lowered, qualit
 from kvcalc.planning.variants import Variant, variant
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
+from kvcalc.records.fit import ComparedFitRecord, FitRecord
 from kvcalc.records.size import SizeRecord
 from kvcalc.storage.quantization import UNKNOWN_LOSS, losses_of
 from kvcalc.timing.calibration import BOUND
@@ -287,7 +288,7 @@ class Side(NamedTuple):
     typed: Typed = AS_CALLED
 
 
-def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[Record], str, str]:
+def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[ComparedFitRecord], str, str]:
     """Return a record for each side, a sentence on the changes of the last one, and a remark.
 
     TPOT is None if the batch does not fit, TTFT if the GPU has no matrix peak.
@@ -300,38 +301,36 @@ def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[Record], str, 
     """
     fits = [fit(side.deployment, side.options) for side in sides]
     count, length = users or max(1, fits[0].sequences), fits[0].length
-    records: list[Record] = []
+    records: list[ComparedFitRecord] = []
     for side, fitted in zip(sides, fits, strict=True):
         options = msgspec.structs.replace(side.options, max_model_len=length)
         engine = {"engine": options.engine, "engine_version": options.engine_version}
         timed = msgspec.structs.replace(side.deployment, **engine).under()
         prompt = Batch.prefill(length)
-        times = {
-            "tpot_s": None,
+        tpot = None
+        if fit(side.deployment, options).sequences >= count:
+            tpot = float(timed.seconds(Batch.decode(length, count)))
+        record: ComparedFitRecord = {
+            "deployment": side.text,
+            "batch_size": count,
+            "context": length,
+            "tpot_s": tpot,
             "ttft_s": float(timed.seconds(prompt)) if timed.timed(prompt) else None,
             "time_basis": timed.time_basis,
+            "users_difference": fitted.sequences - fits[0].sequences,
+            "tpot_difference_s": None,
+            "quality": "; ".join(costs(fits[0], fitted)) or None,
+            **cast(FitRecord, fit_record(fitted, typed=side.typed)),
         }
-        if fit(side.deployment, options).sequences >= count:
-            times["tpot_s"] = float(timed.seconds(Batch.decode(length, count)))
-        records.append(
-            {
-                "deployment": side.text,
-                "batch_size": count,
-                "context": length,
-                **times,
-                "users_difference": fitted.sequences - fits[0].sequences,
-                "tpot_difference_s": _tpot_difference(times, records[0] if records else times),
-                "quality": "; ".join(costs(fits[0], fitted)) or None,
-                **fit_record(fitted, typed=side.typed),
-            }
-        )
+        record["tpot_difference_s"] = _tpot_difference(record, [*records, record][0])
+        records.append(record)
     remark = ""
     if unfit := [record["deployment"] for record in records if record["tpot_s"] is None]:
         remark = f"no time per token, as {count:,} × {length:,} tokens do not fit: {few(unfit)}"
     return records, _sentence(fits[0], fits[-1], records[0], records[-1]), remark
 
 
-def _tpot_difference(record: Record, first: Record) -> float | None:
+def _tpot_difference(record: ComparedFitRecord, first: ComparedFitRecord) -> float | None:
     """Return the seconds by which TPOT exceeds the first side's.
 
     Return None if a time is unknown, or if one is a bound and the other a prediction.
@@ -339,11 +338,10 @@ def _tpot_difference(record: Record, first: Record) -> float | None:
     is_same_kind = (record["time_basis"] == BOUND) == (first["time_basis"] == BOUND)
     if record["tpot_s"] is None or first["tpot_s"] is None or not is_same_kind:
         return None
-    difference: float = record["tpot_s"] - first["tpot_s"]
-    return difference
+    return record["tpot_s"] - first["tpot_s"]
 
 
-def _sentence(old: Fit, new: Fit, first: Record, last: Record) -> str:
+def _sentence(old: Fit, new: Fit, first: ComparedFitRecord, last: ComparedFitRecord) -> str:
     """Return the change in users and TPOT in one sentence, then the costs of the change.
 
     Example: 14 users of 32,768 tokens fit with cache in fp8, before 7, and TPOT falls from
@@ -355,7 +353,7 @@ def _sentence(old: Fit, new: Fit, first: Record, last: Record) -> str:
     difference = last["tpot_difference_s"]
     if difference is not None:
         mark = "≥ " if first["time_basis"] == BOUND else ""
-        start, end = (f"{mark}{record['tpot_s'] * 1000:.2f}" for record in (first, last))
+        start, end = (f"{mark}{1000 * (side['tpot_s'] or 0):.2f}" for side in (first, last))
         verb = f"{'rises' if difference > 0 else 'falls'} from {start} to"
         text += f", and TPOT {'stays' if start == end else verb} {end} ms"
     return "; ".join([f"{text}.", *costs(old, new)])

@@ -17,7 +17,7 @@ class CapacityRecord(TypedDict):
     data_parallel_size: Annotated[int, Figure("", "groups that share the sequences")]
     dtype: Annotated[str, Figure("weights in", "format of the weights")]
     kv_cache_dtype: Annotated[str, Figure("cache in", "format of the cache")]
-    fits: Annotated[bool, Figure("", "whether the request fits")]
+    fits: Annotated[bool, Figure("fits", "whether the request fits")]
     weights_fit: Annotated[bool, Figure("", "whether the weights fit")]
     memory_bytes: Annotated[int, Figure("", "of one GPU")]
     gpu_memory_utilization: Annotated[
@@ -258,6 +258,38 @@ class FitRow(FitRecord):
     range: Annotated[
         int | str | None,
         Figure("KV cache range/GPU", "low and high end; null without a range", "text"),
+    ]
+
+
+class ComparedFitRecord(FitRecord):
+    """A deployment of `compare --deployments`."""
+
+    deployment: Annotated[str, Figure("", "the deployment, as on the command line")]
+    batch_size: Annotated[
+        int,
+        Figure(
+            "",
+            "sequences of the times, by default the most that fit on the first deployment",
+            unit="sequences",
+        ),
+    ]
+    context: Annotated[int, Figure("", "tokens of each sequence", unit="tokens")]
+    tpot_s: Annotated[
+        float | None,
+        Figure("TPOT", "time of a decode step; null if the batch does not fit", mark="time"),
+    ]
+    ttft_s: Annotated[
+        float | None,
+        Figure("TTFT", "time of a prompt; null if the GPU has no bound for it", mark="time"),
+    ]
+    time_basis: Annotated[str, Figure("", "calibrated, scaled or bound")]
+    users_difference: Annotated[int, Figure("", "difference from the first deployment")]
+    tpot_difference_s: Annotated[
+        float | None,
+        Figure("", "difference from the first; null between a prediction and a bound"),
+    ]
+    quality: Annotated[
+        str | None, Figure("", "published cost of lower precision; null at equal precision")
     ]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 from kvcalc.model.memory import assumptions, cache_size
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.figures import Figure
+from kvcalc.records.fit import ComparedFitRecord
 from kvcalc.report.charts.chart import Chart, bar_chart, joined
 from kvcalc.report.export import Record
 from kvcalc.report.row_names import alike
@@ -182,22 +183,19 @@ def _quality_lines(by_variant: Mapping[str, Record]) -> list[str]:
     return [f"{', '.join(variants)} — {text}" for text, variants in names.items()]
 
 
+class DeploymentRow(ComparedFitRecord):
+    """A deployment as a row: before, or after the change."""
+
+    side: Annotated[str, Figure("", "before or after")]
+
+
 BEFORE_AFTER_COLUMNS = columns(
-    """
-    side            |                 | text
-    fits            | fits            | yes/no  | left
-    max_num_seqs    | users           | int
-    kv_tokens       | tokens          | int
-    kv_budget_bytes | KV cache budget | bytes
-    weight_bytes    | weights         | bytes
-    tpot_s          | TPOT            | seconds | time
-    ttft_s          | TTFT            | seconds | time
-    gpus            | GPUs            | int
-    """
+    DeploymentRow,
+    "side fits max_num_seqs kv_tokens kv_budget_bytes weight_bytes tpot_s ttft_s gpus",
 )
 
 
-def before_after_table(records: Sequence[Record], sentence: str) -> Table:
+def before_after_table(records: Sequence[ComparedFitRecord], sentence: str) -> Table:
     """Return the table of deployments. The first is before, the others are after."""
     names = ["before", "after"]
     if len(records) > 2:
@@ -206,14 +204,14 @@ def before_after_table(records: Sequence[Record], sentence: str) -> Table:
     answer, _, cost = sentence.partition("; ")
     load = f"{first['batch_size']:,} requests of {first['context']:,} tokens"
     labels = [f"{name}: {r['deployment']}" for name, r in zip(names, records, strict=True)]
-    mixed = len(comparable(records)) < len(records)
+    is_mixed = len(comparable(records)) < len(records)
     commands = [r["command"] for r in records if r["command"]]
     return Table(
         [{"side": name, **record} for name, record in zip(names, records, strict=True)],
         BEFORE_AFTER_COLUMNS,
         answer,
         footnotes(
-            "≥ marks datasheet bounds, which are not compared with predictions." * mixed,
+            "≥ marks datasheet bounds, which are not compared with predictions." * is_mixed,
             f"TPOT is for {load}, TTFT for one of them.",
         ),
         details=[*labels, *filter(None, [cost]), *commands[:-1]],
@@ -223,26 +221,21 @@ def before_after_table(records: Sequence[Record], sentence: str) -> Table:
 
 def before_after_chart(records: Sequence[Record]) -> Chart:
     """Return bars of users, TPOT and TTFT of each deployment."""
-    first, timed = records[0], comparable(records)
-    load = f"{first['batch_size']:,} at once of {first['context']:,} tokens"
-    undrawn = "; bounds are not drawn beside predictions" * (len(timed) < len(records))
-    bars = (
-        ("Users", "max_num_seqs", records, load, lambda v: f"{v:,.0f}"),
-        ("Time per token", "tpot_s", timed, load + undrawn, _time_tick),
-        ("Time to the first token", "ttft_s", timed, load + undrawn, _time_tick),
-    )
-    return joined(
-        [
-            bar_chart(
-                title,
-                about,
-                [r["deployment"] for r in rows],
-                [r[key] or 0.0 for r in rows],
-                tick,
-            )
-            for title, key, rows, about, tick in bars
-        ]
-    )
+    timed = comparable(records)
+    load = f"{records[0]['batch_size']:,} requests of {records[0]['context']:,} tokens"
+    undrawn = "; bounds are not drawn next to predictions" * (len(timed) < len(records))
+    charts = []
+    for title, key in (
+        ("Users", "max_num_seqs"),
+        ("Time per token", "tpot_s"),
+        ("Time to the first token", "ttft_s"),
+    ):
+        rows, about = (timed, load + undrawn) if key.endswith("_s") else (records, load)
+        names = [row["deployment"] for row in rows]
+        values = [row[key] or 0.0 for row in rows]
+        tick = _time_tick if key.endswith("_s") else "{:,.0f}".format
+        charts.append(bar_chart(title, about, names, values, tick))
+    return joined(charts)
 
 
 def _time_tick(value: float) -> str:
