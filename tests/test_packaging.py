@@ -77,7 +77,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @in_checkout
 def test_wheel_holds_presets_types_and_defaults(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
-    assert {"kvcalc/py.typed", "kvcalc/library/huggingface/defaults.json", "kvcalc/report/keys.yaml"} <= held
+    assert {"kvcalc/py.typed", "kvcalc/library/huggingface/defaults.json"} <= held
     for kind in ("models", "gpus"):
         ours = {f"kvcalc/presets/{kind}/{p.name}" for p in (CHECKOUT / "presets" / kind).glob("*.yaml")}
         assert ours

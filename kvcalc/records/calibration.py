@@ -53,10 +53,22 @@ class ErrorRecord(TypedDict):
         int, Figure("predicted", "rows with a prediction", "int", "count")
     ]
     median_abs_error: Annotated[
-        float | None, Figure("median", "of predictions; null without predictions", "{:.1%}")
+        float | None,
+        Figure(
+            "median",
+            "error of predictions; null without predictions",
+            "{:.1%}",
+            formula="median of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows",
+        ),
     ]
     p90_abs_error: Annotated[
-        float | None, Figure("p90", "of predictions; null without predictions", "{:.1%}")
+        float | None,
+        Figure(
+            "p90",
+            "error of predictions; null without predictions",
+            "{:.1%}",
+            formula="90th percentile of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows",
+        ),
     ]
     median_ratio: Annotated[
         float | None,

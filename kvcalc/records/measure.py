@@ -22,7 +22,12 @@ class MachineRecord(TypedDict):
         float | None,
         Figure("", "share of the cores that other programs did not use; null on a GPU"),
     ]
-    ratio: Annotated[float, Figure("ratio", "measured ÷ predicted", "{:.2f}×")]
+    ratio: Annotated[
+        float,
+        Figure(
+            "ratio", "measured ÷ predicted", "{:.2f}×", formula="{measured_s} / {predicted_s}"
+        ),
+    ]
     predicted_bytes: Annotated[int, Figure("cache predicted", "bytes of the cache", "int")]
     allocated_bytes: Annotated[
         int, Figure("in tensors", "storage of the cache's tensors", "int")

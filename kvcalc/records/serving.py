@@ -509,6 +509,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             unit="money",
             mark="time",
             is_noted=True,
+            formula="price · {gpus} GPUs · {duration_s} / 3600 s / {output_tokens} tokens · 10^6",
         ),
     ]
     tpot_p90_error: Annotated[

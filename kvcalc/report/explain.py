@@ -16,18 +16,6 @@ from kvcalc.report.text.table_layout import Column, Table, filled_columns, writt
 from kvcalc.report.text.tables import seconds, whole
 from kvcalc.units import format_bytes, format_si
 
-# Formulas of keys whose records have no class yet.
-FORMULAS = {
-    "to_knee": "{knee} / {intensity}",
-    "intensity": "{flops} / {bytes}",
-    "ratio": "{measured_s} / {predicted_s}",
-    "overhead": "{time_s} / {roofline_s}",
-    "median_abs_error": "median of exp(|ln(predicted/measured)|) − 1, of {rows} rows",
-    "p90_abs_error": "90th percentile of exp(|ln(predicted/measured)|) − 1, of {rows} rows",
-    "bytes": "{units} · {each} B",
-    "seconds": "{bytes} / {bytes_per_s}",
-}
-
 
 def explained(table: Table) -> str:
     """Return the rows of a table one after the other, with one figure per line."""
@@ -44,8 +32,7 @@ def explained(table: Table) -> str:
 
 def _explanation(column: Column, record: Mapping[str, object]) -> str:
     """Return a figure with its formula, or with its meaning if the record has no numbers for it."""
-    template = column.formula or FORMULAS.get(column.key, "")
-    formula = with_numbers(template, record)
+    formula = with_numbers(column.formula, record)
     value = written(column, record)
     if formula:
         return f"{column.title} = {formula} = {value}"

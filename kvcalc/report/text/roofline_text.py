@@ -201,11 +201,21 @@ class MemoryLevel(TypedDict):
     """One memory of a GPU or of its machine; null without a figure."""
 
     level: Annotated[str, Figure("memory", "registers, a cache, memory or disk")]
-    each: Annotated[int | None, Figure("per unit", "of one SM", unit="bytes")]
+    each: Annotated[int | None, Figure("per unit", "bytes of one SM", unit="bytes")]
     units: Annotated[int | None, Figure("units", "number of units", "text")]
-    bytes: Annotated[int | None, Figure("total", "of all units")]
+    bytes: Annotated[
+        int | None, Figure("total", "bytes of all units", formula="{units} · {each} B")
+    ]
     bytes_per_s: Annotated[float | None, Figure("bandwidth", "in one direction")]
-    seconds: Annotated[float | None, Figure("time to read", "of all bytes", unit="seconds")]
+    seconds: Annotated[
+        float | None,
+        Figure(
+            "time to read",
+            "time of all bytes",
+            unit="seconds",
+            formula="{bytes} / {bytes_per_s}",
+        ),
+    ]
 
 
 HIERARCHY_COLUMNS = columns(MemoryLevel, "level each units bytes bytes_per_s seconds")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from kvcalc.records.deployment import DeploymentRecord
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
 from kvcalc.report.export import Record
 from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
@@ -16,7 +17,6 @@ from kvcalc.report.text.fit_text import (
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     BOUND,
-    DEPLOYED,
     FORMATS,
     answer_sentence,
     budget_warning,
@@ -69,8 +69,14 @@ def why_little(record: Record) -> str:
     )
 
 
+DEPLOYMENT_COLUMNS = columns(
+    DeploymentRecord,
+    "model gpu tensor_parallel_size dtype kv_cache_dtype engine basis",
+    inputs="model gpu",
+    optional="tensor_parallel_size dtype kv_cache_dtype engine basis",
+)
 LATENCY = (
-    *DEPLOYED,
+    *DEPLOYMENT_COLUMNS,
     *columns(
         LatencyRecord,
         "batch_size input_len output_len ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
@@ -224,7 +230,7 @@ def _where(record: Record) -> str:
 
 QUEUES = {True: "diverges", False: "stable", None: "stable"}
 SERVE = (
-    *DEPLOYED,
+    *DEPLOYMENT_COLUMNS,
     *columns(
         ServeRecord,
         "policy cache rate max_concurrency prefix_hit_rate requests_per_s "

@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -95,14 +95,13 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 
 
 def columns(
-    record: type | str,
-    keys: Any = "",
+    record: type,
+    keys: str,
     *,
-    inputs: Any = "",
-    optional: Any = "",
-    wide: Any = "",
-    formats: Any = FORMATS,
-    **described_formats: Any,
+    inputs: str = "",
+    optional: str = "",
+    wide: str = "",
+    formats: Mapping[str, Callable[[Any], str]] = FORMATS,
 ) -> tuple[Column, ...]:
     """Return the columns of a table of records.
 
@@ -114,8 +113,6 @@ def columns(
         wide: Those that only `--wide` shows.
         formats: Formats of the figures by name, FORMATS and those of this table.
     """
-    if isinstance(record, str):
-        return _described(record, **described_formats)
     figures = figures_of(record)
     results = []
     for key in keys.split():
@@ -137,37 +134,6 @@ def columns(
             )
         )
     return tuple(results)
-
-
-def _described(description: str, **formats: Callable[[Any], str]) -> tuple[Column, ...]:
-    """Parse the columns of a table: `key | heading | format | flags | meaning`, one per line.
-
-    Args:
-        description: The lines. A format is one of FORMATS or a template such as {:,.1f}. Flags are
-            wide, given and apart, `time` or `rate` for `rests`, and left or right for the alignment.
-        formats: Further formats.
-    """
-    formats = {**FORMATS, **formats}
-    parsed = []
-    for line in description.strip().splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        key, title, form, flags, about = cells + [""] * (5 - len(cells))
-        words = flags.split()
-        parsed.append(
-            Column(
-                key,
-                title,
-                show=formats.get(form) or form.format,
-                right="left" not in words and (form != "text" or "right" in words),
-                mark=next((word for word in ("time", "rate") if word in words), ""),
-                note=about,
-                meaning=about,
-                wide="wide" in words,
-                is_input="given" in words,
-                is_optional="apart" in words,
-            )
-        )
-    return tuple(parsed)
 
 
 def show(*tables: Table, as_markdown: bool = False) -> None:
@@ -312,16 +278,3 @@ def node_notes(records: Sequence[Record]) -> list[str]:
                 f"{r['gpus']}× {r['gpu']} on {r['nodes']} nodes, {rate} of each GPU between them"
             )
     return list(dict.fromkeys(lines))
-
-
-DEPLOYED = columns(
-    """
-    model                | model      | text  | given
-    gpu                  | GPU        | text  | given
-    tensor_parallel_size | tp         | int   | apart
-    dtype                | weights in | text  | apart
-    kv_cache_dtype       | cache in   | text  | apart
-    engine               | engine     | text  | apart
-    basis                | times by   | basis | left apart
-    """
-)
