@@ -6,12 +6,14 @@ computation is a separate property.
 """
 
 from functools import lru_cache
+from typing import TypeVar
 
 import msgspec
 
 from kvcalc.errors import UserError, nearest
 
 ROW = -1  # a `group` that spans the row: one scale per token and head
+Format = TypeVar("Format", bound=msgspec.Struct)
 
 
 class RowFormat(msgspec.Struct, frozen=True):
@@ -38,43 +40,47 @@ class RowFormat(msgspec.Struct, frozen=True):
         return -(-elements * self.bits // 8) + groups * self.scale_bytes
 
 
-def _gguf(name: str, bits: int, block_bytes: int) -> RowFormat:
-    return RowFormat(name, bits, 32, block_bytes - 32 * bits // 8, whole_groups=True)
-
-
 # Sources: OCP Microscaling Formats v1.0 §5 (mxfp4: 32 elements, one E8M0 scale); NVIDIA's NVFP4 (16
 # elements, one E4M3 scale); ggml-common.h (block_q8_0 34 bytes … block_q4_0 18 bytes, 32 elements
 # each); vLLM's cache dtypes for the per-token-head formats (one fp32 scale per token and head) and
 # TurboQuant (an fp16 norm per key, an fp16 scale and zero point per value; arXiv 2504.19874).
-FORMATS: dict[str, RowFormat] = {
-    f.name: f
-    for f in (
-        RowFormat("fp64", 64),
-        RowFormat("fp32", 32),
-        RowFormat("bf16", 16),
-        RowFormat("fp16", 16),
-        RowFormat("fp8", 8),
-        RowFormat("int8", 8),
-        RowFormat("int4", 4, 32, 2),
-        RowFormat("nvfp4", 4, 16, 1),
-        RowFormat("mxfp4", 4, 32, 1),
-        RowFormat("mxfp8", 8, 32, 1),
-        RowFormat("fp8_per_token_head", 8, ROW, 4),
-        RowFormat("int8_per_token_head", 8, ROW, 4),
-        RowFormat("int4_per_token_head", 4, ROW, 4),
-        RowFormat("fp8_block128", 8, 128, 4),
-        RowFormat("turboquant_key4", 4, ROW, 2),
-        RowFormat("turboquant_key3", 3, ROW, 2),
-        RowFormat("turboquant_value4", 4, ROW, 4),
-        RowFormat("turboquant_value3", 3, ROW, 4),
-        _gguf("q8_0", 8, 34),
-        _gguf("q5_1", 5, 24),
-        _gguf("q5_0", 5, 22),
-        _gguf("q4_1", 4, 20),
-        _gguf("q4_0", 4, 18),
-        _gguf("iq4_nl", 4, 18),
-    )
-}
+_FORMAT_TABLE = """
+    name                bits group scale_bytes whole_groups
+    fp64                64   0     0           0
+    fp32                32   0     0           0
+    bf16                16   0     0           0
+    fp16                16   0     0           0
+    fp8                 8    0     0           0
+    int8                8    0     0           0
+    int4                4    32    2           0
+    nvfp4               4    16    1           0
+    mxfp4               4    32    1           0
+    mxfp8               8    32    1           0
+    fp8_per_token_head  8    -1    4           0
+    int8_per_token_head 8    -1    4           0
+    int4_per_token_head 4    -1    4           0
+    fp8_block128        8    128   4           0
+    turboquant_key4     4    -1    2           0
+    turboquant_key3     3    -1    2           0
+    turboquant_value4   4    -1    4           0
+    turboquant_value3   3    -1    4           0
+    q8_0                8    32    2           1
+    q5_1                5    32    4           1
+    q5_0                5    32    2           1
+    q4_1                4    32    4           1
+    q4_0                4    32    2           1
+    iq4_nl              4    32    2           1
+"""
+
+
+def read_table(table: str, spec: type[Format]) -> dict[str, Format]:
+    """Return the formats of a text table by name. Its first row has the names of the fields."""
+    header, *rows = map(str.split, table.strip().splitlines())
+    fields = [dict(zip(header, row, strict=False)) for row in rows]
+    return {row["name"]: msgspec.convert(row, spec, strict=False) for row in fields}
+
+
+FORMATS = read_table(_FORMAT_TABLE, RowFormat)
 
 _SPELLINGS = {
     "float64": "fp64",

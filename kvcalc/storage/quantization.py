@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.storage.formats import canonical
+from kvcalc.storage.formats import canonical, read_table
 from kvcalc.storage.ggml import BLOCKS, MIXES
 
 
@@ -93,39 +93,38 @@ class WeightFormat(msgspec.Struct, frozen=True):
 # bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32 absmax; with
 # double quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3);
 # transformers' integrations/bitnet.py (2 bits and one scale).
-WEIGHT_FORMATS: dict[str, WeightFormat] = {
-    f.name: f
-    for f in (
-        WeightFormat("fp64", 64),
-        WeightFormat("fp32", 32),
-        WeightFormat("bf16", 16),
-        WeightFormat("fp16", 16),
-        WeightFormat("fp8", 8, tensor_bytes=4, computes="fp8"),
-        WeightFormat("fp8_per_channel", 8, columns=1, scale_bytes=4, computes="fp8"),
-        WeightFormat("fp8_block128", 8, 128, 128, 4, computes="fp8"),
-        WeightFormat("fp8_block32", 8, 32, 32, 1, computes="fp8"),
-        WeightFormat("int8", 8, columns=1, scale_bytes=4, computes="int8"),
-        WeightFormat("int8_weight_only", 8, columns=1, scale_bytes=2),
-        WeightFormat("fp8_weight_only", 8, columns=1, scale_bytes=2),
-        WeightFormat("fp8_weight_only_fp32", 8, columns=1, scale_bytes=4),
-        WeightFormat("awq", 4, 128, 1, 2, zero_bits=4),
-        WeightFormat("gptq", 4, 128, 1, 2, zero_bits=4),
-        WeightFormat("int4", 4, 128, 1, 2),
-        WeightFormat("int4_group32", 4, 32, 1, 2),
-        WeightFormat("nf4", 4, 64, scale_bytes=4, flat=True),
-        WeightFormat("fp4", 4, 64, scale_bytes=4, flat=True),
-        WeightFormat("nf4_double", 4, 64, scale_bytes=1, flat=True, nested=256),
-        WeightFormat("fp4_double", 4, 64, scale_bytes=1, flat=True, nested=256),
-        WeightFormat("mxfp4", 4, 32, 1, 1, computes="fp4"),
-        WeightFormat("mxfp4_weight_only", 4, 32, 1, 1),
-        WeightFormat("mxfp8", 8, 32, 1, 1, computes="fp8"),
-        WeightFormat("nvfp4", 4, 16, 1, 1, tensor_bytes=4, computes="fp4"),
-        WeightFormat("nvfp4_weight_only", 4, 16, 1, 1, tensor_bytes=4),
-        WeightFormat("nvfp4_plain", 4, 16, 1, 1),
-        WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4)),
-    )
-}
-# the others' products compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell
+_FORMAT_TABLE = """
+    name                 bits rows columns scale_bytes zero_bits tensor_bytes flat nested computes
+    fp64                 64   0    0       0           0         0            0    0
+    fp32                 32   0    0       0           0         0            0    0
+    bf16                 16   0    0       0           0         0            0    0
+    fp16                 16   0    0       0           0         0            0    0
+    fp8                  8    0    0       0           0         4            0    0      fp8
+    fp8_per_channel      8    0    1       4           0         0            0    0      fp8
+    fp8_block128         8    128  128     4           0         0            0    0      fp8
+    fp8_block32          8    32   32      1           0         0            0    0      fp8
+    int8                 8    0    1       4           0         0            0    0      int8
+    int8_weight_only     8    0    1       2           0         0            0    0
+    fp8_weight_only      8    0    1       2           0         0            0    0
+    fp8_weight_only_fp32 8    0    1       4           0         0            0    0
+    awq                  4    128  1       2           4         0            0    0
+    gptq                 4    128  1       2           4         0            0    0
+    int4                 4    128  1       2           0         0            0    0
+    int4_group32         4    32   1       2           0         0            0    0
+    nf4                  4    64   0       4           0         0            1    0
+    fp4                  4    64   0       4           0         0            1    0
+    nf4_double           4    64   0       1           0         0            1    256
+    fp4_double           4    64   0       1           0         0            1    256
+    mxfp4                4    32   1       1           0         0            0    0      fp4
+    mxfp4_weight_only    4    32   1       1           0         0            0    0
+    mxfp8                8    32   1       1           0         0            0    0      fp8
+    nvfp4                4    16   1       1           0         4            0    0      fp4
+    nvfp4_weight_only    4    16   1       1           0         4            0    0
+    nvfp4_plain          4    16   1       1           0         0            0    0
+"""
+WEIGHT_FORMATS = read_table(_FORMAT_TABLE, WeightFormat)
+WEIGHT_FORMATS["bitnet"] = WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4))
+# Products of other GGUF types compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell.
 _FLOATS = ("f32", "f16", "f64")
 
 
@@ -247,8 +246,6 @@ def _find_format(name: str) -> WeightFormat | None:
 
 def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
     """Return the weight format `name`. Raises UserError with near matches."""
-    from kvcalc.storage.formats import canonical
-
     low = canonical(name)
     result = _find_format(low)
     if result is None:
