@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kvcalc import Layer, Model
+from kvcalc import Deployment, Layer, Model, Parallelism, Precision, load_gpu
+from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.layers.attention import Compressed, Grouped, Latent, Sparse
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.part import Sublayer
@@ -69,3 +70,16 @@ def v4_flash() -> Model:
     layers = {name: Layer(parts=(part, Dense(intermediate_size=128))) for name, part in kinds.items()}
     pattern = ("2 window", *(["csa", "hca"] * 20), "csa")
     return of_kinds(layers, layers=43, hidden_size=4096, pattern=pattern)
+
+
+def one_kind(*parts: Sublayer, layers: int = 2, **fields: Any) -> Model:
+    """Equal layers of these parts."""
+    return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
+
+
+def fitted(
+    model: Model, engine: str, precision: Precision | None = None, ranks: Parallelism | None = None, **options: Any
+) -> Fit:
+    """The fit of a model on one H100, or on ranks of them."""
+    deployment = Deployment(model, load_gpu("h100"), precision or Precision(), ranks or Parallelism())
+    return fit(deployment, FitOptions(engine=engine, **options))

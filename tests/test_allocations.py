@@ -36,23 +36,6 @@ def test_a_request_fails_though_enough_is_free_in_pieces(kvcalc: Run, series: st
     assert records[1]["block_table"] == list(range(4, 132))
 
 
-def test_the_table_ends_with_the_block_table_and_its_bytes(kvcalc: Run, series: str) -> None:
-    out = kvcalc(f"fit llama-3.1-8b --allocations {series} --max-model-len 2048 --max-num-seqs 8 -v").out
-    assert out.startswith("ask 2049: slots refuse it, pieces refuse it, pages grant it.\n")
-    assert "block table of B, logical → physical: 0–127 → 4–131\n" in out
-    assert "First fit: free 50 | B 2,048 | free 2,046\n" in out
-    # int32 entries: 128 in use; 8 sequences of 2048 tokens have 8 · 128
-    assert "128 entries of 4 bytes = 512 B" in out and "1,024 entries = 4,096 B" in out
-
-
-def test_a_block_table_is_written_in_stretches(kvcalc: Run, tmp_path: Path) -> None:
-    """Six blocks, the queue of the test below: B has 2 alone, C 3, 4, 5 and then 1."""
-    (tmp_path / "a").write_text("memory 96\nA 32\nB 1\nfree A\nC 50\n")
-    out = kvcalc(f"fit llama-3.1-8b --allocations {tmp_path / 'a'} --max-model-len 64 -v").out
-    assert "block table of B, logical → physical: 0 → 2\n" in out
-    assert "block table of C, logical → physical: 0–2 → 3–5, 3 → 1\n" in out
-
-
 def test_without_a_memory_line_it_is_the_caches(kvcalc: Run, tmp_path: Path) -> None:
     """16 MiB at 131,072 bytes a token are 128 tokens."""
     (tmp_path / "a").write_text("A 1k\n")
@@ -142,17 +125,3 @@ def test_a_script_is_read_as_written(tmp_path: Path) -> None:
     assert [step.text for step in script.steps] == ["x 3", "free x", "ask 5"]
     with pytest.raises(UserError, match="none"):
         read_script(str(tmp_path / "none"))
-
-
-def test_what_is_reserved_and_holds_nothing(kvcalc: Run, tmp_path: Path) -> None:
-    """50 tokens in a slot of 1,024 waste 974, in 4 pages of 16 they waste 14; what was refused holds nothing."""
-    script = tmp_path / "a"
-    script.write_text("memory 4096\nA 50\n")
-    out = kvcalc(f"fit gpt2 --allocations {script}").out
-    assert "slots of 1,024: 974 of 1,024 reserved tokens are empty, 95.1%" in out
-    assert "pages of 16: 14 of 64 reserved tokens are empty, 21.9%" in out
-    script.write_text("memory 4096\nA 50\nA 2000\nB 5000\nC 1\nfree C\n")
-    out = kvcalc(f"fit gpt2 --allocations {script}").out
-    assert "slots of 1,024: 974 of 1,024 " in out and "pages of 16: 0 of 2,000 " in out
-    script.write_text("memory 4096\nA 50\nfree A\n")
-    assert "empty" not in kvcalc(f"fit gpt2 --allocations {script}").out

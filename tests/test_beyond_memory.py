@@ -40,21 +40,6 @@ def test_a_batch_is_marked_from_the_first_sequence_that_does_not_fit(kvcalc: Run
         assert bool(re.search(r"^fits no$|\bfits\b", out, re.MULTILINE)) == (count > users and command in ("latency", "compare"))
 
 
-def test_the_sentence_of_the_issue(kvcalc: Run) -> None:
-    said = kvcalc("compare llama-3.1-8b --variants none --batch-size 64 --context 128k").out.splitlines()[0]
-    assert said == "64 requests of 131,072 tokens need 1.00 TiB, but one h100-sxm has 54.81 GiB for the cache."
-    two = kvcalc("latency llama-3.1-70b --gpu h200 --tp 2 --batch-size 64 --isl 100k --osl 1").out
-    assert two.startswith("64 requests of 102,401 tokens need ") and " per GPU, but each of 2× h200 has " in two
-    assert "leaves no memory for the KV cache on one h100-sxm." in kvcalc("roofline llama-3.1-70b").out
-
-
-def test_rows_that_fit_stand_beside_rows_that_do_not(kvcalc: Run) -> None:
-    found = kvcalc("latency llama-3.1-8b --batch-size 1,4,64 --isl 32k --osl 8")
-    head = next(line for line in found.out.splitlines() if "TTFT" in line and "fits" in line).split()
-    rows = [line.split() for line in found.out.splitlines() if re.match(r" *(1|4|64)  ", line)]
-    assert [row[head.index("fits")] for row in rows] == ["yes", "yes", "no"]
-
-
 def drawn(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> Chart:
     charts: list[Chart] = []
     monkeypatch.setattr(drawing, "save", lambda chart, *_: charts.append(chart))
@@ -73,12 +58,6 @@ def test_a_curve_over_the_batch_ends_with_the_memory(kvcalc: Run, monkeypatch: p
     for chart in drawn(kvcalc, monkeypatch, f"latency {deployed} --isl 5990 --osl 10 --batch-size 1,256").chain():
         (curve,) = lines_of(chart)
         assert curve.kind == "line" and curve.xs[-1] == min(users, 256)
-
-
-def test_a_curve_of_which_nothing_fits_is_dashed(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = "latency llama-3.1-70b --gpu h100,h200 --tp 1 --isl 1k --osl 10"
-    curves = lines_of(drawn(kvcalc, monkeypatch, line))
-    assert [(curve.kind, "does not fit" in curve.label) for curve in curves] == [("dashed", True), ("dashed", True)]
 
 
 def test_speculation_ends_with_the_memory_of_model_and_draft(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:

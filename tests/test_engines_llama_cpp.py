@@ -1,13 +1,11 @@
 """llama.cpp's cells, types and placement, against what that program prints and by hand."""
 
-from typing import Any
-
 import pytest
 from conftest import Run
-from specs import hybrid, of_kinds
+from specs import fitted, hybrid, of_kinds
 
-from kvcalc import Deployment, Layer, Model, Precision, UserError, load_gpu, load_model
-from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc import Deployment, Layer, Precision, UserError, load_gpu, load_model
+from kvcalc.capacity import FitOptions, fit
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.attention import Grouped
@@ -18,10 +16,6 @@ MIB = 2**20
 H100 = load_gpu("h100")
 GEMMA_3_4B = {"heads": 8, "groups": 4, "width": 256, "window": 1024, "local": 29, "full": 5}
 GPT_OSS_20B = {"heads": 64, "groups": 8, "width": 64, "window": 128, "local": 12, "full": 12}
-
-
-def asked(model: Model, engine: str, precision: Precision | None = None, **options: Any) -> Fit:
-    return fit(Deployment(model, H100, precision or Precision()), FitOptions(engine=engine, **options))
 
 
 # What llama.cpp logs: (model, context, sequences, micro-batch, cells, window cells, MiB without window, MiB with one).
@@ -37,7 +31,7 @@ def test_cells_as_llama_cpp_logs_them(
     sizes: dict[str, int], context: int, sequences: int, batch: int, cells: int, near: int, full: int, window: int
 ) -> None:
     options = {"max_model_len": context, "max_num_seqs": sequences, "max_num_batched_tokens": batch}
-    found = asked(hybrid(**sizes), "llama.cpp", **options)
+    found = fitted(hybrid(**sizes), "llama.cpp", **options)
     assert isinstance(found.plan, LlamaCpp)
     assert found.plan.cells(sequences, context) == cells
     assert found.plan.window_cells(sequences, context) == near
@@ -48,7 +42,7 @@ def test_cells_as_llama_cpp_logs_them(
 
 def test_windows_of_several_sequences() -> None:
     """Gemma 4's log at --parallel 4, one cache for all: 4 · 1024 + 512 = 4608 cells."""
-    plan = asked(hybrid(**GEMMA_3_4B), "llama.cpp", kv_unified=True).plan
+    plan = fitted(hybrid(**GEMMA_3_4B), "llama.cpp", kv_unified=True).plan
     assert isinstance(plan, LlamaCpp)
     assert plan.window_cells(4, 8192) == 4608
 
@@ -65,24 +59,18 @@ ALLOCATED = [
 @pytest.mark.parametrize(("sizes", "tokens", "sequences", "unified", "allocated"), ALLOCATED)
 def test_caches_of_sequences(sizes: dict[str, int], tokens: int, sequences: int, unified: bool, allocated: int) -> None:
     options = {"max_model_len": tokens, "max_num_seqs": sequences, "kv_unified": unified}
-    assert fit_record(asked(hybrid(**sizes), "llama.cpp", **options))["kv_cache_allocated_bytes"] == allocated
-
-
-def test_the_cache_in_force_is_said(kvcalc: Run) -> None:
-    line = "fit gemma-3-4b --engine llama.cpp --max-num-seqs 4"
-    assert "llama.cpp: a cache per sequence\n" in kvcalc(f"{line} -v").out
-    assert "llama.cpp: one cache for all sequences\n" in kvcalc(f"{line} --kv-unified -v").out
+    assert fit_record(fitted(hybrid(**sizes), "llama.cpp", **options))["kv_cache_allocated_bytes"] == allocated
 
 
 def test_windows_at_full_size() -> None:
     """--swa-full: 34 layers of 4 · 256 · 2 · 2 B hold 8192 cells each."""
-    record = fit_record(asked(hybrid(**GEMMA_3_4B), "llama.cpp", max_model_len=8192, swa_full=True))
+    record = fit_record(fitted(hybrid(**GEMMA_3_4B), "llama.cpp", max_model_len=8192, swa_full=True))
     assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (34 * 4096 * 8192, 0)
 
 
 def test_windows_in_every_layer_are_not_read() -> None:
     """mistral-7b-v0.1 is a llama to llama.cpp, which has no window: 32 layers of 8 · 128 · 2 · 2 B, 32,768 cells."""
-    record = fit_record(asked(load_model("mistral-7b-v0.1"), "llama.cpp", max_model_len=32_768))
+    record = fit_record(fitted(load_model("mistral-7b-v0.1"), "llama.cpp", max_model_len=32_768))
     assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (32_768 * 32 * 4096, 0)
 
 
@@ -94,7 +82,7 @@ def test_hybrid_states_are_a_buffer_of_their_own() -> None:
     )  # fmt: skip
     kinds = {"delta": Layer(parts=(delta,)), "full": Layer(parts=(full,))}
     model = of_kinds(kinds, layers=64, pattern=("3 delta", "full"), max_context=262144)
-    record = fit_record(asked(model, "llama.cpp"))
+    record = fit_record(fitted(model, "llama.cpp"))
     assert record["kv_cache_allocated_bytes"] == 16_384 * MIB
     assert record["state_bytes"] == 48 * 4 * (10_240 * 3 + 48 * 128 * 128)
 
@@ -103,7 +91,7 @@ def test_hybrid_states_are_a_buffer_of_their_own() -> None:
 def test_gguf_types_count_blocks_of_32(dtype: str, block: int) -> None:
     """8 KV heads × 128 wide, K and V, 32 layers, 4096 cells: 8 · 4 blocks a row."""
     model = load_model("llama-3.1-8b")
-    record = fit_record(asked(model, "llama.cpp", Precision(kv_cache_dtype=dtype), max_model_len=4096))
+    record = fit_record(fitted(model, "llama.cpp", Precision(kv_cache_dtype=dtype), max_model_len=4096))
     assert record["kv_cache_allocated_bytes"] == 4096 * 32 * 2 * 8 * 4 * block
 
 
@@ -113,7 +101,7 @@ TYPED = [("q8_0", "q4_0", 34, 18), ("f32", "", 128, 64), ("", "q5_0", 64, 22), (
 @pytest.mark.parametrize(("keys", "values", "of_keys", "of_values"), TYPED)
 def test_keys_and_values_of_their_own_types(keys: str, values: str, of_keys: int, of_values: int) -> None:
     """Blocks of 32: 8 KV heads · 128 wide are 32 blocks of keys and 32 of values a cell, in 32 layers; fp16 if not said."""
-    found = asked(load_model("llama-3.1-8b"), "llama.cpp", max_model_len=4096, cache_type_k=keys, cache_type_v=values)
+    found = fitted(load_model("llama-3.1-8b"), "llama.cpp", max_model_len=4096, cache_type_k=keys, cache_type_v=values)
     assert fit_record(found)["kv_cache_allocated_bytes"] == 4096 * 32 * 32 * (of_keys + of_values)
 
 
@@ -127,29 +115,23 @@ def test_types_that_llama_cpp_refuses(kvcalc: Run) -> None:
     assert "llama.cpp has no cache dtype 'fp8'" in said("llama-3.1-8b --engine llama.cpp --cache-type-v fp8")
     assert "stores latents in one type" in said("deepseek-v3 --engine llama.cpp --cache-type-v q8_0")
     with pytest.raises(UserError, match="blocks of 32 do not divide a head of 80"):
-        asked(hybrid(8, 4, 80, 128, 1, 1), "llama.cpp", Precision(kv_cache_dtype="q8_0"))
-
-
-def test_the_record_says_both_types(kvcalc: Run) -> None:
-    line = "fit llama-3.1-8b --engine llama.cpp --format json -ctk q8_0"
-    assert [r["kv_cache_dtype"] for r in kvcalc(f"{line} -ctv q4_0").records] == ["q8_0 + q4_0"]
-    assert [r["kv_cache_dtype"] for r in kvcalc(f"{line} -ctv q8_0").records] == ["q8_0"]
+        fitted(hybrid(8, 4, 80, 128, 1, 1), "llama.cpp", Precision(kv_cache_dtype="q8_0"))
 
 
 def test_the_buffer_that_llama_cpp_reserves() -> None:
     """Llama-3.1-8B, 512 tokens of a micro-batch: "CUDA0 compute buffer size = 258.50 MiB"; at 2048 four times as much."""
     model = load_model("llama-3.1-8b")
-    assert asked(model, "llama.cpp").budget.activation == 258.5 * MIB
-    assert asked(model, "llama.cpp", max_num_batched_tokens=2048).budget.activation == 1034 * MIB
+    assert fitted(model, "llama.cpp").budget.activation == 258.5 * MIB
+    assert fitted(model, "llama.cpp", max_num_batched_tokens=2048).budget.activation == 1034 * MIB
 
 
 def test_the_buffer_of_a_wide_network() -> None:
     """A build on a CPU, at a quarter of Mistral-7B's widths and cells, prints a quarter of 120.04 MiB at 4096 cells and of 124.04
     at 8192: 4 · 512 · (3 · 14,336 + 4 · 4096) and 2 · 512 bytes of the mask a cell; 62.5 + 8 of logits are less."""
     model = load_model("mistral-7b-v0.1")
-    assert asked(model, "llama.cpp", max_model_len=4000).budget.activation == 120 * MIB
-    assert asked(model, "llama.cpp", max_model_len=8192).budget.activation == 124 * MIB
-    assert asked(model, "llama.cpp", max_model_len=2000, max_num_seqs=4, kv_unified=True).budget.activation == 124 * MIB
+    assert fitted(model, "llama.cpp", max_model_len=4000).budget.activation == 120 * MIB
+    assert fitted(model, "llama.cpp", max_model_len=8192).budget.activation == 124 * MIB
+    assert fitted(model, "llama.cpp", max_model_len=2000, max_num_seqs=4, kv_unified=True).budget.activation == 124 * MIB
 
 
 @pytest.mark.parametrize(("inner", "used", "printed"), [(2048, 2, 30), (1024, 8, 54)])
@@ -160,18 +142,18 @@ def test_the_buffer_of_experts(inner: int, used: int, printed: int) -> None:
         "num_experts": 16, "num_experts_per_tok": used, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
         "num_key_value_heads": 2, "head_dim": 64, "torch_dtype": "bfloat16",
     }  # fmt: skip
-    assert asked(model_from(config, "f", "x"), "llama.cpp", max_model_len=4096).budget.activation == printed * MIB
+    assert fitted(model_from(config, "f", "x"), "llama.cpp", max_model_len=4096).budget.activation == printed * MIB
 
 
 def test_the_token_table_stays_with_the_host() -> None:
     """128,256 · 4096 in bf16 or in blocks of 256 of 144 bytes (q4_K); llama-3.2-1b's is its head too, and gpt2's positions
     are 1024 · 768. A chip with one memory has it all there."""
     for quantization, table in (("", 128_256 * 4096 * 2), ("q4_k_m", 128_256 * 16 * 144)):
-        found = asked(load_model("llama-3.1-8b"), "llama.cpp", Precision(quantization=quantization))
-        whole = asked(load_model("llama-3.1-8b"), "none", Precision(quantization=quantization)).budget.weights
+        found = fitted(load_model("llama-3.1-8b"), "llama.cpp", Precision(quantization=quantization))
+        whole = fitted(load_model("llama-3.1-8b"), "none", Precision(quantization=quantization)).budget.weights
         assert (found.terms.host, found.budget.weights) == (table, whole - table)
-    assert asked(load_model("llama-3.2-1b"), "llama.cpp").terms.host == 0
-    assert asked(load_model("gpt2"), "llama.cpp").terms.host == 1024 * 768 * 2
+    assert fitted(load_model("llama-3.2-1b"), "llama.cpp").terms.host == 0
+    assert fitted(load_model("gpt2"), "llama.cpp").terms.host == 1024 * 768 * 2
     chip = Deployment(load_model("llama-3.1-8b"), load_gpu("apple-m3-max"))
     assert fit(chip, FitOptions(engine="llama.cpp")).terms.host == 0
 
@@ -182,29 +164,21 @@ def test_layers_on_the_gpu() -> None:
     A layer: q, o 4096², k, v 4096 · 1024, MLP 3 · 4096 · 14,336, norms 2 · 4096, in bf16; 4096 cells of 8 · 128 · 2 · 2 B.
     """
     layer = 2 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336 + 2 * 4096)
-    found = asked(load_model("llama-3.1-8b"), "llama.cpp", n_gpu_layers=17, max_model_len=4096)
+    found = fitted(load_model("llama-3.1-8b"), "llama.cpp", n_gpu_layers=17, max_model_len=4096)
     record = fit_record(found)
     assert record["host_weight_bytes"] == 16 * layer + 2 * 128_256 * 4096
     assert record["weight_bytes"] == 16 * layer + 2 * (128_256 * 4096 + 4096)
     assert record["kv_cache_allocated_bytes"] == record["host_cache_bytes"] == 16 * 4096 * 4096
     assert "llama.cpp: the first 16 layers and their caches are in host memory" in found.notes
-    every = [asked(load_model("llama-3.1-8b"), "llama.cpp", n_gpu_layers=n).terms.host for n in (-1, 33, 99)]
+    every = [fitted(load_model("llama-3.1-8b"), "llama.cpp", n_gpu_layers=n).terms.host for n in (-1, 33, 99)]
     assert every == [2 * 128_256 * 4096] * 3
-
-
-def test_the_host_is_explained(kvcalc: Run) -> None:
-    """llama-3.1-8b at 4096 tokens, 16 of 32 layers here: 256 MiB of 512."""
-    out = kvcalc("fit llama-3.1-8b --engine llama.cpp -ngl 17 --max-model-len 4096 --explain").out
-    half = "268,435,456 B (256.00 MiB)"
-    assert f"the engine holds {half} for it, and {half} in the host's memory\n" in out
-    assert "   in the host's memory instead: " in out
 
 
 def test_layers_on_the_gpu_of_two_kinds() -> None:
     """Two windowed layers, then two full ones: with -ngl 3 the full ones are on the GPU, with -ngl 4 a windowed one too."""
     model = hybrid(heads=8, groups=2, width=64, window=128, local=2, full=2)
     for layers, here, there in ((3, 2 * 4096, 2 * 768), (4, 2 * 4096 + 768, 768)):
-        record = fit_record(asked(model, "llama.cpp", n_gpu_layers=layers, max_model_len=4096))
+        record = fit_record(fitted(model, "llama.cpp", n_gpu_layers=layers, max_model_len=4096))
         assert (record["kv_cache_allocated_bytes"], record["host_cache_bytes"]) == (512 * here, 512 * there)
 
 
@@ -212,9 +186,9 @@ def test_experts_on_the_cpu() -> None:
     """mixtral-8x7b: 8 experts of 3 · 4096 · 14,336 in bf16 a layer, of the first three or of all 32; the cache stays."""
     layer, table = 2 * 8 * 3 * 4096 * 14_336, 2 * 32_000 * 4096
     model = load_model("mixtral-8x7b")
-    plain = asked(model, "llama.cpp", max_model_len=4096)
+    plain = fitted(model, "llama.cpp", max_model_len=4096)
     for layers, option in ((3, {"n_cpu_moe": 3}), (32, {"cpu_moe": True}), (32, {"n_cpu_moe": 40})):
-        found = asked(model, "llama.cpp", max_model_len=4096, **option)
+        found = fitted(model, "llama.cpp", max_model_len=4096, **option)
         assert found.terms.host == layers * layer + table
         assert found.budget.weights == plain.budget.weights - layers * layer
         assert found.plan.needed(1, 4096) == plain.plan.needed(1, 4096)
@@ -236,14 +210,3 @@ PLACED_NOWHERE = [
 def test_placements_that_are_not_modelled(kvcalc: Run, line: str, said: str) -> None:
     result = kvcalc(f"fit {line} --engine llama.cpp")
     assert (result.code, result.out, said in result.err) == (2, "", True)
-
-
-@pytest.mark.parametrize("option", ["--kv-unified", "--swa-full", "-ngl 4", "--cpu-moe", "--n-cpu-moe 2", "-ctv q8_0"])
-def test_options_of_llama_cpp_alone(kvcalc: Run, option: str) -> None:
-    result = kvcalc(f"fit mixtral-8x7b --engine vllm {option}")
-    assert (result.code, "Engines that do: llama.cpp" in result.err) == (2, True)
-
-
-def test_llama_cpp_has_no_fp8(kvcalc: Run) -> None:
-    result = kvcalc("fit llama-3.1-8b --engine llama.cpp --kv-cache-dtype fp8")
-    assert (result.code, "It has: auto, fp32, bf16, fp16, q8_0" in result.err) == (2, True)

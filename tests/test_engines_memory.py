@@ -4,26 +4,17 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from specs import grouped, of_kinds
+from specs import fitted, grouped, of_kinds, one_kind
 
-from kvcalc import Deployment, Layer, Model, Parallelism, UserError, load_gpu
-from kvcalc.capacity import Fit, FitOptions, budget, fit
+from kvcalc import Layer, Parallelism, UserError, load_gpu
+from kvcalc.capacity import FitOptions, budget
 from kvcalc.capacity.fit_records import fit_record
-from kvcalc.capacity.memory_budget import COLLECTIVE_BYTES, CONTEXT_BYTES, GRAPH_BYTES, LIBRARY_BYTES, MemoryBreakdown
+from kvcalc.capacity.memory_budget import MemoryBreakdown
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.feed_forward import Dense
-from kvcalc.layers.part import Sublayer
 
 GIB = 2**30
 H100 = load_gpu("h100")
-
-
-def one_kind(*parts: Sublayer, layers: int = 2, **fields: Any) -> Model:
-    return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
-
-
-def asked(model: Model, engine: str, ranks: Parallelism | None = None, **options: Any) -> Fit:
-    return fit(Deployment(model, H100, parallelism=ranks or Parallelism()), FitOptions(engine=engine, **options))
 
 
 def terms(weights: int = 0, activation: int = 0, overhead: int = 0, startup: int = 0) -> MemoryBreakdown:
@@ -40,17 +31,11 @@ def test_weights_of_a_fit() -> None:
     model = one_kind(part, Dense(intermediate_size=128), layers=4)
     layer = 64 * (64 + 2 * 32 + 64 + 256 + 128) // 2 + 2 * 64
     ranks = Parallelism(tp=2, pp=2)
-    answer = asked(model, "none", ranks, max_model_len=100)
+    answer = fitted(model, "none", ranks=ranks, max_model_len=100)
     assert answer.stage == 1  # one norm more than the first
     assert answer.budget.weights == 2 * (2 * layer + 500 * 64 + 64)
-    assert asked(model, "none").budget.weights == 2 * (4 * (2 * layer - 128) + 2 * 64_000 + 64)
-    assert asked(model, "none", weight_bytes=0).budget.weights == 0
-
-
-def test_constants_are_those_of_the_sources() -> None:
-    """In GiB: 0.7 of context, 0.13 of libraries, 0.36 of graphs, 2 of collectives."""
-    sizes = (CONTEXT_BYTES, LIBRARY_BYTES, GRAPH_BYTES, COLLECTIVE_BYTES)
-    assert sizes == (751_619_276, 139_586_437, 386_547_056, 2_147_483_648)
+    assert fitted(model, "none").budget.weights == 2 * (4 * (2 * layer - 128) + 2 * 64_000 + 64)
+    assert fitted(model, "none", weight_bytes=0).budget.weights == 0
 
 
 def test_pieces_of_content() -> None:
@@ -58,7 +43,7 @@ def test_pieces_of_content() -> None:
     for limit, cause in (({"sliding_window": 10}, "window"), ({"attention_chunk_size": 10}, "chunk")):
         kinds = {"full": Layer(parts=(grouped(),)), "near": Layer(parts=(grouped(**limit),))}
         model = of_kinds(kinds, layers=2, pattern=("full", "near"), max_context=4096)
-        near, far = asked(model, "none").plan.breakpoints()
+        near, far = fitted(model, "none").plan.breakpoints()
         assert near == {"from_tokens": 0, "fixed_bytes": 0, "bytes_per_token": 256, "block_tokens": 1, "cause": ""}
         assert far == {"from_tokens": 10, "fixed_bytes": 1280, "bytes_per_token": 128, "block_tokens": 1, "cause": cause}
 
@@ -66,7 +51,7 @@ def test_pieces_of_content() -> None:
 def test_waste_where_the_longest_does_not_fit() -> None:
     """A pool of 100 tokens: pieces of 60 and 100 can be tried, of 101 not; pages and slots are counted all the same."""
     model = one_kind(grouped(), layers=1)
-    answer = asked(model, "none", kv_cache_memory_bytes=100 * 128, max_model_len=200)
+    answer = fitted(model, "none", kv_cache_memory_bytes=100 * 128, max_model_len=200)
     fits, over = fit_record(answer, [60, 100]), fit_record(answer, [60, 101])
     assert fits["external_requests"] == 40  # each length 20 times
     assert [over[key] for key in ("external_requests", "external_failures", "external_waste")] == [None, None, None]
@@ -76,10 +61,10 @@ def test_waste_where_the_longest_does_not_fit() -> None:
 def test_nothing_left() -> None:
     """A budget of exactly 0 bytes starts nothing, and falls short of nothing; a byte fewer is a shortage of one."""
     model = one_kind(grouped())
-    share = asked(model, "none").budget.share
+    share = fitted(model, "none").budget.share
     terms = {"weight_bytes": share - 30, "activation_bytes": 20}
     for overhead, cache in ((10, 0), (11, -1), (9, 1)):
-        answer = asked(model, "none", **terms, overhead_bytes=overhead)
+        answer = fitted(model, "none", **terms, overhead_bytes=overhead)
         assert (answer.budget.cache, answer.kv_budget) == (cache, max(0, cache))
         assert (answer.sequences, answer.fits, answer.longest) == (0, False, 0)
         assert answer.shortage == max(0, -cache)

@@ -1,24 +1,15 @@
 """SGLang's slots, against what that program prints, and the content that `none` counts."""
 
-from fractions import Fraction
-from typing import Any
+from specs import fitted, hybrid, of_kinds, v4_flash
 
-import pytest
-from specs import hybrid, of_kinds, v4_flash
-
-from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
-from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines.layout import BlockDemand, largest, search_cost, segments
+from kvcalc import Deployment, Layer, Parallelism, Precision, cache_size, load_gpu, load_model
+from kvcalc.capacity import FitOptions, fit
 from kvcalc.capacity.engines.sglang import SGLang, count_prefill_graphs, release, static_fraction
 from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
 H100 = load_gpu("h100")
 GEMMA_3_4B = {"heads": 8, "groups": 4, "width": 256, "window": 1024, "local": 29, "full": 5}
-
-
-def asked(model: Model, engine: str, precision: Precision | None = None, **options: Any) -> Fit:
-    return fit(Deployment(model, H100, precision or Precision()), FitOptions(engine=engine, **options))
 
 
 def test_sglang_slots_of_sparse_latents() -> None:
@@ -77,32 +68,19 @@ def test_sglang_leaves_more_beside_a_vision_tower() -> None:
     assert static_fraction(memory, 8192, Parallelism(), model=tower) == 0.829 * (0.95 * (1 - 0.1 * (size - 1)))
 
 
-def test_sglang_versions() -> None:
-    """Of a GPU of 32 GiB: 16, 24 and 48 sequences are captured; 0.5.10 goes by 0.5.6."""
-    sizes = {text: release(text)[0].batch_defaults(32 * GIB) for text in ("0.5.3", "0.5.10", "latest")}
-    assert sizes == {"0.5.3": (2048, 16, 80), "0.5.10": (2048, 24, 80), "latest": (4096, 48, 160)}
-    assert release("0.5.10")[1] == "SGLang 0.5.10: by the rules of 0.5.6, the nearest older version known"
-
-
-@pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
-def test_engines_without_rules_for_compressed_blocks(engine: str) -> None:
-    with pytest.raises(UserError, match="Engine none counts"):
-        asked(v4_flash(), engine)
-
-
 def test_content_is_what_size_counts() -> None:
     model = hybrid(**GEMMA_3_4B)
-    found = asked(model, "none", max_model_len=5000)
+    found = fitted(model, "none", max_model_len=5000)
     stored = cache_size(model, 5000).stored
     assert found.plan.needed(1, 5000) == stored
     assert found.plan.needed(7, 5000) == 7 * stored
-    assert asked(model, "vllm").content.needed(1, 5000) == stored
+    assert fitted(model, "vllm").content.needed(1, 5000) == stored
 
 
 def test_content_that_shrinks_counts_its_peak() -> None:
     """Compressed blocks leave buffers when they are done: up to 128 tokens a sequence held more than at 128."""
     model = v4_flash()
-    plan = asked(model, "none").plan
+    plan = fitted(model, "none").plan
     for length in (1, 127, 128, 129, 1000):
         peak = max(cache_size(model, s).stored for s in range(max(1, length - 300), length + 1))
         assert plan.needed(1, length) == peak
@@ -110,54 +88,19 @@ def test_content_that_shrinks_counts_its_peak() -> None:
 
 def test_a_common_prefix_is_stored_once() -> None:
     """Of 3 sequences of 1000 tokens, 600 common: 600 + 3 · 400 rows in 5 full layers, 3 · 1000 in 29 windows."""
-    found = asked(hybrid(**GEMMA_3_4B), "none")
+    found = fitted(hybrid(**GEMMA_3_4B), "none")
     row = 4 * 256 * 2 * 2
     assert found.plan.needed(3, 1000, shared=600) == row * (5 * (600 + 1200) + 29 * 3000)
-    vllm = asked(hybrid(**GEMMA_3_4B), "vllm").plan
+    vllm = fitted(hybrid(**GEMMA_3_4B), "vllm").plan
     blocks = vllm.request_blocks(1000)
     assert blocks == 63 * 7 + 6  # ⌈1000/16⌉ in 7 groups of 5 layers, and one more in 6 of windows
     assert vllm.needed(3, 1000, shared=600) == (vllm.bytes_per_block or 0) * (1 + 3 * blocks - 2 * 37)
-
-
-def test_pieces_of_cost() -> None:
-    """Two terms: 3 bytes a token in blocks of 16, and 5 in blocks of 8 up to 24 tokens with one block more."""
-    terms = (BlockDemand(48, 16), BlockDemand(40, 8, 24, 1, "window"))
-    assert segments(terms) == [
-        {"from_tokens": 0, "fixed_bytes": 40, "bytes_per_token": 8, "block_tokens": 16, "cause": ""},
-        {"from_tokens": 24, "fixed_bytes": 160, "bytes_per_token": 3, "block_tokens": 16, "cause": "window"},
-    ]
-    for tokens in (0, 16, 32, 480):
-        piece = segments(terms)[tokens >= 24]
-        assert piece["fixed_bytes"] + piece["bytes_per_token"] * tokens == sum(t.unit * t.count(tokens) for t in terms)
-    assert segments((BlockDemand(5, 3),))[0]["bytes_per_token"] == float(Fraction(5, 3))
-
-
-def test_what_a_pool_reaches_by_hand() -> None:
-    """3 bytes for each begun 4 to 40 of them, then 1 for each begun 100, beside 7: in few steps, and 0 where 7 are too many."""
-    tried: list[int] = []
-
-    def cost(n: int) -> int:
-        tried.append(n)
-        return 7 + 3 * -(-min(n, 40) // 4) + -(-n // 100)
-
-    for pool, most, reach in (
-        (6, 10**12, 0), (7, 10**12, 0), (10, 10**12, 0), (11, 10**12, 4), (20, 10**12, 16), (37, 10**12, 36),
-        (38, 10**12, 100), (1_000_037, 10**12, 10**8), (10**15, 10**12, 10**12), (1_000_037, 5000, 5000),
-    ):  # fmt: skip
-        tried.clear()
-        assert (search_cost(cost, pool, most), len(tried) < 70) == (reach, True)
-
-
-def test_largest() -> None:
-    for bound in (0, 1, 2, 7, 8, 1000):
-        assert largest(lambda n, bound=bound: n <= bound, limit=10**6) == bound
-    assert largest(lambda n: True, limit=12345) == 12345
 
 
 def test_states_without_attention_in_every_engine() -> None:
     part = Mamba2(num_heads=8, head_dim=16, state_size=16)
     model = of_kinds({"k": Layer(parts=(part,))}, layers=4)
     for engine in ("none", "vllm", "sglang", "llama.cpp"):
-        found = asked(model, engine)
+        found = fitted(model, engine)
         assert found.longest is None
         assert found.sequences > 0

@@ -1,29 +1,15 @@
 """Rules of engines at their boundaries, to the byte."""
 
-from typing import Any
+from specs import fitted, grouped, of_kinds, one_kind
 
-from specs import grouped, of_kinds
-
-from kvcalc import Deployment, Layer, Model, Parallelism, load_gpu
-from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc import Layer, Parallelism, load_gpu
 from kvcalc.capacity.engines import EngineSettings
-from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.engines.sglang import SGLang, release, static_fraction
-from kvcalc.capacity.engines.vllm import choose_block_size
-from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
 H100 = load_gpu("h100")
-
-
-def one_kind(*parts: Sublayer, layers: int = 2, **fields: Any) -> Model:
-    return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
-
-
-def asked(model: Model, engine: str, ranks: Parallelism | None = None, **options: Any) -> Fit:
-    return fit(Deployment(model, H100, parallelism=ranks or Parallelism()), FitOptions(engine=engine, **options))
 
 
 # Sharing.
@@ -41,21 +27,11 @@ def test_context_parallel_ranks_leave_windows_and_states_whole() -> None:
     }
     model = of_kinds(kinds, layers=3, pattern=("full", "near", "state"), max_context=4096)
     ranks = Parallelism(tp=2, dcp=2)
-    assert asked(model, "none", ranks).plan.needed(1, 101) == (51 + 10) * 64 + 3 * 48 * 2 + 2 * 8 * 16 * 4
+    assert fitted(model, "none", ranks=ranks).plan.needed(1, 101) == (51 + 10) * 64 + 3 * 48 * 2 + 2 * 8 * 16 * 4
     hybrid = of_kinds({k: kinds[k] for k in ("full", "state")}, layers=2, pattern=("full", "state"), max_context=4096)
-    plan = asked(hybrid, "vllm", ranks).plan  # m = 288 + 512 B in bf16, a = 64 B: blocks of 16 · ⌈800 / 1024⌉
+    plan = fitted(hybrid, "vllm", ranks=ranks).plan  # m = 288 + 512 B in bf16, a = 64 B: blocks of 16 · ⌈800 / 1024⌉
     assert plan.block_size == 16
     assert [plan.request_blocks(n) for n in (32, 33, 64)] == [1 + 1, 2 + 1, 2 + 1]  # 32 tokens a block, 1 page of state
-
-
-def test_block_size_with_two_state_sizes() -> None:
-    """The larger state decides: 16 · ⌈5000 / (16 · 100)⌉ = 64 tokens, where the smaller asks for 16 · ⌈1601 / 1600⌉ = 32."""
-    full, small, large = Spec(SpecKind.FULL, 100, ()), Spec(SpecKind.STATE, 1601, ()), Spec(SpecKind.STATE, 5000, ())
-    assert choose_block_size([full, small], EngineSettings()) == 32
-    for specs in ([full, small, large], [full, large, small]):
-        assert choose_block_size(specs, EngineSettings()) == 64
-    exact = Spec(SpecKind.STATE, 1600, ())
-    assert choose_block_size([full, exact], EngineSettings()) == 16
 
 
 def test_a_common_prefix_of_a_hybrid() -> None:
@@ -70,10 +46,10 @@ def test_a_common_prefix_of_a_hybrid() -> None:
     }
     model = of_kinds(kinds, layers=3, pattern=("full", "near", "state"), max_context=4096)
     state = 3 * (4 * 8 + 2 * 16) * 2 + 4 * 8 * 16 * 4
-    plan = asked(model, "none").plan
+    plan = fitted(model, "none").plan
     assert plan.needed(3, 100, shared=50) == 128 * (50 + 3 * 50) + 3 * (20 * 128 + state)
     assert plan.needed(3, 40, shared=50) == 128 * 40 + 3 * (20 * 128 + state)  # the whole of shorter ones
-    vllm = asked(model, "vllm", max_num_batched_tokens=100, max_in_flight_batches=1).plan
+    vllm = fitted(model, "vllm", max_num_batched_tokens=100, max_in_flight_batches=1).plan
     assert vllm.block_size == 16  # m = 384 + 1024 B: ⌈1408 / (16 · 128)⌉ = 1
     blocks = 7 + (-(-min(19 + 100, 100) // 16) + 1) + 1
     assert vllm.request_blocks(100) == blocks == 16
@@ -94,27 +70,6 @@ def test_cells_one_past_the_padding() -> None:
     assert plan.cache_bytes(2, 4096) == 8192 * 8 + 256 * 2
     wider = LlamaCpp(full=8, window=2, limit=65, state=0, settings=unified)
     assert (wider.window_cells(2, 4096), wider.window_cells(2, 100)) == (512, 256)
-
-
-def test_cells_of_sequences_apart() -> None:
-    """Each sequence's context and window, 64 + 128 or 129 + 128 cells, is padded by itself; nothing is common."""
-    apart = EngineSettings(max_num_batched_tokens=128)
-    plan = LlamaCpp(full=8, window=2, limit=64, state=0, settings=apart)
-    assert [plan.cells(3, n) for n in (1, 256, 257)] == [768, 768, 1536]
-    assert plan.cells(3, 200, shared=100) == 768
-    assert [plan.window_cells(3, n) for n in (1, 4096)] == [768, 768]
-    wider = LlamaCpp(full=8, window=2, limit=129, state=0, settings=apart)
-    assert [wider.window_cells(3, n) for n in (256, 257)] == [768, 1536]
-
-
-def test_pieces_of_cells() -> None:
-    """8 B a cell of the context, 2 B up to pad(64 + 128) = 256 cells of the window, and a state of 5 B."""
-    plan = LlamaCpp(full=8, window=2, limit=64, state=5, settings=EngineSettings(max_num_batched_tokens=128))
-    cause = "window and micro-batch"
-    assert plan.breakpoints() == [
-        {"from_tokens": 0, "fixed_bytes": 5, "bytes_per_token": 10, "block_tokens": 256, "cause": ""},
-        {"from_tokens": 256, "fixed_bytes": 5 + 512, "bytes_per_token": 8, "block_tokens": 256, "cause": cause},
-    ]
 
 
 def test_pages_of_sglang_at_their_boundary() -> None:
@@ -138,13 +93,6 @@ def test_pools_of_sglang_at_their_boundary() -> None:
     states = SGLang(full=10, window=0, limit=0, state=45, page=1)
     assert [states.needed(1, n) for n in (10, 11)] == [190, 209]  # two slots of 45 B beside 100; 11 tokens ask for 110 · 1.9
     assert [states.concurrency(n, 10) for n in (189, 190)] == [0, 1]
-
-
-def test_concurrency_of_sglang_counts_whole_pages() -> None:
-    """1000 B buy 100 slots and 80 for windows: pages of 10 make 50 of 41 tokens, and 10 of a window of 8."""
-    plan = SGLang(full=6, window=5, limit=8, state=0, page=10)
-    assert [plan.concurrency(1000, n) for n in (41, 50, 51)] == [2.0, 2.0, 100 / 60]
-    assert plan.concurrency(1000, 1) == 8.0  # of 10 pages for full layers, 8 for windows
 
 
 def test_states_alone_under_sglang() -> None:
@@ -174,7 +122,7 @@ def test_state_dtypes_under_sglang() -> None:
     """2 layers: 3 columns of 64 channels in bf16; 4 · 8 · 16 states in fp32 unless asked for in two bytes."""
     model = one_kind(Mamba2(num_heads=4, head_dim=8, state_size=16))
     for dtype, size in (("", 4), ("auto", 4), ("float32", 4), ("fp32", 4), ("bf16", 2), ("half", 2)):
-        answer = asked(model, "sglang", mamba_ssm_cache_dtype=dtype)
+        answer = fitted(model, "sglang", mamba_ssm_cache_dtype=dtype)
         assert isinstance(answer.plan, SGLang)
         assert answer.plan.state == 2 * (3 * 64 * 2 + 512 * size)
         assert answer.content.needed(1, 5) == answer.plan.state

@@ -1,81 +1,24 @@
 """Engines as values: what each refuses, what it says, and an engine of a few lines of one's own."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from conftest import Run
-from specs import csa, grouped, of_kinds
+from specs import csa, fitted, grouped, of_kinds, one_kind
 
-from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
-from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc import Layer, Parallelism, UserError, load_gpu, load_model
 from kvcalc.capacity.engines import ENGINES, CacheLayout, Engine, EngineSettings
 from kvcalc.capacity.engines.engine import Defaults, stage_by_stage
 from kvcalc.capacity.engines.layout import LayerCache, find_unsupported, stage_pages
 from kvcalc.capacity.fit_records import fit_record
-from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
-from kvcalc.layers.part import Sublayer
 
 GIB = 2**30
 H100 = load_gpu("h100")
 PAGED = ("vllm", "sglang", "trtllm", "llama.cpp")
 
 
-def one_kind(*parts: Sublayer, layers: int = 2, **fields: Any) -> Model:
-    return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
-
-
-def asked(model: Model, engine: str, ranks: Parallelism | None = None, **options: Any) -> Fit:
-    return fit(Deployment(model, H100, parallelism=ranks or Parallelism()), FitOptions(engine=engine, **options))
-
-
 # What no engine here has pages for, by what its entries say.
-
-
-class NativeSparse(Grouped, frozen=True, tag="native_sparse"):
-    """Compressed, selected and window branches with keys and values of their own, and what is not compressed yet."""
-
-    def cache(self) -> tuple[CacheEntry, ...]:
-        rows = {"ratio": 16}, {"top": 1024}, {"limit": 512}
-        kept = [CacheEntry(role, 2, 16, **fields) for fields in rows for role in ("k", "v")]  # type: ignore[arg-type]
-        return (*kept, CacheEntry("compressor", 2, 32, 16, span=Span.PARTIAL))
-
-    @property
-    def label(self) -> str:
-        return "NSA 16"
-
-
-class FixedKeys(Grouped, frozen=True, tag="fixed_keys"):
-    """Keys that lie in fp8 whatever the cache's dtype."""
-
-    def cache(self) -> tuple[CacheEntry, ...]:
-        return CacheEntry("k", 2, 16, dtype="fp8"), CacheEntry("v", 2, 16)
-
-    @property
-    def label(self) -> str:
-        return "GQA K8"
-
-
-UNKNOWN: list[tuple[Sublayer, str]] = [
-    (NativeSparse(num_attention_heads=8, num_key_value_heads=2, head_dim=16), "NSA 16 of inline: one k row stands for 16 tokens"),
-    (
-        FixedKeys(num_attention_heads=8, num_key_value_heads=2, head_dim=16),
-        "GQA K8 of inline: its k rows are always fp8",
-    ),
-    (grouped(sliding_window=100, sink_tokens=4), "GQA-2 window 100 of inline: it does not keep the last k rows"),
-    (grouped(cache_budget=100), "GQA-2 budget 100 of inline: it does not keep the last k rows"),
-]
-
-
-@pytest.mark.parametrize("engine", PAGED)
-@pytest.mark.parametrize(("part", "said"), UNKNOWN, ids=[said.partition(" of ")[0] for _, said in UNKNOWN])
-def test_what_an_engine_has_no_pages_for_is_named(part: Sublayer, said: str, engine: str) -> None:
-    model = one_kind(part)
-    with pytest.raises(UserError) as error:
-        asked(model, engine)
-    assert str(error.value) == f"{ENGINES[engine].title} has no pages for {said}. Engine none counts its content"
-    assert asked(model, "none").sequences > 0
 
 
 K, V = CacheEntry("k", 2, 16), CacheEntry("v", 2, 16)
@@ -111,45 +54,22 @@ def test_vllm_packs_no_keys_and_values_beside_compressed_latents() -> None:
     said = "vLLM has no pages for CSA 1:4 of inline: one latent row stands for 4 tokens"
     kinds = {"near": Layer(parts=(csa(),)), "full": Layer(parts=(grouped(),))}
     with pytest.raises(UserError, match=said):
-        asked(of_kinds(kinds, layers=2, pattern=("near", "full"), max_context=4096), "vllm")
-    assert asked(of_kinds({"near": kinds["near"]}, layers=2, max_context=4096), "vllm").sequences > 0
+        fitted(of_kinds(kinds, layers=2, pattern=("near", "full"), max_context=4096), "vllm")
+    assert fitted(of_kinds({"near": kinds["near"]}, layers=2, max_context=4096), "vllm").sequences > 0
 
 
 def test_vllm_has_other_pages_for_latents_that_layers_share() -> None:
     with pytest.raises(UserError, match=r"stores deepseek-v4.1-flash in other pages than DeepSeek-V4, which are not modelled"):
-        asked(load_model("deepseek-v4.1-flash"), "vllm")
+        fitted(load_model("deepseek-v4.1-flash"), "vllm")
 
 
 @pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
 def test_context_parallelism_without_rules_is_refused(engine: str) -> None:
     with pytest.raises(UserError, match=f"decode-context parallelism under {ENGINES[engine].title}"):
-        asked(one_kind(grouped(groups=1)), engine, Parallelism(tp=2, dcp=2))
+        fitted(one_kind(grouped(groups=1)), engine, ranks=Parallelism(tp=2, dcp=2))
 
 
 # What is said.
-
-
-def test_a_model_that_vllm_does_not_start(kvcalc: Run) -> None:
-    said = {
-        engine: kvcalc(f"fit llama-3.1-8b --gpu l4 --max-model-len 128k --format json --engine {engine}").err
-        for engine in ENGINES
-    }
-    assert {engine for engine, text in said.items() if "does not start" in text} == {"vllm"}
-    assert "l4: vLLM does not start: one sequence of 131,072 tokens needs" in said["vllm"]
-
-
-def test_explain_counts_the_sequences_of_one_rank(kvcalc: Run) -> None:
-    """dp 2: of 4 sequences asked for a rank holds 2; what fits is the rank's, in bytes, and the record's is the replica's."""
-    line = "fit llama-3.1-8b --engine vllm --dp 2 --max-model-len 8192 --max-num-seqs 4 --kv-cache-memory-bytes 10GiB"
-    (record,) = kvcalc(line + " --format json").records
-    block = 2_097_152
-    each = (10 * GIB // block - 1) // 512  # 5120 blocks, one of them never used, 512 a sequence
-    assert record["max_num_seqs"] == 2 * each == 18
-    out = kvcalc(line + " --explain").out
-    assert f"{each} sequences of 8,192 tokens need {block * (1 + 512 * each):,} B, within {10 * GIB:,} B" in out
-    assert f"{each + 1} sequences of 8,192 tokens need {block * (1 + 512 * (each + 1)):,} B, over {10 * GIB:,} B" in out
-    assert record["max_model_len"] == (5119 // 2) * 16
-    assert f"longest context of 4 sequences: {record['max_model_len']:,} tokens" in out
 
 
 def test_content_is_what_the_engine_stores(kvcalc: Run) -> None:
@@ -165,14 +85,8 @@ def test_shared_caches_cross_a_link_once() -> None:
     """4 layers of which 2 read the others' cache: 2 · 128 B a token are stored, and moved in a step from host memory."""
     kinds = {"own": Layer(parts=(grouped(),)), "sharer": Layer(parts=(grouped(),), shares_cache=True)}
     model = of_kinds(kinds, layers=4, pattern=("own", "sharer"), max_context=4096)
-    record = fit_record(asked(model, "none", max_model_len=100, kv_offloading_bytes=100 * 256 * 7 + 1))
+    record = fit_record(fitted(model, "none", max_model_len=100, kv_offloading_bytes=100 * 256 * 7 + 1))
     assert (record["offload_num_seqs"], record["offload_step_bytes"]) == (7, 7 * 100 * 256)
-
-
-@pytest.mark.parametrize(("tp", "said"), [(1, "1 GPU"), (2, "2 GPUs")])
-def test_one_gpu_is_one_gpu(kvcalc: Run, tp: int, said: str) -> None:
-    out = kvcalc(f"serve llama-3.2-1b --num-prompts 2 --input-len 20 --output-len 2 --tp {tp} -v").out
-    assert f"per GPU, {said};" in out
 
 
 # An engine of one's own: everything that it needs is in the value.
@@ -214,12 +128,3 @@ def test_an_engine_is_a_value(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert "toy has no cache dtype 'q8_0'" in kvcalc(line + " --kv-cache-dtype q8_0").err
     assert "Toy has no pages for CSA 1:4" in kvcalc("fit deepseek-v4-flash --engine toy").err
     assert "Engines that do: vllm" in kvcalc(line + " --num-gpu-blocks-override 3").err
-
-
-@pytest.mark.parametrize("engine", PAGED)
-def test_every_engine_says_what_it_stores(engine: str) -> None:
-    """fp8 where the engine has it; what it has not is refused with what it has."""
-    model = load_model("llama-3.1-8b")
-    run = Deployment(model, H100, Precision(kv_cache_dtype="mxfp4"))
-    with pytest.raises(UserError, match=f"{engine} has no cache dtype 'mxfp4'. It has: auto, "):
-        fit(run, FitOptions(engine=engine))

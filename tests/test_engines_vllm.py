@@ -1,7 +1,5 @@
 """vLLM's planner: integers that came out of vLLM itself, through the command line, and its rules one by one."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ from specs import of_kinds, stack
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind, choose_group_size, group_layers
-from kvcalc.capacity.engines.vllm import Vllm, choose_block_size
+from kvcalc.capacity.engines.vllm import Vllm
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import Mamba2
@@ -135,12 +133,6 @@ def test_one_kind_of_two_widths_shares_blocks() -> None:
     assert pool(planned(alternating((8, FULL), (8, odd))))[::2] == (8 * 65_536 + 8 * 24_576, 8192)
 
 
-def test_keys_and_values_of_different_widths() -> None:
-    """block · heads · (192 + 128) · 2 = 16 · 4 · 320 · 2."""
-    part = Grouped(num_attention_heads=8, num_key_value_heads=4, head_dim=192, v_head_dim=128)
-    assert pool(planned(alternating((2, part))))[0] == 2 * 40_960
-
-
 def test_windows_as_full_attention() -> None:
     """Without the hybrid manager: one group, every layer of all tokens."""
     found = planned(alternating((18, window(128)), (18, FULL)), hybrid=False)
@@ -194,16 +186,6 @@ INDEXED = Sparse(
     num_attention_heads=16, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, index_topk=2048,
     index_n_heads=16, index_head_dim=128,
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("tp", [1, 2, 8])
-def test_latents_are_whole_on_every_rank(tp: int) -> None:
-    assert pool(planned(alternating((4, LATENT)), ranks=Parallelism(tp=tp)))[0] == 4 * 64 * 576 * 2
-
-
-def test_kv_heads_are_replicated_beyond_their_number() -> None:
-    for tp, heads in ((1, 8), (4, 2), (8, 1), (16, 1)):
-        assert pool(planned(alternating((4, FULL)), ranks=Parallelism(tp=tp)))[0] == 4 * 16 * heads * 512
 
 
 def test_index_keys_are_132_bytes_whatever_the_cache() -> None:
@@ -281,39 +263,3 @@ def test_float32_checkpoints_are_cast() -> None:
     assert (found.formats.dtype, found.plan.page_bytes) == ("bf16", 65_536)
     assert found.notes == ("vLLM loads a float32 checkpoint as bf16 unless another dtype is requested",)
     assert planned(stack(FULL, dtype="fp32"), Precision("fp32")).plan.page_bytes == 131_072
-
-
-def test_default_block_size() -> None:
-    full, state = Spec(SpecKind.FULL, 2048, ()), Spec(SpecKind.STATE, 1_097_728, ())
-    settings = FitOptions(engine="vllm")
-    from kvcalc.capacity.engines import EngineSettings
-
-    assert choose_block_size([full], EngineSettings()) == 16
-    assert choose_block_size([full, state], EngineSettings()) == 544
-    assert choose_block_size([full, state], EngineSettings(block_size=256)) == 768  # 256 · ⌈1,097,728 / (256 · 2048)⌉
-    assert settings.block_size == 0
-
-
-def test_a_config_file(kvcalc: Run, tmp_path: Path, write: Callable[[Path, dict[str, Any]], str]) -> None:
-    """Qwen3.5-27B's sizes with its fp32 states: 61,440 + 3,145,728 = 3,207,168 B, a = 4096: 784 tokens, as vLLM logs."""
-    config = {
-        "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
-        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 17408, "vocab_size": 248320,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 262144,
-        "mamba_ssm_dtype": "float32", "dtype": "bfloat16",
-    }  # fmt: skip
-    (record,) = kvcalc("fit --engine vllm --format json --gpu h200", write(tmp_path, config)).records
-    assert record["block_size"] == 784
-
-
-@pytest.fixture
-def write() -> Callable[[Path, dict[str, Any]], str]:
-    def to(folder: Path, config: dict[str, Any]) -> str:
-        import json
-
-        path = folder / "config.json"
-        path.write_text(json.dumps(config))
-        return str(path)
-
-    return to

@@ -4,8 +4,6 @@
 with 40 GiB for the cache, 8192 batched tokens and as many passes in flight as its second runner has: stages + 1.
 """
 
-import json
-
 import msgspec
 import pytest
 from conftest import Run
@@ -65,26 +63,6 @@ def test_pages_of_v4_by_hand() -> None:
     assert [-(-n // 576) * 576 for n in (64 * 584, 4 * 2 * 2 * 512 * 4, 64 * 132, 2 * 584)] == [page, ring, index, far]
     assert index == -(-4 * 2 * 2 * 128 * 4 // 576) * 576
     assert 21 * page + 21 * index + 20 * far == 1_002_240  # the group of compressed rows and index keys, the widest of five
-
-
-def test_what_the_planner_has_no_rule_for_is_named(kvcalc: Run) -> None:
-    line = "fit deepseek-v4-flash --gpu h200 --engine vllm"
-    assert (
-        "vLLM's pages of compressed attention need its hybrid cache manager"
-        in kvcalc(f"{line} --disable-hybrid-kv-cache-manager").err
-    )
-    assert "spreads no sliding windows" in kvcalc(f"{line} --tp 8 --dcp 8").err
-    assert "vLLM compresses 4 or 128 tokens to one, not 64" in kvcalc(f"{line} --set compressed_3.compress_ratio=64").err
-    assert "packed in fp8 or in bf16, not in fp32" in kvcalc(f"{line} --kv-cache-dtype fp32").err
-
-
-def test_drafted_tokens_come_through_the_command_line(kvcalc: Run) -> None:
-    """vLLM's own words give the same as the options, and the options give its words."""
-    config = json.dumps({"method": "mtp", "num_speculative_tokens": 3}).replace(" ", "")
-    (told,) = kvcalc(f"fit --gpu h200 --format json -- vllm serve qwen3.5-27b --speculative-config '{config}'").records
-    (asked,) = kvcalc("fit qwen3.5-27b --gpu h200 --engine vllm --mtp --num-speculative-tokens 3 --format json").records
-    assert told["blocks_per_request"] == asked["blocks_per_request"]
-    assert '"num_speculative_tokens": 3' in asked["command"]
 
 
 def test_uneven_buckets_stay_whole() -> None:

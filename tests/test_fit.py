@@ -24,11 +24,6 @@ from kvcalc.layers.feed_forward import Dense
 from kvcalc.model.model import Model, Mtp
 
 GIB = 2**30
-KEYS = (
-    "gpu", "gpus", "weights_fit", "weight_bytes", "activation_bytes", "overhead_bytes", "kv_budget_bytes", "block_size",
-    "page_bytes", "bytes_per_block", "num_blocks", "blocks_per_request", "kv_tokens", "max_concurrency", "max_num_seqs",
-    "max_model_len", "kv_cache_allocated_bytes",
-)  # fmt: skip
 
 
 def small(layers: int = 4, **fields: Any) -> Model:
@@ -88,7 +83,6 @@ def test_the_whole_budget_of_one_gpu() -> None:
     taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
     assert record["kv_budget_bytes"] == share - taken
     assert record["num_blocks"] == record["kv_budget_bytes"] // 2_097_152
-    assert set(KEYS) <= set(record)
 
 
 def test_activation_peak() -> None:
@@ -121,23 +115,8 @@ def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
     assert [(r["gpu"], r["gpus"], r["fits"]) for r in records] == [
         ("h200", 8, True), ("h100-sxm", 8, False), ("h100-sxm", 16, True), ("h200", 16, True),
     ]  # fmt: skip
-    table = kvcalc(line.replace("json", "table"))
-    first = records[0]
-    assert first["low_num_seqs"] < first["max_num_seqs"]
-    users = f"{first['max_num_seqs']} users of 131,072 tokens, at least {first['low_num_seqs']}, fit on 8× h200 with tp 8"
-    assert table.joined.startswith(f"{users}, the smallest that fits. GPU")
-    assert f"With `--kv-cache-dtype fp8`, {first['small_cache_num_seqs']} users fit." in table.joined
-    assert "AIME25" not in kvcalc(line.replace("json", "table"), "-v").out  # measured on another model
-    assert "● weights" not in table.out
-    assert "● weights" in kvcalc(line.replace("--format json", "--plot -")).out
-
-
-def test_a_grid_over_dtypes(kvcalc: Run) -> None:
-    line = "fit llama-3.1-8b --dtype bf16,fp8 --kv-cache-dtype bf16,fp8 --engine vllm --format json"
-    found = {(r["dtype"], r["kv_cache_dtype"]): r["bytes_per_block"] for r in kvcalc(line).records}
-    assert found == {
-        ("bf16", "bf16"): 2**21, ("bf16", "fp8"): 2**20, ("fp8 + bf16", "bf16"): 2**21, ("fp8 + bf16", "fp8"): 2**20,
-    }  # fmt: skip
+    users = f"{records[0]['max_num_seqs']} users of 131,072 tokens, at least {records[0]['low_num_seqs']}, fit on 8× h200"
+    assert kvcalc(line.replace("json", "table")).joined.startswith(users)
 
 
 def test_sizes_that_do_not_divide_are_left_out_of_a_grid(kvcalc: Run) -> None:
@@ -226,14 +205,6 @@ def test_cost_has_breakpoints(kvcalc: Run) -> None:
     assert [k for k, v in record.items() if isinstance(v, list | dict)] == ["breakpoints"]
 
 
-def test_explain_walks_the_budget(kvcalc: Run) -> None:
-    out = kvcalc("fit gpt-oss-120b --engine vllm --context 128k --explain --kv-offloading-bytes 64GiB").out
-    for figure in ("0.92 of the total memory of 85,017,755,648 B", "blocks_per_request at 131,072 tokens = 9,225", "7. Links"):
-        assert figure in out
-    for engine in ("none", "sglang", "llama.cpp"):
-        assert "6. What fits" in kvcalc(f"fit gpt-oss-120b --engine {engine} --explain").out
-
-
 def test_lengths_add_what_allocation_wastes(kvcalc: Run, tmp_path: Path) -> None:
     """Lengths 50 and 100 in slots of 1024: 1898 of 2048 slots are empty; in pages of 16, 64 + 112 slots for 150."""
     path = tmp_path / "lengths.txt"
@@ -246,41 +217,17 @@ def test_lengths_add_what_allocation_wastes(kvcalc: Run, tmp_path: Path) -> None
     assert "pages 14.8%" in kvcalc(line.replace("json", "table"), str(path)).out
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
-def test_plot(kvcalc: Run, tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"memory.{suffix}"
-    assert kvcalc("fit llama-3.1-8b --gpu h100,l40s --engine vllm --plot", str(path)).code == 0
-    assert path.stat().st_size > 1000
-    assert "KV cache" in kvcalc("fit llama-3.1-8b --plot -").out
-
-
-@pytest.mark.parametrize(("output", "said"), [("csv", "kv_budget_low_bytes"), ("markdown", "KV cache/GPU")])
-def test_other_formats(kvcalc: Run, output: str, said: str) -> None:
-    assert said in kvcalc(f"fit gpt-oss-20b --engine vllm --format {output}").out
-
-
 BAD = [
-    ("--gpu-memory-utilization nan", "not a number"), ("--gpu-memory-utilization 0", "leaves no memory"),
-    ("--gpu-memory-utilization 1.01", "at most 1"), ("--gpu-memory-utilization -1", "not above 0"),
-    ("--max-num-seqs 0", "max-num-seqs 0"), ("--max-num-seqs -3", "max-num-seqs -3"), ("--max-model-len 0", "max-model-len"),
-    ("--max-model-len many", "max-model-len"), ("--require -1", "require -1 is not"), ("--engine tgi", "unknown engine 'tgi'"),
-    ("--gpu h1000", "unknown gpu"), ("--gpu ''", "empty"), ("--tp 0", "tp '0' is"), ("--tp a", "tp 'a' is"),
-    ("--kv-cache-memory-bytes 0", "kv-cache-memory-bytes"), ("--kv-cache-memory-bytes 4XB", "kv-cache-memory-bytes"),
-    ("--weight-bytes nan", "weight-bytes"), ("--engine none --num-gpu-blocks-override 5", "takes no num-gpu-blocks-override"),
-    ("--engine vllm --num-gpu-blocks-override -5", "num-gpu-blocks-override"), ("--block-size -1", "block-size"),
-    ("--max-num-batched-tokens 0", "max-num-batched-tokens"), ("--max-in-flight-batches -1", "max-in-flight-batches"),
-    ("--mamba-cache-mode all", "mamba-cache-mode"), ("--utilization-of some", "utilization-of"),
-    ("--shared-prefix -1", "shared-prefix"), ("--draft nothing-7b", "unknown model"), ("--mtp", "no multi-token-prediction"),
-    ("--lengths nowhere.txt", "nowhere.txt"), ("--lengths uniform:3,4", "unknown distribution"),
-    ("--lengths lognormal:4,3", "no log-normal"), ("--dtype fp7", "unknown dtype"), ("--kv-cache-dtype fp7", "no cache dtype"),
-    ("--budget lower", "unknown budget 'lower'"), ("--engine vllm --engine-version new", "unknown engine-version 'new'"),
-    ("--max-loras -1", "max-loras -1"), ("--max-lora-rank 0", "max-lora-rank 0"),
+    ("--max-num-seqs 0", "max-num-seqs 0"), ("--max-model-len 0", "max-model-len"), ("--engine tgi", "unknown engine 'tgi'"),
+    ("--engine none --num-gpu-blocks-override 5", "takes no num-gpu-blocks-override"), ("--mtp", "no multi-token-prediction"),
+    ("--mamba-cache-mode all", "mamba-cache-mode"), ("--utilization-of some", "utilization"), ("--draft x-7b", "unknown model"),
+    ("--lengths nowhere.txt", "nowhere.txt"), ("--lengths uniform:3,4", "unknown distribution"), ("--pp 33", "exceeds the 32"),
+    ("--kv-cache-dtype fp7", "no cache dtype"), ("--budget lower", "unknown budget 'lower'"), ("--max-lora-rank 0", "rank 0"),
+    ("--engine vllm --engine-version new", "unknown engine-version 'new'"), ("--mamba-ssm-cache-dtype fp7", "state dtype"),
     ("--engine trtllm --engine-version 3", "no versions are known"),
     ("--engine vllm --limit-mm-per-prompt imge=0", "unknown modality 'imge'. Did you mean image?"),
     ("--engine trtllm --max-loras 2", "engine trtllm counts no max-loras. Engines that do: sglang, vllm"),
-    ("--engine sglang --limit-mm-per-prompt image=0", "engine sglang counts no limit-mm-per-prompt. Engines that do: vllm"),
     ("--limit-mm-per-prompt one", "is not a limit"), ("--limit-mm-per-prompt image=-1", "below 0"),
-    ("--pp 33", "exceeds the 32 layers"), ("--plot x.gif", "should end in"), ("--mamba-ssm-cache-dtype fp7", "state dtype"),
 ]  # fmt: skip
 
 
@@ -297,13 +244,3 @@ def test_models_without_a_cache_are_refused(kvcalc: Run) -> None:
     part = Grouped(num_attention_heads=4, num_key_value_heads=4, head_dim=16, cached=False)
     with pytest.raises(UserError, match="keeps no cache"):
         fit(Deployment(of_kinds({"k": Layer(parts=(part,))}, layers=2), load_gpu("h100")))
-
-
-def test_nodes_are_checked_and_change_nothing_of_what_fits(kvcalc: Run) -> None:
-    line = "fit llama-3.1-70b --gpu h100 --tp 8 --pp 2 --format json"
-    assert kvcalc(f"{line} --nodes 2 --inter-node-bandwidth 25GB/s").records == kvcalc(line).records
-    refused = kvcalc(f"{line} --nodes 3")
-    assert (refused.code, refused.err) == (2, "kvcalc: 16 GPUs do not divide over 3 nodes\n")
-    sides = ("llama-3.1-70b --gpu h100 --tp 8 --pp 2", "llama-3.1-70b --gpu h100 --tp 8 --pp 2 --nodes 4")
-    near, far = kvcalc("compare --deployments", *sides, "--format", "json").records
-    assert far["tpot_s"] > near["tpot_s"], "tensor parallelism over two nodes a stage"

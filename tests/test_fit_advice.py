@@ -10,47 +10,11 @@ from conftest import Run
 from kvcalc import Deployment, Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.capacity.memory_budget import CONTEXT_BYTES, LIBRARY_BYTES
-from kvcalc.capacity.suggested_fixes import LARGEST_TP
-
-SHORT = [
-    "llama-3.1-70b --context 128k",
-    "llama-3.1-70b --tp 2 --engine vllm --context 128k",
-    "llama-3.1-70b --gpu a100-80gb --engine vllm --context 128k",
-    "llama-3.1-8b --gpu a100-40gb --max-num-seqs 64 --max-model-len 8k",
-    "llama-3.1-8b --gpu l4 --engine sglang --max-model-len 32k",
-    "llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --context 128k",
-    "llama-3.1-8b --engine vllm --max-model-len 32k --max-num-seqs 14 --budget low",
-    "deepseek-v3 --tp 8 --enable-expert-parallel --engine vllm --context 128k",
-    "gemma-3-27b --gpu h100 --engine vllm --max-num-seqs 40 --max-model-len 32k",
-    "mixtral-8x7b --gpu mi300x --engine vllm --max-num-seqs 64 --max-model-len 32k",
-]
 
 
 def named(advice: str) -> list[str]:
     """Return the option lists of an advice."""
     return re.findall(r"`(--[^`]+ [^`]+)`", advice)
-
-
-@pytest.mark.parametrize("line", SHORT)
-def test_what_would_fit_fits(kvcalc: Run, line: str) -> None:
-    """Each option that is named is run; of GPUs, half as many do not hold it; fp8 is named on no GPU without it."""
-    (record,) = kvcalc(f"fit {line} --format json").records
-    assert not record["fits"]
-    shown = kvcalc(f"fit {line}").joined
-    assert record["advice"] in kvcalc(f"fit {line} --format json").err
-    options = named(record["advice"])
-    assert options and named(shown) == options
-    assert "does not fit" in shown or "do not fit" in shown
-    for option in options:
-        (mended,) = kvcalc(f"fit {line} {option} --format json").records
-        assert mended["fits"] and mended["advice"] is None, option
-    assert "fp8" not in " ".join(options) or "fp8" in kvcalc(f"gpus {record['gpu']}").out
-    (wider,) = [option for option in options if option.startswith(("--tp ", "--pp "))]
-    kind, size = wider.split()[:2]
-    assert f"`{wider}` ({size} GPUs)" in record["advice"]
-    half = int(size) // 2
-    if half > record["gpus"]:
-        assert not kvcalc(f"fit {line} {kind} {half} --format json").records[0]["fits"]
 
 
 MODELS = (
@@ -96,12 +60,6 @@ def test_a_printed_line_read_again_is_the_same_answer(kvcalc: Run) -> None:
     assert read > 12
 
 
-def test_options_before_a_line_spread_its_experts_over_all_gpus(kvcalc: Run) -> None:
-    line = "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --enable-expert-parallel"
-    (record,) = kvcalc(f"fit --gpu h100 --tp 16 --format json -- {line}").records
-    assert record["command"] == line.replace("8", "16")
-
-
 def test_every_suggestion_fits_as_it_is_printed(kvcalc: Run) -> None:
     """Over requests drawn at random: each suggestion, typed behind the request, fits on the number of GPUs that is named."""
     tried = 0
@@ -138,15 +96,6 @@ def test_a_command_line_is_mended_by_its_engine_s_own_flags(kvcalc: Run, gpu: st
     assert options
     for option in options:
         assert kvcalc(f"fit --gpu {gpu} -- {line} {option}").code == 0, option
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-def test_formats_of_files_are_those_that_the_engine_loads(kvcalc: Run, engine: str) -> None:
-    """GGUF types are llama.cpp's alone, which loads no other."""
-    short = "fit llama-3.1-70b --gpu a100-80gb --max-model-len 4k"
-    assert "--quantization awq" in kvcalc(f"{short} --engine {engine}").joined
-    (quantized,) = [o for o in named(kvcalc(f"{short} --engine llama.cpp").joined) if o.startswith("--quantization")]
-    assert quantized.split()[1] in ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "none"])
@@ -191,11 +140,6 @@ def test_what_fits_as_it_is_fits(kvcalc: Run) -> None:
     assert f"1 user of {longest:,} tokens fits" in kvcalc(line).joined
 
 
-def test_where_no_change_helps_it_says_so(kvcalc: Run) -> None:
-    said = kvcalc("fit gpt2 --require 1000000 --max-model-len 1k").joined
-    assert f"No smaller format helps, nor `--tp` up to {LARGEST_TP}" in said
-
-
 def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kvcalc: Run) -> None:
     """With --ep 32 as well, 32 T4 hold 16 sequences; with --tp 32 alone 6, and --tp 64 no more."""
     line = "fit mimo-v2.6-flash --gpu t4 --engine vllm --max-model-len 32k --max-num-seqs 16 --format json"
@@ -207,33 +151,6 @@ def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kv
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [  # 131,072 bytes a token in bf16: 56.68 GiB hold 14 × 4 GiB, in fp8 28 × 2 GiB
-        ("llama-3.1-8b --engine none --max-model-len 32k",
-         "14 users of 32,768 tokens fit on 1× h100-sxm."),
-        ("llama-3.1-8b --engine none --max-model-len 32k --gpu a100-80gb",
-         "14 users of 32,768 tokens fit on 1× a100-80gb."),
-        ("llama-3.1-8b --engine none --max-model-len 32k --kv-cache-dtype fp8",
-         "28 users of 32,768 tokens fit on 1× h100-sxm."),
-        ("llama-3.1-8b --engine none --max-model-len 128k",
-         "3 users of 131,072 tokens fit on 1× h100-sxm."),
-        ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", "2 users of 32,768 tokens fit on 1× rtx-4090."),
-    ],
-)  # fmt: skip
-def test_the_first_sentence_answers(kvcalc: Run, line: str, said: str) -> None:
-    shown = kvcalc(f"fit {line}")
-    assert said in shown.joined
-    smaller = re.search(r"`--kv-cache-dtype (\w+)`, ([\d,]+) users? fit", shown.joined)
-    (record,) = kvcalc(f"fit {line} --format json").records
-    if smaller:
-        (again,) = kvcalc(f"fit {line} --kv-cache-dtype {smaller[1]} --format json").records
-        assert f"{again['max_num_seqs']:,}" == smaller[2]
-        assert record["small_cache_num_seqs"] == again["max_num_seqs"]
-    else:
-        assert record["small_cache_num_seqs"] is None
-
-
 def test_the_longest_context_is_of_what_was_asked(kvcalc: Run) -> None:
     """Of one sequence where no number was given; never beyond what the model is made for, whatever the memory holds."""
     (alone,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --format json").records
@@ -242,13 +159,6 @@ def test_the_longest_context_is_of_what_was_asked(kvcalc: Run) -> None:
     assert alone["longest_context"] == 131_072
     shown = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --max-num-seqs 8").out
     assert f" {eight['max_model_len']:,} " in shown
-
-
-def test_users_are_of_the_replica_and_concurrency_of_a_rank(kvcalc: Run) -> None:
-    line = "fit llama-3.1-8b --engine vllm --max-model-len 32k --format json"
-    (one,), (two,) = kvcalc(line).records, kvcalc(f"{line} --dp 2").records
-    assert two["max_num_seqs"] == 2 * one["max_num_seqs"] and two["max_concurrency"] == one["max_concurrency"]
-    assert "on all GPUs" in kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --dp 2 -v").joined
 
 
 def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Run) -> None:
@@ -262,12 +172,6 @@ def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Ru
     assert "not shared  in CPU memory" in head
     assert "100 more in CPU memory" in shown.joined
     assert "not shared" not in kvcalc(line).out and "in CPU memory" not in kvcalc(line).out
-
-
-def test_advice_of_fewer_bits_names_what_was_published_of_it(kvcalc: Run) -> None:
-    (record,) = kvcalc("fit llama-3.1-8b --gpu l4 --engine vllm --max-model-len 8k --max-num-seqs 10 --format json").records
-    assert "--kv-cache-dtype fp8" in record["advice"] or "--quantization" in record["advice"]
-    assert "vllm.ai/blog/fp8-kvcache" in record["advice_quality"] or "arXiv 2411.02355" in record["advice_quality"]
 
 
 BEYOND = [

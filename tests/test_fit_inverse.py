@@ -3,7 +3,6 @@
 import random
 from typing import Any
 
-import msgspec
 import pytest
 from conftest import Run
 from specs import grouped, latent, of_kinds
@@ -112,13 +111,6 @@ def test_more_sequences_take_more_beside_the_cache() -> None:
     assert not asked("gpt-3-medium", "vllm", "gh200", Parallelism(2), max_model_len=100, max_num_seqs=found.sequences + 1).fits
 
 
-def test_the_greatest_number_is_found_on_either_side_of_the_samplers_step() -> None:
-    """Of 127 requests each takes 50 bytes an entry, of 128 only 38: what 128 fit is asked first."""
-    found = asked("llama-3.1-8b", "vllm", engine_version="0.11", max_model_len=3200, gpu_memory_utilization=0.9)
-    assert found.needed.sequences == 128 - 1 or found.needed.sequences >= 128
-    assert asked("llama-3.1-8b", "vllm", engine_version="0.11", max_model_len=3200, max_num_seqs=found.needed.sequences).fits
-
-
 def test_a_need_that_is_not_given_is_one_and_the_engine_keeps_its_default() -> None:
     """1024 requests of the sampler unless max_num_seqs says fewer; what is required need not be set up for more."""
     plain, given, required = (
@@ -191,18 +183,3 @@ def test_tensorrt_llms_pools() -> None:
     states = of_kinds({"k": Layer(parts=(Mamba2(num_heads=4, head_dim=8, state_size=16),))}, layers=2, max_context=100)
     with pytest.raises(UserError, match="pools of recurrent states are not modelled"):
         asked(states, "trtllm")
-
-
-def test_terms_are_kept_by_all_that_decides_them() -> None:
-    """Of one model and a GPU of the same name, a smaller memory and an eager start have terms of their own."""
-    model, gpu = load_model("llama-3.1-8b"), load_gpu("h100-sxm")
-    half = msgspec.structs.replace(gpu, memory_bytes=gpu.memory_bytes // 2)
-    options = FitOptions(engine="vllm", max_model_len=4096)
-    whole, less = (fit(Deployment(model, g), options) for g in (gpu, half))
-    eager = fit(Deployment(model, gpu), FitOptions(engine="vllm", max_model_len=4096, enforce_eager=True))
-    assert whole.budget.memory == 2 * less.budget.memory
-    ends = [found.remaining["middle"] - found.remaining["low"] for found in (whole, less)]
-    assert ends[0] - ends[1] == int(0.02 * gpu.memory_bytes) - int(0.02 * half.memory_bytes)  # the low end's margin
-    assert "CUDA graphs" in whole.terms.overhead
-    assert "CUDA graphs" not in eager.terms.overhead
-    assert fit(Deployment(load_model("llama-3.1-8b"), gpu), options).remaining == whole.remaining

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Run
 from specs import grouped, of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
@@ -81,13 +80,6 @@ def test_a_network_without_a_gate_holds_what_it_is_and_what_is_made_of_it() -> N
     assert (terms.peak, terms.activation) == ("forward pass", int(8192 * (2 * 600 + 3.8 * 64) * 2) + 32 * MIB)
 
 
-def test_requests_never_exceed_the_tokens_of_a_pass() -> None:
-    assert (
-        asked("llama-3.1-8b", max_num_batched_tokens=512).terms
-        == asked("llama-3.1-8b", max_num_batched_tokens=512, max_num_seqs=512).terms
-    )
-
-
 def test_a_first_start_compiles() -> None:
     """From 0.11.1 a copy of the token table, 151,936 · 1024 in bf16, the L2 cache and the pass's input; not eagerly, not warm."""
     l2 = load_gpu("l40s").l2_bytes
@@ -144,14 +136,6 @@ def test_defaults_of_a_release() -> None:
     }  # fmt: skip
 
 
-def test_the_larger_defaults_are_those_of_70_gib() -> None:
-    """vllm/engine/arg_utils.py: device_memory >= 70 * GiB_bytes."""
-    for size, tokens in ((70 * GIB, 8192), (70 * GIB - 1, 2048)):
-        card = msgspec.structs.replace(load_gpu(H100), memory_bytes=size)
-        found = fit(Deployment(load_model("llama-3.1-8b"), card), FitOptions(engine="vllm", engine_version="0.11"))
-        assert found.settings.max_num_batched_tokens == tokens
-
-
 @pytest.mark.parametrize(
     ("version", "gpu", "model", "tokens", "sequences"),
     [
@@ -193,17 +177,6 @@ def test_the_nearest_older_version_is_taken_and_named() -> None:
     assert "by the rules of 0.12.0" in "".join(asked("qwen3-0.6b", version="0.12.4").notes)
 
 
-@pytest.mark.parametrize("text", ["new", "1", "0.11.x", "0.-1", "0.11.0.0.0"])
-def test_what_is_no_version(text: str) -> None:
-    with pytest.raises(UserError, match="unknown engine-version"):
-        FitOptions(engine="vllm", engine_version=text)
-
-
-def test_an_engine_without_versions(kvcalc: Run) -> None:
-    result = kvcalc("fit llama-3.1-8b --engine llama.cpp --engine-version 0.11")
-    assert (result.code, "no versions are known" in result.err) == (2, True)
-
-
 def test_what_the_allocator_rounds() -> None:
     """Steps of 512; a segment of 2-MiB steps from 10 MiB, whose rest counts up to 1 MiB."""
     assert [allocated(n) for n in (1, 512, 10 * MIB - 1, 10 * MIB, 10 * MIB + 1)] == [
@@ -228,11 +201,6 @@ def test_experts_in_mxfp4_are_padded() -> None:
     stored = 36 * 128 * (2880 * 3 * 720 * 17 // 32 + 2 * (2 * 720 + 2880))
     assert padded - stored < found.terms.extra["padding and rounding"] < padded - stored + 40 * MIB
     assert found.budget.weights / GIB == pytest.approx(17.2217, abs=0.02)
-
-
-def test_a_rotary_table_of_every_position() -> None:
-    """4,096 positions of 16 in two bytes."""
-    assert asked(small()).terms.extra == {"rotary tables": 2 * 4096 * 16}
 
 
 def test_a_vision_tower_is_loaded_unless_no_image_may_come() -> None:

@@ -5,7 +5,6 @@ import pytest
 from kvcalc import Deployment, Parallelism, Precision, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.memory_budget import mtp_weights
-from kvcalc.library.huggingface import model_from
 from kvcalc.model.memory import stage_weight_bytes
 from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import formats_of
@@ -76,19 +75,6 @@ def test_what_is_stored() -> None:
         + hashed
     )
     assert whole / GIB == pytest.approx(148.66, abs=0.02)
-
-
-def test_a_config_stores_the_same() -> None:
-    """As its config says: fp8 with experts in fp4."""
-    config = {
-        "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 5, "vocab_size": 129_280, "expert_dtype": "fp4",
-        "compress_ratios": [0, 0, 4, 128, 4], "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    }  # fmt: skip
-    model = model_from(config, "config.json", "v4")
-    formats = formats_of(model, Precision())
-    found = {name.partition(".")[2]: formats.weight_format(name, w).name for name, w, _ in model.walk()}
-    assert (found["compress_kv"], found["index_weights"], found["mixer_streams"]) == ("bf16", "bf16", "fp32")
-    assert (found["q_up"], found["experts.up"]) == ("fp8_block128", "mxfp4")
 
 
 def test_tables_and_buffers() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcalc import UserError
-from kvcalc.capacity.allocations import FreeList, external, paged, read_lengths, sample_lengths
+from kvcalc.capacity.allocations import external, paged, read_lengths, sample_lengths
 
 
 def test_a_slot_of_the_longest_length() -> None:
@@ -125,30 +125,6 @@ def test_the_simulated_allocator_slot_by_slot(lengths: list[int], capacity: int,
     assert (found.requests, found.failures) == (requests, len(free))
     assert found.free * capacity * len(free) == pytest.approx(sum(free))
     assert found.largest * capacity * len(free) == pytest.approx(sum(largest))
-
-
-def test_holes_in_many_runs_are_those_of_one_list() -> None:
-    """Against a plain sorted list, over so many holes that runs are cut, emptied and joined."""
-    chance, holes = random.Random(1), FreeList(100_000)
-    plain, living = [(0, 100_000)], []
-    for _ in range(6000):
-        if chance.random() < 0.55:
-            need = chance.randint(1, 60)
-            start = next((s for s, size in plain if size >= need), -1)
-            assert holes.take(need) == start
-            if start >= 0:
-                living.append((start, need))
-                plain = [(s + need, n - need) if s == start else (s, n) for s, n in plain if s != start or n > need]
-        elif living:
-            start, size = living.pop(chance.randrange(len(living)))
-            holes.release(start, size)
-            joined: list[tuple[int, int]] = []
-            for s, n in sorted([*plain, (start, size)]):
-                if joined and sum(joined[-1]) == s:
-                    s, n = joined[-1][0], joined.pop()[1] + n
-                joined.append((s, n))
-            plain = joined
-        assert (holes.free, holes.largest) == (sum(n for _, n in plain), max((n for _, n in plain), default=0))
 
 
 def test_long_lists_of_lengths_take_no_longer(kvcalc: Run, tmp_path: Path) -> None:

@@ -47,22 +47,6 @@ def test_table_and_pictures(kvcalc: Run, tmp_path: Path) -> None:
     assert "context, tokens" in text
 
 
-def test_pictures_of_several_say_above_them_what_they_share(kvcalc: Run) -> None:
-    """128 KiB a token: 8,192 are 1 GiB, 131,072 are 15 GiB more, 5,000 are 0.39 GiB fewer, and no whole number of 1,024."""
-    line = "fit llama-3.1-8b --engine none --gpu h100,h200 --matrix"
-    line += " --max-num-seqs 1,100000 --max-model-len 8k,5000,131072 --plot -"
-    drawn = kvcalc(line).out.splitlines()
-    assert drawn[0] == "What fits of llama-3.1-8b"
-    heads = [n for n, text in enumerate(drawn) if text in ("1× h100-sxm", "1× h200")]
-    assert [drawn[n + 1].split() for n in heads] == [["users", "8k", "5,000", "128k"]] * 2
-    assert drawn[heads[0] + 3].split() == ["1", "55.7", "56.1", "40.7"]
-    assert drawn[heads[0] + 2].split()[1].startswith("−")
-    split = kvcalc("fit llama-3.1-70b --gpu h200 --tp 2,4 --matrix --max-num-seqs 1 --max-model-len 8k --plot -").out.splitlines()
-    assert split[0] == "What fits of llama-3.1-70b" and {"2× h200", "4× h200"} <= {*split}
-    models = kvcalc("fit llama-3.1-8b qwen3-8b --matrix --max-num-seqs 1 --max-model-len 8k --plot -").out.splitlines()
-    assert models[0] == "What fits on 1× h100-sxm" and {"llama-3.1-8b", "qwen3-8b"} <= {*models}
-
-
 @pytest.mark.parametrize(
     "options",
     ["--engine vllm --tp 2", "--engine sglang --gpu h200", "--engine llama.cpp", "--engine trtllm --pp 2 --tp 2", "--dp 2 --tp 2",

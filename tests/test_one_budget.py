@@ -1,7 +1,5 @@
 """The same deployment has the same KV cache budget, and the same users, in every command."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,27 +58,6 @@ def test_a_plan_holds_what_fit_holds(kvcalc: Run, model: str, gpu: str, engine: 
     fitted = last(kvcalc, f"fit {deployed} --context {CONTEXT} {setup}")
     budget = fitted["kv_budget_low_bytes"] or fitted["kv_budget_bytes"]
     assert (planned["kv_budget_low_bytes"], planned["capacity_sequences"]) == (budget, fitted["capacity_sequences"])
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "none"])
-def test_every_section_of_a_page_says_the_same(kvcalc: Run, tmp_path: Path, engine: str) -> None:
-    """`fit` and `compare` on a page: users of the model's own attention."""
-    target = tmp_path / "page.html"
-    assert kvcalc(f"report llama-3.1-8b --context 32k --engine {engine} -o {target}").code == 0
-    fitted = last(kvcalc, f"fit llama-3.1-8b --context 32k --engine {engine}")
-    page = target.read_text("utf-8")
-    tables = re.findall(r"<table.*?</table>", page, re.DOTALL)
-    rows = [_cells(table) for table in tables if "users" in table]
-    assert len(rows) == 2
-    for head, own in rows:
-        assert own[head.index("users")] == str(fitted["max_num_seqs"])
-
-
-def _cells(table: str) -> tuple[list[str], list[str]]:
-    """The heading of a table, and the first row of it."""
-    lines = re.findall(r"<tr.*?</tr>", table, re.DOTALL)
-    head, own = ([re.sub("<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", line, re.DOTALL)] for line in lines[:2])
-    return head, own
 
 
 def test_a_draft_takes_of_the_same_budget(kvcalc: Run) -> None:
