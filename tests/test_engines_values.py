@@ -116,8 +116,8 @@ TOY = Engine(
 
 def test_an_engine_is_a_value(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 layers of 4096 B a token; 0.9 of what the terms and 0.7 GiB of context leave of the memory."""
-    monkeypatch.setitem(ENGINES, "toy", TOY)
-    line = "fit llama-3.1-8b --engine toy --max-model-len 1000 --weight-bytes 16GiB --activation-bytes 1GiB --overhead-bytes 0"
+    monkeypatch.setitem(ENGINES, "none", TOY)
+    line = "fit llama-3.1-8b --engine none --max-model-len 1000 --weight-bytes 16GiB --activation-bytes 1GiB --overhead-bytes 0"
     (record,) = kvcalc(line + " --format json").records
     left = H100.memory_bytes - 7 * GIB // 10 - 17 * GIB
     assert record["kv_budget_bytes"] == int(left * 0.9)
@@ -126,5 +126,5 @@ def test_an_engine_is_a_value(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert (record["max_num_batched_tokens"], record["utilization_of"]) == (100, "remaining")
     assert "6. What fits" in kvcalc(line + " --explain").out
     assert "toy has no cache dtype 'q8_0'" in kvcalc(line + " --kv-cache-dtype q8_0").err
-    assert "Toy has no pages for CSA 1:4" in kvcalc("fit deepseek-v4-flash --engine toy").err
+    assert "Toy has no pages for CSA 1:4" in kvcalc("fit deepseek-v4-flash --engine none").err
     assert "Engines that do: vllm" in kvcalc(line + " --num-gpu-blocks-override 3").err
