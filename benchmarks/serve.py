@@ -13,7 +13,7 @@ from bench import Line, cpu_seconds
 
 from kvcalc import load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.serving.arrivals import sample_workload
+from kvcalc.serving.requests import sample_workload
 from kvcalc.serving.server import SimulationResult, serve
 from kvcalc.timing.calibration import load_calibration
 from kvcalc.timing.deployment import TimedDeployment

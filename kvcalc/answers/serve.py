@@ -66,7 +66,7 @@ def serve_answer(
         load: Values of `Workload` by name. Without a rate, a trace or clients, rates are swept.
     """
     from kvcalc.report.text.progress import progress_bar
-    from kvcalc.serving.arrivals import sample_workload
+    from kvcalc.serving.requests import sample_workload
 
     loads = every(Workload, load)
     check_number("runs", MAX_RUNS, deployments, scheduling, loads)

@@ -3,19 +3,12 @@
 import math
 from collections import deque
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import NamedTuple
 
-from kvcalc.errors import UserError
-from kvcalc.question.serving_options import INFERENCEX, MAX_REQUESTS, Workload
+from kvcalc.question.serving_options import Workload
 from kvcalc.serving.cache_accounting import Log, Pool
 from kvcalc.serving.decoding import RunningRequest
-from kvcalc.serving.requests import (
-    Requests,
-    parse_lengths,
-    read_requests,
-    sample_requests,
-)
+from kvcalc.serving.requests import Requests
 from kvcalc.timing.calibration import EngineOverheads
 
 
@@ -62,13 +55,24 @@ class ArrivalQueue:
         self,
         requests: Requests,
         pool: Pool,
-        log: Log,
+        times: Log,
         clients: Clients = Clients(),  # noqa: B008
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
+        """Queue every `num_ranks`-th request, from request `rank` on.
+
+        Args:
+            times: Log of all requests.
+            clients: Clients of all requests.
+        """
+        requests = requests.select(slice(rank, None, num_ranks))
+        clients = clients.for_rank(rank, num_ranks)
+        self.log = times.for_rank(rank, num_ranks)
+        self.num_ranks = num_ranks
         self.inputs: list[int] = requests.input_len.tolist()
         self.outputs: list[int] = requests.output_len.tolist()
         self.fits: list[bool] = pool.fits(requests.input_len + requests.output_len - 1).tolist()
-        self.log = log
         self.clients = clients
         self.due = requests.arrival_s
         self.done = 0
@@ -78,6 +82,10 @@ class ArrivalQueue:
         columns = (column.tolist() for column in (arrivals[order], order, self.due[order]))
         # heap of (arrival, index, sent); a sorted list is a heap
         self.coming: list[tuple[float, int, float]] = list(zip(*columns, strict=True))
+
+    def request(self, index: int) -> int:
+        """Return the index of a request among the requests of all ranks."""
+        return self.log.rank + index * self.num_ranks
 
     def admit(self, now: float) -> list[int]:
         """Return the requests that have arrived by `now`, without requests that can never fit."""
@@ -179,10 +187,6 @@ class WaitingRequests:
         return tokens
 
 
-DEFAULT_PROMPTS = 1000  # default number of requests
-ROUNDS = 10  # requests per client of a benchmark
-
-
 def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
     """Return the clients, with the seconds that a request takes to reach the engine."""
     clients = Clients(load.max_concurrency, load.think_time)
@@ -190,30 +194,4 @@ def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
         return clients
     return clients._replace(
         path_s=engine.path_us / 1e6, path_s_per_token=engine.path_token_us / 1e6
-    )
-
-
-def sample_workload(load: Workload) -> Requests:
-    """Return the requests of a workload, read from a trace or drawn.
-
-    Raises:
-        UserError: Options contradict each other or are out of range.
-    """
-    if load.requests:
-        if load.rate != math.inf:
-            raise UserError("requests and rate exclude each other: a trace has its own times")
-        max_rows = load.num_prompts or MAX_REQUESTS
-        return read_requests(Path(load.requests), max_rows, not load.max_concurrency)
-    inputs = parse_lengths(load.input_len, "input length")
-    outputs = parse_lengths(load.output_len, "output length")
-    if load.client == INFERENCEX:
-        inputs, outputs = inputs.spread(), outputs.spread()
-    default = ROUNDS * load.max_concurrency if load.is_benchmark else DEFAULT_PROMPTS
-    return sample_requests(
-        load.num_prompts or default,
-        inputs,
-        outputs,
-        load.rate,
-        load.burstiness,
-        load.seed,
     )

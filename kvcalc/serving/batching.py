@@ -22,7 +22,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from kvcalc.serving.arrivals import ArrivalQueue, WaitingRequests
-from kvcalc.serving.cache_accounting import CacheGrowth, Log, PassRow, Pool, constant_growth
+from kvcalc.serving.cache_accounting import CacheGrowth, PassRow, Pool, constant_growth
 from kvcalc.serving.decoding import (
     MIXED,
     Decoding,
@@ -59,12 +59,12 @@ class ServerSetup(NamedTuple):
 class Static:
     """The state of a server with static batching."""
 
-    def __init__(self, queue: ArrivalQueue, setup: ServerSetup, log: Log) -> None:
+    def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         self.queue = queue
         self.pool = setup.pool
         self.steps = cast("StepTimer", setup.steps)
         self.limits = setup.limits
-        self.log = log
+        self.log = queue.log
         self.now = 0.0
         self.waiting: deque[int] = deque()
 
@@ -168,19 +168,19 @@ class Continuous:
         unchecked: Decode passes since the last check for arrivals.
     """
 
-    def __init__(self, queue: ArrivalQueue, setup: ServerSetup, log: Log) -> None:
+    def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         pool, steps = setup.pool, cast("MixedStepTimer", setup.steps)
         self.queue = queue
         self.pool = pool
         self.steps = steps
         self.limits = setup.limits
         self.scheduling = setup.scheduling
-        self.log = log
+        self.log = queue.log
         self.prefixes = setup.make_prefixes() if setup.make_prefixes else None
         self.allocated = memoryview(pool.allocated)
         self.stored = memoryview(pool.stored)
         self.decoding: Decoding = (
-            SpeculativeDecoding(pool, steps.drafting, log)
+            SpeculativeDecoding(pool, steps.drafting, self.log)
             if isinstance(steps, SpeculativeStepTimer)
             else LockstepDecoding(pool, max(queue.outputs, default=1))
         )

@@ -18,6 +18,7 @@ CACHES = ("paged", "contiguous")
 DEFAULT_BLOCK_SIZE = 16  # tokens, if the engine's cache has no blocks
 MEAN_BLOCKS = 1024  # blocks over which the bytes of a shared block are averaged
 MAX_ROWS = 20_000  # rows of a timeline
+TIMES = ("arrived", "scheduled", "decode_scheduled", "first", "finished")
 
 
 class Pool(NamedTuple):
@@ -155,6 +156,12 @@ class Log:
     is dropped.
 
     Attributes:
+        arrived: Seconds at which each request was sent.
+        scheduled: Seconds at which its first pass begins.
+        decode_scheduled: Seconds at which its first pass on a separate decode rank begins.
+        first: Seconds of its first token.
+        finished: Seconds of its last token.
+        rejected: Whether it can never fit.
         slots: Token slots of the passes run.
         padded: Token slots that contain padding.
         prefill_tokens: Prompt tokens, including recomputed tokens.
@@ -168,7 +175,8 @@ class Log:
     """
 
     def __init__(self, count: int, rank: int = 0) -> None:
-        self.arrived, self.scheduled, self.first, self.finished = np.full((4, count), np.nan)
+        times = np.full((len(TIMES), count), np.nan)
+        self.arrived, self.scheduled, self.decode_scheduled, self.first, self.finished = times
         self.rejected = np.zeros(count, dtype=bool)
         self.rank = rank
         self.stride = 1
@@ -180,6 +188,13 @@ class Log:
         self.peak = self.largest = 0
         self.allocated_byte_s = self.stored_byte_s = 0.0
         self.busy_s = self.sequences_s = 0.0
+
+    def for_rank(self, rank: int, num_ranks: int) -> "Log":
+        """Return the log of a rank, whose times are views of every `num_ranks`-th request's."""
+        log = Log(0, rank)
+        for name in (*TIMES, "rejected"):
+            setattr(log, name, getattr(self, name)[rank::num_ranks])
+        return log
 
     def add(self, row: PassRow, growth: CacheGrowth, padded: int = 0) -> None:
         """Record consecutive passes.

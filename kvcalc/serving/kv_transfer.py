@@ -11,15 +11,13 @@ never runs past the time at which another server may still send it a request.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcalc.serving.arrivals import ArrivalQueue, Clients
 from kvcalc.serving.batching import Continuous, ServerSetup
-from kvcalc.serving.cache_accounting import Log, Pool
+from kvcalc.serving.cache_accounting import Log
 from kvcalc.serving.requests import Requests
-
-TIMES = ("arrived", "scheduled", "first", "finished", "rejected")
 
 
 class KVTransfer(NamedTuple):
@@ -42,43 +40,23 @@ class DecodeArrivals(ArrivalQueue):
     """
 
     is_computed = True
-
-    def __init__(self, requests: Requests, pool: Pool, log: Log, num_ranks: int) -> None:
-        super().__init__(requests, pool, log)
-        self.coming = []
-        self.num_ranks = num_ranks
-        self.senders: Sequence[PrefillArrivals] = ()
+    senders: "list[PrefillArrivals]"
 
     def leave(self, index: int, now: float) -> None:
         super().leave(index, now)
-        self.senders[(self.log.rank + index * self.num_ranks) % len(self.senders)].answer(now)
+        self.senders[self.request(index) % len(self.senders)].answer(now)
 
 
 class PrefillArrivals(ArrivalQueue):
     """Admits requests for their first token, then sends them to a decode rank.
 
-    Args:
+    Attributes:
         receivers: Arrivals of the decode ranks.
-        num_ranks: Number of prefill ranks of all replicas.
         transfer_s: As `KVTransfer.seconds`.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        pool: Pool,
-        log: Log,
-        clients: Clients,
-        receivers: Sequence[DecodeArrivals],
-        num_ranks: int,
-        transfer_s: Callable[[int], float],
-    ) -> None:
-        super().__init__(requests, pool, log, clients)
-        self.receivers = receivers
-        self.num_ranks = num_ranks
-        self.transfer_s = transfer_s
-        self.answer_lens = self.outputs
-        self.outputs = [1] * len(self.outputs)
+    receivers: list[DecodeArrivals]
+    transfer_s: Callable[[int], float]
 
     def leave(self, index: int, now: float) -> None:
         """Send a computed prompt to its decode rank.
@@ -86,12 +64,11 @@ class PrefillArrivals(ArrivalQueue):
         An answer of one token is complete when its token arrives.
         """
         arrival = now + self.transfer_s(self.inputs[index])
-        request = self.log.rank + index * self.num_ranks
         self.log.first[index] = arrival
-        receiver = self.receivers[request % len(self.receivers)]
-        if self.answer_lens[index] > 1:
-            sent = float(self.log.arrived[index])
-            receiver.come(arrival, request // len(self.receivers), sent)
+        position, rank = divmod(self.request(index), len(self.receivers))
+        receiver = self.receivers[rank]
+        if receiver.outputs[position] > 1:
+            receiver.come(arrival, position, float(self.log.arrived[index]))
             return
         self.log.finished[index] = arrival
         self.answer(arrival)
@@ -109,36 +86,30 @@ class DisaggregatedServer:
         setup: ServerSetup,
         clients: Clients,
         transfer: KVTransfer,
+        times: Log,
     ) -> None:
         num_decode = setup.steps.ranks
         num_prefill = num_decode * transfer.replicas
         # whether answers trigger new requests, so that decode servers wait for each other
         self.is_closed = bool(clients.concurrency)
-        times = Log(len(requests))
-        receivers: list[DecodeArrivals] = []
-        for rank in range(min(num_decode, len(requests))):
-            log = _shared_log(times, rank, num_decode)
-            # when decoding may start; logs of prompts have the start of work
-            log.scheduled = log.scheduled.copy()
-            part = requests.for_rank(rank, num_decode)
-            receivers.append(DecodeArrivals(part, setup.pool, log, num_decode))
-        senders = [
-            PrefillArrivals(
-                requests=requests.for_rank(rank, num_prefill),
-                pool=setup.pool,
-                log=_shared_log(times, rank, num_prefill),
-                clients=clients.for_rank(rank, num_prefill),
-                receivers=receivers,
-                num_ranks=num_prefill,
-                transfer_s=transfer.seconds,
-            )
+        receivers = [
+            DecodeArrivals(requests, setup.pool, times, Clients(), rank, num_decode)
+            for rank in range(min(num_decode, len(requests)))
+        ]
+        self.senders = [
+            PrefillArrivals(requests, setup.pool, times, clients, rank, num_prefill)
             for rank in range(min(num_prefill, len(requests)))
         ]
         for receiver in receivers:
-            receiver.senders = senders
-        self.senders = senders
-        self.prompts = [Continuous(queue, setup, queue.log) for queue in senders]
-        self.decodes = [Continuous(queue, setup, queue.log) for queue in receivers]
+            receiver.coming = []
+            receiver.senders = self.senders
+            receiver.log.scheduled = receiver.log.decode_scheduled
+        for sender in self.senders:
+            sender.outputs = [1] * len(sender.outputs)
+            sender.receivers = receivers
+            sender.transfer_s = transfer.seconds
+        self.prompts = [Continuous(queue, setup) for queue in self.senders]
+        self.decodes = [Continuous(queue, setup) for queue in receivers]
 
     @property
     def done(self) -> int:
@@ -155,11 +126,3 @@ class DisaggregatedServer:
             server.horizon = min(times if self.is_closed else times[: len(self.prompts)])
         server.run()
         return any(sender.is_open for sender in self.senders)
-
-
-def _shared_log(times: Log, rank: int, num_ranks: int) -> Log:
-    """Return the log of a rank, whose times are views of every `num_ranks`-th of `times`."""
-    log = Log(0, rank)
-    for name in TIMES:
-        setattr(log, name, getattr(times, name)[rank::num_ranks])
-    return log

@@ -40,11 +40,11 @@ def summary(
         name: sum(getattr(log, name) for log in (*logs, *served.prefill))
         for name in ("padded", "slots", *PASS_TOTALS)
     }
-    finished = gather(served, "finished")
-    is_done = finished == finished
-    finished = finished[is_done]
-    arrived, scheduled, first = (
-        gather(served, name)[is_done] for name in ("arrived", "scheduled", "first")
+    times = served.times
+    is_done = ~np.isnan(times.finished)
+    arrived, scheduled, first, finished = (
+        column[is_done]
+        for column in (times.arrived, times.scheduled, times.first, times.finished)
     )
     out = requests.output_len[is_done]
     completed, out_tokens = len(out), int(out.sum())
@@ -60,7 +60,7 @@ def summary(
     return {
         "requests": len(requests),
         "completed": completed,
-        "rejected": sum(int(log.rejected.sum()) for log in logs),
+        "rejected": int(times.rejected.sum()),
         "input_tokens": in_tokens,
         "output_tokens": out_tokens,
         "duration_s": span,
@@ -92,8 +92,7 @@ def _prefill_fields(served: Served, span: float) -> dict[str, float | None]:
     utilization = queueing = None
     if served.prefill:
         utilization = _utilization(served.prefill, span)
-        scheduled = _all_ranks(served.logs, "scheduled", len(served.requests))
-        wait = scheduled - gather(served, "first")
+        wait = served.times.decode_scheduled - served.times.first
         queueing = mean(wait[wait == wait])
     return {"prefill_utilization": utilization, "decode_queueing_mean_s": queueing}
 
@@ -119,22 +118,6 @@ def _utilization(logs: Sequence[Log], span: float) -> float | None:
     """Return the share of `span` seconds in which the ranks work, at most 1."""
     busy_s = sum(log.busy_s for log in logs)
     return min(1.0, busy_s / (span * len(logs))) if span else None
-
-
-def gather(served: Served, name: str) -> Any:
-    """Return a column of all ranks' logs, in the order of the requests.
-
-    With disaggregated prefill, `scheduled` comes from the prefill ranks.
-    """
-    logs = served.prefill if name == "scheduled" and served.prefill else served.logs
-    return _all_ranks(logs, name, len(served.requests))
-
-
-def _all_ranks(logs: Sequence[Log], name: str, count: int) -> Any:
-    column = np.full(count, np.nan)
-    for rank, log in enumerate(logs):
-        column[rank :: len(logs)] = getattr(log, name)
-    return column
 
 
 def mean(values: Any) -> float | None:

@@ -8,7 +8,7 @@ import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.serving.arrivals import sample_workload
+from kvcalc.serving.requests import sample_workload
 from kvcalc.serving.server import Server, SimulationResult
 from kvcalc.timing.deployment import TimedDeployment
 

@@ -9,12 +9,13 @@ loop send requests in their order, so their trace needs no arrival_s.
 import csv
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +23,14 @@ from kvcalc.capacity.allocations import lognormal
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.question.options import number_or_nan
-from kvcalc.question.serving_options import MAX_REQUESTS
+from kvcalc.question.serving_options import INFERENCEX, MAX_REQUESTS, Workload
 from kvcalc.units import parse_tokens
 
 MAX_BYTES, MAX_SECONDS = 256 << 20, 1e12
 MAX_LEN = 1 << 20  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
 MIN_SHARE = 0.8  # minimum share of the nominal length in InferenceX
+DEFAULT_PROMPTS = 1000  # default number of requests
+ROUNDS = 10  # requests per client of a benchmark
 PLAIN = ("arrival_s", "input_len", "output_len")
 AZURE = ("timestamp", "contexttokens", "generatedtokens")
 
@@ -64,10 +67,6 @@ class Requests:
         """Return the requests of a slice, or of an array of indices."""
         return Requests(*(column[index] for column in vars(self).values()))
 
-    def for_rank(self, rank: int, num_ranks: int) -> "Requests":
-        """Return every `num_ranks`-th request: the requests of one rank."""
-        return self.select(slice(rank, None, num_ranks))
-
 
 def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) -> Requests:
     """Return the first `max_rows` requests of a trace.
@@ -78,68 +77,58 @@ def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) 
     Raises:
         UserError: The trace is wrong. The error names the file and the line.
     """
-    rows = [*islice(_rows(read_text(path, MAX_BYTES), str(path), timed), max_rows)]
+    text = read_text(path, MAX_BYTES)
+    if not text.strip():
+        raise UserError("is empty", str(path))
+    reader = csv.reader(io.StringIO(text))
+    try:
+        rows = [*islice(_rows(reader, str(path), timed), max_rows)]
+    except csv.Error as error:
+        where = f"{path}, line {reader.line_num}"
+        raise UserError(f"is not CSV: {error}", where) from None
     if not rows:
         raise UserError("holds no requests", str(path))
     arrivals, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
     return Requests(arrivals, inputs, outputs)
 
 
-def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int]]:
+def _rows(reader: Any, where: str, timed: bool) -> Iterator[tuple[float, int, int]]:
     """Yield arrival in seconds, tokens of the prompt and tokens of the answer of each row."""
-    if not text.strip():
-        raise UserError("is empty", where)
-    reader = csv.reader(io.StringIO(text))
+    header = [name.strip().lower() for name in next(reader)]
+    has_timestamps = AZURE[0] in header and PLAIN[0] not in header
+    names = AZURE if has_timestamps else PLAIN
+    _check_columns(header, names, f"{where}, line 1", timed)
+    columns = {name: header.index(name) for name in names if name in header}
     start = None
     last = 0.0
-    try:
-        header = [name.strip().lower() for name in next(reader)]
-        has_timestamps = AZURE[0] in header and PLAIN[0] not in header
-        names = AZURE if has_timestamps else PLAIN
-        _check_columns(header, names, f"{where}, line 1", timed)
-        columns = {name: header.index(name) for name in names if name in header}
-        min_cells = 1 + max(columns.values())
-        for row in reader:
-            cells = [cell.strip() for cell in row]
-            if not any(cells):
-                continue
-            line = f"{where}, line {reader.line_num}"
-            if len(cells) < min_cells:
-                raise UserError(
-                    f"has {len(cells)} cells, and the header names {len(header)}", line
-                )
-            first, prompt, answer = (
-                cells[columns[name]] if name in columns else "0" for name in names
-            )
-            if has_timestamps:
-                try:
-                    stamp = datetime.fromisoformat(first)
-                    start = start or stamp
-                    arrival = (stamp - start).total_seconds()
-                except (TypeError, ValueError):
-                    what = f"TIMESTAMP {first!r} is not a date and time like the others"
-                    raise UserError(what, line, "Write 2023-11-16 18:17:03.979") from None
-            else:
-                arrival = number_or_nan(first)
-                if not 0 <= arrival <= MAX_SECONDS:
-                    raise UserError(
-                        f"arrival_s {first!r} is not a number of seconds from 0 up",
-                        line,
-                    )
-            if arrival < last:
-                raise UserError(
-                    f"arrival {first} comes before that of the request above: the trace is not "
-                    "sorted",
-                    line,
-                )
-            last = arrival
-            yield (
-                arrival,
-                _tokens("input_len", prompt, line),
-                _tokens("output_len", answer, line),
-            )
-    except csv.Error as error:
-        raise UserError(f"is not CSV: {error}", f"{where}, line {reader.line_num}") from None
+    for row in reader:
+        cells = [cell.strip() for cell in row]
+        if not any(cells):
+            continue
+        line = f"{where}, line {reader.line_num}"
+        if len(cells) <= max(columns.values()):
+            raise UserError(f"has {len(cells)} cells, and the header names {len(header)}", line)
+        first, prompt, answer = (
+            cells[columns[name]] if name in columns else "0" for name in names
+        )
+        if has_timestamps:
+            try:
+                stamp = datetime.fromisoformat(first)
+                start = start or stamp
+                arrival = (stamp - start).total_seconds()
+            except (TypeError, ValueError):
+                what = f"TIMESTAMP {first!r} is not a date and time like the others"
+                raise UserError(what, line, "Write 2023-11-16 18:17:03.979") from None
+        else:
+            arrival = number_or_nan(first)
+            if not 0 <= arrival <= MAX_SECONDS:
+                what = f"arrival_s {first!r} is not a number of seconds from 0 up"
+                raise UserError(what, line)
+        if arrival < last:
+            what = f"arrival {first} comes before that of the request above"
+            raise UserError(f"{what}: the trace is not sorted", line)
+        last = arrival
+        yield arrival, _tokens("input_len", prompt, line), _tokens("output_len", answer, line)
 
 
 def _check_columns(header: Sequence[str], names: Sequence[str], line: str, timed: bool) -> None:
@@ -166,56 +155,45 @@ def _tokens(name: str, text: str, line: str) -> int:
     return int(value)
 
 
-SPELLINGS = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
+def length_sampler(text: str, what: str, is_spread: bool = False) -> Callable[[Any, int], Any]:
+    """Return a function of a random generator and a count, which returns lengths as int64.
 
+    Args:
+        text: `1000`, `uniform:a,b` or `lognormal:mean,p99`.
+        is_spread: Whether a fixed length n is uniform from 0.8 · n to n, as in InferenceX.
 
-class LengthDistribution(NamedTuple):
-    """A distribution of lengths in tokens.
-
-    Attributes:
-        kind: `fixed` (always a), `uniform` (a to b) or `lognormal` (mean a, 99th percentile b).
+    Raises:
+        UserError: The text is no distribution.
     """
-
-    kind: str
-    a: int
-    b: int
-
-    def draw(self, rng: Any, count: int) -> Any:
-        """Return `count` lengths of at least one token, as int64."""
-        if self.kind == "fixed":
-            return np.full(count, self.a, dtype=np.int64)
-        if self.kind == "uniform":
-            return rng.integers(self.a, self.b, size=count, endpoint=True)
-        shape = lognormal(self.a, self.b)
-        drawn = rng.lognormal(shape.mu, shape.sigma, count)
-        return np.clip(np.rint(drawn), 1, MAX_LEN).astype(np.int64)
-
-    def spread(self) -> "LengthDistribution":
-        """Return a fixed length as the uniform distribution that InferenceX draws; others
-        unchanged."""
-        if self.kind != "fixed":
-            return self
-        return LengthDistribution("uniform", max(1, int(MIN_SHARE * self.a)), self.a)
-
-
-def parse_lengths(text: str, what: str) -> LengthDistribution:
-    """Parse `1000`, `uniform:a,b` or `lognormal:mean,p99`. Raises UserError on anything else."""
     kind, _, rest = text.strip().partition(":")
     if not rest:
-        length = parse_tokens(text, what)
-        return LengthDistribution("fixed", _short(length, what), 0)
+        high = _parse_length(text, what)
+        low = max(1, int(MIN_SHARE * high)) if is_spread else high
+        return partial(_draw_uniform, low, high)
     parts = rest.split(",")
+    spellings = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
     if kind not in ("uniform", "lognormal") or len(parts) != 2:
-        raise UserError(f"{what} {text!r} is no distribution of lengths", hint=SPELLINGS)
-    a, b = (_short(parse_tokens(part, what), what) for part in parts)
-    if b < a:
-        raise UserError(f"{what} {text!r}: {b:,} is below {a:,}", hint=SPELLINGS)
-    if kind == "lognormal":
-        lognormal(a, b)
-    return LengthDistribution(kind, a, b)
+        raise UserError(f"{what} {text!r} is no distribution of lengths", hint=spellings)
+    low, high = (_parse_length(part, what) for part in parts)
+    if high < low:
+        raise UserError(f"{what} {text!r}: {high:,} is below {low:,}", hint=spellings)
+    if kind == "uniform":
+        return partial(_draw_uniform, low, high)
+    shape = lognormal(low, high)
+
+    def draw(rng: Any, count: int) -> Any:
+        lengths = np.rint(rng.lognormal(shape.mu, shape.sigma, count))
+        return np.clip(lengths, 1, MAX_LEN).astype(np.int64)
+
+    return draw
 
 
-def _short(length: int, what: str) -> int:
+def _draw_uniform(low: int, high: int, rng: Any, count: int) -> Any:
+    return rng.integers(low, high, size=count, endpoint=True)
+
+
+def _parse_length(text: str, what: str) -> int:
+    length = parse_tokens(text, what)
     if length > MAX_LEN:
         raise UserError(
             f"{what} {length:,} is more than the {MAX_LEN:,} tokens that a simulation takes"
@@ -223,34 +201,41 @@ def _short(length: int, what: str) -> int:
     return length
 
 
-def sample_requests(
-    count: int,
-    inputs: LengthDistribution,
-    outputs: LengthDistribution,
-    rate: float = math.inf,
-    burstiness: float = 1.0,
-    seed: int = 0,
-) -> Requests:
-    """Return `count` requests that arrive at `rate` per second.
+def sample_workload(load: Workload) -> Requests:
+    """Return the requests of a workload, read from a trace or drawn.
 
     Intervals are gamma distributed with shape `burstiness` and mean 1/rate, as in vLLM's benchmark.
     A burstiness of 1 is a Poisson process. Below 1, requests come in bursts; above 1, they come
-    more regularly. With an infinite rate, all requests arrive at time 0. Arrivals and lengths are
-    drawn independently, so the same seed gives the same lengths at any rate.
+    more regularly. Arrivals and lengths are drawn independently, so the same seed gives the same
+    lengths at any rate.
 
     Raises:
-        UserError: An argument is out of range.
+        UserError: Options contradict each other or are out of range.
     """
-    if not 1 <= count <= MAX_REQUESTS:
-        raise UserError(f"number of prompts {count} is outside 1 to {MAX_REQUESTS:,}")
-    if not (1e-6 <= rate <= 1e9 or rate == math.inf):
-        raise UserError(f"rate {rate:g} is outside 0.000001 to 10^9 requests per second")
-    if not 1e-3 <= burstiness <= 1e6:
-        raise UserError(f"burstiness {burstiness:g} is outside 0.001 to 10^6")
-    if not 0 <= seed < 1 << 63:
-        raise UserError(f"seed {seed} is not a whole number from 0 up")
-    arrival_rng, input_rng, output_rng = (np.random.default_rng([seed, n]) for n in range(3))
+    is_timed = load.rate != math.inf
+    if load.requests:
+        if is_timed:
+            raise UserError("requests and rate exclude each other: a trace has its own times")
+        max_rows = load.num_prompts or MAX_REQUESTS
+        return read_requests(Path(load.requests), max_rows, not load.max_concurrency)
+    is_spread = load.client == INFERENCEX
+    draw_inputs = length_sampler(load.input_len, "input length", is_spread)
+    draw_outputs = length_sampler(load.output_len, "output length", is_spread)
+    default = ROUNDS * load.max_concurrency if load.is_benchmark else DEFAULT_PROMPTS
+    count = load.num_prompts or default
+    for name, value, low, high in (
+        ("number of prompts", count, 1, MAX_REQUESTS),
+        ("requests per second", load.rate if is_timed else 1.0, 1e-6, 1e9),
+        ("burstiness", load.burstiness, 1e-3, 1e6),
+        ("seed", load.seed, 0, (1 << 63) - 1),
+    ):
+        if not low <= value <= high:
+            raise UserError(f"{name} {value:g} is outside {low:g} to {high:g}")
+    arrival_rng, input_rng, output_rng = (
+        np.random.default_rng([load.seed, n]) for n in range(3)
+    )
     arrivals = np.zeros(count)
-    if rate != math.inf:
-        arrivals = arrival_rng.gamma(burstiness, 1 / (rate * burstiness), count).cumsum()
-    return Requests(arrivals, inputs.draw(input_rng, count), outputs.draw(output_rng, count))
+    if is_timed:
+        scale = 1 / (load.rate * load.burstiness)
+        arrivals = arrival_rng.gamma(load.burstiness, scale, count).cumsum()
+    return Requests(arrivals, draw_inputs(input_rng, count), draw_outputs(output_rng, count))

@@ -16,7 +16,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
-from kvcalc.serving.arrivals import Clients, clients_of, sample_workload
+from kvcalc.serving.arrivals import Clients, clients_of
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
 from kvcalc.serving.decoding import Limits, Scheduling
@@ -25,7 +25,7 @@ from kvcalc.serving.metrics import summary
 from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.published_runs import scheduling_of
 from kvcalc.serving.request_latency import cost_per_million
-from kvcalc.serving.requests import Requests
+from kvcalc.serving.requests import Requests, sample_workload
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
 from kvcalc.serving.step_timers import (
@@ -427,7 +427,7 @@ def _diverges(load: Workload, served: Served, saturation_rate: float | None) -> 
     has_rate = load.rate != math.inf
     if not load.is_open or not saturation_rate or not (has_rate or count > MIN_TRACE_REQUESTS):
         return None
-    rejected = sum(int(log.rejected.sum()) for log in served.logs)
+    rejected = int(served.times.rejected.sum())
     rate = load.rate if has_rate else served.requests.rate
     return rate * (1 - rejected / count) > saturation_rate
 

@@ -4,8 +4,10 @@ Requests go to the ranks in turn. Each rank has its own queue and memory; a pass
 if the others ran an equal batch. Pipeline stages work on different micro-batches of a pass.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.serving.arrivals import ArrivalQueue, Clients
@@ -22,13 +24,15 @@ class Served(NamedTuple):
     """Simulated requests.
 
     Attributes:
+        times: Log with the times of all requests.
         logs: Log of each rank. Rank r of n processes every n-th request from request r on.
         is_complete: False if Ctrl-C ended the simulation before all requests were done.
         prefill: Logs of the prefill ranks of a disaggregated server. `logs` are then from the
-            decode ranks, and all logs share the times of the requests.
+            decode ranks.
     """
 
     requests: Requests
+    times: Log
     logs: tuple[Log, ...]
     is_complete: bool = True
     prefill: tuple[Log, ...] = ()
@@ -53,27 +57,37 @@ def simulate(
             token of every sequence.
     """
     _check(setup, policy, transfer)
-    num_ranks = setup.steps.ranks
-    servers: Iterator[Continuous | Static | DisaggregatedServer]
+    times = Log(len(requests))
+    servers: Sequence[Continuous | Static | DisaggregatedServer]
     prefill: tuple[Log, ...] = ()
     if transfer:
-        pair = DisaggregatedServer(requests, setup, clients, transfer)
+        pair = DisaggregatedServer(requests, setup, clients, transfer, times)
         logs = tuple(server.log for server in pair.decodes)
         prefill = tuple(server.log for server in pair.prompts)
-        servers = iter((pair,))
+        servers = (pair,)
     else:
-        counts = [len(range(rank, len(requests), num_ranks)) for rank in range(num_ranks)]
-        logs = tuple(Log(count, rank) for rank, count in enumerate(counts) if count)
-        servers = (_rank_server(requests, setup, policy, clients, log) for log in logs)
+        num_ranks = setup.steps.ranks
+        batching = Static if policy == "static" else Continuous
+        servers = ranks = [
+            batching(ArrivalQueue(requests, setup.pool, times, clients, rank, num_ranks), setup)
+            for rank in range(min(num_ranks, len(requests)))
+        ]
+        logs = tuple(server.log for server in ranks)
     is_complete = True
     try:
         for server in servers:
-            _run(server, progress)
+            reported = 0
+            while server.run():
+                if progress and server.done - reported >= PROGRESS_STEP:
+                    progress(server.done - reported)
+                    reported = server.done
+            if progress:
+                progress(server.done - reported)
     except KeyboardInterrupt:
-        if not any((log.finished == log.finished).any() for log in logs):
+        if np.isnan(times.finished).all():
             raise
         is_complete = False
-    return Served(requests, logs, is_complete, prefill)
+    return Served(requests, times, logs, is_complete, prefill)
 
 
 def _check(setup: ServerSetup, policy: str, transfer: KVTransfer | None) -> None:
@@ -91,29 +105,3 @@ def _check(setup: ServerSetup, policy: str, transfer: KVTransfer | None) -> None
             "prompts apart from decodes are simulated under continuous batching",
             hint="Leave --policy out",
         )
-
-
-def _rank_server(
-    requests: Requests, setup: ServerSetup, policy: str, clients: Clients, log: Log
-) -> Continuous | Static:
-    """Return the server of one rank."""
-    num_ranks = setup.steps.ranks
-    part = requests.for_rank(log.rank, num_ranks)
-    queue = ArrivalQueue(part, setup.pool, log, clients.for_rank(log.rank, num_ranks))
-    if policy == "static":
-        return Static(queue, setup, log)
-    return Continuous(queue, setup, log)
-
-
-def _run(
-    server: Continuous | Static | DisaggregatedServer,
-    progress: Callable[[int], None] | None,
-) -> None:
-    """Run a server until all requests are done."""
-    reported = 0
-    while server.run():
-        if progress and server.done - reported >= PROGRESS_STEP:
-            progress(server.done - reported)
-            reported = server.done
-    if progress:
-        progress(server.done - reported)

@@ -25,15 +25,14 @@ SUMS = (
 
 
 def ran(plain: bool, load: Requests, pool: Pool, limits: Limits, clients: int) -> Log:
-    log, clock = Log(len(load)), HandClock(0.5, 0.01)
-    door = ArrivalQueue(load, pool, log, Clients(clients))
+    door = ArrivalQueue(load, pool, Log(len(load)), Clients(clients))
     if plain:
-        run_plainly(door, pool, limits, log, lambda tokens: 0.5 + 0.01 * tokens)
-        return log
-    server = Continuous(door, ServerSetup(pool, HandTimer(clock), limits), log)
+        run_plainly(door, pool, limits, door.log, lambda tokens: 0.5 + 0.01 * tokens)
+        return door.log
+    server = Continuous(door, ServerSetup(pool, HandTimer(HandClock(0.5, 0.01)), limits))
     while server.run():
         pass
-    return log
+    return door.log
 
 
 loads = st.lists(

@@ -14,8 +14,8 @@ from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Pool
 from kvcalc.serving.decoding import Limits, LockstepDecoding
 from kvcalc.serving.kv_transfer import KVTransfer
-from kvcalc.serving.metrics import gather, summary
-from kvcalc.serving.prefix_cache import FixedRatePrefixCache
+from kvcalc.serving.metrics import summary
+from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.simulation import Served, simulate
 
 NO_CLIENTS = Clients()
@@ -37,10 +37,10 @@ def test_a_request_by_hand() -> None:
     The third has an answer of one token, which is there with its cache.
     """
     run = apart((0.0, 5, 4), (0.5, 5, 2), (0.5, 5, 1))
-    assert gather(run, "arrived").tolist() == [0, 0.5, 0.5]
-    assert gather(run, "scheduled").tolist() == [0, 1, 1]
-    assert gather(run, "first").tolist() == [1.25, 2.25, 2.25]
-    assert gather(run, "finished").tolist() == [4.25, 3.25, 2.25]
+    assert run.times.arrived.tolist() == [0, 0.5, 0.5]
+    assert run.times.scheduled.tolist() == [0, 1, 1]
+    assert run.times.first.tolist() == [1.25, 2.25, 2.25]
+    assert run.times.finished.tolist() == [4.25, 3.25, 2.25]
     record = summary(run, 10**9)
     assert (record["queueing_mean_s"], record["decode_queueing_mean_s"]) == (pytest.approx(1 / 3), 0)
     assert (record["passes"], record["token_slots"]) == (2 + 3, 15 + 4)
@@ -54,7 +54,7 @@ def test_prompts_stop_no_decodes() -> None:
     rows = [(0.0, 1, 6), *((float(i), 100, 1) for i in range(1, 6))]
     clock = HandClock(1.0, 0.01)
     run = apart(*rows, clock=clock)
-    assert gather(run, "finished")[0] == pytest.approx(1.01 + 0.25 + 5 * 1.01)
+    assert run.times.finished[0] == pytest.approx(1.01 + 0.25 + 5 * 1.01)
     together = served(asked(*rows), deployment=clock)
     assert together.logs[0].finished[0] > 8
 
@@ -62,7 +62,7 @@ def test_prompts_stop_no_decodes() -> None:
 def test_prompts_take_turns_on_their_replicas() -> None:
     """One at a time: four prompts end at 1, 2, 3 and 4 on one replica, at 1 and 2 on two."""
     rows = [(0.0, 8, 2)] * 4
-    one, two = (gather(apart(*rows, replicas=n, max_num_batched_tokens=8, max_num_seqs=8), "first") for n in (1, 2))
+    one, two = (apart(*rows, replicas=n, max_num_batched_tokens=8, max_num_seqs=8).times.first for n in (1, 2))
     assert one.tolist() == [1.25, 2.25, 3.25, 4.25]
     assert two.tolist() == [1.25, 1.25, 2.25, 2.25]
 
@@ -70,21 +70,21 @@ def test_prompts_take_turns_on_their_replicas() -> None:
 def test_decodes_wait_for_memory_where_they_decode() -> None:
     """Room for 8 tokens. Both prompts of 4 are computed in one pass; the first grows to 7, and only then does the other go on."""
     run = apart((0.0, 4, 4), (0.0, 4, 4), pool=byte_pool(8))
-    assert gather(run, "first").tolist() == [1.25, 1.25]
-    assert gather(run, "finished").tolist() == [4.25, 7.25]
+    assert run.times.first.tolist() == [1.25, 1.25]
+    assert run.times.finished.tolist() == [4.25, 7.25]
     assert summary(run, 8)["decode_queueing_mean_s"] == 1.5
 
 
 def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
     """One client who thinks 2 s: prompt 1 s, link 0.25 s, two decodes; then a request of one token, sent at 5.25."""
     run = apart((0.0, 5, 3), (0.0, 5, 1), (0.0, 5, 2), clients=Clients(1, think_s=2.0))
-    assert gather(run, "arrived").tolist() == [0, 5.25, 8.5]
-    assert gather(run, "finished").tolist() == [3.25, 6.5, 10.75]
+    assert run.times.arrived.tolist() == [0, 5.25, 8.5]
+    assert run.times.finished.tolist() == [3.25, 6.5, 10.75]
 
 
 def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
     """0.5 of 100 tokens are found: the pass of the prompt takes 0.5 s of 1."""
-    prefix = FixedRatePrefixCache(0.5, byte_pool(), 1)
+    prefix = PrefixCache(0.5, byte_pool(), 1)
     steps = HandTimer(HandClock(0.0, 0.01))
     setup = ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: prefix)
     run = simulate(asked((0.0, 100, 2)), setup, transfer=KVTransfer(1, lambda tokens: 0.25))
@@ -109,7 +109,7 @@ def test_nothing_is_lost(
         max_num_seqs=seats, max_num_batched_tokens=16,
     )  # fmt: skip
     load, record = run.requests, summary(run, budget)
-    times = [gather(run, name) for name in ("arrived", "scheduled", "first", "finished")]
+    times = [getattr(run.times, name) for name in ("arrived", "scheduled", "first", "finished")]
     assert all((before <= after + 1e-9).all() for before, after in itertools.pairwise(times))
     assert (times[2] >= times[1] + 0.25).all()
     logs = (*run.prefill, *run.logs)
@@ -133,7 +133,7 @@ def test_passes_in_a_row_are_passes_one_by_one(
         patch.setattr(LockstepDecoding, "in_a_row", lambda self, most, room: 1)
         alone = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
     for name in ("arrived", "scheduled", "first", "finished"):
-        assert gather(together, name) == pytest.approx(gather(alone, name), abs=1e-9)
+        assert getattr(together.times, name) == pytest.approx(getattr(alone.times, name), abs=1e-9)
 
 
 def test_a_stream_is_plan_s_ttft_and_latency_s_steps(kvcalc: Run) -> None:

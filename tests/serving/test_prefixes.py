@@ -23,9 +23,9 @@ from kvcalc.timing.deployment import TimedDeployment
 
 def finished(rows: list[tuple[float, int, int]], rate: float, budget: int, block: int, seats: int = 256) -> Continuous:
     """Return a server whose pass takes a second, after all its requests."""
-    pool, log = byte_pool(budget, block), Log(len(rows))
+    pool = byte_pool(budget, block)
     setup = ServerSetup(pool, HandTimer(HandClock()), Limits(seats), make_prefixes=partial(PrefixCache, rate, pool, block))
-    server = Continuous(ArrivalQueue(asked(*rows), pool, log), setup, log)
+    server = Continuous(ArrivalQueue(asked(*rows), pool, Log(len(rows))), setup)
     while server.run():
         pass
     return server

@@ -8,14 +8,12 @@ from servers import HandClock, served
 
 from kvcalc import Batch, load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.serving.metrics import gather, summary
+from kvcalc.serving.metrics import summary
 from kvcalc.serving.request_latency import request
-from kvcalc.serving.requests import parse_lengths, sample_requests
+from kvcalc.serving.requests import sample_workload
 from kvcalc.serving.server import SimulationResult, serve
 from kvcalc.serving.step_timers import StepTimer
 from kvcalc.timing.deployment import TimedDeployment
-
-ONE = parse_lengths("1", "length")
 
 
 def deployment(name: str = "llama-3.1-8b", gpu: str = "h100") -> TimedDeployment:
@@ -32,9 +30,9 @@ def run(
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
     """Mean wait ρ·D/(2(1 − ρ)), Pollaczek and Khinchine; the run's own error from the means of 20 stretches."""
-    requests = sample_requests(10_000, ONE, ONE, rate=load, seed=11)
+    requests = sample_workload(Workload(num_prompts=10_000, input_len="1", output_len="1", rate=load, seed=11))
     found = served(requests, policy, deployment=HandClock(1.0), max_num_seqs=1)
-    waits = gather(found, "scheduled") - gather(found, "arrived")
+    waits = found.times.scheduled - found.times.arrived
     error = waits.reshape(20, -1).mean(axis=1).std(ddof=1) / math.sqrt(20)
     assert waits.mean() == pytest.approx(load / (2 * (1 - load)), abs=3.5 * error)
     assert error < 0.2 * waits.mean()

@@ -8,8 +8,7 @@ import pytest
 
 from kvcalc import UserError
 from kvcalc.question.serving_options import Workload
-from kvcalc.serving.arrivals import sample_workload
-from kvcalc.serving.requests import Requests, parse_lengths, read_requests, sample_requests
+from kvcalc.serving.requests import Requests, length_sampler, read_requests, sample_workload
 
 HEAD = "arrival_s,input_len,output_len\n"
 
@@ -90,15 +89,15 @@ def test_broken_traces_are_named_by_line(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("burstiness", "variation"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])
 def test_arrivals_have_the_rate_and_the_burstiness(burstiness: float, variation: float) -> None:
     """Gamma intervals of shape b: mean 1/rate, coefficient of variation 1/√b; Poisson at b = 1."""
-    fixed = parse_lengths("10", "length")
-    gaps = np.diff(sample_requests(40_000, fixed, fixed, rate=5.0, burstiness=burstiness, seed=1).arrival_s)
+    load = Workload(num_prompts=40_000, rate=5.0, burstiness=burstiness, seed=1)
+    gaps = np.diff(sample_workload(load).arrival_s)
     assert gaps.mean() == pytest.approx(0.2, rel=4 * variation / 200)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
 
 
 def test_lengths_have_their_distributions() -> None:
     def drawn(text: str) -> np.ndarray:
-        return sample_requests(40_000, parse_lengths(text, "length"), parse_lengths("1", "length"), seed=2).input_len
+        return sample_workload(Workload(num_prompts=40_000, input_len=text, seed=2)).input_len
 
     assert set(drawn("4k").tolist()) == {4096}
     uniform = drawn("uniform:3,6")
@@ -111,15 +110,15 @@ def test_lengths_have_their_distributions() -> None:
 
 
 def test_the_seed_decides_and_the_rate_leaves_lengths_alone() -> None:
-    a, b = parse_lengths("uniform:1,1000", "length"), parse_lengths("lognormal:100,400", "length")
-    first, same, other, faster = (
-        sample_requests(100, a, b, rate, seed=seed) for rate, seed in ((1.0, 3), (1.0, 3), (1.0, 4), (9.0, 3))
-    )  # fmt: skip
+    def drawn(rate: float, seed: int) -> Requests:
+        return sample_workload(Workload("", rate, 1.0, 0, 100, "uniform:1,1000", "lognormal:100,400", seed))
+
+    first, same, other, faster = drawn(1.0, 3), drawn(1.0, 3), drawn(1.0, 4), drawn(9.0, 3)
     assert columns(first) == columns(same)
     assert (first.arrival_s != other.arrival_s).all()
     assert (first.input_len == faster.input_len).all()
     assert first.arrival_s == pytest.approx(faster.arrival_s * 9)
-    assert (sample_requests(5, a, b).arrival_s == 0).all()
+    assert (drawn(math.inf, 3).arrival_s == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -137,22 +136,12 @@ def test_the_seed_decides_and_the_rate_leaves_lengths_alone() -> None:
 )
 def test_lengths_that_make_no_sense(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        parse_lengths(text, "input length")
+        length_sampler(text, "input length")
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"count": 0},
-        {"rate": 0.0},
-        {"rate": -1.0},
-        {"rate": math.nan},
-        {"burstiness": 0.0},
-        {"burstiness": math.nan},
-        {"seed": -1},
-    ],
+    "change", [{"num_prompts": -1}, {"rate": 0.0}, {"rate": -1.0}, {"rate": math.nan}, {"burstiness": 0.0}, {"seed": -1}]
 )
 def test_draws_that_make_no_sense(change: dict[str, float]) -> None:
-    fixed = parse_lengths("10", "length")
     with pytest.raises(UserError):
-        sample_requests(**({"count": 5, "inputs": fixed, "outputs": fixed} | change))  # type: ignore[arg-type]
+        sample_workload(Workload(**change))  # type: ignore[arg-type]

@@ -6,12 +6,10 @@ from servers import HandClock, HandTimer, byte_pool, served
 
 from kvcalc import load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.serving.arrivals import sample_workload
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.kv_transfer import KVTransfer
-from kvcalc.serving.metrics import gather
-from kvcalc.serving.requests import Requests
+from kvcalc.serving.requests import Requests, sample_workload
 from kvcalc.serving.server import Server, SimulationResult, make_backlog, saturated_rate, serve
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.deployment import TimedDeployment
@@ -87,6 +85,6 @@ def test_the_verdict_does_not_depend_on_the_number_of_requests(
             result = server.run(sample_workload(asked), asked)
             assert result.record["diverges"] is (share > 1), (share, count)
             assert result.record["capacity_requests_per_s"] == capacity
-        waits = gather(result.served, "scheduled") - gather(result.served, "arrived")
+        waits = result.served.times.scheduled - result.served.times.arrived
         growth = float(waits[-1000:].mean() / result.served.requests.arrival_s[-1])
         assert (growth > 0.04) is (share > 1), (share, growth)

@@ -10,7 +10,7 @@ from servers import HandClock, asked, byte_pool, served
 
 from kvcalc import UserError
 from kvcalc.serving.cache_accounting import Log
-from kvcalc.serving.metrics import gather, summary
+from kvcalc.serving.metrics import summary
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.simulation import Served
 
@@ -149,7 +149,7 @@ def test_data_parallel_ranks_take_turns() -> None:
     """Two ranks: requests 0 and 2 on one, 1 on the other; a pass of each is timed as if both ran it."""
     run = served(asked((0, 1, 1), (0, 2, 1), (0, 3, 1)), deployment=HandClock(0, 1, dp=2))
     assert len(run.logs) == 2
-    assert gather(run, "finished").tolist() == [4, 2, 4]
+    assert run.times.finished.tolist() == [4, 2, 4]
 
 
 def test_goodput_counts_what_meets_every_goal() -> None:
