@@ -20,7 +20,7 @@ UNITS = {
 _SHOWN = ContextVar("units of bytes", default="gib")
 MAX_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
-_BROKEN = re.compile(r"0\d\d")  # behind a comma: of 8,000, not of a list
+_BROKEN = re.compile(r"0\d\d")  # after a comma in 8,000, which is not a list
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS = re.compile(r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)\s*(us|µs|ms|s|min|)")
 _SECOND = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}

@@ -79,7 +79,7 @@ BAD = {
     "second document": ("layers: 2", "layers: 2\n---\nlayers: 2", 5, "holds a second document"),
     "terminal escape": ("name: mine", 'name: "\\e[31mred"', 1, "name: is empty, or has characters that a terminal"),
     "escape in a kind": ("  full:", '  "\\e[31mred":', 5, "does not print"),
-    "dot in a kind": ("  full:", "  full.v2:", 5, "'full.v2' has a dot, which stands between a kind"),
+    "dot in a kind": ("  full:", "  full.v2:", 5, "'full.v2' has a dot, which separates a kind"),
     "unknown kind": ("layers: 2", "layers: 2\npattern: [2 ful]", 5, "names an unknown kind 'ful' (kinds: full)"),
     "pattern count": ("layers: 2", "layers: 2\npattern: [-2 full]", 5, "item '-2 full' should read like '5 full'"),
     "unknown key of a layer": ("    parts:", "    part:", 7, "unknown key 'part'. Did you mean parts"),

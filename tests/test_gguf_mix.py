@@ -283,7 +283,7 @@ UNKNOWN: list[tuple[Model, str]] = [
 
 @pytest.mark.parametrize(("model", "said"), UNKNOWN)
 def test_tensors_that_are_not_known_are_refused_with_the_way_round(model: Model, said: str) -> None:
-    with pytest.raises(UserError, match=f"it is not known which tensors llama.cpp makes of .*{said}.*--dtype bf16"):
+    with pytest.raises(UserError, match=f"the tensors of .* in llama.cpp are not known: .*{said}.*--dtype bf16"):
         weight_bytes(model, Precision(quantization="q4_k_m"))
 
 

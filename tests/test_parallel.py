@@ -84,7 +84,7 @@ def test_sizes_that_do_not_divide_name_those_that_do(kvcalc: Run, line: str, div
     ("line", "said"),
     [
         ("size llama-3.1-8b --pp 33", "33 exceeds the 32 layers"),
-        ("size llama-3.1-8b --tp 0", "tp 0"),
+        ("size llama-3.1-8b --tp 0", "tp '0'"),
         ("size llama-3.1-8b --dp -1", "dp -1"),
         ("size deepseek-v3 --tp 8 --ep 3", "ep 3 does not divide tp·dp = 8"),
         ("size deepseek-v3 --tp 8 --dcp 3", "3 does not divide tp 8"),

@@ -11,7 +11,7 @@ from kvcalc.units import format_bytes, format_si
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
-# What can run products of a dtype after a conversion: fp8 weights in bf16, for example. 4-bit
+# Units that can run products of a dtype after a conversion: fp8 weights in bf16, for example. 4-bit
 # weights become bf16 on GPUs without an fp4 unit (vLLM, kernels/linear/nvfp4/marlin.py), never fp8.
 _WIDER = {
     "fp4": ("bf16", "fp16", "fp32"),
@@ -127,8 +127,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         if units:
             faster = self.fp16_accumulate_flops_per_s
             return max(faster.get(unit, self.flops_per_s[unit]) for unit in units), units[0]
-        given = ", ".join(self.flops_per_s) or "none"
-        hint = f"Its preset gives: {given}. Only decode steps have a bound without one"
+        dtypes = ", ".join(self.flops_per_s) or "none"
+        hint = f"Its preset gives: {dtypes}. Only decode steps have a bound without one"
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint=hint)
 
     def computes(self, dtype: str) -> bool:

@@ -57,7 +57,7 @@ def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = 
 
 
 class Placed(NamedTuple):
-    """An operator with its bound. `seconds` covers all its runs; the other fields are those of
+    """An operator with its bound. `seconds` covers all its runs; the other fields are as in
     `Roof`.
 
     `fallback` is the dtype of the unit that replaces a missing unit, or ''.
@@ -123,10 +123,10 @@ class Roofs:
         ), ""
 
 
-def _rates(each: Sequence[float | None]) -> Any:
+def _rates(rates: Sequence[float | None]) -> Any:
     import numpy as np
 
-    return np.array([rate or np.inf for rate in each])
+    return np.array([rate or np.inf for rate in rates])
 
 
 class OperatorBatch:
@@ -155,7 +155,7 @@ class OperatorBatch:
             cost, counts = _stack([operators[number] for number in numbers], shape)
             self._groups.append((dtype, numbers, cost, counts))
 
-    def each(self, roofs: Roofs, decodes: bool) -> list[Any]:
+    def seconds(self, roofs: Roofs, decodes: bool) -> list[Any]:
         """Return the bounds [*points, gpus] of each operator in order, in seconds.
 
         A GPU without a required matrix peak gets NaN, except in decode, where the memory time is a

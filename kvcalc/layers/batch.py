@@ -166,8 +166,8 @@ class Batch(msgspec.Struct, frozen=True):
     ) -> "Batch":
         """Return the share of the batch that is in each pipeline stage at a time.
 
-        The sequences of each data-parallel rank are divided into as many micro-batches as there
-        are stages, at most one per sequence.
+        The sequences of each data-parallel rank are divided into one micro-batch per stage, but at
+        most one per sequence.
 
         Examples: 9 decodes in 2 stages give 4, or 5 if rounded up. One prompt of 1,000 tokens
         stays whole; if prompts are cut, it gives a chunk of 500 tokens after 250.

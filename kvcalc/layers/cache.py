@@ -131,8 +131,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return finished
 
     def full_from(self) -> int:
-        """Token count from which this entry no longer grows; 0 if it never grows, −1 if it always
-        grows."""
+        """Return the token count from which this entry no longer grows; 0 if it never grows, −1 if
+        it always grows."""
         if not self.grows:
             return 0
         return self.limit * self.ratio if self.limit else -1

@@ -67,7 +67,7 @@ class Cost(NamedTuple):
 class Role(StrEnum):
     """Purpose of an operator, independent of its name."""
 
-    PROJECTION = "projection"  # of a mixer: queries, keys, values, outputs
+    PROJECTION = "projection"  # queries, keys, values and outputs of a mixer
     # depends on cached tokens: attention, indexer, scan, recomputed keys and values
     CORE = "core"
     FFN = "ffn"  # dense or experts, the router among them

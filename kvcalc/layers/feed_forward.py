@@ -39,7 +39,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
     input_size: Size | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Two or three matrices. `down_bias` equals `bias` by default."""
+        """Return two or three matrices. `down_bias` equals `bias` by default."""
         width = self.input_size or hidden_size
         down_bias = self.bias if self.down_bias is None else self.down_bias
         return _matrices(
@@ -57,7 +57,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
         return parse_sides(f"gate: {source} × F; up: {source} × F; down: F × D")
 
     def operators(self, p: Pass) -> list[Operator]:
-        """up (with gate in one product), activation, down."""
+        """Return the operators of a pass: up (with gate in one product), activation, down."""
         w = p.local(self.weights(p.width))
         return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
 
@@ -78,7 +78,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
     vectors: dict[str, Count] = {}
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Each matrix and vector once, replicated on every rank."""
+        """Return each matrix and vector once, replicated on every rank."""
         results = [
             matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2])
             for n, m in self.matrices.items()
@@ -86,7 +86,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
         return (*results, *(vector(n, size) for n, size in self.vectors.items()))
 
     def operators(self, p: Pass) -> list[Operator]:
-        """One product per matrix, over all tokens."""
+        """Return one product per matrix, over all tokens."""
         return [
             p.gemm(w.name, w)
             for w in p.local(self.weights(p.width)).values()
@@ -99,7 +99,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
 
 
 class Moe(Sublayer, frozen=True, tag="moe"):
-    """num_experts experts of moe_intermediate_size, of which a token uses num_experts_per_tok.
+    """num_experts experts of moe_intermediate_size; a token uses num_experts_per_tok experts.
 
     Attributes:
         shared_expert_intermediate_size: Total width of the shared experts.
@@ -142,8 +142,8 @@ class Moe(Sublayer, frozen=True, tag="moe"):
     expert_scales: bool = False
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Router [D, E], two or three matrices of the experts, shared experts, and projections
-        between."""
+        """Return the weights: router [D, E], two or three matrices of the experts, shared experts,
+        and projections between."""
         routed = self.num_experts + self.zero_experts
         results = [
             matrix(
@@ -210,23 +210,26 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         ]
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Router, routed experts as one operator, products of the shared experts, collectives.
+        """Return the operators of a pass: router, routed experts as one operator, products of the
+        shared experts, collectives.
 
         Only weights of reached experts are read: E·(1 − (1 − k/E)^T) of E under uniform routing.
         """
         w = p.local(self.weights(p.width))
         ranks = p.ranks
-        every = p.tokens * ranks.dp  # the experts serve the tokens of all data-parallel ranks
-        routed = ceil_div(every * self.num_experts_per_tok, ranks.ep)
-        reached = reached_fraction(every, self.num_experts_per_tok, self.num_experts)
+        all_tokens = (
+            p.tokens * ranks.dp
+        )  # the experts serve the tokens of all data-parallel ranks
+        routed = ceil_div(all_tokens * self.num_experts_per_tok, ranks.ep)
+        reached = reached_fraction(all_tokens, self.num_experts_per_tok, self.num_experts)
         distinct = (
-            expected_experts(every, self.num_experts_per_tok, self.num_experts) / ranks.ep
+            expected_experts(all_tokens, self.num_experts_per_tok, self.num_experts) / ranks.ep
         )
         experts = _network(p, w, "experts", routed, reached, distinct)
 
         operators = [p.gemm("router", w["router"])]
         operators += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
-        operators += self._fused(p, w, experts, every, minimum(every, routed))
+        operators += self._fused(p, w, experts, all_tokens, minimum(all_tokens, routed))
         if "shared.up" in w:
             operators += _network(p, w, "shared", p.tokens)
         if "shared.weight" in w:
@@ -269,8 +272,8 @@ class Moe(Sublayer, frozen=True, tag="moe"):
     ) -> list[Operator]:
         """Return the experts as engines run them: products and activation in one operator.
 
-        It reads and writes the `rows` tokens of this rank once. What passes between the products
-        stays on the chip. Products with different compute dtypes stay separate, because they have
+        It reads and writes the `rows` tokens of this rank once. Values between the products
+        stay on the chip. Products with different compute dtypes stay separate, because they have
         different peaks.
         """
         products = [o for o in parts if o.kind == "gemm"]
@@ -288,7 +291,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
             bias=self.bias,
             format=p.format_of(up),
         )
-        # of the first product's input, and of the last one's output
+        # bytes of the first product's input, and of the last product's output
         ends = rows * up.inputs * p.element
         costs = [
             o.cost._replace(activation_bytes=ends if o.kind == "gemm" else 0) for o in parts
@@ -326,8 +329,8 @@ def _matrices(
     down_bias: bool | None = None,
     **fields: Any,
 ) -> tuple[Weight, ...]:
-    """Return up [width, inner], gate if `gated`, and down [inner, outputs]. `fields` are those of
-    all three."""
+    """Return up [width, inner], gate if `gated`, and down [inner, outputs]. `fields` are other fields
+    of all three."""
     names = ("gate", "up") if gated else ("up",)
     wide = (matrix(prefix + n, width, inner, bias, shards=inner, **fields) for n in names)
     down_bias = bias if down_bias is None else down_bias

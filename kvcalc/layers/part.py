@@ -83,7 +83,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         By default: projections that read x in one product, each other projection, a scan over the
         state, and the projections that write x. The scan counts STATE_FLOPS per state element and
         token as matrix products (2 for the write and 2 for the read), and decay and convolution as
-        vector work. All states except those of convolutions are scanned. Rows of tokens need
+        vector work. All states except convolution states are scanned. Rows of tokens need
         operators of the variant.
         """
         results = [

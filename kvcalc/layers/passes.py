@@ -361,7 +361,7 @@ def _gemm_shape(
 
 
 def _round_half_up(value: Real) -> Num:
-    """Round to whole bytes, halves up."""
+    """Return a number of bytes rounded to whole bytes, halves up."""
     if isinstance(value, float):
         return int(value + 0.5)
     import numpy as np

@@ -95,8 +95,8 @@ def between_stages(
     """Return the transfers between pipeline stages: the hidden states of all tokens.
 
     Args:
-        times: Number of transfers within a node and to another node; by default those of the
-            parallelism.
+        times: Number of transfers within a node and to another node; by default all transfers
+            of the parallelism.
     """
     if times is None:
         times = handings(parallelism, range(parallelism.pp - 1))
@@ -112,7 +112,7 @@ def _begun(
     parallelism: Parallelism,
     mla_form: str,
 ) -> tuple[Model, Pass]:
-    """Return the model as it is stored, and a pass over it."""
+    """Return the model with its storage formats, and a pass over it."""
     check(model, parallelism)
     model = stored_as(model, precision)
     formats = formats_of(model, precision)

@@ -1,7 +1,7 @@
 """A model as llama.cpp stores it: tensors, their ggml types, and the resulting kinds of layer.
 
 A mixture such as Q4_K_M gives layers of one kind different types, so a kind is split by its
-storage. The tensors are those that llama.cpp's converter writes: experts are stacked, Q, K and V
+storage. The tensors are as llama.cpp's converter writes them: experts are stacked, Q, K and V
 are one tensor if the model has one, and kv_up of MLA is two tensors. Norms, biases, routers and
 learned positions are float32. Sources: conversion/*.py in llama.cpp (names, float32 tensors),
 src/llama-quant.cpp (types).
@@ -24,7 +24,7 @@ from kvcalc.storage.ggml import ModelFacts, Tensor, Use, mixed_types, tensor_byt
 from kvcalc.storage.quantization import Quantization
 
 WAY_ROUND = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"
-# Model types whose tensors are known: with Q, K and V apart, and with Q, K and V in one tensor.
+# Model types with known tensors: with separate Q, K and V, and with Q, K and V in one tensor.
 _SEPARATE_QKV = """
     llama mistral ministral mixtral smollm3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2
     gemma3_text gemma4_text llama4_text olmo olmo2 olmo3 olmoe cohere cohere2 starcoder2 granite
@@ -211,7 +211,7 @@ def _has_fused_qkv(model: Model) -> bool:
     if not problem and not is_fused and model.model_type not in _SEPARATE_QKV.split():
         problem = f"its model_type {model.model_type!r}"
     if problem:
-        text = f"it is not known which tensors llama.cpp makes of {model.name}: {problem}"
+        text = f"the tensors of {model.name} in llama.cpp are not known: {problem}"
         raise UserError(text, hint=WAY_ROUND)
     return is_fused
 
@@ -220,7 +220,7 @@ def _problem(model: Model) -> str:
     """Return the part of the model whose tensors in llama.cpp are unknown, or ''."""
     width = model.embedding_size or model.hidden_size
     if model.extra or model.tables or model.type_embeddings or width != model.hidden_size:
-        return "it has tables or projections beside its layers"
+        return "it has tables or projections outside its layers"
     for name, layer in model.kinds.items():
         for part in layer.parts:
             if not _is_known(part):

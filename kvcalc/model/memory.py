@@ -375,7 +375,7 @@ def equal_context(
 ) -> int | None:
     """Return the smallest context at which `batch_size` sequences store `num_bytes` bytes, or None.
 
-    The bytes are those of the fullest GPU at `context`.
+    The bytes are counted on the GPU that is the fullest at `context`.
     """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)

@@ -23,7 +23,7 @@ from kvcalc.storage.quantization import Quantization
 from kvcalc.units import format_count
 
 Result = TypeVar("Result")
-MAX_RESULTS = 1 << 12  # of one rule
+MAX_RESULTS = 1 << 12  # maximum results of one rule
 
 
 class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,8 +121,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     Attributes:
         family: A label.
-        model_type: What transformers or a GGUF file calls the architecture. Rules of engines depend
-            on it, and on no name.
+        model_type: Architecture in transformers or in a GGUF file. Rules of engines depend on it,
+            and on no name.
         file: The path that the model was read from; "" for a preset.
         layers: Number of layers.
         pattern: Kinds in order, `5 local` for five in a row, repeated up to `layers`.
@@ -325,7 +325,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             if "." in kind:
                 return (
                     "kinds",
-                    f"{kind!r} has a dot, which stands between a kind and the names of its weights",
+                    f"{kind!r} has a dot, which separates a kind from the names of its weights",
                 )
             for part in (*layer.parts, *layer.shared):
                 if text := part.problem():
@@ -384,7 +384,7 @@ def check_vocabulary(
         return
     reason = "a draft proposes the model's own tokens"
     if engine:
-        reason = f"{engine} drafts with the model's own vocabulary alone"
+        reason = f"{engine} drafts only with the model's own vocabulary"
     raise UserError(
         f"{reason}, and {draft.name}'s has {draft.vocab_size:,} entries, "
         f"{target.name}'s {target.vocab_size:,}",

@@ -108,7 +108,7 @@ class TimedPass:
         import numpy as np
 
         roofs = Roofs([variant.deployment.gpu for variant in variants])
-        layers, transfers = (stack.each(roofs, self.decodes) for stack in self._stacked)
+        layers, transfers = (stack.seconds(roofs, self.decodes) for stack in self._stacked)
         # the last axis is the GPU; it becomes the first
         through, *between = (
             np.moveaxis(np.atleast_2d(seconds), -1, 0)

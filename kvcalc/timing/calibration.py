@@ -2,8 +2,8 @@
 (presets/engines/*.yaml).
 
 A calibration has the fitted kernel models of one GPU with one software stack. Each kernel model has
-its number of measured rows and its error on rows held out of the fit. Whole steps have an error of
-their own if servers were measured.
+its number of measured rows and its error on rows held out of the fit. Whole steps have a separate
+error if servers were measured.
 
 Host work hardly depends on the GPU. So the engine's overheads are fitted once to measured servers
 and hold for every GPU with kernel models.
@@ -104,8 +104,8 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self.mixture if mixture else self.dense
 
     def of_version(self, version: str) -> "EngineOverheads":
-        """Return the engine with the overheads of a release; of the latest if it is not known as
-        older."""
+        """Return the engine with the overheads of a release, or of the latest release if no older
+        one is known."""
         if self.former and version and version.startswith(self.former.versions):
             return msgspec.structs.replace(
                 self, dense=self.former.dense, mixture=self.former.mixture
@@ -181,7 +181,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Attributes:
         laws: Kernel models by family, then by kind of data.
         glue_us: Overhead per layer in microseconds, if the stack is not a known engine.
-        engine: Overheads to use instead of those of the engine that the stack names.
+        engine: Overheads to use instead of the overheads of the engine that the stack names.
         refused: Kinds of data without a kernel model, by family.
         validation: Errors on measured servers: time per output token of `dense` models and of a
             `mixture` of experts, mean time to first token (`_ttft`), tokens/s (`_throughput`).
@@ -202,7 +202,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     refused: dict[str, dict[str, Refused]] = {}
 
     def terms(self, mixture: bool) -> HostOverheads:
-        """Return what the engine adds to the passes of a dense model or of a mixture."""
+        """Return the engine's overhead in the passes of a dense model or of a mixture."""
         engine = self.engine or engine_of(self.stack)
         return engine.terms(mixture) if engine else HostOverheads(glue_us=self.glue_us)
 
@@ -264,7 +264,7 @@ def load_calibration(
         gpu: The GPU.
         stack: A calibration's name or YAML file, `datasheet` for none, '' for the engine's own.
         source: Another GPU. Its calibration is scaled by datasheet figures.
-        engine: The engine. Without a calibration of its own on this GPU, times are bounds.
+        engine: The engine. Without a calibration for this GPU, times are bounds.
 
     Raises:
         UserError: There is no such calibration, or its file is broken.
@@ -331,10 +331,10 @@ def to_yaml(calibration: Calibration) -> str:
 
 def preset_path(gpu: Gpu, stack: str) -> Path:
     """Return the path of a user's calibration. Raises UserError for an unusable name."""
-    for what, name in (("stack", stack), ("GPU", gpu.name)):
+    for noun, name in (("stack", stack), ("GPU", gpu.name)):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) or name == DATASHEET:
             raise UserError(
-                f"{what} {name!r} is not a usable file name",
+                f"{noun} {name!r} is not a usable file name",
                 hint="Use letters, digits, - _ . only, and not 'datasheet'",
             )
     folders = catalog.user_folders()

@@ -49,7 +49,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         nodes: Number of nodes; 0 for as few as the GPU's link allows.
         engine: Engine whose memory rules and times hold.
         engine_version: Its version; '' for the latest.
-        is_server: Whether the passes are those of a server. In bounds, prompts are then divided
+        is_server: Whether a server runs the passes. In bounds, prompts are then divided
             into chunks, so that all pipeline stages work at the same time.
     """
 
@@ -84,7 +84,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return the deployment as that of a server."""
+        """Return the deployment as a server."""
         return msgspec.structs.replace(self, is_server=True)
 
     @property
@@ -165,8 +165,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return operators
 
     def placed(self, batch: Batch) -> list[Placed]:
-        """Return the operators of a pass on one GPU with their bounds; of pipeline stages, the
-        slowest."""
+        """Return the operators of a pass on one GPU of the slowest pipeline stage, with their
+        bounds."""
         if self.parallelism.pp == 1:
             return roofline(self.stage_operators(batch), self.gpu, batch.decodes)
         stages = (self.stage_operators(batch, n) for n in range(self.parallelism.pp))
@@ -216,7 +216,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def host_seconds(self, operators: Sequence[Operator], measured: bool | None = None) -> Any:
         """Return the seconds in which a pass reads weights from host memory over the host link.
 
-        Only weights of layers are in host memory. Of experts, a pass reads those that tokens reach.
+        Only weights of layers are in host memory. A pass reads the experts that tokens reach.
 
         Args:
             operators: Operators of the pass, through all stages.

@@ -41,7 +41,7 @@ from kvcalc.timing.robust_fit import STARTS, fit
 from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile, columns_of
 
 FOLDS, FOLD_STARTS = 4, 2
-# Minimum rows of a fit, of a kernel model with a pull to typical parameters, and of a stack's
+# Minimum rows for a fit, for a kernel model with a pull to typical parameters, and for a stack's
 # second kernel.
 MIN_ROWS, MIN_PULLED_ROWS, MIN_SECOND_ROWS = 12, 8, 5
 OWN_ROWS = 20  # rows of a second kernel from which on it is fitted without the usual kernel
@@ -56,7 +56,7 @@ UNTRUSTED = {
     )
 }
 # Probable reasons of poor fits, by family and GPU.
-_FALLBACK = "presumably a fallback kernel: the GPU has none of its own for latent attention"
+_FALLBACK = "presumably a fallback kernel: the GPU has no own kernel for latent attention"
 _PCIE = "all-reduces cross PCIe, whose rate depends on the host"
 POOR_FITS = {
     "mla_decode": dict.fromkeys(("a100-80gb", "l40s", "rtx-pro-6000-blackwell"), _FALLBACK),
@@ -296,7 +296,7 @@ def make_calibration(
         fits: Fits of all families and kinds.
         gpu: The measured GPU.
         stack: The measured software.
-        rows: All rows, including those of servers.
+        rows: All rows, including rows of servers.
         about: Origin, commit, license and date of the rows.
         validator: Computes the errors of the calibration on measured servers.
     """

@@ -74,7 +74,7 @@ _COMPUTED_IN = {
     "fp8_block": ("fp8",),
     "nvfp4": ("fp4",),
 }
-# Widths of keys and values of measured MLA: those of DeepSeek-V3, absorbed and expanded.
+# Widths of keys and values of measured MLA (DeepSeek-V3), absorbed and expanded.
 _LATENT_WIDTHS = ((576, 512), (192, 128))
 # Query heads of a KV group up to which a decode kernel stays the same. With more, the next kernel
 # may be faster.

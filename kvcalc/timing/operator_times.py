@@ -84,11 +84,11 @@ def pass_records(
         records, times = _timed_records(records, operators, gpu, calibration, routing)
         total_record |= times
     records.append(total_record)
-    shown = "time_s" if calibration else "roofline_s"
+    time_key = "time_s" if calibration else "roofline_s"
     for record in records:
         if calibration and record["roofline_s"]:
             record["overhead"] = record["time_s"] / record["roofline_s"]
-        record["share"] = record[shown] / total_record[shown]
+        record["share"] = record[time_key] / total_record[time_key]
     return records
 
 

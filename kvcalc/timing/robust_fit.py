@@ -18,7 +18,7 @@ from kvcalc.timing.kernel_models.kernel_model import Array, GpuParameters, Kerne
 
 STARTS, STEPS = 5, 40
 LIKE_PULL = 0.5  # as PULL, for a kernel model that should resemble another
-STEP = 1e-3  # of a parameter's logarithm: wider than the steps of full waves
+STEP = 1e-3  # step of a parameter's logarithm: wider than the steps of full waves
 # One for each parameter of a kernel model, at most ten.
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 

@@ -183,7 +183,7 @@ _COSTS: dict[str, Callable[..., BoundedCost]] = {
 def served_model(path: str) -> Model | None:
     """Return the preset whose huggingface_id is the start of a path's last component, or None.
 
-    So an instruction-tuned or fp8 copy finds its model. The longest name wins. Of names that differ
+    So an instruction-tuned or fp8 copy finds its model. The longest name wins. If names differ
     only in dots (OPT-1.3B, OPT-13B), the name with the path's dots wins.
     """
     name = path.rsplit("/", 1)[-1]

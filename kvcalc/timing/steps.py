@@ -1,6 +1,6 @@
 """Predict the time of a pass: its operators one after the other, plus the engine's overhead.
 
-    pass = Σ operators + what the engine adds (`timing.calibration.HostOverheads`)
+    pass = Σ operators + overhead of the engine (`timing.calibration.HostOverheads`)
 
 GEMMs, attention, experts and all-reduces have fitted kernel models. Other operators do not:
 
@@ -188,10 +188,10 @@ def _add_modules(
         if last.module is None:
             continue
         kernels_us = sum((times[i].seconds for i in indices), 0.0) / last.count * 1e6
-        beyond = timer.module_overhead(last.module, kernels_us)
-        if beyond is not None:
-            basis = CALIBRATED if beyond.is_measured else SCALED
-            overhead = OperatorTime(beyond.us * last.count / 1e6, basis, beyond.entry)
+        module_time = timer.module_overhead(last.module, kernels_us)
+        if module_time is not None:
+            basis = CALIBRATED if module_time.is_measured else SCALED
+            overhead = OperatorTime(module_time.us * last.count / 1e6, basis, module_time.entry)
             times[indices[-1]] = times[indices[-1]]._replace(overhead=overhead)
 
 
@@ -215,7 +215,7 @@ def pass_time(
     calibration: Calibration,
     routing: Routing = BALANCED,
 ) -> PassTime:
-    """Return the predicted time of a pass: its operators and what the engine adds."""
+    """Return the predicted time of a pass: its operators and the overhead of the engine."""
     times = operator_seconds(operators, gpu, calibration, routing)
     return summed_time(operators, times, calibration)
 
@@ -247,7 +247,7 @@ def kernel_seconds(
 
 
 class HostTime(NamedTuple):
-    """What an engine adds to the passes of a model.
+    """Overhead of an engine in the passes of a model.
 
     Attributes:
         fixed: Seconds of each pass.
@@ -267,7 +267,7 @@ class HostTime(NamedTuple):
 
 
 def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
-    """Return what the engine adds to passes like this one. It depends on the layers, the ranks of
+    """Return the engine's overhead in passes like this one. It depends on the layers, the ranks of
     an all-reduce, and whether the model is a mixture of experts."""
     layers, ranks = layers_and_ranks(operators)
     overheads = calibration.terms(mixes(operators))
@@ -309,7 +309,7 @@ def engine_seconds(
 def engine_parts(
     operators: Sequence[Operator], calibration: Calibration, kernels: Any
 ) -> tuple[Any, Any, Any]:
-    """Return the parts of `engine_seconds`: of the pass and its layers, of its sequences, and of
+    """Return the parts of `engine_seconds`: for the pass and its layers, for its sequences, and for
     kernels with prompts."""
     host = host_of(operators, calibration)
     positions: Any = 0
@@ -322,8 +322,8 @@ def engine_parts(
             for count, new, *_ in shape.groups:
                 is_prompt = at_least(new, MAX_DECODE_TOKENS + 1) * at_least(count, 1)
                 has_prompts = maximum(has_prompts, is_prompt)
-    beyond = has_prompts * (host.with_prompts(kernels) - kernels)
-    return host.fixed, host.sequence * positions, beyond
+    extra_s = has_prompts * (host.with_prompts(kernels) - kernels)
+    return host.fixed, host.sequence * positions, extra_s
 
 
 def step_error(
@@ -333,7 +333,7 @@ def step_error(
 
     The error is unknown for prompts, calibrations scaled from another GPU, engines without measured
     servers, ranks on several nodes, dtypes or caches without measured rows, and sparse attention,
-    of which too few servers were measured.
+    because too few such servers were measured.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (
@@ -345,5 +345,5 @@ def step_error(
         or not all(computes_as_measured(operator, calibration) for operator in operators)
     ):
         return None
-    known = calibration.validation.get("mixture" if mixes(operators) else "dense")
-    return known.p90_abs_error if known else None
+    validated = calibration.validation.get("mixture" if mixes(operators) else "dense")
+    return validated.p90_abs_error if validated else None

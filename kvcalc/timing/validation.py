@@ -301,7 +301,7 @@ class _Remarks(NamedTuple):
     Attributes:
         invalid: The first invalid rows.
         unknown: The first lines of unknown GPUs.
-        counts: Numbers of `rows`, of `invalid` rows, and of the lines of each cell of `unknown`.
+        counts: Number of `rows`, number of `invalid` rows, and number of lines of each unknown cell.
     """
 
     invalid: list[InvalidRow]

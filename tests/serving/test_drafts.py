@@ -169,7 +169,7 @@ def test_vllm_takes_no_padding_for_a_draft_s_vocabulary_and_llama_cpp_128_entrie
     both = "qwen2.5-72b --gpu h200 --tp 2 --max-model-len 4k --draft qwen2.5-0.5b"
     refused = kvcalc(f"fit {both} --engine vllm")
     assert (refused.code, refused.out) == (2, "")
-    assert "vLLM drafts with the model's own vocabulary alone, and qwen2.5-0.5b's has 151,936 entries" in refused.err
+    assert "vLLM drafts only with the model's own vocabulary, and qwen2.5-0.5b's has 151,936 entries" in refused.err
     assert kvcalc(f"fit {both} --engine sglang").code == 0
     assert kvcalc("latency qwen2.5-72b --gpu h200 --tp 2 --draft qwen2.5-0.5b --num-speculative-tokens 2").code == 0
     config = '{"model": "Qwen/Qwen2.5-0.5B-Instruct", "num_speculative_tokens": 3, "use_heterogeneous_vocab": true}'

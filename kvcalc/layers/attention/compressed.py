@@ -72,8 +72,8 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return 2 if self.overlap else 1
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Queries through q_lora_rank, one row projection [D, d], a grouped output projection,
-        compressors."""
+        """Return the weights: queries through q_lora_rank, one row projection [D, d], a grouped
+        output projection, compressors."""
         heads, d, rank = self.num_attention_heads, self.head_dim, self.q_lora_rank
         results = [
             matrix("q_down", hidden_size, rank),
@@ -136,8 +136,8 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         ]
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """The window, the compressed rows with their index keys, and the buffers of the
-        compressors."""
+        """Return the cache entries of one sequence: the window, the compressed rows with their
+        index keys, and the buffers of the compressors."""
         ratio, top = self.compress_ratio, self.index_topk
         entries = self._rows(limit=self.sliding_window)
         if not ratio:
@@ -266,9 +266,9 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
     index_candidates: Count = 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Weights of a window. If the layer lends, also the compressor [D, d] and the index key
-        [d, di]. If it chooses, also the index queries. Single tokens are compressed without a gate.
-        """
+        """Return the weights of a window. If the layer lends, also the compressor [D, d]
+        and the index key [d, di]. If it chooses, also the index queries. Single tokens are
+        compressed without a gate."""
         d, width = self.head_dim, self.index_head_dim
         results = [*self.predicting().weights(hidden_size)]
         if self.lends:
@@ -290,8 +290,8 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
         return super().dims() | parse_sides("row_index_k: d × di")
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """The window, the compressed rows, the index keys if they are scored or stored, and an
-        unfinished block."""
+        """Return the cache entries of one sequence: the window, the compressed rows, the index keys
+        if they are scored or stored, and an unfinished block."""
         ratio = self.compress_ratio
         is_shared = not self.lends
         entries = self._rows(limit=self.sliding_window)

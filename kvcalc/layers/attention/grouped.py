@@ -91,7 +91,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         )
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D], with norms, sinks and gates."""
+        """Return the weights: projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D], with norms,
+        sinks and gates."""
         heads, groups, d, dv = (
             self.num_attention_heads,
             self.num_key_value_heads,
@@ -183,7 +184,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """qkv, gate, RoPE with q/k norms, attention, eviction scores, o."""
+        """Return the operators of a pass: qkv, gate, RoPE with q/k norms, attention, eviction
+        scores, and o."""
         w = p.local(self.weights(p.width))
         queries, keys, values = (
             p.heads(self.num_attention_heads),

@@ -60,8 +60,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     heads_cached: bool = False
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv,
-        D]."""
+        """Return the weights: q [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn
+        + dv)]; o [H·dv, D]."""
         heads, rank = self.num_attention_heads, self.kv_lora_rank
         queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         results = []
@@ -121,8 +121,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """One latent of kv_lora_rank and one RoPE key of qk_rope_head_dim per token, for all heads
-        together."""
+        """Return the cache entries of one sequence: one latent of kv_lora_rank and one RoPE key of
+        qk_rope_head_dim per token, for all heads together."""
         return self._latents(top=0)
 
     def _latents(self, top: int) -> tuple[CacheEntry, ...]:
@@ -136,8 +136,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Projections, RoPE, attention in the form with fewer FLOPs for each group of sequences,
-        o."""
+        """Return projections, RoPE, attention in the form with fewer FLOPs for each group of
+        sequences, and the output projection."""
         w = p.local(self.weights(p.width))
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
         results = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
@@ -181,18 +181,18 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         if p.mla_form != "auto":
             return int(p.mla_form == "absorbed")
         rank, both = self.kv_lora_rank, self.qk_nope_head_dim + self.v_head_dim
-        seen = self._seen(new, past)
+        tokens = self._seen(new, past)
         # multiply-adds of a head
-        fewer = (seen - new) * rank * both - self._visible(new, past) * (2 * rank - both)
+        fewer = (tokens - new) * rank * both - self._visible(new, past) * (2 * rank - both)
         if not (fewer == 0 if isinstance(fewer, int) else (fewer == 0).any()):
             return at_least(fewer, 1)
         activations = (
-            2 * (seen * both - 2 * rank * new) * p.heads(self.num_attention_heads) * p.element
+            2 * (tokens * both - 2 * rank * new) * p.heads(self.num_attention_heads) * p.element
         )
         rows = (e.read_rows(new, past) * p.formats.entry_bytes(e, 1) for e in self._attended())
         smaller = (
             activations
-            + sum(p.formats.entry_bytes(e, 1) for e in self._latents(top=0)) * seen
+            + sum(p.formats.entry_bytes(e, 1) for e in self._latents(top=0)) * tokens
             - sum(rows)
         )
         return at_least(2 * fewer + at_least(smaller, 0), 1)
@@ -204,8 +204,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         """Return the absorbed form: queries times W_UK, attention over shared latents, outputs
         times W_UV.
 
-        W_UK and W_UV are halves of one stored matrix and are read as it is stored, including
-        scales.
+        W_UK and W_UV are halves of one stored matrix. They are read in its storage format,
+        including scales.
         """
         heads, rank, rope = (
             p.heads(self.num_attention_heads),

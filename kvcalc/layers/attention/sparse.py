@@ -1,8 +1,8 @@
-"""Sparse attention that chooses what to read: DeepSeek sparse attention over latents, and
-block-sparse over keys.
+"""Sparse attention with an indexer: DeepSeek sparse attention over latents, and block-sparse
+attention over keys.
 
 Both store more than the attention they thin out, and read less: an indexer scores small index keys
-of every token, and attention reads the top-k alone. Sources: DeepSeek-V3.2-Exp technical report §2
+of every token, and attention reads only the top-k. Sources: DeepSeek-V3.2-Exp technical report §2
 (indexer of index_n_heads heads, weighted ReLU scores, top-k tokens); GLM-5.2's config (indexers in
 some layers, whose choice the others reuse); MiniMax-M3's modelling code in transformers (scores per
 block of index_block_size tokens, top-k blocks).
@@ -44,8 +44,8 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     index_pool: Count = 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Weights of MLA and of the indexer: queries [r_q, Hi·di], key [D, di] with LayerNorm, head
-        weights [D, Hi]."""
+        """Return the weights of MLA and of the indexer: queries [r_q, Hi·di], key [D, di]
+        with LayerNorm, head weights [D, Hi]."""
         result = super().weights(hidden_size)
         if not self.indexer:
             return result
@@ -78,15 +78,17 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """The two rows of MLA, of which a query reads index_topk, and one index key per token,
-        which it always reads."""
+        """Return the two rows of MLA and one index key per token.
+
+        A query reads index_topk rows and all index keys.
+        """
         latents = self._latents(top=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def operators(self, p: Pass) -> list[Operator]:
-        """MLA's with the indexer's; all but the collectives belong to one module, which was also
-        measured whole."""
+        """Return MLA's operators and the indexer's. All except collectives belong to one module,
+        which was also measured as a whole."""
         result = super().operators(p)
         if (
             not self.q_lora_rank
@@ -124,7 +126,8 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         )
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
-        """The indexer's projections, its scores over every index key, and the top-k selection."""
+        """Return the indexer's projections, its scores over every index key, and the top-k
+        selection."""
         if not self.indexer:
             return []
         hidden = [w[n] for n in ("index_k", "index_weights", "index_gate") if n in w]
@@ -175,8 +178,8 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return self.index_block_size if self.index_pooled else 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Weights of grouped attention and of the indexer: queries [D, Hi·di] and one key [D, di],
-        with norms."""
+        """Return the weights of grouped attention and of the indexer: queries [D, Hi·di]
+        and one key [D, di], with norms."""
         norms = (
             vector("index_q_norm", self.index_head_dim),
             vector("index_k_norm", self.index_head_dim),
@@ -192,8 +195,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return super().dims() | parse_sides("index_q: D × Hi·di; index_k: D × di")
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Keys and values, of which a query reads the selected blocks, and an index key per
-        token."""
+        """Return keys and values, and an index key per token. A query reads the selected blocks."""
         top = self.index_topk_blocks * self.index_block_size
         groups = self.num_key_value_heads
         index = (
@@ -213,7 +215,8 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return causal_pairs(new, past, self.index_topk_blocks * self.index_block_size)
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
-        """The indexer's projections, its scores over every index key, and the top-k blocks."""
+        """Return the indexer's projections, its scores over every index key, and the top-k
+        blocks."""
         scored = p.indexer(
             self.cache(),
             p.pairs(causal_pairs),

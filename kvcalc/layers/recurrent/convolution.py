@@ -34,7 +34,7 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
     columns: Size | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """[channels, kernel] for each convolution, with a bias if `bias`."""
+        """Return the weights: [channels, kernel] for each convolution, with a bias if `bias`."""
         if not self.weighted:
             return ()
         return tuple(
@@ -43,13 +43,11 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """kernel − 1 columns, or `columns`, of each channel."""
-        kept = self.columns + 1 if self.columns else self.conv_kernel
-        return (
-            tuple(conv_state(width, 1, kept) for width in self.channels.values())
-            if kept > 1
-            else ()
-        )
+        """Return kernel − 1 columns, or `columns`, for each channel."""
+        kernel = self.columns + 1 if self.columns else self.conv_kernel
+        if kernel == 1:
+            return ()
+        return tuple(conv_state(width, 1, kernel) for width in self.channels.values())
 
 
 class ShortConv(Sublayer, frozen=True, tag="short_conv"):
@@ -60,7 +58,7 @@ class ShortConv(Sublayer, frozen=True, tag="short_conv"):
     bias: bool = False
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """in [D, 3·W], conv [W, k], out [W, D], each with a bias if `bias`."""
+        """Return the weights: in [D, 3·W], conv [W, k], out [W, D], each with a bias if `bias`."""
         return (
             matrix("in", hidden_size, 3 * self.width, self.bias, shards=self.width),
             vector("conv", self.width * (self.conv_kernel + self.bias), shards=self.width),
@@ -75,7 +73,7 @@ class ShortConv(Sublayer, frozen=True, tag="short_conv"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """kernel − 1 columns of W channels."""
+        """Return the cache entries of one sequence: kernel − 1 columns of W channels."""
         return (conv_state(self.width, 1, self.conv_kernel),)
 
     @property

@@ -32,7 +32,7 @@ class Lightning(Sublayer, frozen=True, tag="lightning"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """qkv [D, 3·H·d], gate [D, H·d], norm [H·d], out [H·d, D]."""
+        """Return the weights: qkv [D, 3·H·d], gate [D, H·d], norm [H·d], out [H·d, D]."""
         heads = self.num_attention_heads
         inner = heads * self.head_dim
         return (
@@ -43,7 +43,7 @@ class Lightning(Sublayer, frozen=True, tag="lightning"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """d × d per head."""
+        """Return the cache entries of one sequence: d × d per head."""
         return (
             recurrent_state(
                 self.num_attention_heads, self.head_dim, self.head_dim, self.state_dtype
@@ -76,8 +76,8 @@ class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """receptance, key, value [D, H·d] and out [H·d, D]; four pairs [D, r] and [r, H·d]; mixes,
-        scales and the norm."""
+        """Return the weights: receptance, key, value [D, H·d] and out [H·d, D]; four pairs [D, r]
+        and [r, H·d]; mixes, scales and the norm."""
         heads = self.num_heads
         inner = heads * self.head_dim
         ranks = {
@@ -106,7 +106,7 @@ class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Two last inputs, and d × d per head."""
+        """Return the cache entries of one sequence: two last inputs, and d × d per head."""
         shift = conv_state(1, 2 * self.shift_size, kernel=2)
         return shift, recurrent_state(
             self.num_heads, self.head_dim, self.head_dim, self.state_dtype
@@ -129,8 +129,8 @@ class RgLru(Sublayer, frozen=True, tag="rg_lru"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """x and y [D, W], conv [W, k], two gates of H blocks [W/H, W/H], a decay per channel, out
-        [W, D]; all biases."""
+        """Return the weights: x and y [D, W], conv [W, k], two gates of H blocks [W/H, W/H], a
+        decay per channel, out [W, D]; all biases."""
         width, heads = self.lru_width, self.num_heads
         block = width // heads
         return (
@@ -143,7 +143,8 @@ class RgLru(Sublayer, frozen=True, tag="rg_lru"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """kernel − 1 columns of W channels, and one state per channel."""
+        """Return the cache entries of one sequence: kernel − 1 columns of W channels, and one state
+        per channel."""
         block = self.lru_width // self.num_heads
         return (
             conv_state(self.num_heads, block, self.conv_kernel),

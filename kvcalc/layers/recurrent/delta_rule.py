@@ -65,8 +65,8 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
     state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q and k [D, Hk·dk], v and gate [D, Hv·dv], step and decay [D, Hv], conv, A, step bias,
-        norm [dv], out."""
+        """Return the weights: q and k [D, Hk·dk], v and gate [D, Hv·dv], step and decay [D, Hv],
+        conv, A, step bias, norm [dv], out."""
         kh, vh = self.linear_num_key_heads, self.linear_num_value_heads
         keys, values = kh * self.linear_key_head_dim, vh * self.linear_value_head_dim
         columns = self.linear_conv_kernel_dim + self.conv_bias
@@ -82,7 +82,8 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """kernel − 1 columns of queries, keys and values, and dk × dv per value head."""
+        """Return the cache entries of one sequence: kernel − 1 columns of queries, keys and values,
+        and dk × dv per value head."""
         kernel, dk, dv = (
             self.linear_conv_kernel_dim,
             self.linear_key_head_dim,
@@ -127,8 +128,8 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q, k, v [D, H·d]; decay and gate as [D, d] and [d, H·d], or [D, H·d]; step [D, H]; conv;
-        A, bias; norm; out."""
+        """Return the weights: q, k, v [D, H·d]; decay and gate as [D, d] and [d, H·d], or [D, H·d];
+        step [D, H]; conv; A, bias; norm; out."""
         heads, d = self.num_heads, self.head_dim
         inner = heads * d
         through = [
@@ -159,7 +160,8 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """kernel − 1 columns of queries, keys and values, and d × d per head."""
+        """Return the cache entries of one sequence: kernel − 1 columns of queries, keys and values,
+        and d × d per head."""
         return (
             conv_state(self.num_heads, 3 * self.head_dim, self.conv_kernel),
             recurrent_state(self.num_heads, self.head_dim, self.head_dim, self.state_dtype),

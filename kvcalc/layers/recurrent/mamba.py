@@ -39,8 +39,8 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
     state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """in [D, 2·E], conv [E, k], x [E, R + 2N], dt [R, E] with bias, A [E, N], D [E], out [E,
-        D].
+        """Return the weights: in [D, 2·E], conv [E, k], x [E, R + 2N], dt [R, E] with bias, A [E,
+        N], D [E], out [E, D].
 
         With num_heads H: dt [R, H] with bias, A [H], D [H].
         """
@@ -86,7 +86,8 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """kernel − 1 columns of E channels, and a state of E × N."""
+        """Return the cache entries of one sequence: kernel − 1 columns of E channels, and a state
+        of E × N."""
         conv = conv_state(self.intermediate_size, 1, self.conv_kernel)
         return conv, recurrent_state(
             self.intermediate_size, 1, self.state_size, self.state_dtype
@@ -124,8 +125,8 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
     state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """in [D, 2·E + 2·G·N + H], conv over E + 2·G·N channels, A, D and step bias per head, norm
-        [E], out [E, D]."""
+        """Return the weights: in [D, 2·E + 2·G·N + H], conv over E + 2·G·N channels, A, D and step
+        bias per head, norm [E], out [E, D]."""
         inner, heads, shared = (
             self.num_heads * self.head_dim,
             self.num_heads,
@@ -144,8 +145,8 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """kernel − 1 columns of E + 2·G·N channels, and a state of head_dim × state_size per
-        head."""
+        """Return the cache entries of one sequence: kernel − 1 columns of E + 2·G·N channels, and a
+        state of head_dim × state_size per head."""
         return (
             conv_state(self.num_heads, self.head_dim, self.conv_kernel),
             conv_state(self.n_groups, 2 * self.state_size, self.conv_kernel),

@@ -17,7 +17,7 @@ from kvcalc.layers.weights import Weight, matrix, table, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
-    """A table of table_rows rows of table_width, of which a token reads `hashes` rows.
+    """A table of table_rows rows of table_width. A token reads `hashes` rows.
 
     Their concatenation gives one value and one key per residual stream. A dilated convolution
     follows.
@@ -32,8 +32,8 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     dilation: Size = 1
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """table [rows, w], key [h·w, S·D], value [h·w, D], norms of key, query and convolution
-        [S·D], conv [S·D, k]."""
+        """Return the weights: table [rows, w], key [h·w, S·D], value [h·w, D], norms of key, query
+        and convolution [S·D], conv [S·D, k]."""
         inputs, channels = (
             self.hashes * self.table_width,
             self.streams * self.hidden_size,
@@ -47,7 +47,8 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
         )
 
     def operators(self, p: Pass) -> list[Operator]:
-        """The rows that each token reads, then the operators of any recurrent mixer."""
+        """Return operators: the rows that each token reads, then the operators of any
+        recurrent mixer."""
         read = p.tokens * self.hashes * self.table_width
         return [
             p.vector("ngram_lookup", 0, read, 0, read * p.element),
@@ -55,7 +56,8 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
         ]
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """(kernel − 1) · dilation columns of S·D channels."""
+        """Return the cache entries of one sequence: (kernel − 1) · dilation columns of S·D
+        channels."""
         return (
             conv_state(
                 1,
@@ -66,7 +68,7 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
 
 
 class Engram(Sublayer, frozen=True, tag="engram"):
-    """A table of table_rows rows of table_width, of which a token reads `hashes` rows.
+    """A table of table_rows rows of table_width. A token reads `hashes` rows.
 
     They give one key per residual stream, and one value.
     """
@@ -77,8 +79,8 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     streams: Size
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """table [rows, w], keys and value [h·w, (S + 1)·D], scales of keys and queries [S·D]
-        each."""
+        """Return the weights: table [rows, w], keys and value [h·w, (S + 1)·D], scales of keys and
+        queries [S·D] each."""
         return (
             table(
                 "engram_table",
@@ -95,7 +97,8 @@ class Engram(Sublayer, frozen=True, tag="engram"):
         )
 
     def operators(self, p: Pass) -> list[Operator]:
-        """The rows that each token reads, their product, and the gated addition to the streams."""
+        """Return operators: the rows that each token reads, their product, and the
+        gated addition to the streams."""
         read, mixed = (
             p.tokens * self.hashes * self.table_width,
             p.tokens * self.streams * p.width,

@@ -115,7 +115,7 @@ def pass_table(
 
 
 def _answers(deployment: TimedDeployment, total: Record) -> tuple[str, str]:
-    """Return the time of the pass and what limits it, with and without the deployment."""
+    """Return the time of the pass and its limit, with and without the deployment."""
     phase = PHASES.get(total["phase"], "a mixed pass")
     subject = f"{phase} of {deployment.model.name} on {deployment.gpu.name}"
     stages = deployment.parallelism.pp
@@ -284,7 +284,7 @@ def attention_table(records: Sequence[JsonObject]) -> Table:
     )
     details = [
         f"ridge point: {', '.join(ridges)}",
-        "more sequences do not close the gap, because each reads a cache of its own",
+        "more sequences do not close the gap, because each reads its own cache",
     ]
     return Table(
         records, ATTENTION_COLUMNS, _attention_sentence(records), notes, details=details

@@ -27,7 +27,7 @@ Two constants are common to H100 and H200 under three stacks: 6 µs (ramp and ta
 0.8·√s µs (combination of the parts of each row). Separate fits gave 0.1 to 13 and 0.7 to 1.5.
 
 Prefill (`PrefillAttention`): causal self-attention of fresh prompts, with the write of their keys
-and values. Queries are in tiles of 128 rows, of one head or of a packed KV group. Each tile reads
+and values. Queries are in tiles of 128 rows of one head, or of a packed KV group. Each tile reads
 the keys that its queries see. A free SM takes the next tile, so the last SM ends after the mean by
 part of the longest tile (list scheduling; Graham, SIAM J. Appl. Math. 17, 1969, bounds this part by
 one). A separate kernel writes the cache, and its time is added: its memory traffic, and the wait of
@@ -168,8 +168,8 @@ def best_split(
     return best
 
 
-RAMP_US = 6.0  # of a read from memory, in addition to its bytes
-MIN_PART_TOKENS = 128.0  # of XQA
+RAMP_US = 6.0  # ramp of a read from memory, in addition to its bytes
+MIN_PART_TOKENS = 128.0  # minimum tokens of a part under XQA
 SPLIT_COMBINE_US = 0.8  # to combine a split, times the root of its parts
 Rule = Literal["flash3", "flash3_bounded", "xqa"]
 # Tokens of a block at head_dim 64, 128, 192, 256 (flash-attention, hopper/tile_size.h: paged

@@ -434,7 +434,7 @@ def moe_kind(dtype: str, kernel: str) -> str:
 
 def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
     """Return the kernel model of a cell with its fixed fields; none for a format without rows."""
-    stored, *rest = kind.split("/")
+    stored, *parts = kind.split("/")
     if stored not in STORED_BYTES:
         return ()
     is_expanded = (stack, kind) == EXPANDED
@@ -442,14 +442,14 @@ def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
     fields: Settings = {
         "bytes": 2.0 if is_expanded else STORED_BYTES[stored],
         "compute": compute_bytes,
-        "gated": "ungated" not in rest,
+        "gated": "ungated" not in parts,
     }
-    if "triton" in rest:
+    if "triton" in parts:
         fields["tuned"] = tuned_sizes(stack, gpu, "bfloat16" if is_expanded else stored)
         if stack in ("vllm", "sglang"):
             fields["tiles"] = f"{stack}_block" if stored == "fp8_block" else stack
-    elif rest and rest[0] in TILE_RULES:
-        fields["tiles"] = TILE_RULES[rest[0]]
+    elif parts and parts[0] in TILE_RULES:
+        fields["tiles"] = TILE_RULES[parts[0]]
     return ((FusedMoe, fields),)
 
 

@@ -131,7 +131,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
         rate = self.ec * machine.peak(element_bytes) / machine.sms
         operand_rate = self.r / element_bytes
 
-        def step_us(rows: Array, columns: Array) -> Array:  # of a tile, for each element of k
+        def step_us(rows: Array, columns: Array) -> Array:  # time of a tile per element of k
             return maximum(2 * rows * columns / rate, (rows + columns) / operand_rate)
 
         def full_waves_us(rows: Array, columns: Array) -> Array:

@@ -63,7 +63,7 @@ from kvcalc.timing.kernel_models.kernel_model import (
 )
 
 ROWS, BLOCK, LATENT, ROPE = 64, 64, 512, 64
-COMBINE_US = 2.5  # of the kernel that combines a split
+COMBINE_US = 2.5  # time of the kernel that combines a split
 ReachedShare = Annotated[float, within(0.05, 1.2)]
 
 
@@ -188,8 +188,8 @@ class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
 
 TILE_HEADS = 64  # heads of a tile
 SCALE = 4  # bytes of an index key's scale
-PRODUCT_SHARE = 0.6  # of the peak, by projections of many sequences
-TOP_K_US = 1e-4  # for each token that the top-k reads, of one sequence
+PRODUCT_SHARE = 0.6  # share of the peak that projections of many sequences reach
+TOP_K_US = 1e-4  # time for each token of one sequence that the top-k reads
 # default of SparseDecode.host, if no batch without CUDA graphs is measured
 HOST_RATIO = 1.7
 
@@ -305,9 +305,9 @@ def weights_of(heads: Array, *widths: Array) -> tuple[Array, Array]:
     return with_indexer, latent * heads * (nope + value)
 
 
-MAX_TOKENS = 1024  # of the measured modules
-# Of DeepSeek-V3, whose modules were measured: hidden size, q_lora_rank, kv_lora_rank, RoPE, NoPE
-# and value widths.
+MAX_TOKENS = 1024  # maximum tokens of the measured modules
+# Sizes of DeepSeek-V3, which has the measured modules: hidden size, q_lora_rank, kv_lora_rank,
+# RoPE, NoPE and value widths.
 WIDTHS = (7168, 1536, 512, 64, 128, 128)
 
 
