@@ -21,6 +21,7 @@ from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.huggingface.config import show
 from kvcalc.library.huggingface.source import TEXT_KEYS, facts
 from kvcalc.library.huggingface.types import TYPES, Type
+from kvcalc.library.huggingface.types.draft_rules import CLASSES, NOTE
 
 _HEAD = re.compile(
     r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|"
@@ -38,77 +39,81 @@ _DRAFT = re.compile(
     r"Assistant|XPress|LiLiCorr|LookAhead",
     re.IGNORECASE,
 )
-# Types with remote code and older names, with the type here that reads them exactly.
-_READ_AS = {
-    "deepseek_v3": "kimi_k2 joyai_llm_flash",
-    "deepseek_v4": "deepseek_ref",
-    "minimax": "minimax_text_01 minimax_m1",
-    "minimax_m3_vl_text": "minimax_m3",
-    "mixtral": "mixtral_moe",
-    "llama": "Yi llava_llama",
-    "youtu": "youtu_llm",
-    "qwen3": "qwen3_asr_text Keye KeyeVL1_5",
-    "qwen2": "dots_ocr llava_qwen llava_qwen2 videollama3_qwen2 mineru2_qwen",
-    "phi3": "phi3_v phi4mm",
-    "deepseek_v2": "deepseek_vl_v2",
-    "mimo_v2_flash": "mimo_v2",
-    "mistral": "llava_mistral",
-    "kimi_linear": "kimi_k3",
-    "falcon": "RefinedWebModel RefinedWeb",
-    "phi-msft": "mixformer-sequential",
+# A type here, and types with remote code or older names that it reads exactly.
+_READ_AS = """
+    deepseek_v3 kimi_k2 joyai_llm_flash
+    deepseek_v4 deepseek_ref
+    minimax minimax_text_01 minimax_m1
+    minimax_m3_vl_text minimax_m3
+    mixtral mixtral_moe
+    llama Yi llava_llama
+    youtu youtu_llm
+    qwen3 qwen3_asr_text Keye KeyeVL1_5
+    qwen2 dots_ocr llava_qwen llava_qwen2 videollama3_qwen2 mineru2_qwen
+    phi3 phi3_v phi4mm
+    deepseek_v2 deepseek_vl_v2
+    mimo_v2_flash mimo_v2
+    mistral llava_mistral
+    kimi_linear kimi_k3
+    falcon RefinedWebModel RefinedWeb
+    phi-msft mixformer-sequential
+"""
+SAME_AS = {
+    name: read_as
+    for read_as, *names in map(str.split, _READ_AS.strip().splitlines())
+    for name in names
 }
-SAME_AS = {name: has_entry for has_entry, names in _READ_AS.items() for name in names.split()}
-# Types of classes with another name: the class without its head, in lower case.
+# A type, and its classes with another name: without their heads, in lower case.
+_CLASS_TABLE = """
+    hunyuan_v1_dense hunyuandensev1
+    hunyuan_v1_moe hunyuanmoev1
+    falcon rw
+    minimax_m3_vl_text minimaxm3sparse minimaxm3
+    grok grok1 grok1model
+    stablelm_epoch stablelmepoch
+    bailing_moe_v2_5 bailingmoev25
+    bailing_hybrid bailingmoev3
+    kimi_linear kimik3linear
+    llama llavallama llava
+    mistral llavamistral
+    qwen2 llavaqwen dotsocr
+    nemotron-nas decilm
+    phi3 phi3v
+    deepseek_v2 deepseekocr
+    mimo_v2_flash mimov2
+"""
 _CLASSES = {
-    "hunyuandensev1": "hunyuan_v1_dense",
-    "hunyuanmoev1": "hunyuan_v1_moe",
-    "rw": "falcon",
-    "minimaxm3sparse": "minimax_m3_vl_text",
-    "minimaxm3": "minimax_m3_vl_text",
-    "grok1": "grok",
-    "grok1model": "grok",
-    "stablelmepoch": "stablelm_epoch",
-    "bailingmoev25": "bailing_moe_v2_5",
-    "bailingmoev3": "bailing_hybrid",
-    "kimik3linear": "kimi_linear",
-    "llavallama": "llama",
-    "llavamistral": "mistral",
-    "llavaqwen": "qwen2",
-    "decilm": "nemotron-nas",
-    "phi3v": "phi3",
-    "dotsocr": "qwen2",
-    "deepseekocr": "deepseek_v2",
-    "mimov2": "mimo_v2_flash",
-    "llava": "llama",
+    stem: name
+    for name, *stems in map(str.split, _CLASS_TABLE.strip().splitlines())
+    for stem in stems
 }
-_ALSO = {
-    ("gpt2", "gpt-sw3"),
-    ("phi", "phi-msft"),
-    ("llama", "internlm3"),
-    ("llama", "iquestcoder"),
-    ("olmo", "hf_olmo"),
-    ("decilm", "deci"),
-}
+# Classes, without their heads, that belong to a second type.
+_ALSO = [
+    "decilm:deci",
+    "gpt2:gpt-sw3",
+    "llama:internlm3",
+    "llama:iquestcoder",
+    "olmo:hf_olmo",
+    "phi:phi-msft",
+]
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.
 _WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
-_REFUSED = dict.fromkeys(
-    [
-        "biogpt",
-        "cpmant",
-        "ctrl",
-        "prophetnet",
-        "reformer",
-        "rwkv",
-        "transfo-xl",
-        "xlm",
-        "xlnet",
-        "xlstm",
-    ],
-    "no inference server caches it",
-) | {
-    "blt": "three stacks of different widths; one runs once per patch, and patches vary with "
-    "the text"
-}
+_NOT_SERVED = [
+    "biogpt",
+    "cpmant",
+    "ctrl",
+    "prophetnet",
+    "reformer",
+    "rwkv",
+    "transfo-xl",
+    "xlm",
+    "xlnet",
+    "xlstm",
+]
+_REFUSED = dict.fromkeys(_NOT_SERVED, "no inference server caches it")
+_REFUSED["blt"] = (
+    "three stacks of different widths; one runs once per patch, and patches vary with the text"
+)
 
 
 class ModelType(NamedTuple):
@@ -123,48 +128,42 @@ class ModelType(NamedTuple):
 def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) -> ModelType:
     """Return the type that reads the text part of a file.
 
+    Args:
+        outer: The whole file.
+        inner: Its text part, or the whole file.
+        file_name: Name of the file, for errors.
+
     Raises:
         UserError: The type is known and is not supported here.
     """
-    result = inner.get("model_type", outer.get("model_type"))
-    if result is not None and not isinstance(result, str):
-        raise UserError(f"model_type: should be a text, not {show(result)}", file_name)
-    around = outer.get("model_type")
-    if isinstance(around, str) and around.endswith("_assistant") and around in facts():
-        raise UserError(
-            f"model_type {around!r} is not supported: it drafts on the cache of another model",
-            file_name,
-        )
+    model_type = inner.get("model_type", outer.get("model_type"))
+    if model_type is not None and not isinstance(model_type, str):
+        raise UserError(f"model_type: should be a text, not {show(model_type)}", file_name)
+    outer_type = str(outer.get("model_type"))
+    if outer_type.endswith("_assistant") and outer_type in facts():
+        text = "is not supported: it drafts on the cache of another model"
+        raise UserError(f"model_type {outer_type!r} {text}", file_name)
     for part in (outer, inner):
         if _DRAFT.search(_class(part, file_name)):
             return _draft(_class(part, file_name), inner is outer, file_name)
-    written = _class(inner, file_name)
-    if inner is outer and inner.get("draft_vocab_size") and result in _WITH_HEADS:
-        return ModelType(
-            _WITH_HEADS[result],
-            True,
-            (f"a draft, for it has a draft_vocab_size: {_lent()}",),
-        )
-    name = _type(result or "")
-    if not written or _own(written, result or "") or _own(written, name):
-        return _without_encoder(
-            _bare(_supported(name, file_name), written if inner is outer else ""),
-            inner,
-            written,
-        )
-    if other := by_class(written):
+
+    class_name = _class(inner, file_name)
+    if inner is outer and inner.get("draft_vocab_size") and model_type in _WITH_HEADS:
+        note = f"a draft, for it has a draft_vocab_size: {NOTE}"
+        return ModelType(_WITH_HEADS[model_type], True, (note,))
+    name = _type(model_type or "")
+    if not class_name or _owns(model_type or "", class_name) or _owns(name, class_name):
+        supported = _supported(name, file_name)
+        resolved = _with_head(supported, class_name if inner is outer else "")
+        return _without_encoder(resolved, inner, class_name)
+    if other := by_class(class_name):
         _supported(other, file_name)
-        text = (
-            f"model_type {printable(result, 60)!r} is not its own"
-            if result
-            else "the file gives no model_type"
-        )
-        return ModelType(
-            other,
-            True,
-            (f"read as {other}, after its class {printable(written, 60)}: {text}",),
-        )
-    return _doubtful(_supported(name, file_name), written)
+        reason = "the file gives no model_type"
+        if model_type:
+            reason = f"model_type {printable(model_type, 60)!r} is not its own"
+        note = f"read as {other}, after its class {printable(class_name, 60)}: {reason}"
+        return ModelType(other, True, (note,))
+    return _of_unknown_class(_supported(name, file_name), class_name)
 
 
 def by_class(written: str) -> str:
@@ -207,20 +206,18 @@ def _stems(name: str) -> frozenset[str]:
 @cache
 def _types_by_stem() -> dict[str, str]:
     """Return all types read here, and the types around them, by class stem."""
-    outer_facts = {
-        name: text["text"] for name, text in facts().items() if text.get("text") in TYPES
-    }
-    pairs = [(name, _type(name)) for name in (*TYPES, *SAME_AS, *_REFUSED)] + list(
-        outer_facts.items()
-    )
-    return {stem: name for names, name in reversed(pairs) for stem in sorted(_stems(names))}
+    types = {name: _type(name) for name in (*TYPES, *SAME_AS, *_REFUSED)}
+    for name, known_facts in facts().items():
+        if known_facts.get("text") in TYPES:
+            types.setdefault(name, known_facts["text"])
+    return {stem: types[name] for name in reversed(types) for stem in sorted(_stems(name))}
 
 
-def _own(written: str, name: str) -> bool:
-    stem = _stem(written)
-    return bool(name) and (
-        stem in _stems(name) or _CLASSES.get(stem) == name or (stem, name) in _ALSO
-    )
+def _owns(name: str, class_name: str) -> bool:
+    """Return whether a class belongs to a type, by their names."""
+    stem = _stem(class_name)
+    is_listed = _CLASSES.get(stem) == name or f"{stem}:{name}" in _ALSO
+    return bool(name) and (is_listed or stem in _stems(name))
 
 
 def _type(model_type: str) -> str:
@@ -231,56 +228,50 @@ def _type(model_type: str) -> str:
 
 
 def _supported(name: str, file_name: str) -> ModelType:
+    """Return the type with this name. Raises UserError if it is known and has no entry."""
     if name in _REFUSED:
         raise UserError(f"model_type {name!r} is not supported: {_REFUSED[name]}", file_name)
-    if name not in TYPES and (
-        name in facts() or name in facts().get("*", {}).get("others", ())
-    ):
-        raise UserError(
-            f"model_type {name!r} is not supported", file_name, nearest(name, TYPES, 3)
-        )
+    is_known = name in facts() or name in facts().get("*", {}).get("others", ())
+    if is_known and name not in TYPES:
+        hint = nearest(name, TYPES, 3)
+        raise UserError(f"model_type {name!r} is not supported", file_name, hint)
     return ModelType(name, name in TYPES)
 
 
-def _bare(resolved: ModelType, written: str) -> ModelType:
-    """Return the reading of a class with no LM head or another head, as the causal language
-    model."""
-    silent = (
-        not _SPEAKS.search(written) if resolved.name in facts() else _OTHER_HEAD.search(written)
-    )
-    if not written or not resolved.has_entry or not silent:
+def _with_head(resolved: ModelType, class_name: str) -> ModelType:
+    """Return the reading of a class without an LM head, as the causal model of its type."""
+    has_facts = resolved.name in facts()
+    lacks_head = not _SPEAKS.search(class_name) if has_facts else _OTHER_HEAD.search(class_name)
+    if not class_name or not resolved.has_entry or not lacks_head:
         return resolved
-    text = (
-        f"class {printable(written, 60)} has no language-model head: counted with one, as "
+    note = (
+        f"class {printable(class_name, 60)} has no language-model head: counted with one, as "
         "the causal model of its type"
     )
-    return resolved._replace(notes=(text,), exact=False)
+    return resolved._replace(notes=(note,), exact=False)
 
 
-def _without_encoder(resolved: ModelType, inner: Mapping[str, Any], written: str) -> ModelType:
-    """Return the reading of an encoder-decoder model: its decoder, as the causal model of its
-    type."""
-    if (
-        not resolved.has_entry
-        or inner.get("is_encoder_decoder") is not True
-        or written.endswith(("CausalLM", "Decoder"))
-    ):
+def _without_encoder(
+    resolved: ModelType, inner: Mapping[str, Any], class_name: str
+) -> ModelType:
+    """Return the reading of an encoder-decoder model: its decoder, as a causal model."""
+    has_encoder = inner.get("is_encoder_decoder") is True
+    if not (resolved.has_entry and has_encoder) or class_name.endswith(("CausalLM", "Decoder")):
         return resolved
-    text = "only its decoder is counted, without the encoder and the cache of cross-attention"
-    return resolved._replace(
-        notes=(*resolved.notes, text), exact=resolved.exact and not written
-    )
+    note = "only its decoder is counted, without the encoder and the cache of cross-attention"
+    exact = resolved.exact and not class_name
+    return resolved._replace(notes=(*resolved.notes, note), exact=exact)
 
 
-def _doubtful(resolved: ModelType, written: str) -> ModelType:
+def _of_unknown_class(resolved: ModelType, class_name: str) -> ModelType:
     """Return the reading of an unknown class by its type."""
     if not resolved.has_entry:
         return resolved
-    text = (
-        f"class {printable(written, 60)} is not one of {resolved.name}'s: counted as "
+    note = (
+        f"class {printable(class_name, 60)} is not one of {resolved.name}'s: counted as "
         f"{resolved.name}, which may be wrong"
     )
-    return resolved._replace(notes=(text,), exact=False)
+    return resolved._replace(notes=(note,), exact=False)
 
 
 def _draft(written: str, flat: bool, file_name: str) -> ModelType:
@@ -289,8 +280,6 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
     Raises:
         UserError: The weights of this draft are not known here.
     """
-    from kvcalc.library.huggingface.types.draft_rules import CLASSES
-
     name = CLASSES.get(written, "")
     if not name or not flat:
         raise UserError(
@@ -299,13 +288,7 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
             "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` "
             "replaces another",
         )
-    return ModelType(name, True, (f"a draft ({printable(written, 60)}): {_lent()}",))
-
-
-def _lent() -> str:
-    from kvcalc.library.huggingface.types.draft_rules import NOTE
-
-    return NOTE
+    return ModelType(name, True, (f"a draft ({printable(written, 60)}): {NOTE}",))
 
 
 KEY = "tie_word_embeddings"

@@ -90,6 +90,9 @@ class TypeTable(Mapping[str, Type]):
     def __getitem__(self, name: str) -> Type:
         return read_type(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in entry_texts()
+
     def __iter__(self) -> Iterator[str]:
         return (name for name in entry_texts() if not name.startswith("$"))
 
