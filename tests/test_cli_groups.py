@@ -11,7 +11,7 @@ from kvcalc.cli.commands import COMMANDS, function_of, parameters_of
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
 from kvcalc.question.deployment_options import DeploymentOptions, ShardingOptions
-from kvcalc.question.options import Argument, Option, Question, arguments_for, every, one, parameters_in
+from kvcalc.question.options import Argument, Option, Question, arguments_for, parameters_in, read_question, read_questions
 from kvcalc.units import parse_tokens
 
 
@@ -22,8 +22,8 @@ class First(Question, frozen=True):
 
 
 class Second(Question, frozen=True):
-    slow: Annotated[int, Option("Slow", read=parse_tokens, many=2)] = 1
-    fast: Annotated[float, Option("Fast", many=1)] = 0.0
+    slow: Annotated[int, Option("Slow", read=parse_tokens, list_order=2)] = 1
+    fast: Annotated[float, Option("Fast", list_order=1)] = 0.0
     sizes: Annotated[tuple[int, ...], Option("Sizes", read=parse_tokens)] = ()
 
 
@@ -66,13 +66,13 @@ def test_values_out_of_range_or_of_another_type_are_refused() -> None:
         with pytest.raises(UserError, match=r"deep .* is not a whole number from 0 to 9"):
             First(deep=value)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"deep 'x': Expected `int`"):
-        one(First, {"deep": "x"})
+        read_question(First, {"deep": "x"})
     with pytest.raises(UserError, match="slow '1,,2' has an empty item"):
-        every(Second, {"slow": "1,,2"})
+        read_questions(Second, {"slow": "1,,2"})
     with pytest.raises(UserError, match=r"'8,000' is a list. Write 8000"):
-        every(Second, {"slow": "8,000"})
+        read_questions(Second, {"slow": "8,000"})
     with pytest.raises(UserError, match="the maximum is 250,000"):
-        every(Second, {"slow": range(1, 1002), "fast": range(1000)})
+        read_questions(Second, {"slow": range(1, 1002), "fast": range(1000)})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -82,13 +82,13 @@ def test_no_name_is_declared_twice(command: str) -> None:
 
 
 def test_ranks_from_options() -> None:
-    sharded = every(ShardingOptions, {"tp": "8,4", "pp": 2, "dp": 4, "dcp": 2})
+    sharded = read_questions(ShardingOptions, {"tp": "8,4", "pp": 2, "dp": 4, "dcp": 2})
     assert [*map(parallelism_of, sharded)] == [Parallelism(8, 2, 4, 1, 2), Parallelism(4, 2, 4, 1, 2)]
     assert parallelism_of(ShardingOptions(tp=8, dp=4, enable_expert_parallel=True)) == Parallelism(8, 1, 4, 32)
     with pytest.raises(UserError, match="use either"):
         parallelism_of(ShardingOptions(tp=2, ep=2, enable_expert_parallel=True))
     model = load_model("smollm-360m")  # 15 heads: only 1 of 1, 2, 4 and 8 divides them
-    assert [one.tp for one in split_sizes(every(ShardingOptions, {"tp": "auto"}), [model])] == [1]
+    assert [one.tp for one in split_sizes(read_questions(ShardingOptions, {"tp": "auto"}), [model])] == [1]
 
 
 @pytest.mark.parametrize("command", ["compare", "roofline", "latency", "serve"])

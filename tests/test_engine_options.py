@@ -8,7 +8,7 @@ from conftest import Run
 import kvcalc as package
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.question.deployment_options import ENGINE_NAMES, DeploymentOptions
-from kvcalc.question.options import every
+from kvcalc.question.options import read_questions
 
 SHORT = {
     "fit": "fit llama-3.1-8b --context 4k",
@@ -70,7 +70,7 @@ def test_options_that_exclude_each_other_and_unknown_engines(kvcalc: Run) -> Non
         found = kvcalc(f"{SHORT[command]} --engine vlm")
         assert found.code == 2 and "unknown engine 'vlm'. Did you mean vllm?" in found.err
     assert kvcalc(f"{SHORT['latency']} --bounds --calibration sglang").code == 2
-    asked = every(DeploymentOptions, {"engine": "vllm,SGLang", "stack": "datasheet,trtllm"})
+    asked = read_questions(DeploymentOptions, {"engine": "vllm,SGLang", "stack": "datasheet,trtllm"})
     assert [one.choice for one in asked] == [("vllm", "datasheet"), ("trtllm", ""), ("sglang", "datasheet"), ("trtllm", "")]
 
 

@@ -326,7 +326,7 @@ def series_of(chart: Chart, label: str) -> Any:
         ("dsa-vs-mla recurrentgemma-2b deepseek-v3", "recurrentgemma-2b has 18× RG-LRU, 8× MQA window 2048, deepseek-v3 has MLA"),
         ("dsa-vs-mla deepseek-v3 kimi-k2", "one with DSA and one with MLA"),
         ("cache-vs-parameters deepseek-v3.2", "two models or more, best the sizes of one family"),
-        ("no-cache gpt2 llama-7b", "one model at a time. Give gpt2 alone"),
+        ("no-cache gpt2 llama-7b", "one model at a time. Give only gpt2"),
         ("cost-vs-context deepseek-v3 --gpu h100", "no requested GPU fits deepseek-v3"),
         ("measured", "needs --input ROWS.csv"),
         ("measured gpt2 --input rows.csv", "the rows of --input, and no model such as 'gpt2'"),

@@ -60,7 +60,7 @@ def run(
             is_output=True,
         ),
     ] = "",
-    every: Annotated[
+    all_stacks: Annotated[
         bool, _common("Fit every GPU and stack in the rows, one file each", "--all")
     ] = False,
     source: SourceOptions,
@@ -70,7 +70,7 @@ def run(
     from kvcalc.timing.rows import read_rows
 
     about = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
-    if every:
+    if all_stacks:
         if gpu or stack:
             raise UserError(
                 "--all takes every GPU and stack", hint="Leave out --gpu and --stack"

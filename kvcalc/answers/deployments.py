@@ -184,8 +184,8 @@ def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[
 def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "list[Stored]":
     """Return each model with each precision and parallelism."""
     return [
-        (model, precision_of(one), parallelism_of(one))
-        for model, one in product(models, split_sizes(options, models))
+        (model, precision_of(option), parallelism_of(option))
+        for model, option in product(models, split_sizes(options, models))
     ]
 
 
@@ -219,8 +219,8 @@ def deployments_of(
 ) -> "list[TimedDeployment]":
     """Return each model on each GPU, with every item of the lists."""
     return [
-        deployment_of(model, gpu, one)
-        for model, gpu, one in product(
+        deployment_of(model, gpu, option)
+        for model, gpu, option in product(
             models, gpus_of(options[0]), split_sizes(options, models)
         )
     ]

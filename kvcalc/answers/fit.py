@@ -18,7 +18,7 @@ from kvcalc.answers.deployments import (
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import PlacementOptions
 from kvcalc.question.fit_question import FitQuestion, StudyOptions
-from kvcalc.question.options import Argument, Option, check_number, every
+from kvcalc.question.options import Argument, Option, check_number, read_questions
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
@@ -43,19 +43,19 @@ class TypedWords(NamedTuple):
 
     Attributes:
         names: Word for each model and GPU, by its name.
-        beside: Options that no engine's command line has.
+        extra_words: Options that no engine's command line has.
         has_all_experts: Whether expert parallelism covers all GPUs.
-        stated: Options of an engine's command line; empty without one.
+        stated: Options of an engine's command line; empty if there is none.
         notes: Notes about the command line.
     """
 
     names: Mapping[str, str] = {}
-    beside: tuple[str, ...] = ()
+    extra_words: tuple[str, ...] = ()
     has_all_experts: bool = False
     stated: Mapping[str, Any] = {}
     notes: Sequence[str] = ()
 
-    def named(self, deployment: "TimedDeployment") -> "Typed":
+    def typed_words_of(self, deployment: "TimedDeployment") -> "Typed":
         """Return the words of one deployment."""
         from kvcalc.capacity.fit_records import Typed
 
@@ -63,7 +63,7 @@ class TypedWords(NamedTuple):
         return Typed(
             self.names.get(model, ""),
             self.names.get(gpu, ""),
-            self.beside,
+            self.extra_words,
             self.has_all_experts,
         )
 
@@ -71,7 +71,7 @@ class TypedWords(NamedTuple):
 def run(
     models: FitModels,
     *,
-    asked: Annotated[dict[str, Any], FitQuestion],
+    fit_values: Annotated[dict[str, Any], FitQuestion],
     placing: Annotated[dict[str, Any], PlacementOptions],
     studies: StudyOptions,
     allocations: Annotated[
@@ -87,10 +87,10 @@ def run(
     ] = False,
 ) -> Answer:
     """Compute how many users and tokens fit. The status is 1 if nothing fits."""
-    points, words = fit_points(models, placing=placing, asked=asked)
+    points, words = fit_points(models, placing=placing, fit_values=fit_values)
     if matrix:
-        deployments = [deployment for deployment, one in points if one == points[0][1]]
-        return _matrix_answer(deployments, asked, words)
+        deployments = [deployment for deployment, options in points if options == points[0][1]]
+        return _matrix_answer(deployments, fit_values, words)
     return fit_answer(points, studies, words, allocations)
 
 
@@ -98,18 +98,18 @@ def fit_points(
     models: FitModels,
     *,
     placing: Annotated[dict[str, Any], PlacementOptions],
-    asked: Annotated[dict[str, Any], FitQuestion],
+    fit_values: Annotated[dict[str, Any], FitQuestion],
 ) -> "tuple[list[Point], TypedWords]":
     """Return each deployment with its options, and the words of the request."""
     from kvcalc.capacity.fit_options import read_fit_options
     from kvcalc.timing.deployment import TimedDeployment
 
     typed_models, loaded, stated, notes = _read_models(models, placing.get("set_", ()))
-    placements = split_sizes(every(PlacementOptions, stated | placing), loaded)
-    options = read_fit_options(_asked(stated, asked))
+    placements = split_sizes(read_questions(PlacementOptions, stated | placing), loaded)
+    options = read_fit_options(_asked(stated, fit_values))
     gpus = gpus_of(placements[0], is_timed=False)
     check_number("configurations", MAX_CONFIGURATIONS, loaded, gpus, placements, options)
-    stages = range(sum(one.pp for one in placements))
+    stages = range(sum(placement.pp for placement in placements))
     check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)
     layers = range(max(model.layers for model in loaded))  # each stage looks for its own
     check_number("layers of pipeline stages", MAX_LAYERS, loaded, gpus, stages, layers, options)
@@ -117,25 +117,25 @@ def fit_points(
     gpu_names = gpu_words(placements[0].gpu)
     names |= {gpu.name: word for gpu, word in zip(gpus, gpu_names, strict=True)}
     points: list[Point] = []
-    for model, gpu, placement, one in product(loaded, gpus, placements, options):
+    for model, gpu, placement, fit_option in product(loaded, gpus, placements, options):
         deployment = TimedDeployment(
             model,
             gpu,
             precision_of(placement),
             parallelism_of(placement),
             nodes=placement.nodes,
-            engine=one.engine,
-            engine_version=one.engine_version,
+            engine=fit_option.engine,
+            engine_version=fit_option.engine_version,
         )
-        points.append((deployment, one))
-    beside = (
+        points.append((deployment, fit_option))
+    extra_words = (
         *(word for change in placing.get("set_", ()) for word in ("--set", change)),
-        *(("--from-log", asked["from_log"]) if asked.get("from_log") else ()),
+        *(("--from-log", fit_values["from_log"]) if fit_values.get("from_log") else ()),
         *(("--memory", placements[0].memory) if placements[0].memory else ()),
     )
     has_all_experts = placements[0].enable_expert_parallel
     notes += remarks([], 0, placements[0].memory, gpus)
-    return points, TypedWords(names, beside, has_all_experts, stated, notes)
+    return points, TypedWords(names, extra_words, has_all_experts, stated, notes)
 
 
 def _read_models(
@@ -166,11 +166,11 @@ def _read_models(
     return model_words(words), models_of(words, changes), {}, []
 
 
-def _asked(stated: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(stated: Mapping[str, Any], fit_values: Mapping[str, Any]) -> dict[str, Any]:
     """Return an engine's options, replaced by those that were typed."""
-    if "max_num_seqs" in asked:
+    if "max_num_seqs" in fit_values:
         stated = {name: value for name, value in stated.items() if name != "users"}
-    return {**stated, **asked}
+    return {**stated, **fit_values}
 
 
 def fit_answer(
@@ -192,7 +192,8 @@ def fit_answer(
         return _allocations_answer(fits[0], allocations)
     lengths = read_lengths(studies.lengths, studies.seed) if studies.lengths else []
     records = [
-        fit_record(fit, lengths, studies.seed, words.named(fit.requested)) for fit in fits
+        fit_record(fit, lengths, studies.seed, words.typed_words_of(fit.requested))
+        for fit in fits
     ]
     notes = [*words.notes, *notes, *remarks([fit.model for fit in fits], 0)]
     notes += _beyond_maximum((fit.requested, fit.options) for fit in fits)
@@ -294,7 +295,7 @@ def _beyond_maximum(points: "Iterable[Point]") -> list[str]:
 
 
 def _matrix_answer(
-    deployments: "Sequence[TimedDeployment]", asked: Mapping[str, Any], words: TypedWords
+    deployments: "Sequence[TimedDeployment]", fit_values: Mapping[str, Any], words: TypedWords
 ) -> Answer:
     """Return users × contexts of each deployment, from the lists if they are given."""
     import msgspec
@@ -307,11 +308,15 @@ def _matrix_answer(
     )
 
     lists = ("max_num_seqs", "max_model_len")
-    others = {name: value for name, value in asked.items() if name not in lists}
+    others = {name: value for name, value in fit_values.items() if name not in lists}
     options = read_fit_options(_asked(words.stated, others))[0]
-    limits = every(FitQuestion, {name: asked[name] for name in lists if name in asked})
-    users = [*dict.fromkeys(one.max_num_seqs for one in limits if one.max_num_seqs)] or [*USERS]
-    requested = [*dict.fromkeys(one.max_model_len for one in limits if one.max_model_len)]
+    limits = read_questions(
+        FitQuestion, {name: fit_values[name] for name in lists if name in fit_values}
+    )
+    users = [*dict.fromkeys(limit.max_num_seqs for limit in limits if limit.max_num_seqs)] or [
+        *USERS
+    ]
+    requested = [*dict.fromkeys(limit.max_model_len for limit in limits if limit.max_model_len)]
     verdicts, cells, points = [], [], []
     for deployment in deployments:
         contexts = requested or contexts_of(deployment.model.max_context)

@@ -9,14 +9,14 @@ from kvcalc.errors import printable, visible
 
 def say(text: str) -> None:
     """Print lines on stdout. A terminal gets lines of its width, a pipe gets whole lines."""
-    shown = visible(text)
+    output = visible(text)
     if sys.stdout.isatty():
         lines = []
-        for line in shown.split("\n"):
+        for line in output.split("\n"):
             indent = " " * (len(line) - len(line.lstrip()))
             lines += [indent + part for part in _wrapped(line, len(indent))]
-        shown = "\n".join(lines)
-    print(shown)
+        output = "\n".join(lines)
+    print(output)
 
 
 def _wrapped(line: str, indent: int = 0) -> list[str]:

@@ -22,7 +22,13 @@ from kvcalc.library.load import edited, with_memory, with_rate_between
 from kvcalc.model.model import Model
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.fit_question import FitQuestion, StudyOptions
-from kvcalc.question.options import Question, check_known, every, one, parameters_in
+from kvcalc.question.options import (
+    Question,
+    check_known,
+    parameters_in,
+    read_question,
+    read_questions,
+)
 from kvcalc.question.serving_options import (
     LatencyOptions,
     SchedulingOptions,
@@ -74,8 +80,8 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
         `fixed` and `slope` are bytes of one sequence: without its tokens, and per token.
         """
-        stored = self.model, self.precision, self.parallelism
-        return size_answer([stored], every(SizeOptions, options), [self.gpu])
+        variant = self.model, self.precision, self.parallelism
+        return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])
 
     @takes(FitQuestion, StudyOptions)
     def fit(self, options: Options) -> Answer:
@@ -87,18 +93,18 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         if options.get("engine", self.engine) == self.engine:
             options = {"engine": self.engine, "engine_version": self.engine_version} | options
         points = [(self, fit_option) for fit_option in read_fit_options(options)]
-        return fit_answer(points, one(StudyOptions, options))
+        return fit_answer(points, read_question(StudyOptions, options))
 
     @takes(LatencyOptions)
     def latency(self, options: Options) -> Answer:
         """Predict one request: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s` and more."""
-        return latency_answer([self], every(LatencyOptions, options))
+        return latency_answer([self], read_questions(LatencyOptions, options))
 
     @takes(PassOptions, ContextOptions)
     def roofline(self, options: Options) -> Answer:
         """Compute FLOPs, bytes and bound of each operator. Attributes are keys of the total."""
         return roofline_answer(
-            [self], one(PassOptions, options), every(ContextOptions, options)
+            [self], read_question(PassOptions, options), read_questions(ContextOptions, options)
         )
 
     @takes(SchedulingOptions, Workload, ServerSettings)
@@ -108,15 +114,15 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         Without rate, requests and max_concurrency, the first record is the sustained rate. One
         record for each rate that was tried follows.
         """
-        scheduling = every(SchedulingOptions, options)
-        settings = one(ServerSettings, options)
+        scheduling = read_questions(SchedulingOptions, options)
+        settings = read_question(ServerSettings, options)
         return serve_answer([self], options, scheduling, settings)
 
     @takes(VariantOptions, SizeOptions)
     def compare(self, options: Options) -> Answer:
         """Compare variants of the attention, one record each. The first is the reference."""
-        names = one(VariantOptions, options).variants
-        return compare_answer([self], names, every(SizeOptions, options))
+        names = read_question(VariantOptions, options).variants
+        return compare_answer([self], names, read_questions(SizeOptions, options))
 
     def __repr__(self) -> str:
         sizes = msgspec.structs.asdict(self.parallelism).items()
@@ -140,7 +146,7 @@ def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deplo
             quantization, memory, nodes, engine, bounds and calibration.
     """
     check_known(options, DEPLOYING)
-    deploying = every(DeploymentOptions, options)
+    deploying = read_questions(DeploymentOptions, options)
     if len(deploying) > 1:
         hint = "Call deploy once for each"
         raise UserError("a deployment has one value of each option", hint=hint)

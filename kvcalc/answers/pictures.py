@@ -23,9 +23,6 @@ from kvcalc.question.size_options import BATCH_SIZE
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
-    from kvcalc.gpu.gpu import Gpu
-    from kvcalc.model.model import Model
-    from kvcalc.model.precision import Precision
     from kvcalc.report.charts.chart import Chart
 
 
@@ -50,12 +47,13 @@ GPT3 = (
 )
 FIGURES = {
     "cache-vs-context": Figure(
-        "the cache over context, beside the weights",
-        "stored = sequences · Σ layers: rows kept of a context · bytes of a row (`size --explain`)",
+        "KV cache and weights over context",
+        "stored = sequences · Σ layers: stored rows of a context · bytes of a row "
+        "(`size --explain`)",
         "llama-7b llama-3.1-8b mistral-7b-v0.1 deepseek-v3 gemma-3-27b gpt-oss-120b",
     ),
     "cache-vs-parameters": Figure(
-        "the cache over parameters",
+        "KV cache over parameters",
         "stored as `size --explain` adds it up, over the parameters of each model",
         GPT3,
         "1024,2048",
@@ -75,7 +73,8 @@ FIGURES = {
     ),
     "memory": Figure(
         "weights and cache in a GPU's memory",
-        "weights + sequences · cache of the context, beside the GPU's memory (`size --explain`)",
+        "weights + sequences · cache of the context, compared with the GPU's memory "
+        "(`size --explain`)",
         "llama-3.1-8b qwen3-8b llama-2-13b gpt-oss-20b gemma-3-27b",
         "8192",
     ),
@@ -86,7 +85,7 @@ FIGURES = {
         "deepseek-v3.2 deepseek-v3",
     ),
     "cost-vs-context": Figure(
-        "what a token costs over context",
+        "cost of a token over context",
         "cost = price an hour · GPUs · seconds a token / 3600 · 10^6 (`latency --explain`)",
         "llama-7b llama-3.1-8b mistral-7b-v0.1",
     ),
@@ -145,8 +144,8 @@ def run_plot(
     """Draw a standard figure."""
     kind = figure.kind
     if not kind:
-        for known, shown in FIGURES.items():
-            print(f"kvcalc plot {known:<22}{shown.summary}")
+        for name, shown_figure in FIGURES.items():
+            print(f"kvcalc plot {name:<22}{shown_figure.summary}")
         return
     chart = (
         _measured_chart(models, input_) if kind == "measured" else _figure(kind, models, figure)
@@ -165,78 +164,49 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
     """Return a figure about models."""
     from kvcalc.library.load import load_gpu
     from kvcalc.model.precision import Precision
-
-    figure = FIGURES[kind]
-    models = models_of(names or figure.models.split())
-    gpus = [load_gpu(word) for word in gpu_words(",".join(options.gpu))]
-    default = [parse_tokens(word) for word in figure.context.split(",")]
-    contexts, batches = list(options.context) or default, list(options.batch_size)
-    precision = Precision(options.dtype[0], options.kv_cache_dtype[0])
-    if kind in ("roofline", "cost-vs-context"):
-        deployed = models, gpus, precision
-        return _timed_chart(kind, deployed, contexts, batches, options.price_per_hour)
-    return _chart(kind, models, gpus, (contexts, batches[0]), precision)
-
-
-def _timed_chart(
-    kind: str,
-    deployed: "tuple[list[Model], list[Gpu], Precision]",
-    contexts: list[int],
-    batches: list[int],
-    price_per_hour: float,
-) -> "Chart":
-    """Return costs over contexts; or decode, and the prefill of a single deployment, under
-    roofs."""
-    from kvcalc.planning.sweeps import cost_curves, decode_passes, prefill_pass
+    from kvcalc.planning import sweeps
+    from kvcalc.report.charts import size_plot
     from kvcalc.report.charts.latency_plot import cost_vs_context
     from kvcalc.report.charts.roofline_plot import roofline_chart
     from kvcalc.timing.deployment import TimedDeployment
 
-    models, gpus, precision = deployed
-    deployments = [TimedDeployment(m, g, precision).under() for m in models for g in gpus]
-    if kind == "cost-vs-context":
-        curves = cost_curves(deployments, max(contexts), price_per_hour)
-        return cost_vs_context(curves, price_per_hour)
-    context, swept = contexts[-1], batches if batches != [1] else [1, 8, 64, 256]
-    passes = [rows for d in deployments for rows in decode_passes(d, context, swept)]
-    if len(deployments) == 1:
-        passes.append(prefill_pass(deployments[0], context))
-    return roofline_chart(passes, gpus)
-
-
-def _chart(
-    kind: str,
-    models: "list[Model]",
-    gpus: "list[Gpu]",
-    load: tuple[list[int], int],
-    precision: "Precision",
-) -> "Chart":
-    """Return a figure about sizes; `load` is contexts and a batch size."""
-    from kvcalc.planning import sweeps
-    from kvcalc.report.charts import size_plot
-
-    contexts, batch_size = load
+    figure, batch_size = FIGURES[kind], options.batch_size[0]
+    models = models_of(names or figure.models.split())
+    gpus = [load_gpu(word) for word in gpu_words(",".join(options.gpu))]
+    contexts = options.context or [parse_tokens(word) for word in figure.context.split(",")]
+    last = contexts[-1]
+    precision = Precision(options.dtype[0], options.kv_cache_dtype[0])
     if kind == "cache-vs-context":
         axis = sweeps.contexts_up_to(max(contexts))
-        curves = [sweeps.cache_curve(m, precision, axis, batch_size) for m in models]
+        curves = [sweeps.cache_curve(model, precision, axis, batch_size) for model in models]
         return size_plot.cache_vs_context(curves, batch_size, gpus)
     if kind == "cache-vs-parameters":
-        return size_plot.cache_vs_parameters(
-            [sweeps.cache_curve(m, precision, contexts) for m in models]
-        )
+        curves = [sweeps.cache_curve(model, precision, contexts) for model in models]
+        return size_plot.cache_vs_parameters(curves)
     if kind == "memory":
-        curves = [sweeps.cache_curve(m, precision, contexts[-1:], batch_size) for m in models]
+        curves = [sweeps.cache_curve(model, precision, [last], batch_size) for model in models]
         return size_plot.weights_and_cache(curves, gpus, batch_size)
     if kind == "dsa-vs-mla":
-        reads = sweeps.sparse_reads(models, contexts[-1], precision)
-        return size_plot.sparse_reads_chart(reads)
-    if len(models) > 1:
-        raise UserError(
-            "the figure 'no-cache' shows one model at a time",
-            hint=f"Give {models[0].name} alone",
-        )
-    work = sweeps.generation_work(models[0], contexts[-1], precision)
-    return size_plot.generation_work_chart([work])
+        return size_plot.sparse_reads_chart(sweeps.sparse_reads(models, last, precision))
+    if kind == "no-cache":
+        if len(models) > 1:
+            raise UserError(
+                "the figure 'no-cache' shows one model at a time",
+                hint=f"Give only {models[0].name}",
+            )
+        work = sweeps.generation_work(models[0], last, precision)
+        return size_plot.generation_work_chart([work])
+    deployments = [
+        TimedDeployment(model, gpu, precision).under() for model in models for gpu in gpus
+    ]
+    if kind == "cost-vs-context":
+        price = options.price_per_hour
+        return cost_vs_context(sweeps.cost_curves(deployments, max(contexts), price), price)
+    batches = options.batch_size if options.batch_size != (1,) else (1, 8, 64, 256)
+    passes = [rows for d in deployments for rows in sweeps.decode_passes(d, last, batches)]
+    if len(deployments) == 1:
+        passes.append(sweeps.prefill_pass(deployments[0], last))
+    return roofline_chart(passes, gpus)
 
 
 def _measured_chart(models: list[str], rows: str) -> "Chart":
@@ -300,9 +270,9 @@ def run_report(
             "a page is about one deployment and one context",
             hint="Make a page of each; `kvcalc fit` takes lists",
         )
-    stored, run_words = _words(deploying[0])
+    model_words, run_words = _words(deploying[0])
     request = PageRequest(
-        (model, *stored), ("--gpu", deploying[0].gpu, *run_words), page.context, page.users
+        (model, *model_words), ("--gpu", deploying[0].gpu, *run_words), page.context, page.users
     )
     if explain:
         say(page_explained(deployments[0], request))
@@ -312,18 +282,18 @@ def run_report(
 
 def _words(options: DeploymentOptions) -> tuple[list[str], list[str]]:
     """Return the user's options: how the model is stored and sharded, and how it runs."""
-    stored = _changed(options, "tp dp ep dcp dtype kv_cache_dtype quantization")
+    model_words = _changed(options, "tp dp ep dcp dtype kv_cache_dtype quantization")
     if options.enable_expert_parallel:
-        stored.append("--enable-expert-parallel")
+        model_words.append("--enable-expert-parallel")
     for change in options.set_:
-        stored += ["--set", change]
+        model_words += ["--set", change]
     run_words = _changed(options, "mla_form memory")
     engine, calibration = options.choice
     run_words += ["--engine", engine] if engine != "vllm" else []
     run_words += _changed(options, "engine_version calibration_from")
     if calibration == DATASHEET:
-        return stored, [*run_words, "--bounds"]
-    return stored, run_words + (["--calibration", calibration] if calibration else [])
+        return model_words, [*run_words, "--bounds"]
+    return model_words, run_words + (["--calibration", calibration] if calibration else [])
 
 
 def _changed(options: DeploymentOptions, names: str) -> list[str]:

@@ -162,21 +162,21 @@ def as_gpu(value: GpuOrName) -> Gpu:
     return value if isinstance(value, Gpu) else load_gpu(_name(value, "GPU"))
 
 
-def _name(value: str | Path, what: str) -> str:
+def _name(value: str | Path, noun: str) -> str:
     if not isinstance(value, str | Path):
-        hint = f"Give a {what}, or the name of one"
-        raise UserError(f"{type(value).__name__} is no {what}", hint=hint)
+        hint = f"Give a {noun}, or the name of one"
+        raise UserError(f"{type(value).__name__} is no {noun}", hint=hint)
     return str(value)
 
 
-def as_tokens(value: int | str, what: str) -> int:
+def as_tokens(value: int | str, noun: str) -> int:
     """Return a number of tokens from an int or a text such as `4k`."""
-    number: int = parse_tokens(value, what) if isinstance(value, str) else plain(value)
+    number: int = parse_tokens(value, noun) if isinstance(value, str) else plain(value)
     return number
 
 
-def of_kind(value: Value, what: str, *kinds: type) -> Value:
+def of_kind(value: Value, noun: str, *kinds: type) -> Value:
     """Return the value. Raise UserError if it has none of the types."""
     if not isinstance(value, kinds):
-        raise UserError(f"{value!r:.80} is no {what}")
+        raise UserError(f"{value!r:.80} is no {noun}")
     return value

@@ -9,7 +9,7 @@ from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import deployments_of, models_of, remarks
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import DeploymentOptions, Models
-from kvcalc.question.options import Option, Question, check_number, every
+from kvcalc.question.options import Option, Question, check_number, read_questions
 from kvcalc.question.serving_options import SchedulingOptions, ServerSettings, Workload
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def serve_answer(
     from kvcalc.report.text.progress import progress_bar
     from kvcalc.serving.requests import sample_workload
 
-    loads = every(Workload, load)
+    loads = read_questions(Workload, load)
     check_number("runs", MAX_RUNS, deployments, scheduling, loads)
     points = list(product(deployments, scheduling, loads))
     if study.timeline and len(points) > 1:
@@ -76,10 +76,12 @@ def serve_answer(
             "--timeline is of one run",
             hint="Give one --gpu, --policy, --cache, --rate and --max-concurrency",
         )
-    has_load = load.get("rate") or any(one.requests or one.max_concurrency for one in loads)
+    has_load = load.get("rate") or any(
+        workload.requests or workload.max_concurrency for workload in loads
+    )
     kind = "search" if study.find_rate else "run" if has_load else "sweep"
-    requests = {one: sample_workload(one) for one in loads}
-    total = sum(len(requests[one]) for *_, one in points) if kind == "run" else None
+    requests = {workload: sample_workload(workload) for workload in loads}
+    total = sum(len(requests[workload]) for *_, workload in points) if kind == "run" else None
     with progress_bar("requests", total) as move:
         progress = (lambda count: move(advance=count)) if move else None
         results, notes, is_complete = _simulate(points, requests, settings, kind, progress)
@@ -92,7 +94,7 @@ def serve_answer(
         for result in results
         if kind != "sweep" or result.record["found_rate"] is not None
     ]
-    notes += _notes([one.model for one in deployments], main)
+    notes += _notes([deployment.model for deployment in deployments], main)
     if not is_complete:
         notes.append(_interruption(main, len(points), kind != "run"))
     status = 0 if is_complete else STATUS_INTERRUPTED
@@ -149,16 +151,20 @@ def _simulate(
     servers: dict[Any, Server] = {}  # the last server; it serves any rate
     is_complete = True
     for deployment, scheduling, load in points:
-        how = scheduling.policy, scheduling.cache
+        scheduling_names = scheduling.policy, scheduling.cache
         try:
             if kind == "run":
                 key = id(deployment), scheduling, replace(load, rate=inf)
                 if key not in servers:
-                    servers = {key: Server(deployment, requests[load], load, settings, *how)}
+                    servers = {
+                        key: Server(
+                            deployment, requests[load], load, settings, *scheduling_names
+                        )
+                    }
                 results.append(servers[key].run(requests[load], load, progress))
                 is_complete = results[-1].served.is_complete
             else:
-                sweep = sweep_rates(deployment, load, settings, *how, progress)
+                sweep = sweep_rates(deployment, load, settings, *scheduling_names, progress)
                 results += [sweep.sustained, *(sweep.tried if kind == "sweep" else ())]
                 is_complete = sweep.is_complete
         except UserError as error:
@@ -216,15 +222,15 @@ def _notes(models: Sequence[Any], runs: "list[SimulationResult]") -> list[str]:
                 f"{model.name} is made for"
             )
     for record in (run.record for run in runs):
-        where = f"{record['gpu']}, {record['policy']}, {record['cache']}"
-        where += f", rate {record['rate']:g}" if record["rate"] else ""
+        place = f"{record['gpu']}, {record['policy']}, {record['cache']}"
+        place += f", rate {record['rate']:g}" if record["rate"] else ""
         if record["rejected"]:
             notes.append(
-                f"{where}: {record['rejected']:,} requests can never fit and are rejected"
+                f"{place}: {record['rejected']:,} requests can never fit and are rejected"
             )
         if record["diverges"]:
             notes.append(
-                f"{where}: the queue diverges: the load is beyond capacity, and waiting grows "
+                f"{place}: the queue diverges: the load is beyond capacity, and waiting grows "
                 "as long as requests come"
             )
     return notes

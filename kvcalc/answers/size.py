@@ -36,12 +36,12 @@ def run(
     changes = sharding[0].set_
     typed = typed_dimensions(dimensions, models, changes)
     loaded = [typed.model()] if typed else models_of(models, changes)
-    stored = stored_models(loaded, sharding)
-    return size_answer(stored, shapes, make_record=typed.record if typed else None)
+    variants = stored_models(loaded, sharding)
+    return size_answer(variants, shapes, make_record=typed.record if typed else None)
 
 
 def size_answer(
-    stored: "Sequence[Stored]",
+    variants: "Sequence[Stored]",
     shapes: Sequence[SizeOptions],
     gpus: "Sequence[Gpu]" = (),
     make_record: Callable[..., Any] | None = None,
@@ -54,11 +54,11 @@ def size_answer(
     """
     from kvcalc.model.memory import size_record
 
-    check_number("rows", MAX_ROWS, stored, shapes)
+    check_number("rows", MAX_ROWS, variants, shapes)
     block_size = shapes[0].block_size
     arguments = [
         (model, shape.context, shape.batch_size, precision, block_size, parallelism)
-        for (model, precision, parallelism), shape in product(stored, shapes)
+        for (model, precision, parallelism), shape in product(variants, shapes)
     ]
     make_record = make_record or size_record
     for first in arguments[:: len(shapes)]:
@@ -71,12 +71,12 @@ def size_answer(
         from kvcalc.planning.sweeps import cache_curve, contexts_up_to
         from kvcalc.report.charts.size_plot import cache_vs_context
 
-        has_dtypes = len({precision for _, precision, _ in stored}) > 1
-        has_sizes = len({parallelism.tp for *_, parallelism in stored}) > 1
+        has_dtypes = len({precision for _, precision, _ in variants}) > 1
+        has_sizes = len({parallelism.tp for *_, parallelism in variants}) > 1
         axis = contexts_up_to(max(*contexts, 1024), contexts)
         batch_size = shapes[0].batch_size
         curves = []
-        for model, precision, parallelism in stored:
+        for model, precision, parallelism in variants:
             label = model.name
             label += f" {precision.kv_cache_dtype}" if has_dtypes else ""
             label += f" tp {parallelism.tp}" if has_sizes else ""
@@ -86,7 +86,7 @@ def size_answer(
     def tables() -> Any:
         from kvcalc.report.text.size_text import size_table
 
-        return [size_table([make(*values) for values in arguments], stored, block_size)]
+        return [size_table([make(*values) for values in arguments], variants, block_size)]
 
     def formulas() -> str:
         from kvcalc.report.explain import explain_size
@@ -100,5 +100,5 @@ def size_answer(
         draw,
         _short=CACHE_SIZE,
         _formulas=formulas,
-        _notes=remarks([model for model, *_ in stored], max(contexts)),
+        _notes=remarks([model for model, *_ in variants], max(contexts)),
     )

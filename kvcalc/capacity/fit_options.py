@@ -12,7 +12,7 @@ from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
 from kvcalc.question.deployment_options import check_utilization
 from kvcalc.question.fit_question import STATE_DTYPES, FitQuestion
-from kvcalc.question.options import every, spelled
+from kvcalc.question.options import read_questions, spelled
 from kvcalc.storage.formats import canonical
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -138,7 +138,7 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
     """Return options of `fit` for each combination of lists, and load the files that they name.
 
     Args:
-        values: Texts, Python values or lists by option name, as in `every`.
+        values: Texts, Python values or lists by option name, as in `read_questions`.
     """
     files: dict[str, Callable[[str], Any]] = {"draft": load_model, "from_log": read_learned}
     loaded: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
         loaded[name] = load(value) if isinstance(value, str) else value
     if loaded["from_log"] and values.get("engine") is None:
         values = {**values, "engine": loaded["from_log"].engine}
-    questions = every(FitQuestion, values)
+    questions = read_questions(FitQuestion, values)
     return [FitOptions(**msgspec.structs.asdict(question) | loaded) for question in questions]
 
 

@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from kvcalc.errors import UserError
-from kvcalc.question.options import Parameter, Question, arguments_for, one, parameters_in
+from kvcalc.question.options import (
+    Parameter,
+    Question,
+    arguments_for,
+    parameters_in,
+    read_question,
+)
 from kvcalc.question.output_options import Output, Printing
 from kvcalc.units import bytes_shown_in
 
@@ -132,7 +138,7 @@ def typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_command(command: str, typed: Mapping[str, Any]) -> int:
     """Run a command with the values that were typed, print its answer and return its status."""
-    output = one(_PRINTING.get(command, Output), typed)
+    output = read_question(_PRINTING.get(command, Output), typed)
     run = function_of(command)
     if not isinstance(output, Printing):
         run(**arguments_for(run, typed))
@@ -180,8 +186,8 @@ def _words(value: Any) -> Iterable[str]:
         yield from {text, *text.split(",")}
 
 
-def _is_same_file(one: str, other: str) -> bool:
+def _is_same_file(path: str, other: str) -> bool:
     try:
-        return os.path.isfile(one) and os.path.samefile(one, other)  # noqa: PTH113, PTH121
+        return os.path.isfile(path) and os.path.samefile(path, other)  # noqa: PTH113, PTH121
     except (OSError, ValueError):
         return False

@@ -64,7 +64,7 @@ def run(
 
         layers, gpu = typed.compared(), load_gpu("h100")  # no figure depends on the GPU
         deployments = [
-            deployment_of(layers, gpu, one) for one in split_sizes(deploying, [layers])
+            deployment_of(layers, gpu, option) for option in split_sizes(deploying, [layers])
         ]
     else:
         deployments = deployments_of(models_of([model], changes), deploying)
@@ -124,7 +124,7 @@ def _side(text: str, model: str, gpu: str) -> "Side":
             hint="Each side is one: no lists in it",
         )
     deployment, options = points[0]
-    return Side(text, deployment, options, typed.named(deployment))
+    return Side(text, deployment, options, typed.typed_words_of(deployment))
 
 
 def _fit_arguments(text: str, words: list[str]) -> Mapping[str, Any]:
@@ -148,9 +148,9 @@ def _fit_arguments(text: str, words: list[str]) -> Mapping[str, Any]:
             raise
         raise UserError(parser_message(error, "fit")) from None
     values = typed_values(context.params)
-    known = {parameter.name for parameter in parameters_in(fit_points)}
+    deployment_options = {parameter.name for parameter in parameters_in(fit_points)}
     printing = {parameter.name for parameter in parameters_in(Output)}
-    if more := [name for name in values if name not in known]:
+    if more := [name for name in values if name not in deployment_options]:
         options = " and ".join(f"--{spelled(name)}" for name in more)
         hint = (
             "Options about printing go behind the sides"

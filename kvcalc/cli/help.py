@@ -231,9 +231,9 @@ def parser_message(error: Any, command: str) -> str:
 
 def _whole_word(command: str, letter: str) -> str:
     """Return the typed word of which the parser refused the first letter: `-dtype` for `-d`."""
-    known = {name for parameter in parameters_of(command) for name in parameter.names}
+    names = {name for parameter in parameters_of(command) for name in parameter.names}
     for word in sys.argv:
-        if word.startswith(letter) and word.partition("=")[0] not in known:
+        if word.startswith(letter) and word.partition("=")[0] not in names:
             return printable(word, 100)
     return letter
 

@@ -355,8 +355,8 @@ def _calibration_answer(
     from kvcalc.measure.calibration_rows import fitted_gpu, measured, planned
     from kvcalc.report.export import to_csv
 
-    known = _known_gpu(machine)
-    if known is None and not result.save_gpu:
+    preset = _known_gpu(machine)
+    if preset is None and not result.save_gpu:
         raise UserError(
             f"{machine.name!r} is no preset, so its laws have no roof to stand on",
             hint="Name it with --save-gpu",
@@ -372,7 +372,7 @@ def _calibration_answer(
         with _progress("shapes", len(shapes)) as begin:
             timing = settings.seconds, settings.graphs
             for row in measured(shapes, machine, *timing, note, begin):
-                records.append(row | {"gpu": (known or gpu).name})
+                records.append(row | {"gpu": (preset or gpu).name})
     except KeyboardInterrupt:
         note(f"interrupted: {len(records)} rows were measured and are kept")
         status = STATUS_INTERRUPTED
@@ -381,8 +381,8 @@ def _calibration_answer(
     text = to_csv(records)
     if result.rows:
         save_text(result.rows, text)
-    fits = _fitted(text, known or gpu)
-    return replace(fits_answer(fits, known or gpu, STACK), _status=status)
+    fits = _fitted(text, preset or gpu)
+    return replace(fits_answer(fits, preset or gpu, STACK), _status=status)
 
 
 def _known_gpu(machine: "Machine") -> "Gpu | None":

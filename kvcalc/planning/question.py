@@ -18,10 +18,10 @@ from kvcalc.question.deployment_options import engine_choice
 from kvcalc.question.options import (
     check_known,
     check_number,
-    every,
     items_of,
-    one,
     parse_number,
+    read_question,
+    read_questions,
     spelled,
 )
 from kvcalc.question.plan_options import Requirement, SpaceOptions
@@ -63,57 +63,63 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
                 f"a plan takes one {spelled(name)}, not {','.join(words)}",
                 hint=f"`kvcalc {command}` takes a list",
             )
-    asked = one(SpaceOptions, options)
-    choice = engine_choice(asked.engine, asked.calibration, asked.bounds, asked.stack)
+    space_options = read_question(SpaceOptions, options)
+    choice = engine_choice(
+        space_options.engine,
+        space_options.calibration,
+        space_options.bounds,
+        space_options.stack,
+    )
     gpus = [
-        with_rate_between(gpu, asked.inter_node_bandwidth) for gpu in chosen_gpus(asked.gpu)
+        with_rate_between(gpu, space_options.inter_node_bandwidth)
+        for gpu in chosen_gpus(space_options.gpu)
     ]
     precisions = [
         Precision(dtype, cache, "" if quantization in ("auto", "none") else quantization)
         for dtype, quantization, cache in product(
-            asked.dtype, asked.quantization, asked.kv_cache_dtype
+            space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
         )
     ]
     space = SearchSpace(
         models=tuple(models),
         gpus=tuple(gpus),
-        max_gpus=asked.max_gpus,
-        tp=asked.tp,
-        pp=asked.pp,
-        dp=asked.dp,
-        ep=asked.ep,
-        nodes=asked.nodes,
+        max_gpus=space_options.max_gpus,
+        tp=space_options.tp,
+        pp=space_options.pp,
+        dp=space_options.dp,
+        ep=space_options.ep,
+        nodes=space_options.nodes,
         precisions=tuple(precisions),
         options=FitOptions(
             engine=choice.engine,
-            engine_version=asked.engine_version,
-            gpu_memory_utilization=asked.gpu_memory_utilization,
-            max_num_batched_tokens=asked.max_num_batched_tokens,
-            enforce_eager=asked.enforce_eager,
+            engine_version=space_options.engine_version,
+            gpu_memory_utilization=space_options.gpu_memory_utilization,
+            max_num_batched_tokens=space_options.max_num_batched_tokens,
+            enforce_eager=space_options.enforce_eager,
         ),
         calibration=choice.calibration,
-        calibration_from=asked.calibration_from,
-        drafts=tuple(_drafts(asked)),
-        disaggregate=(False, True) if asked.disaggregate else (False,),
+        calibration_from=space_options.calibration_from,
+        drafts=tuple(_drafts(space_options)),
+        disaggregate=(False, True) if space_options.disaggregate else (False,),
     )
-    needs = every(Requirement, options)
+    needs = read_questions(Requirement, options)
     check_number("requirements", MAX_REQUIREMENTS, needs)
-    if asked.disaggregate and not all(need.output_len > 1 for need in needs):
+    if space_options.disaggregate and not all(need.output_len > 1 for need in needs):
         raise UserError(
             "disaggregated prefill needs answers of 2 tokens or more",
             hint="Give --input-len and --output-len",
         )
-    return PlanQuestion(needs, space, prices_of(",".join(asked.price_per_hour), gpus))
+    return PlanQuestion(needs, space, prices_of(",".join(space_options.price_per_hour), gpus))
 
 
-def _drafts(asked: SpaceOptions) -> list[Speculation | None]:
+def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
     """Return every combination of drafts, draft tokens and acceptance rates. `none` is no draft."""
-    counts, acceptances = asked.num_speculative_tokens, asked.acceptance_rate
-    if not asked.draft:
+    counts, acceptances = space_options.num_speculative_tokens, space_options.acceptance_rate
+    if not space_options.draft:
         if counts or acceptances:
             raise UserError("num-speculative-tokens and acceptance-rate need a draft")
         return [None]
-    models = [name for name in asked.draft if name != "none"]
+    models = [name for name in space_options.draft if name != "none"]
     if models and not counts:
         raise UserError(
             "a draft needs num-speculative-tokens",
@@ -122,7 +128,7 @@ def _drafts(asked: SpaceOptions) -> list[Speculation | None]:
     drafts = [
         Speculation(*values) for values in product(models, counts, acceptances or [ACCEPTANCE])
     ]
-    return [None, *drafts] if "none" in asked.draft else [*drafts]
+    return [None, *drafts] if "none" in space_options.draft else [*drafts]
 
 
 def chosen_gpus(names: Sequence[str]) -> list[Gpu]:

@@ -43,7 +43,7 @@ DTYPE = Option(
     panel="Data types",
     words="dtypes",
     called="bits weight-dtype precision",
-    many=6,
+    list_order=6,
 )
 QUANTIZATION = Option(
     "Weight format: fp8, awq, gptq, nvfp4, mxfp4; a list",
@@ -53,7 +53,7 @@ QUANTIZATION = Option(
     is_common=True,
     words="quantizations",
     called="bits quant weights weight-dtype weight-quant precision q",
-    many=5,
+    list_order=5,
 )
 CACHE_DTYPE = Option(
     "KV cache: auto, bf16, fp8, int4, nvfp4, q8_0; a list",
@@ -62,7 +62,7 @@ CACHE_DTYPE = Option(
     is_common=True,
     words="cache dtypes",
     called="kv cache-dtype kv-dtype kv-cache kv-quant kv-bits cache-type",
-    many=4,
+    list_order=4,
 )
 Gpus = Annotated[str, GPUS]
 Settings = Annotated[
@@ -121,8 +121,8 @@ Engine = Annotated[
         is_common=True,
         choices=ENGINE_NAMES,
         called="backend framework",
-        read=lambda text, what: text.strip().lower(),
-        many=3,
+        read=lambda text, name: text.strip().lower(),
+        list_order=3,
     ),
 ]
 EngineVersion = Annotated[
@@ -130,16 +130,16 @@ EngineVersion = Annotated[
 ]
 
 
-def gpu_count(text: str, what: str, low: int = 1) -> int:
+def gpu_count(text: str, name: str, low: int = 1) -> int:
     """Return a number of GPUs from `low` up."""
     if not (text.isascii() and text.isdigit() and low <= int(text[:10]) < 10**9):
         hint = f"Give a whole number from {low} up"
-        raise UserError(f"{what} {text!r} is not a number of GPUs", hint=hint)
+        raise UserError(f"{name} {text!r} is not a number of GPUs", hint=hint)
     return int(text)
 
 
-def _tp(text: str, what: str) -> int:
-    return AUTO if text.lower() == "auto" else gpu_count(text, what)
+def _tp(text: str, name: str) -> int:
+    return AUTO if text.lower() == "auto" else gpu_count(text, name)
 
 
 _ranks = partial(Option, panel="Parallelism")
@@ -161,7 +161,7 @@ class ShardingOptions(Question, frozen=True):
             is_common=True,
             called="gpus num-gpus n-gpus ngpus devices num-devices tensor-parallel",
             read=_tp,
-            many=3,
+            list_order=3,
         ),
     ] = 1
     pp: Annotated[
@@ -216,13 +216,15 @@ class EngineChoice(NamedTuple):
 Bounds = Annotated[bool, _engine("Answer with datasheet bounds instead of predictions")]
 Calibration = Annotated[
     str,
-    _engine("Your own calibration of times", takes="NAME|FILE", words="calibrations", many=2),
+    _engine(
+        "Your own calibration of times", takes="NAME|FILE", words="calibrations", list_order=2
+    ),
 ]
 CalibrationGpu = Annotated[
     str, _engine("Scale another GPU's calibration by datasheets", takes="GPU", words="gpus")
 ]
 Mixed = Annotated[bool, Option(is_hidden=True)]  # without effect
-Stack = Annotated[str, Option(is_hidden=True, many=1)]
+Stack = Annotated[str, Option(is_hidden=True, list_order=1)]
 
 
 class DeploymentOptions(PlacementOptions, frozen=True):

@@ -179,7 +179,7 @@ class FitQuestion(EngineSettings, frozen=True):
             is_common=True,
             called=CONTEXT_WORDS + " " + PROMPT_WORDS,
             read=parse_tokens,
-            many=1,
+            list_order=1,
             max=MAX_TOKENS,
         ),
     ] = 0
@@ -190,7 +190,7 @@ class FitQuestion(EngineSettings, frozen=True):
             is_common=True,
             called=USER_WORDS,
             read=whole_number,
-            many=2,
+            list_order=2,
             min=1,
             max=MAX_TOKENS,
         ),

@@ -2,7 +2,7 @@
 
 A question is a frozen struct. The annotation of each field has an `Option`:
 
-    rate: Annotated[float, Option("Requests per second", read=parse_rate, many=2)] = inf
+    rate: Annotated[float, Option("Requests per second", read=parse_rate, list_order=2)] = inf
 
 The command line, help, completion, suggestions, the Python API and the reference page read this
 declaration. The module imports nothing heavy, because `--help` imports it.
@@ -59,8 +59,8 @@ class Option(msgspec.Struct, frozen=True):
         called: Names that other tools give the option, without dashes, for suggestions.
         read: Returns the value of (text, option name) and raises UserError. Without it, the
             value has the type of the field.
-        many: Whether a list makes one question for each item. With several lists, the list with
-            the smallest number changes fastest. 0 takes no list.
+        list_order: Above 0, a list makes one question for each item. With several lists, the list
+            with the smallest number changes fastest.
         min, max: Smallest and largest number, if there is a `max`.
         is_output: Whether the value is a file to write.
         is_hidden: Whether help and completion leave the option out.
@@ -75,7 +75,7 @@ class Option(msgspec.Struct, frozen=True):
     words: tuple[str, ...] | str = ()
     called: str = ""
     read: Callable[[str, str], Any] | None = None
-    many: int = 0
+    list_order: int = 0
     min: int = 0
     max: int = 0
     is_output: bool = False
@@ -127,7 +127,7 @@ class Parameter(NamedTuple):
     @property
     def is_text(self) -> bool:
         """Whether the command line passes the value on as a text."""
-        return bool(self.option.read or self.option.many or self.is_tuple)
+        return bool(self.option.read or self.option.list_order or self.is_tuple)
 
     @property
     def declarations(self) -> list[str]:
@@ -150,17 +150,17 @@ class Parameter(NamedTuple):
 
     def check(self, value: Any) -> None:
         """Raise UserError if the value is beyond the option's limits."""
-        option, what = self.option, f"{spelled(self.name)} {value!r}"
+        option, text = self.option, f"{spelled(self.name)} {value!r}"
         if value == self.default:
             return
         if option.choices and value not in option.choices:
-            raise UserError(f"unknown {what}", hint=nearest(str(value), option.choices))
+            raise UserError(f"unknown {text}", hint=nearest(str(value), option.choices))
         is_int = self.type in (int, int | None)
         is_number = isinstance(value, int if is_int else int | float)
         is_number = is_number and not isinstance(value, bool)
         if option.max and not (is_number and option.min <= value <= option.max):
             number = "whole number" if is_int else "number"
-            raise UserError(f"{what} is not a {number} from {option.min} to {option.max:,}")
+            raise UserError(f"{text} is not a {number} from {option.min} to {option.max:,}")
 
     def is_default(self, value: Any) -> bool:
         """Return whether a value keeps the default: None, and '' if the default is empty."""
@@ -232,9 +232,11 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
         if spec := question_in(kind):
             typed = {p.name: values[p.name] for p in parameters_in(spec) if p.name in values}
             if kind is spec:
-                arguments[name] = one(spec, typed)
+                arguments[name] = read_question(spec, typed)
             else:
-                arguments[name] = every(spec, typed) if get_origin(kind) is list else typed
+                arguments[name] = (
+                    read_questions(spec, typed) if get_origin(kind) is list else typed
+                )
         elif name in values:
             type_, declared = get_args(kind)
             option = Parameter(name, type_, parameter.default, declared)
@@ -245,35 +247,37 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
 Spec = TypeVar("Spec", bound=Question)
 
 
-def one(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
+def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
     """Return the question of values by option name. None keeps the default.
 
     Raises:
         UserError: A value is wrong, or is a list.
     """
-    given = _given(spec, values)
-    return spec(**{p.name: p.read(values[p.name]) for p in given})
+    typed = _typed_parameters(spec, values)
+    return spec(**{p.name: p.read(values[p.name]) for p in typed})
 
 
-def every(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
-    """Return one question for each combination of the lists, the option with `many` 1 fastest.
+def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
+    """Return one question for each combination of the lists, the option with `list_order` 1 fastest.
 
     Example: context 1k,2k and batch_size 1,8 give (1024, 1), (2048, 1), (1024, 8), (2048, 8).
     """
     lists = {}
-    for p in sorted(_given(spec, values), key=lambda p: -p.option.many):
+    for p in sorted(_typed_parameters(spec, values), key=lambda p: -p.option.list_order):
         value = values[p.name]
-        items = items_of(value, spelled(p.name)) if p.option.many and not p.is_tuple else None
+        items = (
+            items_of(value, spelled(p.name)) if p.option.list_order and not p.is_tuple else None
+        )
         lists[p.name] = [p.read(value)] if items is None else [*map(p.read_item, items)]
     check_number("rows", MAX_QUESTIONS, *lists.values())
     return [spec(**dict(zip(lists, point, strict=True))) for point in product(*lists.values())]
 
 
-def _given(spec: type[Question], values: Mapping[str, Any]) -> list[Parameter]:
+def _typed_parameters(spec: type[Question], values: Mapping[str, Any]) -> list[Parameter]:
     return [p for p in parameters_in(spec) if not p.is_default(values.get(p.name))]
 
 
-def items_of(value: Any, what: str = "list") -> list[Any]:
+def items_of(value: Any, name: str = "list") -> list[Any]:
     """Return the items of a comma-separated text or a Python list. A number is one item.
 
     Raises:
@@ -282,28 +286,28 @@ def items_of(value: Any, what: str = "list") -> list[Any]:
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",")]
         if len(value) > 1 and not all(value):
-            raise UserError(f"{what} {','.join(value)!r} has an empty item")
+            raise UserError(f"{name} {','.join(value)!r} has an empty item")
     value = plain(value)
     items = list(value) if hasattr(value, "__iter__") else [value]
     if not items:
-        raise UserError(f"{what}: the list is empty", hint="Write 4096, 4k or 1k,8k")
+        raise UserError(f"{name}: the list is empty", hint="Write 4096, 4k or 1k,8k")
     if str(items[0]).isdigit():
-        check_whole([str(item) for item in items], what)
+        check_whole([str(item) for item in items], name)
     return items
 
 
-def check_number(what: str, limit: int, *lists: Sequence[Any]) -> None:
+def check_number(name: str, limit: int, *lists: Sequence[Any]) -> None:
     """Raise UserError if the lists have more than `limit` combinations."""
     combinations = prod(map(len, lists))
     if combinations > limit:
         raise UserError(
-            f"{combinations:,} {what}; the maximum is {limit:,}", hint="Shorten a list"
+            f"{combinations:,} {name}; the maximum is {limit:,}", hint="Shorten a list"
         )
 
 
-def check_known(names: Iterable[str], known: Iterable[str]) -> None:
+def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
     """Raise UserError, with the nearest names, if a name is not a known option."""
-    options = list(known)
+    options = list(names_of_options)
     for name in names:
         if name not in options:
             raise UserError(f"unknown option {name!r}", hint=nearest(name, options))
@@ -314,57 +318,57 @@ def spelled(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
-def tokens_called(what: str) -> Callable[[str, str], int]:
+def tokens_called(label: str) -> Callable[[str, str], int]:
     """Return a token parser whose messages use another name than the option's."""
-    return lambda text, name: parse_tokens(text, what)
+    return lambda text, name: parse_tokens(text, label)
 
 
-def tokens_or_none(text: str, what: str) -> int:
+def tokens_or_none(text: str, name: str) -> int:
     """Return a token count from 0 up."""
-    return parse_tokens(text, what, least=0)
+    return parse_tokens(text, name, least=0)
 
 
-def bytes_or_none(text: str, what: str) -> int:
+def bytes_or_none(text: str, name: str) -> int:
     """Return bytes from 0 up."""
-    return 0 if text.strip() == "0" else parse_bytes(text, what)
+    return 0 if text.strip() == "0" else parse_bytes(text, name)
 
 
-def host_bytes(text: str, what: str) -> int:
+def host_bytes(text: str, name: str) -> int:
     """Return bytes. Raise UserError for a small number without a unit."""
-    size = bytes_or_none(text, what)
+    size = bytes_or_none(text, name)
     if 0 < size < MIN_HOST_BYTES and text.strip().isdigit():
-        raise UserError(f"{what} {text!r} is {size:,} bytes", hint=f"Write {text.strip()}GiB")
+        raise UserError(f"{name} {text!r} is {size:,} bytes", hint=f"Write {text.strip()}GiB")
     return size
 
 
-def seconds_or_none(text: str, what: str) -> float:
+def seconds_or_none(text: str, name: str) -> float:
     """Return seconds as `parse_seconds`; 0 means no time."""
-    return 0.0 if text.strip() in ("0", "0.0") else parse_seconds(text, what)
+    return 0.0 if text.strip() in ("0", "0.0") else parse_seconds(text, name)
 
 
-def whole_number(text: str, what: str) -> int:
+def whole_number(text: str, name: str) -> int:
     """Return a whole number."""
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"{what} {text!r} is not a whole number") from None
+        raise UserError(f"{name} {text!r} is not a whole number") from None
 
 
-def memory_share(text: str, what: str) -> float:
+def memory_share(text: str, name: str) -> float:
     """Return a share of the memory; an explicit 0 is refused."""
     value = number_or_nan(text)
     if math.isnan(value):
-        raise UserError(f"{what} {text!r} is not a number")
+        raise UserError(f"{name} {text!r} is not a number")
     if not value:
-        raise UserError(f"{what} 0 leaves no memory")
+        raise UserError(f"{name} 0 leaves no memory")
     return value
 
 
-def parse_number(text: str, what: str) -> float:
+def parse_number(text: str, name: str) -> float:
     """Return a finite number from 0 up. Raise UserError, which names `what`, otherwise."""
     value = number_or_nan(text)
     if not 0 <= value < 1e15:
-        raise UserError(f"{what} {text!r} is not a number from 0 up")
+        raise UserError(f"{name} {text!r} is not a number from 0 up")
     return value
 
 
@@ -376,7 +380,7 @@ def number_or_nan(text: str) -> float:
         return math.nan
 
 
-def parse_acceptance(text: str, what: str) -> float:
+def parse_acceptance(text: str, name: str) -> float:
     """Return a share of draft tokens."""
     value = number_or_nan(text)
     if math.isnan(value):

@@ -93,7 +93,7 @@ class Requirement(Question, frozen=True, kw_only=True):
             is_common=True,
             called=USER_WORDS,
             read=tokens_called("number of users"),
-            many=5,
+            list_order=5,
         ),
     ] = 0
     context: Annotated[
@@ -104,7 +104,7 @@ class Requirement(Question, frozen=True, kw_only=True):
             is_common=True,
             called=CONTEXT_WORDS,
             read=parse_tokens,
-            many=4,
+            list_order=4,
         ),
     ] = 0
     input_len: Annotated[
@@ -115,7 +115,7 @@ class Requirement(Question, frozen=True, kw_only=True):
             "TOKENS",
             called=PROMPT_WORDS,
             read=parse_tokens,
-            many=3,
+            list_order=3,
         ),
     ] = 0
     output_len: Annotated[
@@ -126,7 +126,7 @@ class Requirement(Question, frozen=True, kw_only=True):
             "TOKENS",
             called=OUTPUT_WORDS,
             read=parse_tokens,
-            many=2,
+            list_order=2,
         ),
     ] = 0
     rate: Annotated[
@@ -137,7 +137,7 @@ class Requirement(Question, frozen=True, kw_only=True):
             "R",
             called=RATE_WORDS,
             read=parse_number,
-            many=1,
+            list_order=1,
             max=MAX_TARGET,
         ),
     ] = 0.0

@@ -62,21 +62,21 @@ _output = partial(
 )
 
 
-def _as_typed(text: str, what: str) -> str:
+def _as_typed(text: str, name: str) -> str:
     return text
 
 
-def _share(text: str, what: str) -> float:
+def _share(text: str, name: str) -> float:
     value = number_or_nan(text)
     if not 0 <= value <= 1:
         raise UserError(
-            f"{what} {text.strip()} is not between 0 and 1",
+            f"{name} {text.strip()} is not between 0 and 1",
             hint="Write 0.9 for 90 %, or 0,0.5,0.9",
         )
     return value
 
 
-def parse_rate(text: str, what: str) -> float:
+def parse_rate(text: str, name: str) -> float:
     """Return requests per second; `inf` sends all requests at time 0.
 
     Raises:
@@ -84,7 +84,7 @@ def parse_rate(text: str, what: str) -> float:
     """
     value = number_or_nan(text)
     if not value > 0:
-        raise UserError(f"{what} {text!r} is not a number of requests per second above 0")
+        raise UserError(f"{name} {text!r} is not a number of requests per second above 0")
     return value
 
 
@@ -111,11 +111,15 @@ class LatencyOptions(Question, frozen=True):
 
     input_len: Annotated[
         int,
-        _prompt("Prompt tokens; a list adds rows", read=tokens_called("input length"), many=4),
+        _prompt(
+            "Prompt tokens; a list adds rows", read=tokens_called("input length"), list_order=4
+        ),
     ] = 2000
     output_len: Annotated[
         int,
-        _output("Output tokens; a list adds rows", read=tokens_called("output length"), many=3),
+        _output(
+            "Output tokens; a list adds rows", read=tokens_called("output length"), list_order=3
+        ),
     ] = 500
     batch_size: Annotated[int, BATCH_SIZE] = 1
     no_cache: Annotated[bool, _workload("Add the same generation without a KV cache")] = False
@@ -150,7 +154,7 @@ class LatencyOptions(Question, frozen=True):
             "Draft tokens per step; default: the fastest; a list",
             read=tokens_or_none,
             max=MAX_DRAFT_TOKENS,
-            many=2,
+            list_order=2,
         ),
     ] = 0
     acceptance_rate: Annotated[
@@ -158,7 +162,7 @@ class LatencyOptions(Question, frozen=True):
         _speculation(
             "Share of draft tokens that is accepted; default: 0.8; a list",
             read=parse_acceptance,
-            many=1,
+            list_order=1,
         ),
     ] = None
     cpu_offload_gb: Annotated[
@@ -200,10 +204,10 @@ class LatencyOptions(Question, frozen=True):
         return self.input_len + max(1, self.output_len // 2)
 
 
-def check_steps(what: str, count: int, max_count: int = MAX_STEPS) -> None:
+def check_steps(name: str, count: int, max_count: int = MAX_STEPS) -> None:
     """Check that `count` is at most `max_count`. Raises UserError otherwise."""
     if count > max_count:
-        raise UserError(f"{count:,} {what} are more than the {max_count:,} that are timed")
+        raise UserError(f"{count:,} {name} are more than the {max_count:,} that are timed")
 
 
 class Workload(Question, frozen=True):
@@ -241,7 +245,7 @@ class Workload(Question, frozen=True):
             is_common=True,
             called=RATE_WORDS,
             read=parse_rate,
-            many=2,
+            list_order=2,
         ),
     ] = math.inf
     burstiness: Annotated[
@@ -253,7 +257,7 @@ class Workload(Question, frozen=True):
             "Clients in a closed loop; a list adds rows",
             called=USER_WORDS,
             read=tokens_or_none,
-            many=1,
+            list_order=1,
             max=MAX_REQUESTS,
         ),
     ] = 0
@@ -290,7 +294,7 @@ class Workload(Question, frozen=True):
             "Share of each prompt that is cached, 0 to 1; a list adds rows",
             called=PREFIX_WORDS,
             read=_share,
-            many=3,
+            list_order=3,
         ),
     ] = 0.0
 
@@ -461,7 +465,9 @@ class SchedulingOptions(Question, frozen=True):
     policy: Annotated[
         str,
         _server(
-            "Batching: continuous or static; a list", choices=("continuous", "static"), many=2
+            "Batching: continuous or static; a list",
+            choices=("continuous", "static"),
+            list_order=2,
         ),
     ] = "continuous"
     cache: Annotated[
@@ -469,6 +475,6 @@ class SchedulingOptions(Question, frozen=True):
         _server(
             "KV cache memory: paged or contiguous; a list",
             choices=("paged", "contiguous"),
-            many=1,
+            list_order=1,
         ),
     ] = "paged"

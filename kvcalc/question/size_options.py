@@ -14,7 +14,7 @@ BATCH_SIZE = Option(
     is_common=True,
     called=USER_WORDS,
     read=tokens_called("batch size"),
-    many=5,
+    list_order=5,
 )
 
 
@@ -29,7 +29,7 @@ class ContextOptions(Question, frozen=True):
             is_common=True,
             called=CONTEXT_WORDS + " " + PROMPT_WORDS,
             read=parse_tokens,
-            many=1,
+            list_order=1,
         ),
     ] = 4096
     batch_size: Annotated[int, BATCH_SIZE] = 1
