@@ -276,8 +276,8 @@ def latency_curves(
     requested = {request.batch_size for request in requests}
     curves = []
     for deployment, request in product(deployments, by_length.values()):
-        one = structs.replace(request, batch_size=1)
-        max_num_seqs = request_memory(deployment, one)["max_num_seqs"]
+        single = structs.replace(request, batch_size=1)
+        max_num_seqs = request_memory(deployment, single)["max_num_seqs"]
         sizes = {*BATCHES, *requested}
         if max_num_seqs and max_num_seqs < max(sizes):
             sizes.add(max_num_seqs)

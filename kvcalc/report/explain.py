@@ -73,8 +73,8 @@ def charted(chart: Chart) -> str:
         name = series.label.removesuffix(f": {chart.y.tick(series.ys[-1])}")
         values = ", ".join(texts or map(chart.y.tick, series.ys))
         lines.append(f"{name or 'further'}: {values}")
-    if chart.beside:
-        lines += ["", charted(chart.beside).rstrip("\n")]
+    if chart.next_chart:
+        lines += ["", charted(chart.next_chart).rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 

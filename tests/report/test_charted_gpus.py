@@ -24,7 +24,7 @@ def test_memories_of_the_h100_from_the_smallest_rate_to_the_largest() -> None:
     }
     assert [(s.label, s.ys) for s in chart.series if s.kind == "limit"] == [("another GPU's memory: 450 GB/s", [450e9])]
     assert chart.title == "h100-sxm: rates and sizes of its memories"
-    assert chart.subtitle.endswith("25.4 ms; host and disk: of one Azure ND H100 v5, which 8 GPUs share")
+    assert chart.subtitle.endswith("25.4 ms; host and disk of Azure ND H100 v5: shared by 8 GPUs")
 
 
 def test_what_has_no_rate_is_named_below_the_title() -> None:

@@ -54,11 +54,3 @@ def test_many_axes_leave_steps_at_one_place_to_the_key() -> None:
     )
     for chart in charts.chain():
         assert {text for s in chart.series for text in s.labels if text} == {"batch 1", "batch 64"}
-
-
-def test_of_three_axes_what_they_have_in_common_stands_above_them() -> None:
-    model = load_model("llama-3.1-8b")
-    split = [decode_passes(TimedDeployment(model, H100, parallelism=Parallelism(tp=n)), 4096, [1]) for n in (1, 2, 4)]
-    three = roofline_chart([one for each in split for one in each], [H100]).chain()
-    assert [chart.title for chart in three] == ["tp 1", "tp 2", "tp 4"]
-    assert three[0].over[0] == "Roofline: llama-3.1-8b decode on h100-sxm"

@@ -1,7 +1,5 @@
 """What stands on a picture and how: titles and keys within the page, marks of which one may cover another."""
 
-import pytest
-
 from kvcalc.report.charts.chart import Axis, Chart, Series, bar_chart, joined
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.series_styles import STYLES
@@ -28,13 +26,6 @@ def test_a_key_of_many_long_names_stands_in_rows_within_the_page() -> None:
     (key,) = drawn.legends
     boxes = [text.get_window_extent() for text in key.get_texts()]
     assert (len(boxes), len({round(box.x0) for box in boxes}), len({round(box.y0) for box in boxes})) == (12, 3, 4)
-
-
-@pytest.mark.parametrize(("count", "alpha"), [(1, 1.0), (2, 0.85)])
-def test_points_of_different_sizes_show_through_each_other(count: int, alpha: float) -> None:
-    series = Series("", (1.0, 1.0)[:count], (2.0, 2.0)[:count], "points", (0.5, 0.1)[:count])
-    (drawn,) = figure(Chart("t", "", X, Y, (series,)), LIGHT).axes[0].collections
-    assert drawn.get_alpha() == alpha
 
 
 def test_names_of_points_take_no_room_from_the_axes() -> None:

@@ -15,7 +15,7 @@ from kvcalc import Precision, UserError, load_gpu, load_model
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.planning.comparison import SHAPE, attention_records
 from kvcalc.planning.sweeps import attention_sweep, decode_passes
-from kvcalc.report.charts.chart import Axis, Chart, Series, bar_chart, bytes_tick, in_multiples, joined, si_tick, tokens_tick
+from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, in_multiples, joined, si_tick, tokens_tick
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.labels import NEAR, anchor, count_crossed, lines_on, markers_on, spread, text_box, wrapped
 from kvcalc.report.charts.roofline_plot import attention_chart, roofline_chart
@@ -83,18 +83,6 @@ def test_what_small_multiples_name_is_never_grey_and_never_alike() -> None:
         in_multiples([lines(57)])
 
 
-@pytest.mark.parametrize("style", ["light", "slides"])
-def test_heads_of_charts_beside_each_other_keep_apart(style: str) -> None:
-    long = lines(1)._replace(title="Time from token to token over the load of a server", subtitle="what it rests on " * 7)
-    check_apart(joined([long, long._replace(subtitle=""), long]), style)
-
-
-@pytest.mark.parametrize(("count", "height"), [(1, 0.4), (2, 0.5), (5, 0.8), (12, 0.8)])
-def test_few_bars_are_thin_and_many_leave_a_fifth_between_them(count: int, height: float) -> None:
-    drawn = figure(bar_chart("bytes", "of each", names(count), [2.0] * count, bytes_tick), STYLES["light"])
-    assert [bar.get_height() for bar in drawn.axes[0].patches] == pytest.approx([height] * count)
-
-
 def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> None:
     """In their own look the line to the name would seem to go on; at the edge of the axes it does no harm."""
     xs = (1024.0, 65536.0, 131072.0)
@@ -104,14 +92,6 @@ def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> Non
     paints = [line.get_color() for line in axes.get_lines()]
     assert joints["whole"] == pytest.approx(to_rgb(paints[0]), abs=1e-3)
     assert joints["short"] == pytest.approx(to_rgb(STYLES["light"].ink), abs=1e-3)
-
-
-@pytest.mark.parametrize("style", ["light", "slides"])
-def test_names_right_of_charts_beside_each_other_are_as_large(style: str) -> None:
-    """As small as the fullest of them needs."""
-    drawn = figure(joined([lines(2), lines(6)]), STYLES[style])
-    sizes = [t.get_fontsize() for axes in drawn.axes for t in axes.texts if getattr(t, "anncoords", "") not in AT_DATA]
-    assert len(sizes) > 6 and len({*sizes}) == 1
 
 
 def test_dark_is_light_in_other_colours() -> None:
@@ -250,16 +230,6 @@ def test_small_multiples_keep_their_width_whatever_is_named_in_one() -> None:
 def outside(box: Any, at: tuple[float, float]) -> float:
     """Pixels from a box to a place."""
     return math.hypot(max(box.x0 - at[0], at[0] - box.x1, 0), max(box.y0 - at[1], at[1] - box.y1, 0))
-
-
-def test_titles_of_charts_beside_each_other_stand_at_one_height() -> None:
-    """Whether or not there is something below each of them."""
-    first = lines(2)
-    drawn = figure(joined([first, first._replace(subtitle="")]), STYLES["light"])
-    drawn.draw_without_rendering()
-    renderer = drawn.canvas.get_renderer()
-    one, other = (text_box(axes._left_title, renderer) for axes in drawn.axes)
-    assert (one.y0, one.y1) == (other.y0, other.y1)
 
 
 def test_lines_of_one_length_begin_with_a_word() -> None:

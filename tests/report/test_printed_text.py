@@ -213,7 +213,7 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     told = memory_chart([budget(max_num_seqs=1), budget(kv_cache_dtype="fp8", max_num_seqs=2), budget(weights_fit=False)])
     assert told.title == "m on 1× toy: memory of one GPU, engine none"
     assert told.categories == ("cache bf16", "cache fp8", "cache bf16")
-    assert told.series[4].labels == ("1 user", "2 users", "the weights do not fit") and told.beside is None
+    assert told.series[4].labels == ("1 user", "2 users", "the weights do not fit") and told.next_chart is None
     small, large = {"max_num_seqs": 1, "memory_bytes": 90}, {"weights_fit": False, "max_num_batched_tokens": 16}
     apart = memory_chart([budget(gpu="a", model="n", **small), budget(gpu="a", engine="vllm", **large)])
     assert apart.categories == ("n", "m")  # where the model tells them apart, nothing else needs to
@@ -224,7 +224,7 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     assert host.series[4].labels == ("1 user, 3 more on the host",)
     assert memory_chart([budget(cpu_offload_bytes=7)]).subtitle == host.subtitle
     assert host.subtitle.endswith("cache bf16, 7 B more of each GPU's weights in the host's memory")
-    wasted = memory_chart([budget(contiguous_waste=0.75, paged_waste=0.5, external_waste=None)]).beside
+    wasted = memory_chart([budget(contiguous_waste=0.75, paged_waste=0.5, external_waste=None)]).next_chart
     assert wasted and wasted.categories == ("contiguous slots", "pages") and wasted.series[0].ys == (0.75, 0.5)
 
 

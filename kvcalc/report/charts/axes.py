@@ -32,8 +32,8 @@ DECADE_STEPS = (
     (1, 2, 5),
     (1, 3),
 )
-MAX_DECADES = 3.3  # of an axis with ticks within decades
-MIN_DECADES = math.log10(6)  # of an axis with logarithmic ticks
+MAX_DECADES = 3.3  # the longest axis with ticks within decades
+MIN_DECADES = math.log10(6)  # the shortest axis with logarithmic ticks
 
 
 def marker_area(share: float, style: Style) -> float:
@@ -131,27 +131,27 @@ class Panel:
         self._set_limits("x")
         self._set_limits("y")
         style, series = self.style, self.chart.series
-        ends = [self._end_of(one) if one.kind in LINES else 0.0 for one in series]
-        for number, (one, end) in enumerate(zip(series, ends, strict=True)):
-            number = number if one.colour < 0 else one.colour
-            self._draw_series(one, number)
-            sizes = one.sizes or [0.02] * len(one.labels)
-            for x, y, text, size in zip(one.xs, one.ys, one.labels, sizes, strict=False):
+        ends = [self._end_of(part) if part.kind in LINES else 0.0 for part in series]
+        for number, (part, end) in enumerate(zip(series, ends, strict=True)):
+            number = number if part.colour < 0 else part.colour
+            self._draw_series(part, number)
+            sizes = part.sizes or [0.02] * len(part.labels)
+            for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes, strict=False):
                 if text:
                     self._label_point(text, (x, y), math.sqrt(marker_area(size, style)) / 2)
-            if not one.label or one.kind in (*MARKERS, "band", "span", "upright"):
+            if not part.label or part.kind in (*MARKERS, "band", "span", "upright"):
                 continue
-            place = (one.xs or [1.0])[-1], one.ys[-1]
+            place = (part.xs or [1.0])[-1], part.ys[-1]
             leader = {"color": style.ink, "linewidth": style.font / 16}
-            if one.kind == "limit":
+            if part.kind == "limit":
                 leader |= {"linestyle": DOTTED, "linewidth": style.font / 8}
-                self._label_end(one.label, place, leader, self.axes.get_yaxis_transform())
-            elif one.kind in LINES and end < EARLY:
-                self._label_point(one.label, place, 2.0)
+                self._label_end(part.label, place, leader, self.axes.get_yaxis_transform())
+            elif part.kind in LINES and end < EARLY:
+                self._label_point(part.label, place, 2.0)
             else:
                 if end and end > max(ends) - 0.01:  # otherwise it would look like data
-                    leader |= self._line_style(one, number) | {"linewidth": style.font / 8}
-                self._label_end(one.label, place, leader)
+                    leader |= self._line_style(part, number) | {"linewidth": style.font / 8}
+                self._label_end(part.label, place, leader)
 
     def _set_limits(self, name: str) -> None:
         """Set the scale, limits, ticks and formatter of an axis, `x` or `y`."""
@@ -183,7 +183,7 @@ class Panel:
         axis.set_major_formatter(lambda value, _: spec.tick(value))
 
     def fit_ticks(self, renderer: Any) -> None:
-        """Reduce the number of ticks until their texts are apart."""
+        """Reduce the number of ticks until their texts do not touch."""
         for name, gap in (("x", 0.5), ("y", 0.0)):
             axis = getattr(self.axes, f"{name}axis")
             low, high = sorted(axis.get_view_interval())
@@ -191,7 +191,9 @@ class Panel:
             for max_ticks in (14, 12, 10, 8, 6, 5, 4, 3) if name in self.axis_specs else ():
                 self._set_ticks(name, max_ticks)
                 ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=False)
-                boxes = [t.get_window_extent(renderer) for at, t in ticks if low <= at <= high]
+                boxes = [
+                    t.get_window_extent(renderer) for value, t in ticks if low <= value <= high
+                ]
                 pairs = itertools.pairwise(boxes)
                 if all(a.max[side] + gap * a.height < b.min[side] for a, b in pairs):
                     break
@@ -343,9 +345,9 @@ class Panel:
         for number, text in enumerate(texts):
             place = totals[number], number
             if text:
-                self.sums.append(self._write_beside(text, place, 0.5 * style.font))
+                self.sums.append(self._write_next_to(text, place, 0.5 * style.font))
 
-    def _write_beside(self, text: str, place: tuple[float, float], points: float) -> Any:
+    def _write_next_to(self, text: str, place: tuple[float, float], points: float) -> Any:
         """Write a text that many points right of a place, or left of it if negative."""
         label = self.axes.annotate(
             text,
@@ -377,7 +379,7 @@ class Panel:
             ends = (place[1], len(self.chart.categories) - 0.5)
             line = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.16 * font}
             self.axes.plot((place[0], place[0]), ends, **line)
-            self._write_beside(series.label, place, -0.5 * font if is_left else 0.5 * font)
+            self._write_next_to(series.label, place, -0.5 * font if is_left else 0.5 * font)
 
     def _draw_cells(self) -> None:
         """Draw a heat map: depths of 0 to 1 in shades of one colour, -1 in another colour."""
@@ -408,7 +410,7 @@ class Panel:
         axes.set_yticks(range(len(chart.series)), row_names(chart))
 
     def fit_rows(self, renderer: Any) -> None:
-        """Reduce the font sizes of names, bars' texts and cells so that they are apart."""
+        """Reduce the font sizes of names, bars' texts and cells so that they do not touch."""
         (x0, y0), (x1, y1) = self.axes.transData.transform([(0, 0), (1, 1)])
         width, height = abs(x1 - x0), abs(y1 - y0)
         columns = self.axes.get_xticklabels() if self.cells else []

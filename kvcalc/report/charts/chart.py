@@ -74,7 +74,7 @@ class Chart(NamedTuple):
         y: Vertical axis.
         series: Data of the chart.
         categories: Names of bars, or of the columns of a heat map. They replace the x axis.
-        beside: Next chart of the same picture.
+        next_chart: Next chart of the same picture.
         areas: Quantity that the areas of markers are shares of.
         over: Title and assumptions of all charts of the picture.
     """
@@ -85,7 +85,7 @@ class Chart(NamedTuple):
     y: Axis
     series: Sequence[Series]
     categories: Sequence[str] = ()
-    beside: "Chart | None" = None
+    next_chart: "Chart | None" = None
     areas: str = ""
     over: tuple[str, str] = ("", "")
 
@@ -95,8 +95,8 @@ class Chart(NamedTuple):
         return any(series.kind == "cells" for series in self.series)
 
     def chain(self) -> "list[Chart]":
-        """Return this chart and all charts beside it."""
-        return [self, *(self.beside.chain() if self.beside else ())]
+        """Return this chart and all charts that follow it."""
+        return [self, *(self.next_chart.chain() if self.next_chart else ())]
 
 
 def drawable(chart: Chart) -> Chart:
@@ -107,16 +107,16 @@ def drawable(chart: Chart) -> Chart:
     Raises:
         UserError: A chart has no point that its axes can show.
     """
-    series = [_drawable_series(one, chart) for one in chart.series]
-    if not any(one.ys for one in series if one.kind != "upright"):
+    series = [_drawable_series(part, chart) for part in chart.series]
+    if not any(part.ys for part in series if part.kind != "upright"):
         raise UserError("there is nothing to draw: no point has figures above 0")
     return chart._replace(
         title=visible(chart.title),
         subtitle=visible(chart.subtitle),
         over=(visible(chart.over[0]), visible(chart.over[1])),
-        series=[one for one in series if one.ys],
+        series=[part for part in series if part.ys],
         categories=[*map(visible, chart.categories)],
-        beside=drawable(chart.beside) if chart.beside else None,
+        next_chart=drawable(chart.next_chart) if chart.next_chart else None,
     )
 
 
@@ -220,10 +220,10 @@ def limit(label: str, value: float) -> Series:
 
 
 def joined(charts: Sequence[Chart]) -> Chart:
-    """Return one picture of several charts, and of those beside each, in their order."""
+    """Return one picture of several charts and of the charts that follow them."""
     last: Chart | None = None
-    for chart in reversed([part for one in charts for part in one.chain()]):
-        last = chart._replace(beside=last)
+    for chart in reversed([part for part in charts for part in part.chain()]):
+        last = chart._replace(next_chart=last)
     assert last is not None
     return last
 
@@ -241,7 +241,7 @@ def in_multiples(charts: Sequence[Chart]) -> list[Chart]:
     orders: dict[int, list[int]] = {}
     for chart in charts:
         groups = [] if chart.categories else _style_groups(chart.series)
-        num_names = 0 if chart.categories else sum(len(one.labels) for one in chart.series)
+        num_names = 0 if chart.categories else sum(len(part.labels) for part in chart.series)
         for count, noun, maximum in (
             (num_names, "points with names", MAX_NAMES),
             (len(groups), "curves", MAX_CURVES),
@@ -266,28 +266,28 @@ def in_multiples(charts: Sequence[Chart]) -> list[Chart]:
 def _style_groups(series: Sequence[Series]) -> list[list[Series]]:
     """Return the lines and markers of each colour that has a name."""
     groups: dict[int, list[Series]] = {}
-    for number, one in enumerate(series):
-        if one.kind in (*LINES, *MARKERS, "band"):
-            groups.setdefault(number if one.colour < 0 else one.colour, []).append(one)
-    return [group for group in groups.values() if any(one.label for one in group)]
+    for number, part in enumerate(series):
+        if part.kind in (*LINES, *MARKERS, "band"):
+            groups.setdefault(number if part.colour < 0 else part.colour, []).append(part)
+    return [group for group in groups.values() if any(part.label for part in group)]
 
 
 def _multiple(chart: Chart, ranked: Sequence[list[Series]], low: int, high: int) -> Chart:
     """Return a chart that names `ranked[low:high]` and shows the other series in grey."""
-    quiet, named = [], []
+    quiet_series, named_series = [], []
     for number, group in enumerate(ranked):
         for series in group:
             if low <= number < high:
-                named.append(series._replace(colour=skip_grey(number)))
+                named_series.append(series._replace(colour=skip_grey(number)))
             elif series.kind != "band":
                 kind = "quiet points" if series.kind in MARKERS else "quiet"
-                quiet.append(Series("", series.xs, series.ys, kind))
+                quiet_series.append(Series("", series.xs, series.ys, kind))
     grouped = {id(series) for group in ranked for series in group}
     others = [series for series in chart.series if id(series) not in grouped]
     note = "series without a name are grey"
     return chart._replace(
         title=f"{chart.title}: {low + 1} to {high} of {len(ranked)}",
         subtitle=note if low else "; ".join(filter(None, [chart.subtitle, note])),
-        series=[*quiet, *named, *others],
-        beside=None,
+        series=[*quiet_series, *named_series, *others],
+        next_chart=None,
     )

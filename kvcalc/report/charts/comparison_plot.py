@@ -35,10 +35,10 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Attention's FLOP per byte read", "attention_intensity", "{:,.3g}".format),
     ("Decode step", "time_s", lambda value: seconds(value) if value else "0"),
 )
-MAX_ROWS = 12  # of a heat map
-MAX_LIMITS = 3  # budgets next to the cache curves; of more the smallest and the largest
+MAX_ROWS = 12  # rows of a heat map
+MAX_LIMITS = 3  # budgets next to the cache curves; otherwise only the smallest and the largest
 MAX_CURVES = 3  # deployments with a curve of decode steps
-PUBLISHED_AREA = 0.1  # of the markers of published scores
+PUBLISHED_AREA = 0.1  # area of markers of published scores
 Rows = dict[str, list[Record]]
 
 
@@ -56,7 +56,7 @@ def compare_chart(
     """
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
-    drawn = comparable(records) if is_timed else records
+    compared_records = comparable(records) if is_timed else records
     _, names = deployment_names(deployments)
     per_deployment = len(records) // len(deployments)
     loads = [*dict.fromkeys(map(_load, records))]
@@ -70,7 +70,9 @@ def compare_chart(
             rows.setdefault(row, []).append(record)
     charts = []
     for title, key, tick in FIGURES[: 4 if is_timed else 3]:
-        is_drawn = {n: row for n, row in rows.items() if key != "time_s" or row[0] in drawn}
+        is_drawn = {
+            n: row for n, row in rows.items() if key != "time_s" or row[0] in compared_records
+        }
         if tick is bytes_tick and any(record["gpus"] > 1 for record in records):
             title += " per GPU"
         charts.append(_figure_chart(title, key, tick, is_drawn))
@@ -86,7 +88,7 @@ def compare_chart(
         heads = {
             name: shares
             for number, (name, shares) in enumerate(zip(names, sweep.heads, strict=True))
-            if shares and records[number * per_deployment] in drawn
+            if shares and records[number * per_deployment] in compared_records
         }
         load = f", {loads[0]}" if len(shown_loads) > 1 else ""
         charts += [_heads_chart(f"Fewer KV heads{load}", heads)] if heads else []
@@ -95,9 +97,11 @@ def compare_chart(
         about = [f"the first {len(shown_loads)} of {len(loads)} requested loads"]
     if is_timed:
         about.append(time_note(records))
-    if len(drawn) < len(records):
-        gpus = dict.fromkeys(record["gpu"] for record in records if record not in drawn)
-        about.append(f"only bounds are known, and no steps drawn, of {', '.join(gpus)}")
+    if len(compared_records) < len(records):
+        gpus = dict.fromkeys(
+            record["gpu"] for record in records if record not in compared_records
+        )
+        about.append(f"steps without a prediction are not drawn: {', '.join(gpus)}")
     over = (compared(deployments, records), "; ".join(about))
     return joined([charts[0]._replace(over=over), *charts[1:]])
 
@@ -173,21 +177,23 @@ BASES = {
 
 def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]]:
     """Return a chart of each Pareto front, and a sentence about each answer without a front."""
-    drawn = [curve for curve in curves if curve.tpot_s]
+    compared_records = [curve for curve in curves if curve.tpot_s]
     missing = [
         f"not in the picture: {sentence(curve.answer)}" for curve in curves if not curve.tpot_s
     ]
-    charts = [front_chart(curve) for curve in drawn]
+    charts = [front_chart(curve) for curve in compared_records]
     if len(charts) < 2:
         return charts, missing
-    parts = [(_model(curve), requirement_words(curve.answer.need)) for curve in drawn]
+    parts = [
+        (_model(curve), requirement_words(curve.answer.need)) for curve in compared_records
+    ]
     common = [words[0] for words in zip(*parts, strict=True) if len(set(words)) == 1]
     titles = keep_distinguishing_columns(parts)
     charts = [
         chart._replace(title=" for ".join(title), subtitle=_best(curve))
-        for chart, title, curve in zip(charts, titles, drawn, strict=True)
+        for chart, title, curve in zip(charts, titles, compared_records, strict=True)
     ]
-    bases = dict.fromkeys(_basis(curve) for curve in drawn)
+    bases = dict.fromkeys(_basis(curve) for curve in compared_records)
     title = " for ".join(common) or f"Deployments for {len(charts)} requirements"
     charts[0] = charts[0]._replace(over=(title, "; ".join([POINTS, *bases])))
     return charts, missing

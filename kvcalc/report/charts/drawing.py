@@ -74,10 +74,10 @@ def rendered(charts: Sequence[Chart], suffix: str, style: Style) -> list[bytes]:
         return [_file_bytes(figure(chart, style), suffix) for chart in charts]
 
 
-def _file_bytes(drawn: Any, suffix: str) -> bytes:
+def _file_bytes(page: Any, suffix: str) -> bytes:
     out = io.BytesIO()
     date = {"svg": "Date", "pdf": "CreationDate", "png": "Software"}[suffix]
-    drawn.savefig(out, format=suffix, metadata={date: None})
+    page.savefig(out, format=suffix, metadata={date: None})
     return out.getvalue()
 
 
@@ -99,17 +99,17 @@ def figure_of(chart: Chart, style: str = "light") -> Any:
 
     def notebook_png() -> bytes:
         with _settings(look):
-            return _file_bytes(drawn, "png")
+            return _file_bytes(page, "png")
 
     with _settings(look):
-        drawn = figure(chart, look)
-    drawn._repr_png_ = notebook_png
-    return drawn
+        page = figure(chart, look)
+    page._repr_png_ = notebook_png
+    return page
 
 
 @contextmanager
 def _settings(style: Style) -> Iterator[None]:
-    """Set matplotlib up for a style, whatever the user's own settings are."""
+    """Set matplotlib up for a style, independent of the user's settings."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no remarks on stderr
     import matplotlib as mpl
 
@@ -131,7 +131,7 @@ def _settings(style: Style) -> Iterator[None]:
 
 
 def figure(chart: Chart, style: Style) -> Any:
-    """Return the matplotlib figure of a chart and all beside it, with every label in place."""
+    """Return the matplotlib figure of a picture, with every label in place."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -146,27 +146,27 @@ def figure(chart: Chart, style: Style) -> Any:
     width = min(style.size[0] * columns, MAX_WIDTH)
     style, height = _fit_style(charts, style, width / columns, rows, is_shared)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
-    drawn = Figure(figsize=(width, rows * height), dpi=style.dpi, layout=engine)
-    FigureCanvasAgg(drawn)
+    page = Figure(figsize=(width, rows * height), dpi=style.dpi, layout=engine)
+    FigureCanvasAgg(page)
     panels: list[Panel] = []
-    for number, one in enumerate(charts):
+    for number, chart_part in enumerate(charts):
         first = panels[0].axes if panels and is_shared else None
-        axes = drawn.add_subplot(rows, columns, number + 1, sharex=first, sharey=first)
-        panels.append(Panel(axes, one, style, width / columns, height))
+        axes = page.add_subplot(rows, columns, number + 1, sharex=first, sharey=first)
+        panels.append(Panel(axes, chart_part, style, width / columns, height))
         if is_shared and number % columns:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
         if is_shared and number + columns < count:
             axes.set_xlabel("")
             axes.tick_params(labelbottom=False)
-    _add_legend(drawn, charts, style)
-    _settle(drawn, panels, columns, is_shared)
-    drawn.set_layout_engine("none")
-    return drawn
+    _add_legend(page, charts, style)
+    _settle(page, panels, columns, is_shared)
+    page.set_layout_engine("none")
+    return page
 
 
 def _axes_key(chart: Chart) -> tuple[object, ...]:
-    """Return what two charts have in common if they can share ticks."""
+    """Return a key that is equal for charts that can share ticks."""
     if chart.is_heat:
         return (*chart.categories, *(s.label for s in chart.series))
     if chart.categories:
@@ -188,7 +188,7 @@ def _fit_style(
         is_shared: Whether all charts have equal axes.
     """
     smallest = MIN_SHARE * style.font if style.is_page else MIN_FONT
-    ems = 22 if is_shared else 38  # of a chart's width
+    ems = 22 if is_shared else 38  # widths of a letter m in a chart
     font = min(style.font * (0.8 if rows > 1 else 1.0), max(width * 72 / ems, smallest))
     num_lines = 0
     for chart in charts:
@@ -211,12 +211,12 @@ def _fit_style(
     return style._replace(font=font, letters=letters), height
 
 
-def _add_legend(drawn: Any, charts: Sequence[Chart], style: Style) -> None:
+def _add_legend(page: Any, charts: Sequence[Chart], style: Style) -> None:
     """Add the legend of points, marker areas and parts of bars below the axes."""
     from matplotlib.lines import Line2D
 
     handles: dict[str, Any] = {}
-    for axes in drawn.axes:
+    for axes in page.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(wrapped(label, 42, 3), handle)
     areas = next((chart.areas for chart in charts if chart.areas), "")
@@ -228,8 +228,8 @@ def _add_legend(drawn: Any, charts: Sequence[Chart], style: Style) -> None:
     if not handles:
         return
     longest = max(len(line) for label in handles for line in label.split("\n"))
-    columns = max(1, int(drawn.get_size_inches()[0] * 130 / style.font / (longest + 6)))
-    legend = drawn.legend(
+    columns = max(1, int(page.get_size_inches()[0] * 130 / style.font / (longest + 6)))
+    legend = page.legend(
         list(handles.values()),
         list(handles),
         loc="outside lower center",
@@ -282,14 +282,14 @@ class _Head:
         return text.count("\n") + 1 if text else 0
 
 
-def _settle(drawn: Any, panels: Sequence[Panel], columns: int, is_shared: bool) -> None:
+def _settle(page: Any, panels: Sequence[Panel], columns: int, is_shared: bool) -> None:
     """Lay the page out and move every text to its place."""
     style = panels[0].style
-    renderer = drawn.canvas.get_renderer()
-    lay_out = partial(drawn.get_layout_engine().execute, drawn)
+    renderer = page.canvas.get_renderer()
+    lay_out = partial(page.get_layout_engine().execute, page)
     if panels[0].chart.over[0]:
-        title = drawn.suptitle("", x=0.12 / drawn.get_size_inches()[0], ha="left")
-        pixels = drawn.bbox.width - 2 * style.font
+        title = page.suptitle("", x=0.12 / page.get_size_inches()[0], ha="left")
+        pixels = page.bbox.width - 2 * style.font
         head = _Head(title, panels[0].chart.over, style.font * 1.3, pixels)
         title.set_text(title.get_text() + "\n" * head.num_lines)
         head.about.set(va="bottom", position=(0, 0))
@@ -298,7 +298,7 @@ def _settle(drawn: Any, panels: Sequence[Panel], columns: int, is_shared: bool) 
     heads = []
     for number, panel in enumerate(panels):
         is_last = number % columns == columns - 1 or panel is panels[-1]
-        right = drawn.bbox.width if is_last else lefts[number + 1]
+        right = page.bbox.width if is_last else lefts[number + 1]
         title = panel.axes.set_title("", loc="left", y=1.0)
         texts = (panel.chart.title, panel.chart.subtitle)
         pixels = right - lefts[number] - style.font
@@ -336,7 +336,7 @@ def _settle(drawn: Any, panels: Sequence[Panel], columns: int, is_shared: bool) 
 
 
 def _left_of(panel: Panel, renderer: Any) -> float:
-    """Return the left end of a panel's axes with the texts beside them, in pixels."""
+    """Return the left end of a panel's axes with their texts, in pixels."""
     frame = panel.axes.get_window_extent(renderer)
     names = panel.axes.yaxis.get_tightbbox(renderer)
     return float(min(frame.x0, names.x0) if names else frame.x0)

@@ -1,4 +1,4 @@
-"""Pictures of GPU memory: what fits, how allocators use it, and the memories of GPUs."""
+"""Pictures of GPU memory: its parts, its use by allocators, and the memories of GPUs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -54,11 +54,11 @@ WORDING = {
 def memory_chart(records: Sequence[Record]) -> Chart:
     """Return bars of one GPU's memory: weights, activations, overhead, cache and the rest."""
     first = records[0]
-    placed = [{**r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
+    deployed = [{**r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
     rows = keep_distinguishing_columns(
-        [tuple(text.format(r[key]) for key, text in WORDING.items()) for r in placed]
+        [tuple(text.format(r[key]) for key, text in WORDING.items()) for r in deployed]
     )
-    names = [", ".join(row) or r["place"] for row, r in zip(rows, placed, strict=True)]
+    names = [", ".join(row) or r["place"] for row, r in zip(rows, deployed, strict=True)]
     parts = {name: [record[key] for record in records] for name, key in PARTS.items()}
     sizes = [record["memory_bytes"] for record in records]
     used = [sum(column) for column in zip(*parts.values(), strict=True)]
@@ -73,7 +73,7 @@ def memory_chart(records: Sequence[Record]) -> Chart:
         size = format_bytes(host.pop())
         about.append(f"{size} more of each GPU's weights in the host's memory")
     keys = ["model", "place", "engine"] if len(records) > 1 else ["model", "engine"]
-    common = shared_words(placed, {key: WORDING[key] for key in keys})
+    common = shared_words(deployed, {key: WORDING[key] for key in keys})
     texts = [
         _users(record, "" if limits else format_bytes(record["memory_bytes"], 1))
         for record in records
@@ -97,7 +97,7 @@ def memory_chart(records: Sequence[Record]) -> Chart:
     waste_chart = bar_chart(
         "Cache without a token", note, wastes, [*wastes.values()], share_tick
     )
-    return chart._replace(beside=waste_chart)
+    return chart._replace(next_chart=waste_chart)
 
 
 def _users(record: Record, size: str) -> str:
@@ -150,7 +150,7 @@ def allocations_chart(run: "AllocationRun") -> Chart:
 
 
 RATE_AXIS = Axis("bytes per second", tick=si_tick("B/s"))
-MAX_POINTS = 8  # GPUs with a marker of their own; more have one per vendor
+MAX_POINTS = 8  # GPUs with separate markers; more have a marker per vendor
 MAX_NAMES = 24  # GPUs that are named
 RIDGES = (25, 50, 100, 200, 400)  # FLOP per byte of the diagonals
 MAX_TITLE = 90  # characters of a title that names GPUs
@@ -180,7 +180,7 @@ def hierarchy_chart(gpu: Gpu) -> Chart:
     if without_rate:
         about.append(f"without a rate: {', '.join(without_rate)}")
     if gpu.host:
-        about.append(f"host and disk: of one {gpu.host.name}, which {gpu.host.gpus} GPUs share")
+        about.append(f"host and disk of {gpu.host.name}: shared by {gpu.host.gpus} GPUs")
     x = Axis("size", tick=bytes_tick)
     title = f"{gpu.name}: rates and sizes of its memories"
     return Chart(title, "; ".join(about), x, RATE_AXIS, [path, *points, *links])

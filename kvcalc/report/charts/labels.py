@@ -18,7 +18,7 @@ BREAK = "\2 "  # a place in a long word at which a line may end
 
 
 def wrapped(text: str, width: int, max_lines: int = NAME_LINES) -> str:
-    """Return a text in lines of about equal length, of at most `width` characters.
+    """Return a text in lines of about equal length and at most `width` characters.
 
     A line never ends behind a number or a sign such as ≥. Words longer than half a line may break
     after one of /_-, such as "meta-llama/" + "Llama-3.1".
@@ -226,16 +226,14 @@ def _positions(text: Any, frame: Any, renderer: Any) -> Iterator[LabelPosition]:
             if side != SIDES[0]:
                 continue
             side = float(dx < 0)
-        left = x + dx * font - side * size.width
-        low = y + dy * font - size.height / 2
-        box = Bbox.from_bounds(left, low, size.width, size.height).padded(
-            max(2, 0.15 * font), 2
-        )
+        x0 = x + dx * font - side * size.width
+        y0 = y + dy * font - size.height / 2
+        box = Bbox.from_bounds(x0, y0, size.width, size.height).padded(max(2, 0.15 * font), 2)
         if not (frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)):
             continue
         leader = None
         if font * (distance - NEAR) > radius:
-            middle = (left + size.width / 2, low + size.height / 2)
+            middle = (x0 + size.width / 2, y0 + size.height / 2)
             share = (NEAR * font + radius) / math.dist((x, y), middle)
             start = (x + share * (middle[0] - x), y + share * (middle[1] - y))
             leader = Path([(x, y), start, middle])

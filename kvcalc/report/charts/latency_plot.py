@@ -1,7 +1,7 @@
 """Pictures of times and costs: over the batch size, over the acceptance rate and over contexts."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UserError, few
 from kvcalc.report.charts.chart import (
@@ -33,16 +33,6 @@ BATCH_AXIS = Axis("concurrent sequences", tick=tokens_tick)
 RATE_AXIS = Axis("acceptance rate", log=False, tick=share_tick, shown=(0.0, 1.0))
 
 
-class HasDeployment(Protocol):
-    """Anything that belongs to a deployment."""
-
-    @property
-    def deployment(self) -> "TimedDeployment": ...
-
-
-CurveT = TypeVar("CurveT", bound=HasDeployment)
-
-
 def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> Chart:
     """Return the charts of `latency_sweep`, whose kind depends on the request."""
     if request.draft:
@@ -69,7 +59,7 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
         names = [", ".join(filter(None, pair)) for pair in zip(names, lengths, strict=True)]
     if gib := curves[0].request.cpu_offload_gb:
         common += f"; {gib:g} GiB of each GPU's weights in the host's memory"
-    left, right = (
+    times, rates = (
         Chart(
             title,
             "",
@@ -94,12 +84,12 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
     )
     notes = time_note([record for curve in curves for record in curve.records]) + undrawn
     if len(curves) > MAX_SERIES:
-        left = left._replace(over=(common, notes))
+        times = times._replace(over=(common, notes))
     else:
-        left = left._replace(subtitle=f"{common}; {notes}")
+        times = times._replace(subtitle=f"{common}; {notes}")
     batch_sizes = [record["batch_size"] for record in curves[0].records]
-    note = curve_note(left.series, batch_sizes)
-    return joined([left, right._replace(subtitle=f"output tokens of all sequences{note}")])
+    note = curve_note(times.series, batch_sizes)
+    return joined([times, rates._replace(subtitle=f"output tokens of all sequences{note}")])
 
 
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:
@@ -140,17 +130,18 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
     ]
     if rates:
         about = (
-            "the smallest acceptance rate at which speculation is faster; a curve ends where no "
-            "rate is, or where the memory is full"
+            "the smallest acceptance rate at which speculation is faster; a curve ends if no "
+            "rate is, or if the memory is full"
         )
         charts.append(Chart("Useful acceptance rates", about, BATCH_AXIS, RATE_AXIS, rates))
     return joined(charts)
 
 
 def cost_vs_context(curves: "Sequence[CostCurve]", price_per_hour: float = 0.0) -> Chart:
-    """Return charts of the cost of a million output tokens over contexts, of decode steps only.
+    """Return charts of the decode cost of a million output tokens over contexts.
 
-    Left, with as many users as fit; right, with one user. GPU hours without a price.
+    The left chart has the largest number of users that fits, the right chart one user. Without a
+    price, the cost is GPU hours.
 
     Raises:
         UserError: No deployment fits one user.
@@ -178,7 +169,7 @@ def cost_vs_context(curves: "Sequence[CostCurve]", price_per_hour: float = 0.0) 
     charts = []
     for users, key, about, log in (
         (
-            "as many users as fit",
+            "all users that fit",
             "full_cost",
             "".join([", ".join(words), *missing, undrawn]),
             True,
@@ -196,7 +187,7 @@ def cost_vs_context(curves: "Sequence[CostCurve]", price_per_hour: float = 0.0) 
     return joined(charts)
 
 
-def comparable_curves(curves: Sequence[CurveT]) -> tuple[list[CurveT], str]:
+def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
     """Return the curves that one picture compares, and a note on the others for the subtitle.
 
     Predictions are not drawn next to bounds. The note is '' if all curves are drawn.
@@ -206,7 +197,7 @@ def comparable_curves(curves: Sequence[CurveT]) -> tuple[list[CurveT], str]:
         return [*curves], ""
     bounds = [c.deployment.gpu.name for c in curves if not c.deployment.calibration]
     names = few([*dict.fromkeys(bounds)])
-    return predicted, f"; only bounds are known, and not drawn, of {names}"
+    return predicted, f"; not drawn without a prediction: {names}"
 
 
 def deployment_names(deployments: "Sequence[TimedDeployment]") -> tuple[str, list[str]]:

@@ -57,24 +57,24 @@ def load_chart(records: Sequence[Record]) -> Chart:
     completed = [r for r in predictions_first(records) if r["completed"]]
     if not completed:
         raise UserError("no request was served: there is nothing to draw")
-    drawn = comparable(completed)
+    served = comparable(completed)
     swept = "rate"
     if (
-        len({r.get("rate") for r in drawn})
+        len({r.get("rate") for r in served})
         == 1
-        < len({r.get("max_concurrency") for r in drawn})
+        < len({r.get("max_concurrency") for r in served})
     ):
         swept = "max_concurrency"
-    names = sides(drawn, [*SERVER, *({"rate", "max_concurrency"} - {swept})]).names
+    names = sides(served, [*SERVER, *({"rate", "max_concurrency"} - {swept})]).names
     servers: Servers = {}
     for name, record in sorted(
-        zip(names, drawn, strict=True), key=lambda pair: _load(pair[1], swept)
+        zip(names, served, strict=True), key=lambda pair: _load(pair[1], swept)
     ):
         servers.setdefault(name, []).append(record)
     servers = {name: servers[name] for name in dict.fromkeys(names)}
-    about = _common_words(drawn)
-    if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in drawn):
-        about += f"; only bounds are known, and not drawn, of {few([*bounds])}"
+    about = _common_words(served)
+    if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
+        about += f"; not drawn without a prediction: {few([*bounds])}"
     if all(len({_load(r, swept) for r in rows}) == 1 for rows in servers.values()):
         first, *others = _bars(servers)
         return joined([first._replace(subtitle=about), *others])
@@ -84,7 +84,7 @@ def load_chart(records: Sequence[Record]) -> Chart:
         keys = {f"p{p}": f"{figure}_p{p}_s" for p in percentiles}
         charts.append(_over_load(servers, swept, title, keys, seconds))
     for title, key, tick in FIGURES[:2]:
-        if all(r.get(key) for r in drawn):
+        if all(r.get(key) for r in served):
             charts.append(_over_load(servers, swept, title, {"": key}, tick))
     marks = _saturation_marks(servers, swept) if len(servers) <= MAX_BANDS else []
     for number, chart in enumerate(charts):
@@ -99,7 +99,7 @@ def load_chart(records: Sequence[Record]) -> Chart:
 
 
 def _load(record: Record, swept: str) -> float:
-    """Return the requested load, or the request rate if all requests came at once."""
+    """Return the requested load, or the request rate if all requests arrive together."""
     return float(record.get(swept) or record["requests_per_s"])
 
 
@@ -200,7 +200,7 @@ def _time_tick(value: float) -> str:
 
 
 def occupancy_chart(run: "SimulationResult") -> Chart:
-    """Return the cache allocated and used, and the batch size, over time, of the first rank.
+    """Return the allocated and used cache and the batch size of the first rank over time.
 
     Raises:
         UserError: No request was served.
@@ -248,7 +248,7 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
             ),
             Chart(
                 "Sequences in the batch",
-                f"of at most {run.limits.max_num_seqs:,}",
+                f"at most {run.limits.max_num_seqs:,}",
                 x,
                 y._replace(tick=whole_tick),
                 [Series("", xs, batch)],

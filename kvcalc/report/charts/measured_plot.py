@@ -25,7 +25,7 @@ MAX_NAMED = 3  # generation modes whose predictions are named
 LOG_RANGE = 5  # largest over smallest time above which the axis is logarithmic
 MAX_SERIES = 4  # operations on one chart
 MAX_CROWD = 300  # points of several operations on one chart
-MAX_POINTS = 2000  # points of a series; of more rows every n-th is drawn
+MAX_POINTS = 2000  # points of a series; if there are more, every n-th is drawn
 MAX_GPUS = 4  # GPUs that a subtitle names
 
 
@@ -101,7 +101,7 @@ def generation_chart(records: Sequence[Record]) -> Chart:
         series.append(Series(label, lengths, predicted, "dashed", colour=number))
     if not is_named:
         subtitle += "; thin: predicted"
-    values = [time for one in series for time in one.ys]
+    values = [time for points in series for time in points.ys]
     x = Axis("tokens so far", log=False, tick=whole_tick)
     y = Axis("ms", max(values) > LOG_RANGE * min(values) > 0, "{:g}".format)
     return Chart(f"{first['model']}: time per token", subtitle, x, y, series)
@@ -118,7 +118,7 @@ def predicted_against_measured(
 
     Args:
         operations: Name, measured and predicted microseconds of each operation.
-        subtitle: What the rows are.
+        subtitle: Description of the rows.
         title: Title.
     """
     series: list[Series] = []
@@ -133,7 +133,7 @@ def predicted_against_measured(
         ratios = sorted(abs(math.log(p / m)) for m, p in pairs)
         median = math.expm1(ratios[len(ratios) // 2])
         errors.append(f"{len(pairs):,} rows, median error {100 * median:.1f}%")
-    values = [value for one in series for value in (*one.xs, *one.ys)] or [1.0, 10.0]
+    values = [value for points in series for value in (*points.xs, *points.ys)] or [1.0, 10.0]
     ends = [min(values), max(values)]
     exact = Series("exact", ends, ends, "quiet")
     x, y = (
@@ -145,8 +145,8 @@ def predicted_against_measured(
         return Chart(title, subtitle, x, y, [*series, exact])
     exact = exact._replace(label="")
     charts = [
-        Chart(one.label, error, x, y, [one._replace(label=""), exact])
-        for one, error in zip(series, errors, strict=True)
+        Chart(points.label, error, x, y, [points._replace(label=""), exact])
+        for points, error in zip(series, errors, strict=True)
     ]
     over = (title, f"{subtitle}; the line: exact")
     return joined([charts[0]._replace(over=over), *charts[1:]])

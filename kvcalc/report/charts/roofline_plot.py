@@ -18,15 +18,10 @@ from kvcalc.report.export import Record
 from kvcalc.report.row_names import keep_distinguishing_columns, shared_words
 
 KINDS = ("attention", "GEMMs with weights")
-ROLES = {
-    "core": "attention",
-    "projection": "projections",
-    "ffn": "FFN",
-    "head": "LM head",
-}
+ROLES = ("core", "projection", "ffn", "head")  # roles of operators that are drawn
 SWEPT = {"batch_size": "batch", "context": "context"}
 NEAR = 1.4  # ratio of intensities up to which operators are one point
-MIN_SHARE = 0.02  # of a pass, below which operators have no name
+MIN_SHARE = 0.02  # share of a pass below which operators have no name
 MAX_NAMES = 4  # operators or steps that a label lists
 MAX_STEPS = 6  # steps of a sweep that have labels
 MAX_LABELLED = 2  # charts on which roofs have labels
@@ -54,7 +49,6 @@ class RooflinePoint(NamedTuple):
         y: FLOP per second at the datasheet bound.
         share: Share of the pass's bound.
         predicted: FLOP per second as calibrated; None without a calibration.
-        dtype: Data type of the roof above the point.
         step: Batch size and context of the pass.
     """
 
@@ -64,14 +58,13 @@ class RooflinePoint(NamedTuple):
     y: float
     share: float
     predicted: float | None
-    dtype: str
     step: tuple[int, ...]
 
 
 def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     """Return the operators of passes under the roofs of their GPUs.
 
-    Each deployment and phase has a chart of its own. Charts have equal axes.
+    Each deployment and phase has a separate chart. Charts have equal axes.
 
     Args:
         passes: Records of each pass; the last record of a pass is its total.
@@ -162,7 +155,7 @@ def _deployment_chart(
         loads = [f"{row['batch_size']:,} × {row['context']:,} tokens" for row in missing]
         about.append(f"beyond the memory: {', '.join(loads)}")
     series += own_roofs
-    points = _points(passes)
+    points = [point for rows in passes for point in _points(rows)]
     labels = _labels(points, [len(values) > 1 for values in steps.values()], is_brief)
     points.sort(key=lambda point: -point.share)
     for kind in dict.fromkeys(point.kind for point in points):  # the larger gets labels first
@@ -171,7 +164,6 @@ def _deployment_chart(
         sizes = [point.share for point in same]
         texts = [labels.get(id(point), "") for point in same]
         ys = [point.y for point in same]
-        series += _path(same, gpu)
         series.append(Series(KINDS[kind], xs, ys, "points", sizes, texts, kind))
         if any(point.predicted for point in same):
             predicted = [point.predicted or 0.0 for point in same]
@@ -180,7 +172,7 @@ def _deployment_chart(
 
 
 def _listed(values: Sequence[int]) -> str:
-    """Return 1, 8, 64; of many values the first and the last."""
+    """Return 1, 8, 64, or the first and the last of many values."""
     if len(values) > MAX_NAMES:
         return f"{values[0]:,} to {values[-1]:,}"
     return ", ".join(f"{value:,}" for value in values)
@@ -196,38 +188,30 @@ def _clusters(items: Iterable[Item], intensity: Callable[[Item], float]) -> list
     return groups
 
 
-def _points(passes: Sequence[Pass]) -> list[RooflinePoint]:
-    """Return the points of all passes. GEMMs have one name if each pass has one large group."""
+def _points(rows: Pass) -> list[RooflinePoint]:
+    """Return the points of a pass: operators of a kind with similar intensities."""
     points = []
-    num_large = []
-    for rows in passes:
-        num_large.append(0)
-        for kind in range(len(KINDS)):
-            same = [row for row in _operators(rows) if (row["role"] != "core") == kind]
-            for group in _clusters(same, lambda row: float(row["intensity"])):
-                flops, size, bound, share, time = (
-                    sum(row[key] or 0 for row in group)
-                    for key in ("flops", "bytes", "roofline_s", "share", "time_s")
-                )
-                names = [*dict.fromkeys(row["operator"] for row in group)]
-                if not kind or len(names) > MAX_NAMES:
-                    names = [*dict.fromkeys(ROLES[row["role"]] for row in group)]
-                num_large[-1] += kind and share >= MIN_SHARE
-                longest = max(group, key=lambda row: float(row["roofline_s"]))
-                point = RooflinePoint(
+    for kind, name in enumerate(KINDS):
+        same = [row for row in _operators(rows) if (row["role"] != "core") == kind]
+        for group in _clusters(same, lambda row: float(row["intensity"])):
+            flops, size, bound, share, time = (
+                sum(row[key] or 0 for row in group)
+                for key in ("flops", "bytes", "roofline_s", "share", "time_s")
+            )
+            names = [*dict.fromkeys(row["operator"] for row in group)]
+            is_listed = kind and len(names) <= MAX_NAMES
+            points.append(
+                RooflinePoint(
                     kind=kind,
-                    name=", ".join(names),
+                    name=", ".join(names) if is_listed else name,
                     x=flops / size,
                     y=flops / bound,
                     share=share,
                     predicted=flops / time if all(row["time_s"] for row in group) else None,
-                    dtype=longest["computed_in"] or "",
                     step=tuple(rows[0][key] for key in SWEPT),
                 )
-                points.append(point)
-    if max(num_large) > 1:
-        return points
-    return [p._replace(name=KINDS[1]) if p.kind and p.share >= MIN_SHARE else p for p in points]
+            )
+    return points
 
 
 def _labels(
@@ -263,23 +247,6 @@ def _labels(
                     words.append(f"every {word}")
             labels[id(max(cluster, key=lambda point: point.share))] = ", ".join(words)
     return labels
-
-
-def _path(points: Sequence[RooflinePoint], gpu: Gpu) -> list[Series]:
-    """Return the way of the largest point of each step of a sweep, under the roof."""
-    largest: dict[tuple[int, ...], RooflinePoint] = {}
-    for point in points:
-        largest.setdefault(point.step, point)
-    first, *_, last = sorted([*largest.values()] * 2, key=lambda point: point.x)
-    if last.x < NEAR * first.x:
-        return []
-    places = [(point.x, point.y) for point in largest.values()]
-    peak = gpu.peak(last.dtype)[0] if last.dtype else last.y
-    ridge = peak / gpu.bandwidth_bytes_per_s
-    if first.x < ridge < last.x:
-        places.append((ridge, peak))
-    xs, ys = zip(*sorted(places), strict=True)
-    return [Series("", xs, ys, "span", colour=last.kind)]
 
 
 def _peaks(gpu: Gpu, dtypes: Sequence[str]) -> dict[str, tuple[float, float]]:

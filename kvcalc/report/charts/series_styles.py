@@ -26,7 +26,7 @@ DASHES: tuple[Any, ...] = (
     (0, (6, 1.5, 3, 1.5)),
     (0, (1, 2.5)),
 )
-DOTTED = (0, (1, 1))  # of limits
+DOTTED = (0, (1, 1))  # dashes of limits
 
 
 class Style(NamedTuple):

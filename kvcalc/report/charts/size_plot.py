@@ -64,15 +64,15 @@ def cache_vs_context(
         if gpu.usable_bytes > first.weight_bytes
     }
     limits = _names_by_size(free.items())
-    before = "left on " if len(limits) <= MAX_LEVELS else ""
-    series += [limit(before + name, size) for name, size in limits.items()]
+    prefix = "left on " if len(limits) <= MAX_LEVELS else ""
+    series += [limit(prefix + name, size) for name, size in limits.items()]
     counts = {curve.gpus for curve in curves}
     subtitle = "stored bytes"
     if counts != {1}:
         subtitle += " of one GPU" + (f" of {min(counts)}" if len(counts) == 1 else "")
     subtitle += f", batch {batch_size:,}; {_cache_dtypes(curves)}"
     if limits:
-        meaning = f"what the weights of {first.label} leave"
+        meaning = f"memory without the weights of {first.label}"
         subtitle += f"; dotted: {f'KV cache budget with {first.label}' if budgets else meaning}"
     title = f"KV cache of {first.label} against context"
     if len(curves) > 1:

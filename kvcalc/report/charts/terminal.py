@@ -37,16 +37,16 @@ def sketch(chart: Chart, width: int = 0, has_colour: bool = False) -> str:
     """
     columns = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160))
     pictures = []
-    for one in chart.chain():
+    for part in chart.chain():
         lines = []
-        for text in (*one.over, one.title, one.subtitle):
+        for text in (*part.over, part.title, part.subtitle):
             lines += textwrap.wrap(text, columns, subsequent_indent="    ")
-        if one.is_heat:
-            lines += _heat_lines(one, columns)
-        elif one.categories:
-            lines += _bar_lines(one, columns, has_colour)
+        if part.is_heat:
+            lines += _heat_lines(part, columns)
+        elif part.categories:
+            lines += _bar_lines(part, columns, has_colour)
         else:
-            lines += _grid_lines(one, columns)
+            lines += _grid_lines(part, columns)
         pictures.append("\n".join(lines))
     text = "\n\n".join(pictures)
     return text if has_colour else COLOUR_CODE.sub("", text)
@@ -136,12 +136,12 @@ def _index(share: float, count: int) -> int:
 
 def _grid_lines(chart: Chart, columns: int) -> list[str]:
     """Return lines and points on a grid, with the values at the ends of both axes."""
-    drawn = [s for s in chart.series if s.kind not in HIDDEN]
-    drawn = [s for s in drawn if s.kind not in ("hollow", "quiet") or s.label]
+    visible = [s for s in chart.series if s.kind not in HIDDEN]
+    visible = [s for s in visible if s.kind not in ("hollow", "quiet") or s.label]
     limits = [s for s in chart.series if s.kind in ("limit", "upright")]
     levels = [s.ys[0] for s in limits if s.kind == "limit"]
-    x_share, left, right = _scale(chart.x, [x for s in drawn for x in s.xs])
-    y_share, low, high = _scale(chart.y, [*(y for s in drawn for y in s.ys), *levels])
+    x_share, x_low, x_high = _scale(chart.x, [x for s in visible for x in s.xs])
+    y_share, low, high = _scale(chart.y, [*(y for s in visible for y in s.ys), *levels])
     margin = max(len(low), len(high)) + 2
     canvas = _Canvas(columns - margin)
     for series in limits:
@@ -152,7 +152,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
                 canvas.put(x_share(series.xs[0]), share, LEVEL, -1)
     key = []
     numbers: dict[int, int] = {}
-    for index, series in enumerate(drawn):
+    for index, series in enumerate(visible):
         colour = series.colour if series.colour >= 0 else -index - 1
         number = numbers.setdefault(colour, len(numbers))
         places = [(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys, strict=True)]
@@ -168,10 +168,10 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
     rows = [f"{'':{margin - 2}} │{row}" for row in canvas.rows()]
     rows[0] = f"{high:>{margin - 2}}{rows[0][margin - 2 :]}"
     rows[-1] = f"{low:>{margin - 2}}{rows[-1][margin - 2 :]}"
-    room = max(1, canvas.columns - len(left) - len(right))
+    room = max(1, canvas.columns - len(x_low) - len(x_high))
     title = chart.x.title if len(chart.x.title) < room else ""
     rows.append(" " * (margin - 1) + "└" + "─" * canvas.columns)
-    rows.append(" " * margin + left + f"{title:^{room}}" + right)
+    rows.append(" " * margin + x_low + f"{title:^{room}}" + x_high)
     if not all(re.search("[^0-9.,]", text) for text in (low, high)):  # numbers without a unit
         rows.insert(0, chart.y.title)
     return [*rows, *_key_lines(key, columns)]

@@ -121,7 +121,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     charts = []
     for section in sections:
         chain = section.chart.chain() if section.chart else []
-        charts.append([chart._replace(beside=None, over=("", "")) for chart in chain])
+        charts.append([chart._replace(next_chart=None, over=("", "")) for chart in chain])
     pictures = iter(svgs_html([chart for chain in charts for chart in chain]))
     bodies = []
     for section, chain in zip(sections, charts, strict=True):
