@@ -6,10 +6,10 @@ the log.
 
 import shlex
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, fit_record
 from kvcalc.capacity.memory_budget import LogCorrections
-from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis
+from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.startup import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.batch import Parallelism
@@ -59,26 +59,22 @@ class ChangeCandidate(NamedTuple):
     flags: str = ""
     cost: str = ""
 
-    def with_options(self, cost: str = "", **fields: Any) -> "ChangeCandidate":
-        """Return a candidate with changed options."""
-        options = msgspec.structs.replace(self.options, **fields)
-        return self._changed(cost, self._replace(options=options))
-
-    def with_deployment(self, cost: str = "", **fields: Any) -> "ChangeCandidate":
-        """Return a candidate with a changed deployment."""
-        deployment = msgspec.structs.replace(self.deployment, **fields)
-        return self._changed(cost, self._replace(deployment=deployment))
-
-    def _changed(self, cost: str, changed: "ChangeCandidate") -> "ChangeCandidate":
-        """Return a changed candidate with the flags that this one does not have."""
+    def changed(
+        self, cost: str = "", deployment: Mapping[str, Any] = {}, **options: Any
+    ) -> "ChangeCandidate":
+        """Return a candidate with changed options and fields of the deployment, and its flags."""
+        candidate = self._replace(
+            deployment=msgspec.structs.replace(self.deployment, **deployment),
+            options=msgspec.structs.replace(self.options, **options),
+        )
         old = command_of(self.deployment, self.options)
-        new = command_of(changed.deployment, changed.options)
+        new = command_of(candidate.deployment, candidate.options)
         words = [self.flags] if self.flags else []
         if old and new:
             for name, flag_words in new.words.items():
                 if flag_words != old.words.get(name):
                     words.append(shlex.join(flag_words))
-        return changed._replace(flags=" ".join(words), cost=self.cost or cost)
+        return candidate._replace(flags=" ".join(words), cost=self.cost or cost)
 
     @property
     def required_users(self) -> int:
@@ -119,11 +115,11 @@ class ChangeCandidate(NamedTuple):
         longest = max(
             self.options.max_model_len or self.diagnosis.predicted.length, self.tokens
         )
-        candidate = self.with_options(max_model_len=longest)._replace(flags=self.flags)
+        candidate = self.changed(max_model_len=longest)._replace(flags=self.flags)
         options = msgspec.structs.replace(candidate.options, users=self.required_users)
         fitted = fit(self.deployment, options)
         if not fitted.fits:
-            candidate = candidate.with_options(max_model_len=self.tokens)
+            candidate = candidate.changed(max_model_len=self.tokens)
             options = msgspec.structs.replace(options, max_model_len=self.tokens)
             fitted = fit(self.deployment, options)
         record = fit_record(fitted, typed=Typed(model=self.diagnosis.command.named))
@@ -148,10 +144,10 @@ def find_changes(start: ChangeCandidate) -> list[AdviceRecord]:
     """
     advice: list[AdviceRecord] = []
     for is_combined in (False, True):
-        for propose in CHANGES[is_combined:]:
-            candidates = propose(start)
+        kinds = [_larger_shares(start), *_option_changes(start), *_deployment_changes(start)]
+        for candidates in kinds[is_combined:]:
             if is_combined:
-                candidates = chain.from_iterable(map(_change_share, candidates))
+                candidates = chain.from_iterable(map(_larger_shares, candidates))
             tried = (candidate.advice() for candidate in candidates)
             advice += islice(filter(None, tried), 1)
         if advice:
@@ -165,116 +161,84 @@ def _first_that_fits(candidates: Sequence[ChangeCandidate]) -> Sequence[ChangeCa
     return candidates[first : first + 1]
 
 
-def _change_share(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield the smallest share of the memory that fits, in hundredths, below the free share."""
+def _larger_shares(start: ChangeCandidate) -> Iterable[ChangeCandidate]:
+    """Return the smallest share of the memory that fits, in hundredths, below the free share.
+
+    If other processes occupy the share, return the next smaller share.
+    """
     diagnosis = start.diagnosis
     if start.options.engine == "llama.cpp" or start.options.kv_cache_memory_bytes:
-        return
+        return []
     corrections, used = diagnosis.corrections, diagnosis.predicted.utilization
-    free = 1 - corrections.others_bytes / corrections.memory_bytes
-    shares = [
-        hundredths / 100 for hundredths in range(1, int(min(MAX_UTILIZATION, free) * 100) + 1)
-    ]
+    free = min(MAX_UTILIZATION, 1 - corrections.others_bytes / corrections.memory_bytes)
+    shares = [hundredths / 100 for hundredths in range(1, int(free * 100) + 1)]
     if diagnosis.boot.failure == "occupied":
         lower = [share for share in shares if share < used]
-        yield from (start.with_options(gpu_memory_utilization=share) for share in lower[-1:])
-        return
+        return [start.changed(gpu_memory_utilization=share) for share in lower[-1:]]
     higher = [share for share in shares if share > used]
-    yield from _first_that_fits(
-        [start.with_options(gpu_memory_utilization=share) for share in higher]
-    )
+    return _first_that_fits([start.changed(gpu_memory_utilization=share) for share in higher])
 
 
-def _change_tokens(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield fewer tokens per pass, which need less activation memory."""
+def _halves(value: int, minimum: int) -> Iterator[int]:
+    """Yield the half of a value, the quarter and so on, down to a minimum."""
+    while value // 2 >= minimum:
+        value //= 2
+        yield value
+
+
+def _option_changes(start: ChangeCandidate) -> Iterator[Iterable[ChangeCandidate]]:
+    """Yield changes of each kind that need less memory outside the cache: fewer tokens per pass,
+    fewer sequences, no CUDA graphs, no images."""
+    options, engine = start.options, start.options.engine
     tokens = start.diagnosis.predicted.settings.max_num_batched_tokens
-    min_tokens = 64 if start.options.engine == "llama.cpp" else MIN_TOKENS
-    while tokens // 2 >= min_tokens:
-        tokens //= 2
-        cost = "longer prompts take more passes"
-        yield start.with_options(cost, max_num_batched_tokens=tokens)
-
-
-def _change_sequences(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield fewer sequences, which need smaller sampler buffers and fewer CUDA graphs."""
-    count = start.options.max_num_seqs or 1024
-    min_count = max(start.users, MIN_SEQUENCES)
-    while start.options.engine == "vllm" and count // 2 >= min_count:
-        count //= 2
-        yield start.with_options("no more at once", max_num_seqs=count)
-
-
-def _change_graphs(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield steps without CUDA graphs."""
-    if start.options.engine != "llama.cpp" and not start.options.enforce_eager:
-        yield start.with_options("slower steps", enforce_eager=True)
-
-
-def _change_images(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield a server of text only."""
-    options = start.options
-    if options.engine == "vllm" and start.deployment.model.vision and options.images != 0:
-        limits = '{"image": 0, "video": 0}'
-        yield start.with_options("text alone", limit_mm_per_prompt=limits)
-
-
-def _change_cache(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield an 8-bit cache, if the GPU computes in fp8."""
-    deployment = start.deployment
-    dtype = "q8_0" if start.options.engine == "llama.cpp" else "fp8"
-    is_supported = dtype != "fp8" or "fp8" in deployment.gpu.flops_per_s
-    if is_supported and deployment.formats.kv_cache_dtype not in SMALL_CACHES:
-        precision = msgspec.structs.replace(deployment.precision, kv_cache_dtype=dtype)
-        yield start.with_deployment(loss_of("cache", dtype), precision=precision)
-
-
-def _change_layers(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield the most llama.cpp layers that fit on the GPU; the host computes the others."""
-    if start.options.engine != "llama.cpp" or start.deployment.gpu.per == "SoC":
-        return
-    layers = start.options.n_gpu_layers
-    if layers < 0:
-        layers = start.deployment.model.layers + 1
-    cost = "the other layers run on the host, slower"
-    yield from _first_that_fits(
-        [start.with_options(cost, n_gpu_layers=count) for count in range(layers - 1, 1, -1)]
+    cost = "longer prompts take more passes"
+    yield (
+        start.changed(cost, max_num_batched_tokens=count)
+        for count in _halves(tokens, 64 if engine == "llama.cpp" else MIN_TOKENS)
     )
+    if engine == "vllm":
+        min_count = max(start.users, MIN_SEQUENCES)
+        yield (
+            start.changed("no more at once", max_num_seqs=count)
+            for count in _halves(options.max_num_seqs or 1024, min_count)
+        )
+    if engine != "llama.cpp" and not options.enforce_eager:
+        yield [start.changed("slower steps", enforce_eager=True)]
+    if engine == "vllm" and start.deployment.model.vision and options.images != 0:
+        limits = '{"image": 0, "video": 0}'
+        yield [start.changed("text alone", limit_mm_per_prompt=limits)]
 
 
-def _change_gpus(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield larger tensor-parallel sizes."""
-    ranks = start.deployment.parallelism
+def _deployment_changes(start: ChangeCandidate) -> Iterator[Iterable[ChangeCandidate]]:
+    """Yield changes of each kind of the deployment: an 8-bit cache, layers on the host, more GPUs,
+    8-bit weights. fp8 needs a GPU that computes in it."""
+    deployment, precision = start.deployment, start.deployment.precision
+    ranks = deployment.parallelism
+    is_llama_cpp = start.options.engine == "llama.cpp"
+    has_fp8 = "fp8" in deployment.gpu.flops_per_s
+    dtype = "q8_0" if is_llama_cpp else "fp8"
+    if (is_llama_cpp or has_fp8) and deployment.formats.kv_cache_dtype not in SMALL_CACHES:
+        smaller = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
+        yield [start.changed(loss_of("cache", dtype), {"precision": smaller})]
+    if is_llama_cpp:
+        layers = start.options.n_gpu_layers
+        if layers < 0:
+            layers = deployment.model.layers + 1
+        counts = range(layers - 1, 1, -1) if deployment.gpu.per != "SoC" else ()
+        cost = "the other layers run on the host, slower"
+        yield _first_that_fits([start.changed(cost, n_gpu_layers=n) for n in counts])
+        return
+    wider = []
     tp = ranks.tp
-    while tp < MAX_TP and start.options.engine != "llama.cpp":
+    while tp < MAX_TP:
         tp *= 2
         ep = tp * ranks.dp if ranks.ep > 1 else 1
-        wider = Parallelism(tp, ranks.pp, ranks.dp, ep, ranks.dcp)
-        yield start.with_deployment(f"{wider.gpus} GPUs", parallelism=wider)
-
-
-def _change_weights(start: ChangeCandidate) -> Iterator[ChangeCandidate]:
-    """Yield fp8 weights, if the weights are not quantized and the GPU computes in fp8."""
-    deployment, precision = start.deployment, start.deployment.precision
-    is_quantized = (
-        precision.quantization or deployment.model.quantization or precision.dtype == "fp8"
-    )
-    has_fp8 = start.options.engine != "llama.cpp" and "fp8" in deployment.gpu.flops_per_s
-    if has_fp8 and not is_quantized:
+        wider.append(Parallelism(tp, ranks.pp, ranks.dp, ep, ranks.dcp))
+    yield (start.changed(f"{ranks.gpus} GPUs", {"parallelism": ranks}) for ranks in wider)
+    is_quantized = precision.quantization or deployment.model.quantization
+    if has_fp8 and not is_quantized and precision.dtype != "fp8":
         narrower = msgspec.structs.replace(precision, dtype="auto", quantization="fp8")
-        yield start.with_deployment(loss_of("weights", "fp8"), precision=narrower)
-
-
-CHANGES = (
-    _change_share,
-    _change_tokens,
-    _change_sequences,
-    _change_graphs,
-    _change_images,
-    _change_cache,
-    _change_layers,
-    _change_gpus,
-    _change_weights,
-)
+        yield [start.changed(loss_of("weights", "fp8"), {"precision": narrower})]
 
 
 def _longest_flag(start: ChangeCandidate) -> str:
@@ -290,7 +254,7 @@ def _longest_flag(start: ChangeCandidate) -> str:
     tokens = min(lengths, default=0) // 256 * 256
     if not 0 < tokens < diagnosis.predicted.length:
         return ""
-    shorter = start._replace(users=1, tokens=tokens).with_options(max_model_len=tokens)
+    shorter = start._replace(users=1, tokens=tokens).changed(max_model_len=tokens)
     return shorter.flags if shorter.fit() else ""
 
 
@@ -300,29 +264,74 @@ class DiagnosisSummary(NamedTuple):
     Attributes:
         boot: The engine start.
         model: The model's name.
-        basis: Model, GPUs and engine.
+        gpu: The GPU's name; '' if unknown.
+        gpus: Number of GPUs.
+        items: Memory items by their keys in ITEM_NAMES.
         outcome: Whether the engine started, and its KV cache or the missing memory.
         capacity: The users that fit, as logged and as predicted.
         remedy: The changes that help; '' if none is needed.
         changes: The changes that help.
         corrections: Corrections for later fits; None if the start is not predicted.
-        rows: A record for each memory item and for the summary, without the log and the boot.
+        answers: Further keys of the last record, by name.
     """
 
     boot: Boot
     model: str
-    basis: str
+    gpu: str
+    gpus: int
+    items: Mapping[str, MemoryItem]
     outcome: str
     capacity: str
-    remedy: str
-    changes: Sequence[AdviceRecord]
-    corrections: LogCorrections | None
-    rows: list[Record]
+    remedy: str = ""
+    changes: Sequence[AdviceRecord] = ()
+    corrections: LogCorrections | None = None
+    answers: Record = {}
+
+    @property
+    def basis(self) -> str:
+        """Model, GPUs and engine."""
+        gpus = f"{self.gpus}× {self.gpu}" if self.corrections else self.gpu or "an unknown GPU"
+        engine = f"{self.boot.engine} {printable(self.boot.version, 40)}".strip()
+        return f"{self.model} on {gpus}, {engine}"
 
     def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
-        """Return one record per memory item, and last the summary."""
-        place = {"log": log, "boot": number}
-        return [cast("DiagnoseRecord", place | row) for row in self.rows]
+        """Return one record per memory item, and last the summary.
+
+        Args:
+            log: Name of the file.
+            number: Number of the start in the file.
+        """
+        cache = self.items.get("cache", MemoryItem(None, None))
+        records: list[Any] = []
+        for key, (logged, predicted) in [*self.items.items(), ("", cache)]:
+            difference = None
+            if logged is not None and predicted is not None:
+                difference = logged - predicted
+            records.append(
+                {
+                    "log": log,
+                    "boot": number,
+                    "engine": self.boot.engine,
+                    "engine_version": printable(self.boot.version, 40) or None,
+                    "model": self.model,
+                    "gpu": self.gpu,
+                    "gpus": self.gpus,
+                    "term": ITEM_NAMES.get(key, "what fits"),
+                    "logged_bytes": logged,
+                    "predicted_bytes": predicted,
+                    "difference_bytes": difference,
+                    **dict.fromkeys(SUMMARY_KEYS.split()),
+                }
+            )
+        records[-1] |= {
+            "failure": self.boot.failure or None,
+            "tokens": self.boot.counts.get("tokens"),
+            "taken": self.outcome,
+            "change": self.remedy or None,
+            "advice": [*self.changes],
+            **self.answers,
+        }
+        return records
 
 
 def summarize_diagnosis(
@@ -335,56 +344,41 @@ def summarize_diagnosis(
         context: Tokens of each user; 0 for the maximum of the start.
     """
     boot, predicted, options = diagnosis.boot, diagnosis.predicted, diagnosis.options
-    start = ChangeCandidate(
-        diagnosis=diagnosis,
-        users=max(1, users),
-        tokens=context or predicted.length,
-        deployment=diagnosis.plain,
-        options=options,
+    users_needed, tokens = max(1, users), context or predicted.length
+    start = ChangeCandidate(diagnosis, users_needed, tokens, diagnosis.plain, options)
+    corrected = msgspec.structs.replace(
+        options, from_log=diagnosis.corrections, users=users_needed, max_model_len=tokens
     )
-    tokens = start.tokens
-    changes = {"users": start.users, "max_model_len": tokens}
-    corrected = msgspec.structs.replace(options, from_log=diagnosis.corrections, **changes)
     logged = fit(diagnosis.deployment, corrected)
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
     holds = logged.fits and is_running
-    advice = [] if holds else find_changes(start)
-    remedy = (
-        "" if holds else _remedy(boot, advice, "" if is_requested else _longest_flag(start))
-    )
+    changes = [] if holds else find_changes(start)
+    remedy = ""
+    if not holds:
+        remedy = _remedy(boot, changes, "" if is_requested else _longest_flag(start))
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
     cells_text = f", the cache stores {cells:,} tokens" if cells else ""
     per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     count = f"{logged.sequences:,} logged, {per_rank * predicted.ranks.dp:,} predicted"
     written = command_of(diagnosis.deployment, options, diagnosis.command.named)
-    outcome = _outcome(diagnosis, logged, tokens)
-    cache = diagnosis.items.get("cache", (None, None))
-    items = {ITEM_NAMES[key]: item for key, item in diagnosis.items.items()}
-    gpu, gpus = diagnosis.deployment.gpu.name, predicted.ranks.gpus
     return DiagnosisSummary(
         boot=boot,
         model=predicted.model.name,
-        basis=f"{predicted.model.name} on {gpus}× {gpu}, {_engine(boot)}",
-        outcome=outcome,
+        gpu=diagnosis.deployment.gpu.name,
+        gpus=predicted.ranks.gpus,
+        items=diagnosis.items,
+        outcome=_outcome(diagnosis, logged, tokens),
         capacity=f"users of {tokens:,} tokens: {count}{cells_text}",
         remedy=remedy,
-        changes=advice,
+        changes=changes,
         corrections=diagnosis.corrections,
-        rows=_rows(
-            boot,
-            {"model": predicted.model.name, "gpu": gpu, "gpus": gpus},
-            items | {"what fits": cache},
-            {
-                "fits": holds,
-                "max_num_seqs": logged.sequences,
-                "command": written.line if written else None,
-                "taken": outcome,
-                "change": remedy or None,
-                "advice": advice,
-            },
-        ),
+        answers={
+            "fits": holds,
+            "max_num_seqs": logged.sequences,
+            "command": written.line if written else None,
+        },
     )
 
 
@@ -429,12 +423,10 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary
         model: A name instead of the log's.
         gpu: A name instead of the log's.
     """
-    model = printable(model or boot.model, 80)
     try:
         preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
     except UserError:  # several GPUs have this memory
         preset = None
-    gpu = gpu or (preset.name if preset else printable(boot.gpu, 80))
     cache, tokens = boot.size("cache"), boot.counts.get("tokens")
     cache_text = f" with {format_bytes(cache)} of KV cache" if cache else ""
     outcome = f"The engine started{cache_text}."
@@ -442,61 +434,16 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary
         outcome = f"Failed: {FAILURES[boot.failure]}."
     cells_text = f"the cache stores {tokens:,} tokens, " if tokens else ""
     sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory or None}
-    items = {
-        ITEM_NAMES[key]: (logged, None)
-        for key, logged in sizes.items()
-        if logged is not None and logged >= 0
-    }
-    gpus = prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp"))
     return DiagnosisSummary(
         boot=boot,
-        model=model,
-        basis=f"{model} on {gpu or 'an unknown GPU'}, {_engine(boot)}",
+        model=printable(model or boot.model, 80),
+        gpu=gpu or (preset.name if preset else printable(boot.gpu, 80)),
+        gpus=prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp")),
+        items={
+            key: MemoryItem(logged, None)
+            for key, logged in sizes.items()
+            if logged is not None and logged >= 0
+        },
         outcome=outcome,
         capacity=f"{cells_text}vLLM's V0 engine is not predicted",
-        remedy="",
-        changes=(),
-        corrections=None,
-        rows=_rows(
-            boot,
-            {"model": model, "gpu": gpu, "gpus": gpus},
-            items | {"what fits": (cache, None)},
-            {"taken": outcome, "advice": []},
-        ),
     )
-
-
-def _engine(boot: Boot) -> str:
-    """Return the engine with its version."""
-    return f"{boot.engine} {printable(boot.version, 40)}".strip()
-
-
-def _rows(
-    boot: Boot,
-    deployment: Record,
-    items: Mapping[str, tuple[int | None, int | None]],
-    summary: Record,
-) -> list[Record]:
-    """Return one record per memory item; the last one has the summary.
-
-    Args:
-        deployment: Model, GPU and number of GPUs.
-        items: Logged and predicted bytes by name.
-    """
-    rows: list[Record] = []
-    for name, (logged, predicted) in items.items():
-        is_known = logged is not None and predicted is not None
-        sizes = {"logged_bytes": logged, "predicted_bytes": predicted}
-        rows.append(
-            {
-                "engine": boot.engine,
-                "engine_version": printable(boot.version, 40) or None,
-                **deployment,
-                "term": name,
-                **sizes,
-                "difference_bytes": (logged or 0) - (predicted or 0) if is_known else None,
-                **dict.fromkeys(SUMMARY_KEYS.split()),
-            }
-        )
-    rows[-1] |= {"failure": boot.failure or None, "tokens": boot.counts.get("tokens")} | summary
-    return rows

@@ -169,6 +169,7 @@ class DeploymentTimer:
     ) -> None:
         import numpy as np
 
+        self.deployments = deployments
         self.counts = counts.astype(float)
         batch = Batch.decode(1, self.counts)
         shares = [deployment.timed_batch(batch).groups[0].count for deployment in deployments]

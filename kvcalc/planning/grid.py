@@ -6,6 +6,7 @@ the range, and its times are `latency`'s. One batch is in memory at a time.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from itertools import groupby, product
 from typing import Any, NamedTuple
@@ -136,7 +137,7 @@ class DeploymentEstimates(NamedTuple):
             rate of the link is unknown.
     """
 
-    deployments: list[TimedDeployment]
+    deployments: Sequence[TimedDeployment]
     counts: Array
     remaining_bytes: Array
     capacity: Array
@@ -166,22 +167,15 @@ def make_batch(
     import numpy as np
 
     deployments = [estimates.deployments[index] for index in indices.tolist()]
-    sizes = np.array([deployment.parallelism.gpus for deployment in deployments])
-    num_candidates = _num_candidates(need, space, sizes)
-    index = np.repeat(np.arange(len(sizes)), num_candidates)
-    row, size = indices[index], sizes[index]
-    first = np.repeat(np.cumsum(num_candidates) - num_candidates, num_candidates)
-    number = np.arange(len(index)) - first
-    replicas = number + 1
-    sequences = -(-need.users // replicas) if need.users else np.array(SEQUENCE_COUNTS)[number]
+    index, replicas, sequences = _number_candidates(need, space, deployments)
+    row = indices[index]
+    size = np.array([deployment.parallelism.gpus for deployment in deployments])[index]
     cells = row, np.searchsorted(estimates.counts, sequences)
-
-    output = need.lengths.output
     capacity = estimates.capacity[cells]
-    ttft = prefill_s = np.where(capacity > 0, estimates.ttft[row], np.nan)
     step_s = np.where(capacity > 0, estimates.tpot[cells], np.nan)
     tpot = np.where(capacity >= sequences, step_s, np.nan)
-    e2e = estimates.e2e[cells]
+    ttft = prefill_s = np.where(capacity > 0, estimates.ttft[row], np.nan)
+    e2e, output = estimates.e2e[cells], need.lengths.output
     if is_disaggregated:
         ttft = prefill_s + estimates.transfer_s[row]
         e2e = ttft + (output - 1) * tpot
@@ -221,13 +215,28 @@ def make_batch(
     return CandidateBatch(need, speculation, deployments, index, figures)
 
 
-def _num_candidates(need: Requirement, space: SearchSpace, gpus_per_replica: Array) -> Array:
-    """Return the number of candidates of each deployment."""
+def _number_candidates(
+    need: Requirement, space: SearchSpace, deployments: Sequence[TimedDeployment]
+) -> tuple[Array, Array, Array]:
+    """Return the index of each candidate's deployment, its replicas, and their sequences.
+
+    With a number of users, there is a candidate for each number of replicas. Otherwise there is one
+    for each of SEQUENCE_COUNTS.
+    """
     import numpy as np
 
-    if not need.users:
-        return np.full(gpus_per_replica.shape, len(SEQUENCE_COUNTS))
-    return np.minimum(space.max_gpus // gpus_per_replica, need.users)
+    counts = [_num_candidates(need, space, deployment) for deployment in deployments]
+    index = np.repeat(np.arange(len(counts)), counts)
+    number = np.concatenate([np.arange(count) for count in counts])
+    if need.users:
+        return index, number + 1, -(-need.users // (number + 1))
+    return index, number + 1, np.array(SEQUENCE_COUNTS)[number]
+
+
+def _num_candidates(need: Requirement, space: SearchSpace, deployment: TimedDeployment) -> int:
+    """Return the number of candidates of a deployment."""
+    max_replicas = space.max_gpus // deployment.parallelism.gpus
+    return min(max_replicas, need.users) if need.users else len(SEQUENCE_COUNTS)
 
 
 def check_targets(
@@ -270,21 +279,11 @@ def check_targets(
     return violated, worst + np.where(is_untimed & bool(need.max_tpot), FAR / 2, 0.0)
 
 
-class PlacedFit(NamedTuple):
-    """The memory of one split on several GPU models.
-
-    Attributes:
-        rows: Indices of the deployments.
-        remaining: Bytes for the cache [stages, deployments, counts].
-    """
-
-    fit: BatchedFit
-    rows: Array
-    remaining: Array
-
-
 # a split of the model, and a deployment with it on one GPU model
 Member = tuple[BatchedFitBuilder, TimedDeployment]
+# the memory of one split on several GPU models, the indices of these deployments, and the bytes for
+# the cache [stages, deployments, counts]
+PlacedFit = tuple[BatchedFit, Array, Array]
 
 
 class SearchGrid:
@@ -351,69 +350,70 @@ class SearchGrid:
         """Yield the batches of deployments whose passes have the same layers."""
         import numpy as np
 
-        options = self.space.fit_options(self.needs[0])
+        space, options = self.space, self.space.fit_options(self.needs[0])
         draft = None
-        try:
+        members: list[Member] = []
+        with self._noting_refusals():
             if speculation:
                 options = speculation.options(model, options)
                 if options.draft or model.mtp:
                     draft = options.draft or draft_model(model, speculation.draft)
-        except UserError as error:
-            self.remarks[str(error)] = None
-            return
-        members = []
-        max_replicas = 0
-        for ranks in splits:
             base = TimedDeployment(
                 model=model,
-                gpu=self.space.gpus[0],
+                gpu=space.gpus[0],
                 precision=precision,
-                parallelism=ranks,
-                nodes=self.space.nodes,
+                nodes=space.nodes,
                 engine=options.engine,
                 engine_version=options.engine_version,
             )
-            try:
-                if draft:
-                    check(draft, ranks)
-                builder = BatchedFitBuilder(base, options, layouts)
-            except UserError as error:
-                self.remarks[str(error)] = None
-                continue
-            max_replicas = max(max_replicas, self.space.max_gpus // ranks.gpus)
-            members += [(builder, deployment) for deployment in self._on_gpus(base)]
-        if not max_replicas:
+            for ranks in splits:
+                with self._noting_refusals():
+                    if draft:
+                        check(draft, ranks)
+                    split = msgspec.structs.replace(base, parallelism=ranks)
+                    builder = BatchedFitBuilder(split, options, layouts)
+                    members += [(builder, deployment) for deployment in self._on_gpus(split)]
+        if not members:
             return
+        min_gpus = min(deployment.parallelism.gpus for _, deployment in members)
+        max_replicas = space.max_gpus // min_gpus
         counts = np.unique(
             [n for need in self.needs for n in need.sequence_counts(max_replicas)]
         )
-        has_context_buffers = options.rules.has_context_buffers
-        requests: dict[int, dict[RequestLengths, list[Requirement]]] = {}
+        requests: dict[RequestLengths, list[Requirement]] = {}
         for need in self.needs:
-            longest = need.lengths.context if has_context_buffers else 1
-            requests.setdefault(longest, {}).setdefault(need.lengths, []).append(need)
-        for longest, needs_by_lengths in requests.items():
-            for deployments, fits in self._place(members, longest, counts):
-                timer = DeploymentTimer(deployments, counts, speculation, draft)
-                for lengths, needs in needs_by_lengths.items():
-                    estimates = self._estimate(timer, deployments, fits, lengths, counts)
-                    for need in needs:
-                        yield from self._batches_of(need, estimates, speculation)
+            requests.setdefault(need.lengths, []).append(need)
+        placed: dict[int, list[tuple[DeploymentTimer, list[PlacedFit]]]] = {}
+        for lengths, needs in requests.items():
+            longest = lengths.context if options.rules.has_context_buffers else 1
+            if longest not in placed:
+                placed[longest] = [
+                    (DeploymentTimer(deployments, counts, speculation, draft), fits)
+                    for deployments, fits in self._place(members, longest, counts)
+                ]
+            for timer, fits in placed[longest]:
+                estimates = self._estimate(timer, fits, lengths, counts)
+                for need in needs:
+                    yield from self._batches_of(need, estimates, speculation)
+
+    @contextmanager
+    def _noting_refusals(self) -> Iterator[None]:
+        """Turn a UserError into a remark."""
+        try:
+            yield
+        except UserError as error:
+            self.remarks[str(error)] = None
 
     def _on_gpus(self, base: TimedDeployment) -> Iterator[TimedDeployment]:
         """Yield a deployment on each GPU model."""
         for gpu in self.space.gpus:
             is_included = self.space.includes(gpu, base.parallelism)
-            if gpu.name not in self.calibrations or not is_included:
-                continue
-            calibration = self.calibrations[gpu.name]
-            deployment = msgspec.structs.replace(base, gpu=gpu, calibration=calibration)
-            try:
-                deployment.ranks  # noqa: B018 (raises if the nodes do not fit)
-            except UserError as error:
-                self.remarks[str(error)] = None
-            else:
-                yield deployment
+            if gpu.name in self.calibrations and is_included:
+                calibration = self.calibrations[gpu.name]
+                deployment = msgspec.structs.replace(base, gpu=gpu, calibration=calibration)
+                with self._noting_refusals():
+                    _ = deployment.ranks  # raises UserError if the nodes do not fit
+                    yield deployment
 
     def _place(
         self, members: Sequence[Member], longest: int, counts: Array
@@ -438,7 +438,6 @@ class SearchGrid:
     def _estimate(
         self,
         timer: DeploymentTimer,
-        deployments: list[TimedDeployment],
         fits: Sequence[PlacedFit],
         lengths: RequestLengths,
         counts: Array,
@@ -446,14 +445,15 @@ class SearchGrid:
         """Return memory and times for requests of these lengths."""
         import numpy as np
 
+        deployments = timer.deployments
         remaining = np.zeros((len(deployments), len(counts)), dtype=np.int64)
         capacity = remaining.copy()
         transfer_s = np.zeros(len(deployments))
-        for placed in fits:
-            remaining[placed.rows] = placed.remaining.min(axis=0)
-            capacity[placed.rows] = placed.fit.sequences(placed.remaining, lengths.context)
+        for fit, rows, fit_remaining in fits:
+            remaining[rows] = fit_remaining.min(axis=0)
+            capacity[rows] = fit.sequences(fit_remaining, lengths.context)
             if True in self.space.disaggregate:
-                transfer_s[placed.rows] = placed.fit.transfer_seconds(lengths.prompt)
+                transfer_s[rows] = fit.transfer_seconds(lengths.prompt)
         times = timer.times(lengths, capacity)
         return DeploymentEstimates(deployments, counts, remaining, capacity, transfer_s, *times)
 
@@ -466,15 +466,19 @@ class SearchGrid:
         """Yield the batches of a requirement, with and without disaggregated prefill."""
         import numpy as np
 
-        sizes = np.array([deployment.parallelism.gpus for deployment in estimates.deployments])
-        step = max(1, MAX_POINTS // int(_num_candidates(need, self.space, sizes).max()))
+        deployments = estimates.deployments
+        max_candidates = max(
+            _num_candidates(need, self.space, deployment) for deployment in deployments
+        )
+        step = max(1, MAX_POINTS // max_candidates)
         for is_disaggregated in self.space.disaggregate:
-            indices = np.arange(len(sizes))
+            indices = np.arange(len(deployments))
             if is_disaggregated:
                 is_unknown = np.isnan(estimates.transfer_s)
                 indices = indices[~is_unknown]
                 unknown = [
-                    estimates.deployments[n].gpu.name for n in np.flatnonzero(is_unknown)
+                    estimates.deployments[n].gpu.name
+                    for n in np.flatnonzero(is_unknown).tolist()
                 ]
                 if unknown:
                     reason = "no rate of a link to another replica is known"
@@ -501,4 +505,4 @@ def _fit(members: Sequence[Member], longest: int, counts: Array) -> list[PlacedF
             rows.append(np.array(fit.gpu_indices) + first)
         first += len(gpus)
     remaining = [fit.remaining_bytes(counts) for fit in fits]
-    return [PlacedFit(*figures) for figures in zip(fits, rows, remaining, strict=True)]
+    return [*zip(fits, rows, remaining, strict=True)]
