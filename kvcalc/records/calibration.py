@@ -45,9 +45,13 @@ class ErrorRecord(TypedDict):
     op: NotRequired[Annotated[str, Figure("operation", "operation")]]
     gpu: NotRequired[Annotated[str, Figure("GPU", "GPU name")]]
     framework: NotRequired[Annotated[str, Figure("framework", "measured framework")]]
-    dtype: NotRequired[Annotated[str, Figure("dtype", "of the operation")]]
-    model: NotRequired[Annotated[str, Figure("model", "of serving rows, with --by model")]]
-    client: NotRequired[Annotated[str, Figure("client", "of serving rows, with --by client")]]
+    dtype: NotRequired[Annotated[str, Figure("dtype", "data type of the operation")]]
+    model: NotRequired[
+        Annotated[str, Figure("model", "model of serving rows, with --by model")]
+    ]
+    client: NotRequired[
+        Annotated[str, Figure("client", "client of serving rows, with --by client")]
+    ]
     rows: Annotated[int, Figure("rows", "rows of the group")]
     predicted_rows: Annotated[
         int, Figure("predicted", "rows with a prediction", "int", "count")
@@ -79,31 +83,37 @@ class ErrorRecord(TypedDict):
     ]
     roofline_median_abs_error: Annotated[
         float | None,
-        Figure("roofline median", "of the datasheet bound; null without a bound", "{:.1%}"),
+        Figure(
+            "roofline median", "error of the datasheet bound; null without a bound", "{:.1%}"
+        ),
     ]
     roofline_p90_abs_error: Annotated[
         float | None,
-        Figure("roofline p90", "of the datasheet bound; null without a bound", "{:.1%}"),
+        Figure("roofline p90", "error of the datasheet bound; null without a bound", "{:.1%}"),
     ]
     ttft_median_abs_error: Annotated[
         float | None,
         Figure(
             "TTFT median",
-            "of the time to first token of servers; null for other rows",
+            "error of the time to first token of servers; null for other rows",
             "{:.1%}",
         ),
     ]
     ttft_p90_abs_error: Annotated[
         float | None,
         Figure(
-            "TTFT p90", "of the time to first token of servers; null for other rows", "{:.1%}"
+            "TTFT p90",
+            "error of the time to first token of servers; null for other rows",
+            "{:.1%}",
         ),
     ]
     throughput_median_abs_error: Annotated[
         float | None,
-        Figure("tokens/s median", "of tokens/s of servers; null for other rows", "{:.1%}"),
+        Figure(
+            "tokens/s median", "error of tokens/s of servers; null for other rows", "{:.1%}"
+        ),
     ]
     throughput_p90_abs_error: Annotated[
         float | None,
-        Figure("tokens/s p90", "of tokens/s of servers; null for other rows", "{:.1%}"),
+        Figure("tokens/s p90", "error of tokens/s of servers; null for other rows", "{:.1%}"),
     ]

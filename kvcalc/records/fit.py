@@ -19,23 +19,28 @@ class CapacityRecord(TypedDict):
     kv_cache_dtype: Annotated[str, Figure("cache in", "format of the cache")]
     fits: Annotated[bool, Figure("fits", "whether the request fits")]
     weights_fit: Annotated[bool, Figure("", "whether the weights fit")]
-    memory_bytes: Annotated[int, Figure("", "of one GPU")]
+    memory_bytes: Annotated[int, Figure("", "memory of one GPU")]
     gpu_memory_utilization: Annotated[
-        float, Figure("", "of the memory that the engine uses", unit="share")
+        float, Figure("", "share of the memory that the engine uses", unit="share")
     ]
     utilization_of: Annotated[str, Figure("", "total or free memory")]
     share_bytes: Annotated[int, Figure("", "memory that the engine uses")]
-    weight_bytes: Annotated[int, Figure("weights/GPU", "of one GPU")]
-    language_weight_bytes: Annotated[int, Figure("", "of the language model")]
-    extra_weight_bytes: Annotated[int, Figure("", "of other weights that the engine loads")]
+    weight_bytes: Annotated[int, Figure("weights/GPU", "weights of one GPU")]
+    language_weight_bytes: Annotated[int, Figure("", "weights of the language model")]
+    extra_weight_bytes: Annotated[int, Figure("", "other weights that the engine loads")]
     host_weight_bytes: NotRequired[
         Annotated[int, Figure("", "in CPU memory, by llama.cpp, or a table of n-grams by vLLM")]
     ]
     mtp_weight_bytes: Annotated[
-        int | None, Figure("", "of multi-token-prediction layers; null if they are not loaded")
+        int | None,
+        Figure("", "bytes of multi-token-prediction layers; null if they are not loaded"),
     ]
-    draft_weight_bytes: Annotated[int | None, Figure("", "of the draft; null without a draft")]
-    activation_bytes: Annotated[int, Figure("activations/GPU", "of the largest pass")]
+    draft_weight_bytes: Annotated[
+        int | None, Figure("", "weights of the draft; null without a draft")
+    ]
+    activation_bytes: Annotated[
+        int, Figure("activations/GPU", "activations of the largest pass")
+    ]
     overhead_bytes: Annotated[
         int, Figure("overhead/GPU", "libraries, CUDA graphs and buffers of the engine")
     ]
@@ -57,7 +62,7 @@ class CapacityRecord(TypedDict):
     shortage_bytes: Annotated[int, Figure("", "missing memory of one GPU")]
     advice: Annotated[
         str | None,
-        Figure("", "what is missing, and changes that were tried; null if the request fits"),
+        Figure("", "missing memory, and changes that were tried; null if the request fits"),
     ]
     advice_quality: Annotated[
         str | None,
@@ -67,10 +72,12 @@ class CapacityRecord(TypedDict):
         int | None, Figure("", "per block; null if the engine has no blocks", unit="tokens")
     ]
     page_bytes: Annotated[
-        int | None, Figure("", "of a page of one layer; null if pages differ or there are none")
+        int | None,
+        Figure("", "bytes of a page of one layer; null if pages differ or there are none"),
     ]
     bytes_per_block: Annotated[
-        int | None, Figure("", "of a block of all layers; null without blocks", unit="bytes")
+        int | None,
+        Figure("", "bytes of a block of all layers; null without blocks", unit="bytes"),
     ]
     num_blocks: Annotated[int | None, Figure("blocks/GPU", "in the pool; null without blocks")]
     blocks_per_request: Annotated[
@@ -139,7 +146,7 @@ class CapacityRecord(TypedDict):
         ),
     ]
     greatest_num_seqs: Annotated[
-        int, Figure("", "largest max_num_seqs of which all sequences fit")
+        int, Figure("", "largest max_num_seqs whose sequences all fit")
     ]
     greatest_model_len: Annotated[
         int | None, Figure("", "maximum length of one sequence; null without a limit")
@@ -150,28 +157,33 @@ class CapacityRecord(TypedDict):
             "", "sequences that fit with an 8-bit cache; null if the cache has 8 bits or fewer"
         ),
     ]
-    kv_cache_allocated_bytes: Annotated[int, Figure("", "of the blocks, per rank")]
+    kv_cache_allocated_bytes: Annotated[int, Figure("", "bytes of the blocks, per rank")]
     max_num_batched_tokens: Annotated[int, Figure("", "setting of the engine")]
     window_cache_bytes: NotRequired[
-        Annotated[int, Figure("", "of windows, if the engine logs them separately")]
+        Annotated[int, Figure("", "bytes of windows, if the engine logs them separately")]
     ]
     host_cache_bytes: NotRequired[
         Annotated[
-            int, Figure("", "of llama.cpp layers in CPU memory; only if there are such layers")
+            int,
+            Figure(
+                "", "bytes of llama.cpp layers in CPU memory; only if there are such layers"
+            ),
         ]
     ]
     state_bytes: NotRequired[
-        Annotated[int, Figure("", "of recurrent states, if the engine logs them separately")]
+        Annotated[
+            int, Figure("", "bytes of recurrent states, if the engine logs them separately")
+        ]
     ]
     machine_memory_bytes: Annotated[int, Figure("", "total memory of one GPU")]
-    cpu_offload_bytes: Annotated[int, Figure("", "of a GPU's weights in CPU memory")]
+    cpu_offload_bytes: Annotated[int, Figure("", "bytes of a GPU's weights in CPU memory")]
     cpu_offload_s: Annotated[
         float | None,
         Figure("", "time of these weights on the link in a pass; null if the rate is unknown"),
     ]
     replicated_weight_bytes: Annotated[int, Figure("", "weights that several GPUs store")]
     kv_copies: Annotated[int, Figure("", "copies of a token's cache")]
-    checkpoint_bytes: Annotated[int, Figure("", "of the files")]
+    checkpoint_bytes: Annotated[int, Figure("", "bytes of the files")]
     load_disk_s: Annotated[
         float | None, Figure("", "time to read the files; null if the rate is unknown")
     ]
@@ -298,8 +310,12 @@ class WasteRecord(TypedDict):
 
     lengths: Annotated[int, Figure("", "given or sampled lengths")]
     mean_length: Annotated[float, Figure("", "tokens")]
-    contiguous_waste: Annotated[float, Figure("", "of slots of the maximum length")]
-    contiguous_waste_tokens: Annotated[int, Figure("", "of slots of the maximum length")]
+    contiguous_waste: Annotated[
+        float, Figure("", "wasted share of slots of the maximum length")
+    ]
+    contiguous_waste_tokens: Annotated[
+        int, Figure("", "wasted tokens of slots of the maximum length")
+    ]
     contiguous_num_seqs: Annotated[int, Figure("", "sequences that fit in such slots")]
     external_waste: Annotated[
         float | None,
@@ -313,10 +329,10 @@ class WasteRecord(TypedDict):
     ]
     external_requests: Annotated[int | None, Figure("", "tried requests; null if none fits")]
     external_largest_hole: Annotated[
-        float | None, Figure("", "of the pool; null if none fits", unit="share")
+        float | None, Figure("", "share of the pool; null if none fits", unit="share")
     ]
-    paged_waste: Annotated[float, Figure("", "of blocks")]
-    paged_waste_tokens: Annotated[int, Figure("", "of blocks")]
+    paged_waste: Annotated[float, Figure("", "wasted share of blocks")]
+    paged_waste_tokens: Annotated[int, Figure("", "wasted tokens of blocks")]
     paged_num_seqs: Annotated[int, Figure("", "sequences that fit in blocks")]
 
 

@@ -162,7 +162,7 @@ class AttentionRecord(BatchRecord):
     ]
     kv_cache_dtype: Annotated[str, Figure("cache in", "format of the cache")]
     flops: Annotated[
-        int, Figure("FLOP", "of attention, its indexer and its expansions in one layer")
+        int, Figure("FLOP", "FLOPs of attention, its indexer and its expansions in one layer")
     ]
     bytes: Annotated[int, Figure("bytes", "traffic of the same operators")]
     intensity: Annotated[

@@ -15,8 +15,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     """A batch of equal requests."""
 
     batch_size: Annotated[int, Figure("batch", "equal concurrent sequences", unit="sequences")]
-    input_len: Annotated[int, Figure("in", "of the prompt")]
-    output_len: Annotated[int, Figure("out", "of the answer")]
+    input_len: Annotated[int, Figure("in", "tokens of the prompt")]
+    output_len: Annotated[int, Figure("out", "tokens of the answer")]
     prefix_len: Annotated[
         int, Figure("", "leading tokens of the prompt that are already cached")
     ]
@@ -77,7 +77,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
             formula="{ttft_s} + ({output_len} − 1) · {tpot_s}",
         ),
     ]
-    flops: Annotated[int, Figure("FLOP", "of all passes")]
+    flops: Annotated[int, Figure("FLOP", "FLOPs of all passes")]
     bytes: Annotated[int, Figure("bytes", "traffic of all passes", format="si B")]
     speedup: Annotated[
         float | None,
@@ -93,7 +93,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         float | None,
         Figure(
             "tokens/s",
-            "of all sequences; null without e2e_s",
+            "rate of all sequences; null without e2e_s",
             format="{:,.1f}",
             mark="rate",
             formula="{batch_size} · {output_len} / {e2e_s}",
@@ -123,7 +123,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
             is_noted=True,
         ),
     ]
-    cpu_offload_bytes: Annotated[int, Figure("", "of a GPU's weights in CPU memory")]
+    cpu_offload_bytes: Annotated[int, Figure("", "bytes of a GPU's weights in CPU memory")]
     cpu_offload_s: Annotated[
         float | None,
         Figure(
@@ -171,7 +171,7 @@ class NoCacheRecord(LatencyRecord):
     ]
     no_cache_token_projections: Annotated[
         int,
-        Figure("token projections", "tokens that pass through the layers, of all sequences"),
+        Figure("token projections", "tokens that pass through the layers, for all sequences"),
     ]
     no_cache_redundant_projections: Annotated[
         int, Figure("redundant", "token projections beyond one per token")
@@ -230,8 +230,10 @@ class SpeculationRecord(TypedDict):
             unit="sequences",
         ),
     ]
-    draft_weight_bytes: Annotated[int, Figure("draft weights", "of the draft")]
-    draft_cache_bytes: Annotated[int, Figure("draft cache", "of the draft, for all sequences")]
+    draft_weight_bytes: Annotated[int, Figure("draft weights", "weights of the draft")]
+    draft_cache_bytes: Annotated[
+        int, Figure("draft cache", "cache of the draft, for all sequences")
+    ]
 
 
 class LoadRecord(TypedDict):
@@ -326,8 +328,8 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     requests: Annotated[int, Figure("", "arrived requests")]
     completed: Annotated[int, Figure("done", "answered requests")]
     rejected: Annotated[int, Figure("rejected", "requests that can never fit")]
-    input_tokens: Annotated[int, Figure("", "of answered requests")]
-    output_tokens: Annotated[int, Figure("", "of answered requests")]
+    input_tokens: Annotated[int, Figure("", "tokens of answered requests")]
+    output_tokens: Annotated[int, Figure("", "tokens of answered requests")]
     duration_s: Annotated[float, Figure("", "from the first arrival to the last token")]
     throughput_tokens_per_s: Annotated[
         float | None,
@@ -470,7 +472,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     kv_peak_bytes: Annotated[int, Figure("", "maximum allocated bytes")]
     kv_budget_bytes: Annotated[int, Figure("", "KV cache budget")]
     preemptions: Annotated[int, Figure("preempted", "preempted requests")]
-    recomputed_tokens: Annotated[int, Figure("", "of preempted requests")]
+    recomputed_tokens: Annotated[int, Figure("", "tokens of preempted requests")]
     swapped_bytes: Annotated[int, Figure("", "to CPU memory and back")]
     passes: Annotated[int, Figure("", "executed passes")]
     mean_batch_size: Annotated[
@@ -531,7 +533,7 @@ class PassRecord(TypedDict):
     start_s: Annotated[
         float, Figure("", "start of the first pass of this line, from the first arrival")
     ]
-    duration_s: Annotated[float, Figure("", "of all passes of this line")]
+    duration_s: Annotated[float, Figure("", "time of all passes of this line")]
     passes: Annotated[int, Figure("", "consecutive passes with the same sequences")]
     sequences: Annotated[int, Figure("", "per pass", unit="sequences")]
     tokens: Annotated[int, Figure("", "per pass")]

@@ -101,7 +101,7 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
         float,
         Figure(
             "per token",
-            "bytes per further token, 0 B if all windows are full; of one sequence at this "
+            "bytes per further token, 0 B if all windows are full; for one sequence at this "
             "context, an integer if it is whole",
             unit="bytes a token",
             is_noted=True,
