@@ -48,7 +48,7 @@ def _encoded(pieces: Iterable[str | bytes]) -> Iterator[bytes]:
 
 
 def _complete(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Return the same pieces after the last piece has arrived."""
+    """Yield the pieces of a content, the first one after the last one has arrived."""
     import tempfile
 
     with tempfile.SpooledTemporaryFile(_BUFFER_BYTES) as buffer:

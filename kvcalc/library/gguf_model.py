@@ -253,6 +253,7 @@ def grouped(b: GgufBlock) -> Grouped:
 
 
 def _queries(b: GgufBlock, outputs: int) -> JsonObject:
+    """Consume the query projection; return `output_gate` if it also has the gates."""
     queries = b.matrix("q", "attn_q", b.fields.width, 0)
     if queries.shape[1] == 2 * outputs:
         b.formats.append(("gate", queries.type))
@@ -266,6 +267,7 @@ def _queries(b: GgufBlock, outputs: int) -> JsonObject:
 
 
 def _head_norms(b: GgufBlock, heads: int, groups: int, width: int) -> JsonObject:
+    """Consume the norms of queries and keys; return the kind of norm."""
     queries, keys = b.vector("attn_q_norm"), b.vector("attn_k_norm")
     if not queries and not keys:
         return {}
@@ -349,7 +351,7 @@ def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
 
 
 def experts(b: GgufBlock) -> Moe:
-    """Return a router and stacked experts, with shared experts if the block has any."""
+    """Return the experts of a block: a router, stacked experts, and shared experts if it has any."""
     width = b.fields.width
     count = b.matrix("router", "ffn_gate_inp", width, 0).shape[1]
     inner = b.matrix("experts.down", "ffn_down_exps", 0, width, count).shape[0]

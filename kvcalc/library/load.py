@@ -78,6 +78,7 @@ def _parsed(text: str) -> Any:
 
 
 def _apply(data: JsonObject, target: str, value: Any) -> None:
+    """Set a field of the model, or of every layer kind and part that has it."""
     kind, _, key = target.rpartition(".")
     if kind and kind not in data["kinds"]:
         raise UserError(

@@ -119,6 +119,7 @@ def find(name: str, kind: str) -> Path:
 def _unknown(
     name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]
 ) -> UserError:
+    """Return the error about a name without a preset, with the text to type instead."""
     counted = _counted(name) if kind == "gpus" else []
     several = (
         (number, _matching(gpu, files, kind) or _matching(gpu, aliases, kind))

@@ -169,7 +169,7 @@ FP8_MAX = 448.0  # maximum of torch.float8_e4m3fn
 
 
 class Shape(NamedTuple):
-    """One kernel call to time. `counts` are the columns of its family."""
+    """A kernel call to time: operation, dtype, and the sizes in the columns of its family."""
 
     op: str
     dtype: str

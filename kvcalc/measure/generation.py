@@ -38,7 +38,7 @@ Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 
 
 class Mode(NamedTuple):
-    """One way to generate.
+    """A way to generate: with or without a cache.
 
     Attributes:
         name: One of `MODES`.

@@ -1,8 +1,8 @@
-"""KV caches of one layer as torch tensors: contiguous, paged with a block table, or grown by `cat`.
+"""KV caches of one layer as torch tensors: contiguous, or paged with a block table.
 
 A cache has one tensor for each `CacheEntry` of a spec, so its bytes equal the prediction:
-`stored_rows` of a contiguous cache, `allocated_rows` of a paged one. All tensors except those of a
-grown cache are allocated before the first token.
+`stored_rows` of a contiguous cache, `allocated_rows` of a paged one. All tensors are allocated
+before the first token.
 
 Entries with a limit are rings: the row of position p is in slot p mod limit. States are never
 paged. Shapes: B sequences, h heads, w the width of the entry.
@@ -37,7 +37,7 @@ class CacheRows:
     def write(self, rows: Tensor, past: int) -> None:
         """Write rows [B, h, new, w] at positions past … past + new − 1.
 
-        Of several rows, a ring stores the last `limit`.
+        A ring stores only the last `limit` rows.
         """
         end = past + rows.shape[2]
         if end > self.capacity:

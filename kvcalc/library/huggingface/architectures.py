@@ -199,7 +199,7 @@ def _plain(name: str) -> str:
 
 @cache
 def _stems(name: str) -> frozenset[str]:
-    """Return the class stems of a type: its name, with and without the suffix of a text part."""
+    """Return the stems of the classes of a type: its name with and without a suffix such as `_text`."""
     return frozenset({_plain(name), _plain(_PART.sub("", name))})
 
 
@@ -341,7 +341,7 @@ def settle(data: Mapping[str, Any], inner: Mapping[str, Any], name: str, entry: 
 
 
 def _inside(data: Mapping[str, Any]) -> bool:
-    """Return whether a text part has the key."""
+    """Return whether a text part of the file says if the head is tied."""
     parts = [data[key] for key in TEXT_KEYS if isinstance(data.get(key), dict)]
     return any(KEY in part or _inside(part) for part in parts)
 

@@ -1,6 +1,7 @@
 """Read a config.json with typed look-ups, and evaluate the formulas of model types.
 
-Each look-up records its key and names it in errors.
+Each look-up records its key and names it in errors. Two kinds of functions take a `Config`: a rule
+returns one value, such as a number of heads; a `Reader` returns the parts of the current layer.
 """
 
 import ast
@@ -123,7 +124,7 @@ class Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean."""
+        """Return the boolean under a key."""
         value: bool = self._check(key, self.get(key, default), bool, _BOOLEAN)
         return value
 
@@ -135,14 +136,14 @@ class Config:
         return default if value is None else bool(self._check(key, value, bool, _BOOLEAN))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive number."""
+        """Return the positive number under a key."""
         value = self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < 1e12:
             raise self.fail(key, f"should be a positive number, not {show(value)}")
         return float(value)
 
     def word(self, key: str, default: str = "") -> str:
-        """Return a short text."""
+        """Return the text under a key."""
         value: str = self._check(key, self.get(key, default), str, "a text")
         return value
 
@@ -193,7 +194,7 @@ def show(value: Any) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-Field = Any  # a formula of keys, a rule of one Config, or a literal
+Field = Any  # a formula of keys, a rule, or a literal
 Reader = Callable[[Config], tuple[Any, ...]]  # reads the parts of a layer
 RULES: dict[str, Callable[["Config"], Any]] = {}  # by name, as formulas call them
 _LITERALS = frozenset({"head", "full", "none", "rms", "layer", "layer_no_bias"})
@@ -289,7 +290,7 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
 
 
 def _number(node: ast.expr, c: Config) -> int:
-    """Return a part of a formula that must be a whole number."""
+    """Return the value of a part of a formula, which must be a whole number."""
     match node:
         case ast.Name(id=key) if key not in _OF_LAYER:
             return c.size(key)

@@ -230,7 +230,7 @@ _Dumper.add_representer(str, _text)
 
 
 def imported(model: Model) -> str:
-    """Return the preset of a config.json, with its notes and the fields to complete as comments."""
+    """Return the YAML text of a preset, with its notes and the fields to complete as comments."""
     hint = "" if model.huggingface_id else "# huggingface_id: org/name\n"
     hint += (
         "# source: [{document: config.json, url: 'https://huggingface.co/org/name', "

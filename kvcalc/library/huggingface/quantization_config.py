@@ -152,7 +152,7 @@ def _fp8(q: Config, model_type: str) -> str:
 
 
 def _block(q: Config, key: str) -> str:
-    """Return fp8 in blocks. The key gives outputs × inputs, the name inputs × outputs."""
+    """Return the name of fp8 in blocks. Example: [64, 128], outputs × inputs, gives fp8_128x64."""
     block = q.sizes(key)
     if len(block) != 2 or not all(1 <= n <= 65_536 for n in block):
         raise q.fail(key, f"should be two whole numbers, not {show(q.raw(key))}")
@@ -304,6 +304,7 @@ class Storage:
         return (*schemes, *self._mlx_tables())
 
     def _whole_schemes(self) -> tuple[Quantization, ...]:
+        """Return the schemes of a file whose formats do not depend on the module."""
         has_head = self.q.get("lm_head") is True and self.q.word("quant_method") in _INTEGERS
         exceptions = tuple(n for n in _NOT_QUANTIZED if not (has_head and n == "lm_head"))
         is_v41 = self.family == "deepseek_v41_text"

@@ -224,6 +224,7 @@ class Rules:
             self._add(name.removesuffix(".weight"))
 
     def _add(self, name: str) -> None:
+        """Sort a name, wildcard or pattern by the layer that it is about."""
         is_wildcard = "*" in name or "?" in name
         if name in _ALL:
             self.everything = True
@@ -249,6 +250,7 @@ class Rules:
         return self._patterns.setdefault(layer, {})
 
     def _compile(self, patterns: dict[str, re.Pattern[str]], source: str) -> None:
+        """Add a pattern. Raises UserError if it could take long to match."""
         if source in self._compiled:
             patterns[source] = self._compiled[source]
             return
@@ -290,6 +292,7 @@ class Rules:
         prefix: str,
         modules: tuple[str, ...],
     ) -> bool:
+        """Return whether a pattern matches one of the names. Raises UserError after 0.3 s."""
         for pattern in patterns.values():
             start = process_time()
             if any(pattern.match(prefix + name) for name in modules):

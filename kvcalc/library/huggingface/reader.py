@@ -282,6 +282,7 @@ def kind_names(kinds: list[Layer]) -> list[str]:
 
 
 def _mixer_word(layer: Layer) -> str:
+    """Return the name of the mixers of a layer, such as `local` for a sliding window."""
     words = []
     for part in layer.mixers:
         word = str(part.__struct_config__.tag)
@@ -302,7 +303,7 @@ def runs(order: list[str]) -> tuple[str, ...]:
 
 
 def _period(order: list[str]) -> int:
-    """Return the smallest p with order[i] = order[i − p] for all i ≥ p."""
+    """Return the length of the shortest period of an order. Example: a, b, a, b, a gives 2."""
     return next(p for p in range(1, len(order) + 1) if order[p:] == order[: len(order) - p])
 
 

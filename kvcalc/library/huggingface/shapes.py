@@ -33,7 +33,7 @@ _RENAMED = {
 
 
 def uniform(kind: str = FULL) -> Order:
-    """Return the order in which all layers are of one kind."""
+    """Return the order in which all layers are of one type."""
     return lambda c: [kind] * c.layers
 
 
@@ -281,9 +281,10 @@ def cross_attention(
 
 
 def half_window(both_ways: Any) -> Field:
-    """Return the rule of a window that is half ahead of the token (Gemma).
+    """Return a rule for the window of Gemma, in tokens.
 
-    It is so if `use_bidirectional_attention` has the value `both_ways`.
+    Half of the window is ahead of the token if `use_bidirectional_attention` is `both_ways`. A layer
+    then stores window // 2 + 1 tokens.
     """
 
     def read(c: Config) -> int | None:
@@ -313,7 +314,7 @@ def compressed(spec: type[Compressed] = Compressed, **fields: Field) -> Reader:
 
 
 def mixer(spec: type[Any], **fields: Field) -> Reader:
-    """Return the reader of one part with these fields."""
+    """Return the reader of one part of the class `spec`, with these fields."""
     return lambda c: (make(c, spec, filled(fields, c)),)
 
 
@@ -361,7 +362,10 @@ GROUPED, DENSE = grouped(), dense()
 
 
 def state_dtype(*keys: str) -> Field:
-    """Return the rule of the format of recurrent states; None if no key says it, or says `auto`."""
+    """Return a rule for the format of recurrent states.
+
+    The rule gives the first of the keys that has a format, or None if all are missing or `auto`.
+    """
 
     def rule(c: Config) -> str | None:
         words = [word for key in keys if (word := c.word(key)) not in ("", "auto")]
@@ -422,7 +426,7 @@ def by_type(**readers: Reader) -> Reader:
 
 
 def attention_or(linear: Reader, attention: Reader = GROUPED) -> Reader:
-    """Return the reader of a hybrid: attention in some layers, a recurrence in the others."""
+    """Return the reader of a hybrid model: attention in some layers, a recurrence in the others."""
     return by_type(full_attention=attention, **{LINEAR: linear})
 
 

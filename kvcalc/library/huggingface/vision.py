@@ -107,7 +107,7 @@ def _sizes(c: Config) -> tuple[int, int, int, int]:
 
 
 def _siglip(c: Config, width: int) -> Vision:
-    """Return gemma3's: biases, LayerNorms; the projector is one matrix and a norm.
+    """Return the tower of gemma3: biases, LayerNorms; the projector is one matrix and a norm.
 
     Source: modeling_gemma3.py.
     """
@@ -119,21 +119,21 @@ def _siglip(c: Config, width: int) -> Vision:
 
 
 def _qwen2(c: Config, width: int) -> Vision:
-    """Return qwen2_vl's: an MLP of mlp_ratio · w with biases, LayerNorms; a merger."""
+    """Return the tower of qwen2_vl: an MLP of mlp_ratio · w with biases, LayerNorms; a merger."""
     w = c.size("embed_dim")
     m = w * c.size("mlp_ratio")
     return _qwen(c, w, m, _block(w, m), _merger(c, w, c.size("hidden_size"), 2 * w))
 
 
 def _qwen25(c: Config, width: int) -> Vision:
-    """Return qwen2_5_vl's: a gated MLP with biases, RMS norms."""
+    """Return the tower of qwen2_5_vl: a gated MLP with biases, RMS norms."""
     w, m = c.size("hidden_size"), c.size("intermediate_size")
     merger = _merger(c, w, c.size("out_hidden_size"), w)
     return _qwen(c, w, m, _block(w, m, matrices=3, norms=2), merger)
 
 
 def _qwen3(c: Config, width: int) -> Vision:
-    """Return qwen3_vl's: learned positions, a plain MLP; a merger, and one per deepstack level."""
+    """Return the tower of qwen3_vl: learned positions; a merger, and one per deepstack level."""
     w, m = c.size("hidden_size"), c.size("intermediate_size")
     out = c.size("out_hidden_size")
     levels = c.get("deepstack_visual_indexes", [])
@@ -155,7 +155,7 @@ def _qwen(c: Config, w: int, m: int, block: int, other_parameters: int) -> Visio
 
 
 def _pixtral(c: Config, width: int) -> Vision:
-    """Return mistral3's: no biases, a gated MLP, RMS norms; two matrices after merged patches.
+    """Return the tower of mistral3: no biases, a gated MLP, RMS norms; two matrices after merged patches.
 
     Source: modeling_mistral3.py.
     """
@@ -169,7 +169,7 @@ def _pixtral(c: Config, width: int) -> Vision:
 
 
 def _llama4(c: Config, width: int) -> Vision:
-    """Return llama4's: a class token and positions, biases, LayerNorms; three further matrices."""
+    """Return the tower of llama4: a class token, positions, biases, LayerNorms; three matrices."""
     w, m, layers, patches = _sizes(c)
     between = c.size("projector_input_dim")
     adapter = m * between + between * c.size("projector_output_dim")

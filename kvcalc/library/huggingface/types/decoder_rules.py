@@ -253,7 +253,11 @@ def olmo_norm(c: Config) -> str:
 
 
 def openelm_width(c: Config) -> int:
-    """Return a multiple of the model's width, rounded, and at most a tenth down."""
+    """Return the width of OpenELM's FFN.
+
+    It is a factor of the model's width, rounded to a multiple of ffn_dim_divisor, and at most a
+    tenth down.
+    """
     divisor = c.size("ffn_dim_divisor", 256)
     width = c.number("ffn_multipliers") * c.size("hidden_size")
     rounded = max(divisor, int(width + divisor / 2) // divisor * divisor)

@@ -122,7 +122,7 @@ def has_head_bias(c: Config) -> bool:
 
 
 def window_order(c: Config) -> list[str]:
-    """Return the types of layers that no list names.
+    """Return the types of layers if the file has no list of them.
 
     A list of windows has an entry for each layer.
     """
