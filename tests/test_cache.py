@@ -2,12 +2,11 @@
 
 import pytest
 from conftest import Run
-from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse, stack, v4_flash
+from specs import compressed, csa, grouped, hca, of_kinds, sparse, stack, v4_flash
 
-from kvcalc import Batch, CacheSize, Layer, Precision, cache_size, forward, load_model
+from kvcalc import CacheSize, Layer, cache_size, load_model
 from kvcalc.layers.attention import BlockSparse
 from kvcalc.layers.cache import CacheEntry, Span
-from kvcalc.layers.feed_forward import Dense
 from kvcalc.planning.variants import variant
 
 ROW = 2 * 2 * 16 * 2  # bytes of a token in a layer of `grouped()`: K and V, 2 heads of 16, bf16
@@ -66,11 +65,6 @@ def test_gemma_3_27b_stacks_ten_full_layers_of_62(kvcalc: Run) -> None:
     assert (record["bytes_per_token"], record["fixed_bytes"]) == (2 * 16 * 128 * 2 * 10, 2 * 16 * 128 * 2 * 52 * 1024)
 
 
-def test_latent_is_one_row_for_all_heads() -> None:
-    assert cache_size(stack(latent(heads=8)), 10).stored == cache_size(stack(latent(heads=64)), 10).stored == (32 + 8) * 2 * 10
-    assert cache_size(stack(latent(rope=0)), 10).stored == 32 * 2 * 10
-
-
 def test_dsa_stores_more_than_mla_and_reads_less(kvcalc: Run) -> None:
     """Per layer at 131,072 tokens in bf16: 33.6 MB of index keys and 2.4 MB of latents against MLA's 151.0 MB."""
     index, latents, mla = 131_072 * 128 * 2, 2048 * 576 * 2, 131_072 * 576 * 2
@@ -80,24 +74,6 @@ def test_dsa_stores_more_than_mla_and_reads_less(kvcalc: Run) -> None:
     assert dsa["kv_cache_read_bytes"] == 61 * (index + latents)
     assert dsa["kv_cache_bytes"] == 61 * (index + mla)
     assert plain["kv_cache_read_bytes"] == plain["kv_cache_bytes"] == 61 * mla
-
-
-@pytest.mark.parametrize(
-    ("dtype", "first"),
-    [
-        ("bf16", 2634),  # 256 S + 2048 · 1152 < 1152 S, so S > 2,359,296 / 896 = 2633.1
-        ("fp8_ds_mla", 2564),  # 132 S + 2048 · 656 < 656 S, so S > 1,343,488 / 524 = 2563.9
-    ],
-)
-def test_where_dsa_begins_to_read_less_than_mla(dtype: str, first: int) -> None:
-    sparse_model, plain = load_model("deepseek-v3.2"), load_model("deepseek-v3")
-    precision = Precision(kv_cache_dtype=dtype)
-
-    def read(tokens: int) -> tuple[int, int]:
-        return tuple(cache_size(m, tokens, precision=precision).read for m in (sparse_model, plain))  # type: ignore[return-value]
-
-    assert read(first)[0] < read(first)[1]
-    assert read(first - 1)[0] >= read(first - 1)[1]
 
 
 def test_shared_indexers_store_no_index_keys() -> None:
@@ -140,20 +116,6 @@ def test_v4_flash_grows_by_6880_bytes_a_token() -> None:
     assert cache_size(model, 100_000).fixed == 43 * 128 * 512 * 2
 
 
-def test_compressed_is_not_monotone_in_tokens() -> None:
-    """Closing a block of 128 drops 127 buffered rows of 2 · 512 and keeps one of 512."""
-    before, after = (cache_size(stack(hca()), s).stored for s in (1023, 1024))
-    assert before - after == 127 * 2 * 512 * 2 - 512 * 2
-
-
-def test_compressed_reads_the_top_k_and_all_index_keys() -> None:
-    """At 4098 tokens: 1024 entries, of which 512; a window of 128; no block is finished by this step."""
-    assert cache_size(stack(csa()), 4098).read == (128 + 512) * 512 * 2 + 1024 * 128 * 2
-    # at 4100 the step closes a block: it reads the 3 tokens before it, and the block that overlaps
-    buffers = (3 * 2 * 2 + 4 * 2) * (512 + 128) * 2
-    assert cache_size(stack(csa()), 4100).read == (128 + 512) * 512 * 2 + 1025 * 128 * 2 + buffers
-
-
 @pytest.mark.parametrize(("share", "storing"), [(1, 12), (2, 6), (3, 4), (5, 3), (12, 1), (50, 1)])
 def test_cross_layer_sharing_stores_every_nth_layer(share: int, storing: int) -> None:
     """⌈12/n⌉ layers store, and all 12 read; those that borrow project no keys and values."""
@@ -162,15 +124,6 @@ def test_cross_layer_sharing_stores_every_nth_layer(share: int, storing: int) ->
     size = cache_size(shared, 100)
     assert (size.stored, size.read) == (storing * 100 * ROW, 12 * 100 * ROW)
     assert plain.parameters - shared.parameters == (12 - storing) * 2 * 64 * 32
-
-
-def test_uncached_attention_keeps_nothing() -> None:
-    assert cache_size(stack(grouped(cached=False)), 100) == CacheSize(0, 0, 0, 0, 0)
-
-
-def test_a_layer_without_attention_keeps_nothing() -> None:
-    kinds = {"ffn": Layer(parts=(Dense(intermediate_size=8),)), "full": Layer(parts=(grouped(),))}
-    assert cache_size(of_kinds(kinds, layers=4, pattern=("ffn", "full")), 100).stored == 2 * 100 * ROW
 
 
 @pytest.mark.parametrize(
@@ -205,15 +158,6 @@ def test_rows_that_a_pass_reads(entry: CacheEntry, new: int, past: int, rows: in
 )
 def test_rows_that_a_pass_writes(entry: CacheEntry, new: int, past: int, rows: int) -> None:
     assert entry.written_rows(new, past) == rows
-
-
-def test_a_prefill_writes_and_reads_every_row_of_a_windowed_layer_once() -> None:
-    """gpt-oss-20b: 12 local layers of 8 keys and values of 64, 131,072 tokens in bf16, read once and written once."""
-    local, full = (o for o in forward(load_model("gpt-oss-20b"), Batch.prefill(131_072)) if o.name == "attention")
-    rows = 131_072 * 8 * 64 * 2 * 2
-    for layer in (local, full):
-        assert layer.cost.cache_read_bytes == layer.cost.cache_write_bytes == rows
-    assert local.count * local.cost.cache_bytes == 12 * 2 * rows == 6_442_450_944
 
 
 def test_compressed_entries_fill_blocks_of_their_own() -> None:

@@ -88,13 +88,3 @@ def test_distinct_experts_under_uniform_routing() -> None:
     choices = list(itertools.combinations(range(4), 2))
     reached = [len({e for choice in routing for e in choice}) for routing in itertools.product(choices, repeat=3)]
     assert 4 * reached_fraction(3, 2, 4) == sum(reached) / len(reached) == 4 * (1 - 0.5**3)
-
-
-@pytest.mark.parametrize(("top_k", "experts"), [(1, 3), (6, 160), (8, 256), (8, 384), (10, 512), (4, 60)])
-def test_one_token_reaches_exactly_top_k(top_k: int, experts: int) -> None:
-    assert reached_fraction(1, top_k, experts) == top_k / experts
-
-
-def test_every_expert_is_the_whole() -> None:
-    assert reached_fraction(1, 8, 8) == reached_fraction(1000, 8, 8) == 1
-    assert reached_fraction(10**12, 8, 256) == 1.0

@@ -8,7 +8,7 @@ import pytest
 from conftest import Run
 from specs import grouped, stack
 
-from kvcalc import Precision, cache_size, load_model, mha_ratio, weight_bytes
+from kvcalc import Precision, cache_size, load_model, mha_ratio
 from kvcalc.planning.variants import variant
 
 MIB, GIB = 2**20, 2**30
@@ -81,17 +81,6 @@ def test_thirty_billion_model_in_line(kvcalc: Run) -> None:
     assert kvcalc(line + " --context 1k --batch-size 128 --format json").records[0]["kv_cache_bytes"] == worked
 
 
-def test_forty_layers_of_width_5120_are_llama_2_13b() -> None:
-    model = stack(grouped(40, 40, 128), layers=40, hidden_size=5120)
-    assert cache_size(model, 4096).stored == cache_size(load_model("llama-2-13b"), 4096).stored == 2 * 40 * 5120 * 2 * 4096
-
-
-def test_llama_2_13b_weights_beside_its_cache(kvcalc: Run) -> None:
-    (record,) = kvcalc("size llama-2-13b --format json").records
-    assert record["parameters"] == 13_015_864_320
-    assert record["weight_bytes"] == weight_bytes(load_model("llama-2-13b")) == 2 * 13_015_864_320  # 26 GB
-
-
 @pytest.mark.parametrize(
     ("name", "worked"),
     [
@@ -124,49 +113,6 @@ def test_as_mha_keys_are_as_wide_as_values(kvcalc: Run) -> None:
     assert mha["kv_cache_bytes"] == 48 * 64 * (128 + 128) * 2 * 4096 == round(none["kv_cache_bytes"] * none["mha_ratio"])
     assert grouped["kv_cache_bytes"] == 48 * 4 * (192 + 128) * 2 * 4096
     assert mha["held_equal"] == "layers, width, query heads, FFN; value width, which keys get too"
-
-
-def test_mla_against_mha_without_the_rope_key(kvcalc: Run) -> None:
-    (record,) = kvcalc("size deepseek-v3 --set qk_rope_head_dim=0 --format json").records
-    assert record["mha_ratio"] == 2 * 16_384 / 512 == 64
-
-
-LENGTHS = (2048, 4096, 8192, 32_768, 131_072)
-PER_TOKEN = {
-    "llama-7b": 2 * 32 * 32 * 128 * 2,
-    "llama-13b": 2 * 40 * 40 * 128 * 2,
-    "llama-2-70b": 2 * 80 * 8 * 128 * 2,
-    "mistral-7b-v0.1": 2 * 32 * 8 * 128 * 2,
-    "gpt-3-175b": 2 * 96 * 96 * 128 * 2,
-}
-
-
-def test_table_of_five_models_by_five_lengths(kvcalc: Run) -> None:
-    found = kvcalc(f"size {' '.join(PER_TOKEN)} --context 2k,4k,8k,32k,128k --format json").records
-    cells = [(r["model"], r["context"], r["kv_cache_bytes"]) for r in found]
-    held = {"mistral-7b-v0.1": 4096}  # its window
-    assert cells == [(m, s, each * min(s, held.get(m, s))) for m, each in PER_TOKEN.items() for s in LENGTHS]
-
-
-def test_table_of_variants_by_five_lengths(kvcalc: Run) -> None:
-    found = kvcalc("compare llama-7b --variants mha,gqa:8,gqa:4,mqa --context 2k,4k,8k,32k,128k --format json").records
-    cells = [(r["variant"], r["context"], r["kv_cache_bytes"], r["reduction"]) for r in found]
-    groups = {"mha": (32, 1), "gqa:8": (8, 4), "gqa:4": (4, 8), "mqa": (1, 32)}  # KV heads; 32 over them
-    assert cells == [(v, s, 2 * 32 * g * 128 * 2 * s, less) for v, (g, less) in groups.items() for s in LENGTHS]
-
-
-STACKED = [
-    ("gqa:8/window:4096/int8", 16_384, 8 * 4 * 2),  # 64×: heads, window, bytes; int8 per tensor has no scales here
-    ("gqa:8/window:4096/int8", 32_768, 8 * 8 * 2),  # 128×
-    ("gqa:8/int8", 16_384, 8 * 2),
-    ("gqa:8/int4", 16_384, 8 * 256 / (64 + 4 * 2)),  # not 32×: 128 values are 64 bytes and 4 fp16 scales, not 256
-]
-
-
-@pytest.mark.parametrize(("stacked", "context", "reduction"), STACKED)
-def test_stacked_savings_on_llama_2_70b(kvcalc: Run, stacked: str, context: int, reduction: float) -> None:
-    found = kvcalc(f"compare llama-2-70b --variants mha,{stacked} --context {context} --format json").records
-    assert [r["reduction"] for r in found] == [1, reduction]
 
 
 def test_very_long_and_very_wide_is_exact(kvcalc: Run) -> None:

@@ -5,9 +5,9 @@ import pytest
 from conftest import Run
 from specs import grouped, latent, of_kinds, sparse, stack
 
-from kvcalc import Layer, Model, Parallelism, UserError, cache_size, load_model, weight_bytes
+from kvcalc import Layer, Model, Parallelism, UserError, cache_size, weight_bytes
 from kvcalc.layers.feed_forward import Dense, Moe
-from kvcalc.model.pipeline import divisors, stages
+from kvcalc.model.pipeline import stages
 
 ROW = 2 * 16 * 2  # K and V of one head of 16 in bf16
 
@@ -49,12 +49,6 @@ def test_embedding_and_head_split_over_a_padded_vocabulary() -> None:
     other = held(stack(grouped(), vocab_size=1000), tp=2) - 2 * 2 * 500 * 64
     assert held(whole, tp=2) == other + 2 * 2 * 501 * 64
     assert held(half) < held(whole)
-
-
-def test_padded_vocabulary_is_said(kvcalc: Run) -> None:
-    for more in ("", " --explain"):
-        assert "vocabulary padded from 50,257 to 50,260" in kvcalc(f"size gpt2 --context 1k --tp 4{more} -v").joined
-        assert "padded" not in kvcalc(f"size gpt2 --context 1k{more}").out
 
 
 def test_published_models_on_eight_gpus(kvcalc: Run) -> None:
@@ -112,14 +106,6 @@ def test_pipeline_stages_get_equal_shares_and_the_last_the_fewest(layers: int, p
     assert [len(s.order) for s in found] == sizes
 
 
-def test_pipeline_stages_keep_the_order() -> None:
-    kinds = {"a": Layer(parts=(grouped(),)), "b": Layer(parts=(grouped(sliding_window=10),))}
-    model = of_kinds(kinds, layers=6, pattern=("3 a", "3 b"))
-    assert [s.order for s in stages(model, 2)] == [("a",) * 3, ("b",) * 3]
-    assert stored(model, pp=2) == 3 * 100 * 2 * ROW  # the fullest stage is the one without windows
-    assert stored(model, pp=3) == 2 * 100 * 2 * ROW
-
-
 def test_the_fullest_stage_holds_the_most_weights_and_cache_together() -> None:
     """A wide FFN over a window of 10, then a narrow one over all tokens, whose stage has the final norm too: the first stage has
     2·(3·64·(8192 − 128) − 64) = 3,096,448 bytes more of weights, which (24,201 − 10) rows of 128 bytes are.
@@ -131,16 +117,6 @@ def test_the_fullest_stage_holds_the_most_weights_and_cache_together() -> None:
         assert cache_size(model, context, parallelism=halves).stored == rows * 2 * ROW
     lighter = weight_bytes(model, parallelism=halves, context=24_202)
     assert held(model, pp=2) - lighter == 3_096_448
-
-
-def test_pipeline_puts_the_embedding_first_and_the_head_last() -> None:
-    """4 equal layers on two stages; the head's final norm makes the last stage the fullest in weights."""
-    model = stack(grouped(), layers=4, vocab_size=5000)
-    layer = 64 * 128 + 2 * 64 * 32 + 128 * 64 + 3 * 64 * 128 + 2 * 64
-    assert held(model, pp=2) == 2 * (2 * layer + 5000 * 64 + 64)
-    tied = stack(grouped(), layers=4, vocab_size=5000, tie_word_embeddings=True)
-    assert held(tied, pp=2) == 2 * (2 * layer + 5000 * 64 + 64)  # the table stands on both
-    assert held(tied) == 2 * (4 * layer + 5000 * 64 + 64)
 
 
 def moe_model() -> Model:
@@ -166,11 +142,6 @@ def test_experts_spread_over_tp_times_dp(ranks: dict[str, int], attention: int, 
     assert held(moe_model(), **ranks) == 2 * (heads_and_columns // attention + routed // experts + router)
 
 
-def test_enable_expert_parallel_is_ep_over_all(kvcalc: Run) -> None:
-    line = "size deepseek-v3 --tp 8 --dp 2 --format json "
-    assert kvcalc(line + "--enable-expert-parallel").records == kvcalc(line + "--ep 16").records
-
-
 @pytest.mark.parametrize("dcp", [2, 4, 8])
 def test_decode_context_parallel_spreads_the_tokens_of_a_replicated_cache(dcp: int) -> None:
     """The latents of 100 tokens on 8 ranks, in dcp shares."""
@@ -187,20 +158,3 @@ def test_ranks_hold_the_whole_cache_however_it_is_split(groups: int) -> None:
         assert 8 * stored(model, tp=8, dcp=dcp) >= stored(model)
     with pytest.raises(UserError, match=f"{groups} KV heads"):
         stored(model, tp=8, dcp=16 // groups)
-
-
-def test_divisors_of_a_message() -> None:
-    assert divisors(12) == "1, 2, 3, 4, 6, 12"
-    assert divisors(120) == "1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24 …"
-    assert divisors(5040, max_names=4) == "1, 2, 3, 4 …"
-
-
-def test_shared_blocks_are_held_by_every_stage_that_uses_them() -> None:
-    block = Layer(shared=(grouped(), Dense(intermediate_size=128)), norms=0)
-    model = of_kinds({"a": block}, layers=4, final_norm=False, vocab_size=10)
-    weights = 64 * 128 + 2 * 64 * 32 + 128 * 64 + 3 * 64 * 128
-    assert held(model, pp=4) == 2 * (weights + 10 * 64)
-
-
-def test_load_model_is_a_value() -> None:
-    assert load_model("llama-3.1-8b") == load_model("Llama_3.1-8B")

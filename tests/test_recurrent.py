@@ -26,87 +26,39 @@ DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_k
 # mixer; parameters on a width of 64; elements of the convolution's columns (bf16), and of the state (fp32)
 RECURRENT = [
     # in [64, 2·128], conv [128, 4] + bias, x [128, 4 + 2·16], dt [4, 128] + bias, A [128, 16], D, out [128, 64]
-    (
-        Mamba(intermediate_size=128, state_size=16, time_step_rank=4),
-        64 * 256 + 128 * 5 + 128 * 36 + 4 * 128 + 128 + 128 * 16 + 128 + 128 * 64,
-        3 * 128,
-        128 * 16,
-    ),
-    (
-        Mamba(intermediate_size=128, state_size=16, time_step_rank=4, conv_kernel=8, conv_bias=False, inner_norms=True),
-        64 * 256 + 128 * 8 + 128 * 36 + 4 * 128 + 128 + 128 * 16 + 128 + 128 * 64 + 4 + 16 + 16,
-        7 * 128,
-        128 * 16,
-    ),
+    (Mamba(intermediate_size=128, state_size=16, time_step_rank=4),
+        64 * 256 + 128 * 5 + 128 * 36 + 4 * 128 + 128 + 128 * 16 + 128 + 128 * 64, 3 * 128, 128 * 16),
+    (Mamba(intermediate_size=128, state_size=16, time_step_rank=4, conv_kernel=8, conv_bias=False, inner_norms=True),
+        64 * 256 + 128 * 8 + 128 * 36 + 4 * 128 + 128 + 128 * 16 + 128 + 128 * 64 + 4 + 16 + 16, 7 * 128, 128 * 16),
     # Zamba: two groups of 64 channels with projections of their own
-    (
-        Mamba(intermediate_size=128, state_size=16, time_step_rank=4, n_mamba_heads=2, proj_bias=True),
-        65 * 256 + 128 * 5 + 2 * 64 * 36 + 2 * (4 * 64 + 64) + 128 * 16 + 128 + 128 * 64 + 64,
-        3 * 128,
-        128 * 16,
-    ),
+    (Mamba(intermediate_size=128, state_size=16, time_step_rank=4, n_mamba_heads=2, proj_bias=True),
+        65 * 256 + 128 * 5 + 2 * 64 * 36 + 2 * (4 * 64 + 64) + 128 * 16 + 128 + 128 * 64 + 64, 3 * 128, 128 * 16),
     # in [64, 2·128 + 2·2·16 + 8], conv over 128 + 64 channels, A, D and step bias per head, norm, out
-    (
-        Mamba2(num_heads=8, head_dim=16, state_size=16, n_groups=2),
-        64 * (256 + 64 + 8) + (128 + 64) * 5 + 3 * 8 + 128 + 128 * 64,
-        3 * (128 + 64),
-        8 * 16 * 16,
-    ),
-    (
-        Mamba2(num_heads=8, head_dim=16, state_size=16, n_groups=2, gate_norm=False, proj_bias=True, conv_bias=False),
-        65 * (256 + 64 + 8) + (128 + 64) * 4 + 3 * 8 + 128 * 64 + 64,
-        3 * (128 + 64),
-        8 * 16 * 16,
-    ),
+    (Mamba2(num_heads=8, head_dim=16, state_size=16, n_groups=2),
+        64 * (256 + 64 + 8) + (128 + 64) * 5 + 3 * 8 + 128 + 128 * 64, 3 * (128 + 64), 8 * 16 * 16),
+    (Mamba2(num_heads=8, head_dim=16, state_size=16, n_groups=2, gate_norm=False, proj_bias=True, conv_bias=False),
+        65 * (256 + 64 + 8) + (128 + 64) * 4 + 3 * 8 + 128 * 64 + 64, 3 * (128 + 64), 8 * 16 * 16),
     # q, k [64, 2·16], v and gate [64, 2·64], step and decay [64, 8], conv [96, 4], A and step bias, norm 16, out [64, 64]
-    (
-        DELTA,
-        64 * 32 + 64 * 128 + 64 * 8 + 96 * 4 + 8 + 16 + 64 * 64,
-        3 * (16 + 16 + 64),
-        4 * 8 * 16,
-    ),
-    (
-        GatedDeltaNet(
-            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16,
-            linear_conv_kernel_dim=3, conv_bias=True,
-        ),
-        64 * 32 + 64 * 128 + 64 * 8 + 96 * (3 + 1) + 8 + 16 + 64 * 64,
-        2 * (16 + 16 + 64),
-        4 * 8 * 16,
-    ),
+    (DELTA, 64 * 32 + 64 * 128 + 64 * 8 + 96 * 4 + 8 + 16 + 64 * 64, 3 * (16 + 16 + 64), 4 * 8 * 16),
+    (GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16,
+        linear_conv_kernel_dim=3, conv_bias=True), 64 * 32 + 64 * 128 + 64 * 8 + 96 * (3 + 1) + 8 + 16 + 64 * 64,
+        2 * (16 + 16 + 64), 4 * 8 * 16),
     # q, k, v [64, 32], conv [96, 4], decay and gate through 8, step [64, 4], A and bias, norm, out
-    (
-        KimiDeltaAttention(num_heads=4, head_dim=8),
-        3 * 64 * 32 + 96 * 4 + 2 * (64 * 8 + 8 * 32) + 64 * 4 + 4 + 32 + 8 + 32 * 64,
-        3 * 96,
-        4 * 8 * 8,
-    ),
-    (
-        KimiDeltaAttention(num_heads=4, head_dim=8, factored=False, gate_bias=True),
-        3 * 64 * 32 + 96 * 4 + 2 * 64 * 32 + 32 + 64 * 4 + 4 + 32 + 8 + 32 * 64,
-        3 * 96,
-        4 * 8 * 8,
-    ),
+    (KimiDeltaAttention(num_heads=4, head_dim=8),
+        3 * 64 * 32 + 96 * 4 + 2 * (64 * 8 + 8 * 32) + 64 * 4 + 4 + 32 + 8 + 32 * 64, 3 * 96, 4 * 8 * 8),
+    (KimiDeltaAttention(num_heads=4, head_dim=8, factored=False, gate_bias=True),
+        3 * 64 * 32 + 96 * 4 + 2 * 64 * 32 + 32 + 64 * 4 + 4 + 32 + 8 + 32 * 64, 3 * 96, 4 * 8 * 8),
     (Lightning(num_attention_heads=4, head_dim=16), 64 * 192 + 64 * 64 + 64 + 64 * 64, 0, 4 * 16 * 16),
     # x and y [64, 96] + bias, conv [96, 4] + bias, two gates of 4 blocks [24, 24] + bias, decay, out + bias
-    (
-        RgLru(lru_width=96, num_heads=4),
-        2 * 65 * 96 + 96 * 5 + 4 * (24 * 48 + 48) + 96 + 96 * 64 + 64,
-        3 * 96,
-        96,
-    ),
+    (RgLru(lru_width=96, num_heads=4), 2 * 65 * 96 + 96 * 5 + 4 * (24 * 48 + 48) + 96 + 96 * 64 + 64, 3 * 96, 96),
     (ShortConv(width=64), 64 * 192 + 64 * 3 + 64 * 64, 2 * 64, 0),
     (ShortConv(width=64, conv_kernel=5, bias=True), 65 * 192 + 64 * 6 + 65 * 64, 4 * 64, 0),
     (Convolutions(channels={"k": 32, "v": 48}, conv_kernel=4, bias=True), (32 + 48) * 5, 3 * (32 + 48), 0),
     (Convolutions(channels={"v": 48}, conv_kernel=2, weighted=False), 0, 48, 0),
     (Convolutions(channels={"v": 48}, conv_kernel=2, columns=5), 48 * 2, 5 * 48, 0),
     # a table of 50 rows of 8, of which 3 are read; 2 streams of 64; key and value from 24, three norms, a dilated conv
-    (
-        NgramMemory(table_rows=50, table_width=8, hashes=3, streams=2, hidden_size=64, conv_kernel=4, dilation=3),
-        50 * 8 + 24 * 128 + 24 * 64 + 3 * 128 + 128 * 4,
-        3 * 3 * 128,
-        0,
-    ),
+    (NgramMemory(table_rows=50, table_width=8, hashes=3, streams=2, hidden_size=64, conv_kernel=4, dilation=3),
+        50 * 8 + 24 * 128 + 24 * 64 + 3 * 128 + 128 * 4, 3 * 3 * 128, 0),
 ]  # fmt: skip
 IDS = [f"{type(part).__name__}-{i}" for i, (part, *_) in enumerate(RECURRENT)]
 

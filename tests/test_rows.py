@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UserError
-from kvcalc.timing.rows import OPERATIONS, parse_mean, parse_number, read_rows
+from kvcalc.timing.rows import parse_number, read_rows
 
 GEMM = "gpu,framework,version,dtype,m,n,k,time_us\n"
 
@@ -38,12 +38,6 @@ def test_a_column_op_mixes_operations_and_unknown_columns_pass(tmp_path: Path) -
     assert (second.op, second.framework, second.dtype, second.shape) == ("allreduce", "nccl", "bfloat16", (8, 1024))
 
 
-def test_an_absent_window_is_none(tmp_path: Path) -> None:
-    text = "gpu,framework,kv_dtype,batch,q_heads,kv_heads,head_dim,kv_len,time_us\nh100,vllm,fp8,1,8,2,128,4096,9\n"
-    (row,) = read_rows(written(tmp_path, "decode_attention.csv", text)).rows
-    assert row.shape == (1, 8, 2, 128, 4096, 0)
-
-
 def test_serving_rows_are_in_milliseconds(tmp_path: Path) -> None:
     header = "backend,system,model_path,gemm_quant_mode,isl,osl,batch_size,tp_size,silicon_tpot_ms\n"
     text = header + "vllm,h100,a/b,,2048,512,64.0,8.0,19.458\n"
@@ -66,12 +60,6 @@ def test_rows_of_experts_bring_what_routing_put_on_the_rank(tmp_path: Path) -> N
     assert (second.kernel, second.odd) == ("vllm_fp8moe_triton", True)
 
 
-def test_rows_of_experts_without_a_routing_have_none(tmp_path: Path) -> None:
-    text = "gpu,framework,dtype,tokens,hidden,inter,topk,experts,moe_tp,moe_ep,time_us\nh100,vllm,bf16,1,8,8,2,8,1,1,9\n"
-    (row,) = read_rows(written(tmp_path, "moe.csv", text)).rows
-    assert row.shape == (1, 8, 8, 2, 8, 1, 1, *[0] * 8)
-
-
 def test_rows_of_modules_take_their_widths_from_the_model_they_name(tmp_path: Path) -> None:
     header = "gpu,framework,kernel,model,kv_dtype,gemm_dtype,batch,q_heads,kv_len,time_us\n"
     text = (
@@ -87,13 +75,6 @@ def test_rows_of_modules_take_their_widths_from_the_model_they_name(tmp_path: Pa
     ]
     assert [row.dtype for row in table.rows] == ["bfloat16/fp8_block", "fp8/bfloat16"]
     assert [b.problem for b in table.invalid] == ["model 'openai-community/gpt2' is no preset with sparse attention"]
-
-
-def test_serving_rows_of_mixtures_say_their_expert_ranks_and_cache(tmp_path: Path) -> None:
-    header = "backend,system,model_path,gemm_quant_mode,kv_cache_dtype,isl,osl,batch_size,tp_size,ep_size,prefix_cached,"
-    header += "silicon_tpot_ms\n"
-    (row,) = read_rows(written(tmp_path, "e2e_moe.csv", header + "vllm,h200,a/b,fp8,fp8,1024,512,8.0,8.0,8.0,1,9\n")).rows
-    assert (row.shape, row.dtype, row.cache, row.odd) == ((1024, 512, 8, 8, 8), "fp8", "fp8", True)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +124,3 @@ def test_a_count_is_a_whole_number_or_a_value_error(text: str) -> None:
     except ValueError:
         return
     assert 1 <= value == int(value)
-
-
-def test_a_mean_is_a_number_from_0_to_as_many_as_are_counted() -> None:
-    assert [parse_mean(text, "rank_rows") for text in ("0", "95.8", "1e15")] == [0, 95.8, 10**15]
-    for text in ("-0.1", "1.001e15", "nan"):
-        with pytest.raises(ValueError, match=f"rank_rows '{text}' is not a number"):
-            parse_mean(text, "rank_rows")
-
-
-def test_every_operation_lists_its_counts() -> None:
-    assert all(op.counts for op in OPERATIONS.values())

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from conftest import Run
 
-from kvcalc import UserError
 from kvcalc.library.load import load_gpu
-from kvcalc.timing import rows as measured
 from kvcalc.timing.calibration import read_calibration
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe
 from kvcalc.timing.kernel_models.kernel_model import figures_of
@@ -36,14 +34,6 @@ def test_a_group_has_both_bases(kvcalc: Run, tmp_path: Path) -> None:
     errors = [180 / bound - 1, 190 / bound - 1]
     assert record["roofline_median_abs_error"] == pytest.approx(sum(errors) / 2)
     assert record["median_abs_error"] < 0.2
-
-
-def test_the_datasheet_alone_is_a_basis(kvcalc: Run, tmp_path: Path) -> None:
-    path = str(written(tmp_path, ROWS))
-    (record,) = kvcalc("validate", path, "--stack", "datasheet", "--by", "op", "--format", "json").records
-    assert record["basis"] == "roofline"
-    assert record["median_ratio"] == pytest.approx(2 * 4096**3 / 989e6 * (1 / 180 + 1 / 190) / 2)
-    assert "gpu" not in record
 
 
 def test_predictions_repeat_every_row_as_it_stood(kvcalc: Run, tmp_path: Path) -> None:
@@ -73,12 +63,6 @@ def test_a_gpu_without_calibration_gets_the_bound_alone(kvcalc: Run, tmp_path: P
         assert {(bool(r["roofline_us"]), r["calibrated_us"]) for r in csv.DictReader(file)} == {(True, "")}
     (borrowed,) = kvcalc("validate", path, "--calibration-from", "h100", "--format", "json").records
     assert borrowed["basis"] == "calibrated"
-
-
-def test_rows_that_no_law_times_are_counted(kvcalc: Run, tmp_path: Path) -> None:
-    text = ROWS + "h100_sxm,vllm,0.24.0,int4_wo,1,4096,4096,20,c\n"
-    records = kvcalc("validate", str(written(tmp_path, text)), "--by", "op", "--format", "json").records
-    assert [(r["rows"], r["predicted_rows"]) for r in records] == [(3, 2)]
 
 
 @pytest.mark.parametrize(("most", "code"), [("1000", 0), ("0.01", 1)])
@@ -115,11 +99,6 @@ def test_a_wrong_request_is_one_line(kvcalc: Run, tmp_path: Path, more: list[str
     result = kvcalc("validate", str(written(tmp_path, ROWS)), *more)
     assert result.code == 2
     assert what in result.err
-
-
-def test_a_missing_file_is_one_line(kvcalc: Run, tmp_path: Path) -> None:
-    result = kvcalc("validate", str(tmp_path / "gemm.csv"))
-    assert (result.code, result.out) == (2, "")
 
 
 def test_serving_rows_are_whole_steps(kvcalc: Run, tmp_path: Path) -> None:
@@ -191,14 +170,6 @@ def test_calibrate_all_writes_a_file_for_each_gpu_and_stack_the_same_every_time(
     alone = tmp_path / "alone.yaml"
     kvcalc("calibrate", path, "--gpu", "h200", "--stack", "house", "-o", str(alone), "--date", "2026-01-01")
     assert alone.read_bytes() == (folders[0] / "h200" / "house.yaml").read_bytes()
-
-
-@pytest.mark.parametrize(("gpu", "count"), [("nobody", 24), ("h100_sxm", 3)])
-def test_calibrate_all_of_nothing_that_can_be_fitted_is_refused(kvcalc: Run, tmp_path: Path, gpu: str, count: int) -> None:
-    lines = [f"{gpu},house,1.0,bfloat16,{2**i},1024,4096,{20 + i},{i}\n" for i in range(count)]
-    result = kvcalc("calibrate", str(written(tmp_path, HEADER + "".join(lines))), "--all", "-o", str(tmp_path / "made"))
-    assert (result.code, result.out) == (2, "") and not (tmp_path / "made").exists()
-    assert "no family has enough rows of a known GPU and a framework to be fitted" in result.err
 
 
 def test_calibrate_writes_a_preset_that_validate_finds(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +248,6 @@ def test_lines_and_columns_have_limits(kvcalc: Run, tmp_path: Path, text: str, s
     code, out, err = kvcalc("validate", str(written(tmp_path, text)))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
-
-
-def test_rows_that_are_held_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "MAX_ROWS", 1)
-    with pytest.raises(UserError, match="has more than 1 rows"):
-        measured.read_rows(written(tmp_path, ROWS))
 
 
 def test_predictions_that_are_refused_half_way_leave_no_file(kvcalc: Run, tmp_path: Path) -> None:

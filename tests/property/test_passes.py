@@ -174,12 +174,6 @@ def test_arrays_are_many_scalars(model: Model, each: list[tuple[int, int, int]],
         assert at == pytest.approx(list(scalar), rel=1e-12)
 
 
-@given(models(), points)
-def test_scalars_are_whole_numbers(model: Model, each: list[tuple[int, int, int]]) -> None:
-    cost = total(forward(model, Batch(tuple(Sequences(*p) for p in each))))
-    assert all(type(figure) is int and figure >= 0 for figure in cost)
-
-
 @given(models(), contexts, st.integers(1, 1000), cache_dtypes)
 def test_a_decode_step_reads_what_size_says(model: Model, context: int, batch_size: int, dtype: str) -> None:
     precision = Precision(kv_cache_dtype=dtype)

@@ -20,12 +20,10 @@ from strategies import (
     of,
     rows_are_tokens,
     tokens,
-    unlimited,
-    widths,
 )
 
 from kvcalc import Layer, Model, Precision, cache_size
-from kvcalc.layers.attention import Grouped, Latent, Sparse
+from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cache import Span
 from kvcalc.layers.part import Sublayer, Tokens
 from kvcalc.library.huggingface.notes import to_yaml
@@ -95,13 +93,6 @@ def test_gqa_with_as_many_groups_as_heads_is_mha(part: Sublayer, context: int, l
     assert every == heads * single
 
 
-@given(unlimited, contexts, st.integers(1, 20), cache_dtypes)
-def test_grouped_attention_stores_as_mqa_for_each_of_its_groups(part: Grouped, context: int, layers: int, dtype: str) -> None:
-    model, precision = one(part, layers), Precision(kv_cache_dtype=dtype)
-    single = cache_size(variant(model, "mqa").model, context, precision=precision)
-    assert cache_size(model, context, precision=precision).stored == part.num_key_value_heads * single.stored
-
-
 def optional_limits() -> list[tuple[type[Sublayer], str]]:
     """Every field of a mixer that limits tokens where it is given."""
     found = []
@@ -153,20 +144,6 @@ def test_a_top_k_beyond_the_context_reads_every_row(
         assert thin.stored_rows(context) == all_of_it.stored_rows(context)
         if all_of_it.top >= context and not thin.limit:
             assert all_of_it.read_rows(1, context - 1) == all_of_it.stored_rows(context)
-
-
-@given(of(Sparse, sliding_window=st.none()), contexts, st.integers(0, 1000), cache_dtypes)
-def test_top_k_beyond_the_context_reads_every_latent_and_the_index(part: Sparse, context: int, beyond: int, dtype: str) -> None:
-    precision = Precision(kv_cache_dtype=dtype)
-    wide = cache_size(one(msgspec.structs.replace(part, index_topk=context + beyond)), context, precision=precision)
-    narrow = cache_size(one(part), context, precision=precision)
-    plain = Latent(**{f: getattr(part, f) for f in Latent.__struct_fields__})
-    mla = cache_size(one(plain), context, precision=precision)
-    assert wide.read == wide.stored == narrow.stored
-    assert narrow.read <= wide.read
-    index = wide.stored - mla.stored
-    assert (index > 0) == part.indexer
-    assert narrow.read - index == mla.stored // context * min(context, part.index_topk)
 
 
 @given(grouped, st.integers(1, 12), st.integers(1, 8), contexts, batches)
@@ -231,10 +208,3 @@ def test_active_parameters_leave_out_experts_alone(model: Model) -> None:
     routed = any(part.__struct_config__.tag == "moe" for layer in model.kinds.values() for part in layer.parts)
     if not routed:
         assert model.active_parameters == model.parameters
-
-
-@given(models(), widths)
-def test_parameters_are_linear_in_the_vocabulary(model: Model, more: int) -> None:
-    wider = msgspec.structs.replace(model, vocab_size=model.vocab_size + more)
-    tables = 1 if model.tie_word_embeddings else 2
-    assert wider.parameters - model.parameters == tables * more * model.hidden_size

@@ -86,15 +86,6 @@ def test_quantised_products(law: QuantizedGemm, m: int, n: int, k: int, stored: 
     assert us(law, m, n, k) == us(law, m, n, k, 1.0)
 
 
-@given(drawn(QuantizedGemm, bytes=0.5625), size, size, size)
-def test_products_of_four_bits(law: QuantizedGemm, m: int, n: int, k: int) -> None:
-    """Operands of 0.5625 bytes an element at the fp4 peak; quantising reads two bytes and writes 0.5625."""
-    memory = (0.5625 * (m + n) * k + 2 * m * n) / (law.em * M.memory)
-    rate, start = law.ec * M.fp4 / M.sms, law.t0 + 2.5625 * m * k / (law.bq * M.memory)
-    rest = split_product(law, m, n, k, memory, rate, law.r / 0.5625, law.pro, law.sg)
-    assert us(law, m, n, k) == pytest.approx(start + rest, rel=1e-9)
-
-
 @given(st.one_of(drawn(ResidentGemm, cold=c) for c in (False, True)), size, size, size)
 def test_products_whose_weights_the_l2_may_hold(law: ResidentGemm, m: int, n: int, k: int) -> None:
     weights, others = 2 * n * k, 2 * m * (k + n)
@@ -347,13 +338,6 @@ def test_experts(
         expected += both(law.p, min(times), memory)
     load = (rows, touched, *count.values())
     assert us(law, t, hidden, inter, top, experts, tp, ranks, *load) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(("mean", "rows"), [(7, 8), (8, 16), (14, 16), (15, 32), (28, 32), (29, 48), (43, 48), (44, 64)])
-def test_marlin_takes_the_first_tile_of_which_fewer_than_nine_tenths_are_filled(mean: int, rows: int) -> None:
-    """Of 8, 16, 32 and 48 rows 7.2, 14.4, 28.8 and 43.2; the time is that of a thousand million such tiles where it is taken."""
-    count = [10**9 if m == rows else 1 for m in TILE_ROWS]
-    assert us(FusedMoe(tiles="marlin"), 8 * mean, 2048, 512, 1, 8, 1, 1, 8 * mean, 8, *count) > 1e6
 
 
 @given(

@@ -102,16 +102,6 @@ def test_latent_attention_decodes_absorbed_beside_an_expanded_prompt(name: str, 
     assert forced == pytest.approx(law_us(MlaPrefill(attends="absorbed"), 1, 128, 2048, keys, 1088), rel=1e-12)
 
 
-def test_points_of_an_array_take_their_own_form() -> None:
-    """Decodes, a prompt, a chunk behind a long past: one array through both forms is what each is alone."""
-    model = load_model("deepseek-v3")
-    points = [(64, 1, 32_767), (1, 2048, 0), (2, 300, 60_000), (8, 5, 4096)]
-    count, new, past = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    many = pass_time(forward(model, Batch((Sequences(count, new, past),))), H100, MINE).seconds
-    alone = [pass_time(forward(model, Batch((Sequences(*p),))), H100, MINE).seconds for p in points]
-    assert many.tolist() == pytest.approx(alone, rel=1e-12)
-
-
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "deepseek-v3.2"])
 def test_an_array_from_one_token_to_many_changes_its_kernel_on_the_way(name: str) -> None:
     """Decode kernels take 16 new tokens of a sequence at once; the 17th goes to prefill's."""
@@ -159,9 +149,3 @@ def test_decodes_and_prompts_are_launches_of_their_own(
     parts = [law_seconds(shape, group) for group in (decoding, *fresh)]
     assert law_seconds(shape, decoding, *fresh) == pytest.approx(sum(parts), rel=1e-12)
     assert law_seconds(shape, *fresh, decoding) == pytest.approx(sum(parts), rel=1e-12)
-
-
-@given(shapes, st.integers(1, 100), st.integers(1, 100), st.integers(1, 100_000))
-def test_decodes_of_one_length_are_one_launch(shape: tuple[int, int, int, int], one: int, two: int, seen: int) -> None:
-    split = law_seconds(shape, (one, 1, seen, one * seen), (two, 1, seen, two * seen))
-    assert split == law_seconds(shape, (one + two, 1, seen, (one + two) * seen))

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import pytest
 from conftest import Run
@@ -13,7 +12,6 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
-from kvcalc.planning.variants import variant
 from kvcalc.timing.calibration import Calibration, Entry, find_calibration
 from kvcalc.timing.fitting import calibrate, chosen_rows
 from kvcalc.timing.kernel_models.families import AnyLaw
@@ -198,20 +196,6 @@ def test_vllm_takes_rows_of_latent_attention_from_stacks_with_its_kernels(own: i
     }
 
 
-@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
-def test_sparse_attention_pays_off_where_contexts_are_long(kvcalc: Run, gpu: str) -> None:
-    """DSA is slower at 2k and faster at 128k, where 32 sequences decode; each row of the step rests on measured rows.
-
-    github.com/sgl-project/sglang/issues/15025 measures the same: DeepSeek-V3.2 overtakes V3.1 where contexts are long.
-    """
-    line = f"compare deepseek-v3 --variants mla,dsa --context 2k,128k --batch-size 32 --gpu {gpu} --tp 8 --format json"
-    records = kvcalc(line).records
-    steps = {(r["variant"], r["context"]): r["time_s"] for r in records}
-    assert steps["mla", 2048] < steps["dsa", 2048]
-    assert steps["dsa", 131_072] < 0.6 * steps["mla", 131_072]
-    assert all(r["uncalibrated_share"] < 0.02 for r in records)
-
-
 @pytest.mark.parametrize("stack", ["vllm", "trtllm"])
 def test_roofline_has_a_row_for_what_a_module_takes_beyond_its_operators(kvcalc: Run, stack: str) -> None:
     """One for each kind of layer, without work and without a bound; with it the rows add up. MLA has none."""
@@ -226,25 +210,3 @@ def test_roofline_has_a_row_for_what_a_module_takes_beyond_its_operators(kvcalc:
     assert "module_overhead" not in {r["operator"] for r in kvcalc(line.format("deepseek-v3", stack)).records}
     printed = kvcalc(f"roofline deepseek-v3.2 --gpu h100 --tp 8 --explain --stack {stack}").out
     assert printed.count("module_overhead") == 2
-
-
-def test_no_error_is_claimed_of_sparse_steps_for_want_of_servers(kvcalc: Run) -> None:
-    """The servers behind the error of a mixture's step attend to all tokens. A table with both kinds claims nothing."""
-    line = "compare deepseek-v3 --variants {} --context 8k --gpu h200 --tp 8"
-    mla, dsa = kvcalc(line.format("mla,dsa") + " --format json").records
-    assert mla["time_p90_error"] > 0 and dsa["time_p90_error"] is None
-    alone, both = (" ".join(kvcalc(line.format(text)).out.split()) for text in ("mla", "mla,dsa"))
-    assert "90% of measured" in alone and "90% of measured" not in both
-
-
-def test_a_variant_of_another_model_has_a_module_too() -> None:
-    """Kimi-K2's attention made sparse takes DeepSeek-V3.2's modules, with its own 64 heads over 8 ranks."""
-    laws = find_calibration(load_gpu("h200"), "vllm")
-    assert laws
-    model = variant(load_model("kimi-k2.5"), "dsa:512+64+128@2048").model
-    operators = forward(model, Batch.decode(65_536, 16), parallelism=TP8)
-    module = next(o.module for o in operators if o.module)
-    assert (module.heads, module.top) == (8, 2048)
-    assert pass_time(operators, load_gpu("h200"), laws).uncalibrated_share < 0.05
-    scaled = msgspec.structs.replace(laws, laws={k: v for k, v in laws.laws.items() if not k.endswith("module")})
-    assert all(t.overhead is None for t in operator_seconds(operators, load_gpu("h200"), scaled))

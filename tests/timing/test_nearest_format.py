@@ -48,14 +48,6 @@ def test_a_cache_without_rows_takes_the_nearest_law_and_says_so(cache: str) -> N
     assert (step_error(near, H100, LAWS), step_error(own, H100, LAWS)) == (0.12, None)
 
 
-def test_products_in_a_dtype_without_rows_are_scaled() -> None:
-    """W8A8 in int8 takes the law of bf16 over half the weights' bytes; bf16 keeps its own."""
-    operators = forward(LLAMA, Batch.decode(1024, 8), Precision(quantization="int8"))
-    bases = {o.name: t.basis for o, t in zip(operators, operator_seconds(operators, H100, LAWS), strict=True)}
-    assert (bases["qkv"], bases["lm_head"], bases["attention"]) == ("scaled", "calibrated", "calibrated")
-    assert step_error(operators, H100, LAWS) is None
-
-
 def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
     """DeepSeek-V3.2's latents in nvfp4, its index keys in fp8: the module takes the time of one over an fp8 cache."""
 
@@ -70,17 +62,6 @@ def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
     near, own = inside("fp8_ds_mla"), inside("nvfp4_ds_mla")
     assert (near[:2], own[:2]) == (("calibrated", "calibrated"), ("scaled", "scaled"))
     assert own[2] == pytest.approx(near[2])
-
-
-@pytest.mark.parametrize("name", ["fp8_per_channel", "fp8_block128"])
-def test_the_width_of_scales_changes_no_law(name: str) -> None:
-    """One layer's products are timed alike, by the rows of that format, but for the bytes of scales, fewer than 1 in 1000."""
-    laws = msgspec.structs.replace(LAWS, laws=LAWS.laws | {"gemm": {n: entry(Gemm()) for n in ("bfloat16", "fp8", "fp8_block")}})
-    passes = [forward(LLAMA, Batch.decode(1024, 8), Precision(quantization=f"{name}{end}")) for end in ("", "_scale16")]
-    plain, narrow = (operator_seconds(each, H100, laws) for each in passes)
-    assert {timed.basis for timed in plain} >= {"calibrated"}
-    assert [timed.basis for timed in narrow] == [timed.basis for timed in plain]
-    assert all(0.999 * a.seconds <= b.seconds <= a.seconds for a, b in zip(plain, narrow, strict=True))
 
 
 @pytest.mark.parametrize(

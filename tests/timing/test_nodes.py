@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from conftest import Run
 
-from kvcalc import Batch, Deployment, Parallelism, UserError, deploy, load_gpu, load_model
+from kvcalc import Batch, Parallelism, UserError, deploy, load_gpu, load_model
 from kvcalc.model.forward_pass import leaves_node
-from kvcalc.timing.steps import MESSAGE_US, latency_us, nodes_of, spread_over
+from kvcalc.timing.steps import nodes_of, spread_over
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-70b")
@@ -73,15 +73,6 @@ def test_a_step_over_two_nodes_is_slower_than_in_one_domain_however_it_is_timed(
     assert deploy(LLAMA, H100, tp=16).seconds(Batch.decode(4096)) > deploy(LLAMA, one, tp=16).seconds(Batch.decode(4096))
 
 
-def test_messages_between_nodes_take_their_time_and_have_no_error_of_one_node() -> None:
-    d = deploy(LLAMA, "h100", tp=32)
-    reduces = [o for o in d.operators(Batch.decode(4096)) if o.name == "all_reduce"]
-    assert {latency_us(o) for o in reduces} == {2 * 2 * MESSAGE_US}  # a tree of four nodes, up and down
-    assert d.p90_error(Batch.decode(4096)) is None
-    assert deploy(LLAMA, "h100", tp=8).p90_error(Batch.decode(4096)) is not None
-    assert d.uncalibrated_share(Batch.decode(4096)) > deploy(LLAMA, "h100", tp=8).uncalibrated_share(Batch.decode(4096))
-
-
 def test_a_bridged_pair_reaches_others_over_the_host() -> None:
     gpu = load_gpu("h100-pcie")
     ranks = spread_over(Parallelism(tp=4), gpu)
@@ -101,31 +92,6 @@ def test_what_cannot_be_placed_is_refused(kvcalc: Run) -> None:
             found = kvcalc(f"{command} llama-3.1-70b {line}")
             assert (found.code, found.out) == (2, "") and said in found.err, (command, found.err)
     assert kvcalc("latency llama-3.1-70b --gpu mi300x --tp 16 --inter-node-bandwidth 50GB/s").code == 0
-
-
-def test_records_and_tables_say_so(kvcalc: Run) -> None:
-    for line in ("latency llama-3.1-70b", "serve llama-3.1-70b --num-prompts 2 --osl 2", "roofline llama-3.1-70b"):
-        record = kvcalc(f"{line} --tp 16 --format json").records[-1]
-        assert (record["nodes"], record["inter_node_bytes_per_s"]) == (2, 50e9)
-        assert "16× h100-sxm on 2 nodes, 50 GB/s of each GPU between them" in kvcalc(f"{line} --tp 16 -v").joined
-        alone = kvcalc(f"{line} --tp 8 --format json").records[-1]
-        assert (alone["nodes"], alone["inter_node_bytes_per_s"]) == (1, None)
-
-
-def test_the_parallelism_that_was_asked_for_stays() -> None:
-    d = Deployment(LLAMA, H100, parallelism=Parallelism(tp=16))
-    assert d.parallelism == Parallelism(tp=16) and d.ranks == Parallelism(tp=16, per_node=8)
-    assert "per_node" not in repr(d)
-
-
-@pytest.mark.parametrize(("name", "gpu", "tp"), [("llama-3.1-70b", "h100", 2), ("deepseek-v3.2", "gb200", 4)])
-def test_stages_add_what_they_hand_on_and_take_nothing_away(name: str, gpu: str, tp: int) -> None:
-    """All layers run, whatever the stages: [1, D] in bf16 over the link, and a launch of 1.5 µs, for each further stage."""
-    step, width = Batch.decode(8192), load_model(name).hidden_size
-    one, two, four = (deploy(name, gpu, tp=tp, pp=pp).under("vllm").seconds(step) for pp in (1, 2, 4))
-    each = width * 2 / load_gpu(gpu).link + 1.5e-6
-    assert two - one == pytest.approx(each, abs=1e-12)
-    assert four - one == pytest.approx(3 * each, abs=1e-12)
 
 
 def test_what_crosses_nodes_is_counted_by_the_stage_that_hands_it_on() -> None:

@@ -12,18 +12,6 @@ def load(tokens: int, top: int, experts: int, ranks: int = 1, skew: float = 0.0)
     return Routing(skew).load(*(np.array(float(x)) for x in (tokens, top, experts, ranks)))
 
 
-def test_one_token_on_one_rank_is_its_top_k() -> None:
-    found = load(1, 8, 256)
-    assert (found.rows, found.touched) == pytest.approx((8, 8))
-    assert [float(t) for t in found.tiles] == pytest.approx([8] * 6)
-
-
-def test_two_tokens_of_two_among_four_touch_three() -> None:
-    """E·(1 − (1 − k/E)^T) = 4·(1 − 1/4) = 3; all fit into a tile each."""
-    found = load(2, 2, 4)
-    assert (found.rows, found.touched, found.tiles[0]) == pytest.approx((4, 3, 3))
-
-
 def test_many_tokens_fill_whole_tiles_and_half_of_one_more() -> None:
     """4,096 tokens on 8 of 128: 256 rows an expert; tiles of 128: 128·256/128 and half a tile an expert more."""
     found = load(4096, 8, 128)

@@ -6,12 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvcalc.gpu.roof import roofline, total_seconds
+from kvcalc.gpu.roof import roofline
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
-from kvcalc.model.precision import Precision
 from kvcalc.timing.calibration import Calibration, EngineOverheads, Entry, HostOverheads, Validated
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.kernel_models.families import AnyLaw
@@ -21,7 +20,6 @@ from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode
 from kvcalc.timing.operator_times import pass_records
-from kvcalc.timing.rows import served_model
 from kvcalc.timing.steps import OperatorTime, engine_seconds, operator_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
@@ -98,47 +96,6 @@ def test_an_engine_adds_to_layers_ranks_passes_sequences_and_prompts() -> None:
     assert engine_seconds(forward(load_model("mixtral-8x7b"), Batch.decode(64, 8)), laws, 1.0) == 0
 
 
-def test_no_pass_beats_its_bound() -> None:
-    for batch in (Batch.decode(4096, 8), Batch.prefill(2048, 2), Batch((Sequences(1, 500, 0), Sequences(4, 1, 900)))):
-        operators = forward(LLAMA, batch)
-        assert pass_time(operators, H100, MINE).seconds > total_seconds(roofline(operators, H100))
-
-
-def test_a_mixed_batch_pays_for_its_prompt_and_its_decodes() -> None:
-    def attention(batch: Batch) -> float:
-        operators = forward(LLAMA, batch)
-        return float(
-            next(
-                t.seconds
-                for o, t in zip(operators, operator_seconds(operators, H100, MINE), strict=True)
-                if o.kind == "attention"
-            )
-        )
-
-    mixed = attention(Batch((Sequences(1, 500, 0), Sequences(4, 1, 900))))
-    assert mixed == pytest.approx(attention(Batch.prefill(500)) + attention(Batch.decode(901, 4)), rel=0.01)
-
-
-def test_products_in_fp8_take_an_input_that_is_quantised_already() -> None:
-    operators = forward(LLAMA, Batch.decode(1024, 8), Precision(quantization="fp8"))
-    timed = {o.name: t.seconds for o, t in zip(operators, operator_seconds(operators, H100, MINE), strict=True)}
-    figures = figures_of(H100)
-    measured = FP8.us(figures, np.array([8.0]), np.array([6144.0]), np.array([4096.0]))[0]
-    own_pass = FP8.t0 - GEMM.t0 + 3 * 8 * 4096 / (FP8.bq * figures.memory)  # its launch and its bytes
-    assert timed["qkv"] == pytest.approx(32 * (measured - own_pass) / 1e6, rel=1e-3)
-
-
-def test_arrays_of_batches_give_what_each_gives_alone() -> None:
-    contexts = np.array([512.0, 4096.0, 65536.0])
-    batches = np.array([1.0, 16.0, 256.0])
-    many = pass_time(forward(LLAMA, Batch.decode(contexts, batches)), H100, MINE).seconds
-    alone = [
-        pass_time(forward(LLAMA, Batch.decode(int(s), int(b))), H100, MINE).seconds
-        for s, b in zip(contexts, batches, strict=True)
-    ]
-    assert many.tolist() == pytest.approx(alone)
-
-
 def timed(name: str, batch: Batch, laws: Calibration, **options: Any) -> dict[str, OperatorTime]:
     """Every operator of the last kind of layer that has it."""
     operators = forward(load_model(name), batch, **options)
@@ -158,14 +115,6 @@ def test_operators_without_a_law_take_their_bound_and_a_launch() -> None:
         launches = 1.5e-6 * bounds[name].operator.count
         assert found[name].seconds == pytest.approx(bounds[name].seconds + launches)
     assert found["attention"].basis == "calibrated"
-
-
-def test_the_share_without_a_law_is_that_of_operators_that_are_not_calibrated() -> None:
-    operators = forward(load_model("deepseek-v3.2"), Batch.decode(8192, 4))
-    each, whole = operator_seconds(operators, H100, MINE), pass_time(operators, H100, MINE)
-    others = sum(t.seconds for t in each if t.basis != "calibrated")
-    assert whole.uncalibrated_share == pytest.approx(others / whole.seconds)
-    assert 0 < pass_time(forward(LLAMA, Batch.decode(1024)), H100, MINE).uncalibrated_share < 0.001
 
 
 TRITON, FUSED = FusedMoe(tiles="vllm_block", bytes=1.0, compute=1), FusedMoe(bytes=1.0, compute=1, t0=60)
@@ -223,11 +172,6 @@ def test_which_cells_may_time_experts(stored: str, gated: bool, bias: bool, rank
     assert bool(found) == bool(first)
 
 
-def test_a_format_of_weights_that_no_row_is_of_has_no_law() -> None:
-    found = timed("deepseek-v3", Batch.decode(4096, 64), EXPERTS, precision=Precision(quantization="nvfp4"))
-    assert found["experts"].basis == "scaled"
-
-
 def test_a_step_s_error_is_that_of_measured_steps_and_never_of_an_operator() -> None:
     known = msgspec.structs.replace(MINE, validation={"dense": Validated(rows=30, median_abs_error=0.06, p90_abs_error=0.17)})
     step, prompt = forward(LLAMA, Batch.decode(1024, 8)), forward(LLAMA, Batch.prefill(1024))
@@ -253,20 +197,3 @@ def test_what_a_time_rests_on_is_in_its_record() -> None:
     bounds = pass_records(deployed.placed(Batch.decode(4096, 8)), H100)
     assert {r["time_basis"] for r in bounds} == {"bound"}
     assert (deployed.time_basis, msgspec.structs.replace(deployed, calibration=None).time_basis) == ("calibrated", "bound")
-
-
-def test_the_version_that_was_measured_stands_beside_the_basis() -> None:
-    assert TimedDeployment(LLAMA, H100).under("vllm").basis == "vllm 0.24.0 calibration"
-    assert TimedDeployment(LLAMA, H100).basis == "datasheet"
-
-
-def test_a_served_model_is_found_by_its_hugging_face_name() -> None:
-    for path, name in (
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
-        ("Qwen/Qwen3-32B", "qwen3-32b"),
-    ):
-        model = served_model(path)
-        assert model is not None
-        assert model.name == name
-    assert served_model("nobody/nothing-1b") is None
