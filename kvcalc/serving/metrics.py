@@ -35,17 +35,14 @@ def summary(
         slo_ttft: Latency target in seconds; 0 sets no target.
         slo_tpot: Latency target in seconds per token; 0 sets no target.
     """
-    requests, logs = served.requests, served.logs
-    totals = {
-        name: sum(getattr(log, name) for log in (*logs, *served.prefill))
-        for name in ("padded", "slots", *PASS_TOTALS)
-    }
-    times = served.times
+    requests, logs, times = served.requests, served.logs, served.times
+
+    def total(name: str, logs: Sequence[Log] = (*logs, *served.prefill)) -> Any:
+        return sum(getattr(log, name) for log in logs)
+
     is_done = ~np.isnan(times.finished)
-    arrived, scheduled, first, finished = (
-        column[is_done]
-        for column in (times.arrived, times.scheduled, times.first, times.finished)
-    )
+    columns = times.arrived, times.scheduled, times.first, times.finished
+    arrived, scheduled, first, finished = (column[is_done] for column in columns)
     out = requests.output_len[is_done]
     completed, out_tokens = len(out), int(out.sum())
     in_tokens = int(requests.input_len[is_done].sum())
@@ -57,6 +54,10 @@ def summary(
     if span and (slo_ttft or slo_tpot):
         meets = (ttft <= (slo_ttft or np.inf)) & (tpot <= (slo_tpot or np.inf))
         goodput, attainment = int(meets.sum()) / span, float(meets.mean())
+    decode_wait = times.decode_scheduled - times.first
+    decode_wait = decode_wait[~np.isnan(decode_wait)]
+    stored_share = _ratio(total("stored_byte_s", logs), total("allocated_byte_s", logs))
+    peak = max(log.peak for log in logs)
     return {
         "requests": len(requests),
         "completed": completed,
@@ -71,42 +72,21 @@ def summary(
         **spread("tpot", tpot[out > 1]),
         **spread("e2e", e2e),
         "queueing_mean_s": mean(scheduled - arrived),
-        **_prefill_fields(served, span),
+        "prefill_utilization": _utilization(served.prefill, span),
+        "decode_queueing_mean_s": mean(decode_wait),
         "goodput_requests_per_s": goodput,
         "slo_attainment": attainment,
-        "padding_waste": _ratio(totals["padded"], totals["slots"]),
-        "padded_slots": totals["padded"],
-        "token_slots": totals["slots"],
-        **_cache_fields(logs, budget),
-        **{name: totals[name] for name in PASS_TOTALS},
-        "mean_batch_size": _ratio(
-            sum(log.sequences_s for log in logs), sum(log.busy_s for log in logs)
-        ),
-        "utilization": _utilization(logs, span),
-        "mean_in_system": _ratio(float(e2e.sum()), span),
-    }
-
-
-def _prefill_fields(served: Served, span: float) -> dict[str, float | None]:
-    """Return the fields of a disaggregated server; all None for other servers."""
-    utilization = queueing = None
-    if served.prefill:
-        utilization = _utilization(served.prefill, span)
-        wait = served.times.decode_scheduled - served.times.first
-        queueing = mean(wait[wait == wait])
-    return {"prefill_utilization": utilization, "decode_queueing_mean_s": queueing}
-
-
-def _cache_fields(logs: Sequence[Log], budget: int) -> dict[str, float | None]:
-    """Return waste and peak of the cache of the ranks that decode."""
-    allocated_byte_s = sum(log.allocated_byte_s for log in logs)
-    stored_byte_s = sum(log.stored_byte_s for log in logs)
-    peak = max((log.peak for log in logs), default=0)
-    return {
-        "kv_waste": 1 - stored_byte_s / allocated_byte_s if allocated_byte_s else None,
+        "padding_waste": _ratio(total("padded"), total("slots")),
+        "padded_slots": total("padded"),
+        "token_slots": total("slots"),
+        "kv_waste": None if stored_share is None else 1 - stored_share,
         "kv_peak": _ratio(peak, budget),
         "kv_peak_bytes": peak,
         "kv_budget_bytes": budget,
+        **{name: total(name) for name in PASS_TOTALS},
+        "mean_batch_size": _ratio(total("sequences_s", logs), total("busy_s", logs)),
+        "utilization": _utilization(logs, span),
+        "mean_in_system": _ratio(float(e2e.sum()), span),
     }
 
 
@@ -115,9 +95,9 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _utilization(logs: Sequence[Log], span: float) -> float | None:
-    """Return the share of `span` seconds in which the ranks work, at most 1."""
-    busy_s = sum(log.busy_s for log in logs)
-    return min(1.0, busy_s / (span * len(logs))) if span else None
+    """Return the share of `span` seconds in which the ranks work, at most 1; None without them."""
+    busy_share = _ratio(sum(log.busy_s for log in logs), span * len(logs))
+    return None if busy_share is None else min(1.0, busy_share)
 
 
 def mean(values: Any) -> float | None:

@@ -19,7 +19,7 @@ from kvcalc.records import Record
 from kvcalc.serving.arrivals import Clients, clients_of
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
-from kvcalc.serving.decoding import Limits, Scheduling
+from kvcalc.serving.decoding import Limits
 from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.metrics import summary
 from kvcalc.serving.prefix_cache import PrefixCache
@@ -161,11 +161,18 @@ class Server:
                 "a prefix cache is simulated under continuous batching",
                 hint="Leave --policy out",
             )
-        self.transfer = self._choose_transfer()
-        self.engine = (
-            engine_of(deployment.calibration.stack) if deployment.calibration else None
-        )
-        self.scheduling = self._choose_scheduling()
+        calibration = deployment.calibration
+        self.engine = engine_of(calibration.stack) if calibration else None
+        interval = settings.scheduler_recv_interval
+        if interval > 1 and (self.engine is None or self.engine.stack != "sglang"):
+            raise UserError("scheduler-recv-interval is SGLang's", hint="Add --engine sglang")
+        self.scheduling = scheduling_of(self.engine)._replace(receive_interval=interval)
+        self.transfer = None
+        if settings.disaggregate:
+            # caches cross a GPU's link, as in `plan`
+            rate, content = transfer_rate(deployment.gpu), self.capacity.content
+            seconds = remember(lambda tokens: content.needed(1, tokens) / rate)
+            self.transfer = KVTransfer(settings.prefill_replicas, seconds)
 
         backlog = make_backlog(load, requests, self.max_num_seqs)
         self.steps = self._make_timer(max(requests.max_tokens, backlog.max_tokens))
@@ -279,21 +286,6 @@ class Server:
                     hint="Preemption by recompute needs none",
                 )
         return Limits(num_seqs, tokens, host_rate, settings.batch_timeout)
-
-    def _choose_transfer(self) -> KVTransfer | None:
-        """Return the prefill replicas, whose caches cross a GPU's link as in `plan`."""
-        if not self.settings.disaggregate:
-            return None
-        rate, content = transfer_rate(self.deployment.gpu), self.capacity.content
-        seconds = remember(lambda tokens: content.needed(1, tokens) / rate)
-        return KVTransfer(self.settings.prefill_replicas, seconds)
-
-    def _choose_scheduling(self) -> Scheduling:
-        """Return how the engine fills its passes, with the settings of the server."""
-        interval = self.settings.scheduler_recv_interval
-        if interval > 1 and (self.engine is None or self.engine.stack != "sglang"):
-            raise UserError("scheduler-recv-interval is SGLang's", hint="Add --engine sglang")
-        return scheduling_of(self.engine)._replace(receive_interval=interval)
 
     def _make_timer(self, max_len: int) -> AnyStepTimer:
         """Return the timer of passes with requests of up to `max_len` tokens."""
