@@ -50,22 +50,21 @@ NO_CACHE = columns(
 
 def why_little(record: Record) -> str:
     """Return why the cache saves little; '' if it saves more, or if there is one token only."""
-    cached, uncached = record["tpot_last_s"], record["no_cache_tpot_last_s"]
+    cached, bound = record["tpot_last_s"], record["tpot_last_bound_s"]
     if record["speedup"] >= SMALL_SPEEDUP or cached is None:
         return ""
     tokens = record["input_len"] + record["output_len"] - 1
-    bound = record["tpot_last_bound_s"]
-    overhead = cached - bound
     why = f"both read all weights once, most of the {seconds(bound)} of their bound"
-    if overhead > bound:
-        why = f"{seconds(overhead)} of both are launches and gaps between them"
+    if cached > 2 * bound:
+        why = f"{seconds(cached - bound)} of both are launches and gaps between them"
     doubles = record["no_cache_doubles_from"]
     pays = f"never twice as long at a length that {record['model']} supports"
     if doubles:
         pays = f"twice as long without it from {doubles:,} tokens on"
     return (
         f"the cache saves {ratio(record['speedup'])}: the last step takes {seconds(cached)} with"
-        f" the cache, {seconds(uncached)} over all {tokens:,} tokens; {why}; {pays}"
+        f" the cache, {seconds(record['no_cache_tpot_last_s'])} over all {tokens:,} tokens;"
+        f" {why}; {pays}"
     )
 
 
@@ -270,9 +269,9 @@ def serve_table(records: Sequence[Record]) -> Table:
         *node_notes(rows),
         *distinct_notes(rows, "fallback"),
         *_front_ends(rows),
+        *dict.fromkeys(filter(None, map(_prefix_hits, rows))),
         *_per_server(rows, _disaggregated),
         *_saturated(rows),
-        *_waste(rows),
     ]
     if first["draft"]:
         details.append(
@@ -283,12 +282,9 @@ def serve_table(records: Sequence[Record]) -> Table:
             details[-1] += f"; the number of draft tokens is {chosen}"
     if is_sweep:
         hidden.add("requests_per_s")
-        goals = _goals(first)
-        limit = (
-            f"the highest rate with {goals}, at most"
-            if goals
-            else "a queue that does not grow,"
-        )
+        limit = "a queue that does not grow,"
+        if goals := _goals(first):
+            limit = f"the highest rate with {goals}, at most"
         details += [
             f"{SUSTAINED}: {limit} 95% of saturation",
             f"tokens/s: of {first['requests']:,} requests per rate, start and end included",
@@ -376,39 +372,19 @@ def _accuracy(record: Record) -> str:
 
 
 def _front_ends(records: Sequence[Record]) -> list[str]:
-    """Return the time of network and tokenizer, and the share of cached prompt tokens."""
-    lines = []
+    """Return the time of network and tokenizer, in one line for all records that have it."""
     times = sorted(r["front_end_s"] for r in records if r.get("front_end_s"))
-    if times:
-        span = " to ".join(dict.fromkeys(seconds(time) for time in (times[0], times[-1])))
-        client = records[0]["client"]
-        lines.append(f"client {client}: network, HTTP and tokenizer add {span} to TTFT")
-    stored = {True: ", one prefix of all requests, stored once", False: ""}
-    shares = dict.fromkeys(
-        (r["prefix_hit_share"], bool(r["prefix_hit_rate"]))
-        for r in records
-        if r.get("prefix_hit_share")
-    )
-    return lines + [
-        f"the prefix cache holds {share:.0%} of the prompt tokens{stored[is_one]}"
-        for share, is_one in shares
-    ]
+    span = " to ".join(dict.fromkeys(map(seconds, times[:1] + times[-1:])))
+    line = f"client {records[0]['client']}: network, HTTP and tokenizer add {span} to TTFT"
+    return [line] * bool(times)
 
 
-def _waste(records: Sequence[Record]) -> list[str]:
-    """Return the padding of static batches and the unused memory of contiguous caches."""
-    lines = []
-    padded = [r for r in records if r["padding_waste"]]
-    if len(padded) == 1:
-        (r,) = padded
-        slots = f"{r['padded_slots']:,} of {r['token_slots']:,} token slots"
-        lines.append(f"padding of {r['policy']} batches: {slots}, {r['padding_waste']:.1%}")
-    if any(r.get("cache") == "contiguous" for r in records):
-        unused = dict.fromkeys(
-            f"{r['cache']} {r['kv_waste']:.1%}" for r in records if r["kv_waste"] is not None
-        )
-        lines.append(f"allocated memory without tokens, over time: {', '.join(unused)}")
-    return lines
+def _prefix_hits(record: Record) -> str:
+    """Return the share of prompt tokens in the prefix cache; '' without one."""
+    if not record.get("prefix_hit_share"):
+        return ""
+    share = f"the prefix cache holds {record['prefix_hit_share']:.0%} of the prompt tokens"
+    return f"{share}, one prefix of all requests, stored once"
 
 
 def _saturated(records: Sequence[Record]) -> list[str]:
@@ -457,14 +433,12 @@ def _served(records: Sequence[Record]) -> str:
     values = [r.get(key) or 0.0 for r in equal]
     is_best = bool(sides(equal, SERVER).keys) and max(values) > NOTICEABLE * min(values)
     least, most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
-    where, tokens = (
-        _server_name(best, equal),
-        f"{best['throughput_tokens_per_s']:,.0f} tokens/s",
-    )
-    ends = _ends(records, best)
-    if ends:
+    where = _server_name(best, equal)
+    tokens = f"{best['throughput_tokens_per_s']:,.0f} tokens/s"
+    done = [r for r in alike(records, best, *SERVER) if r["completed"]]
+    if _load(done[-1]) not in ("", _load(best)):
         start = f"{where} serves {most}{tokens} {_load(best)}"
-        clauses = [f", and {ends['throughput_tokens_per_s']:,.0f} {_load(ends)}"]
+        clauses = [f", and {done[-1]['throughput_tokens_per_s']:,.0f} {_load(done[-1])}"]
     else:
         start = f"{where} serves {most}{digits(best['requests_per_s'])} requests/s and {tokens}"
         clauses = [f", with a median TTFT of {least}{seconds(best['ttft_p50_s'])}"]
@@ -475,13 +449,6 @@ def _served(records: Sequence[Record]) -> str:
     if cost := best.get("cost_per_million_tokens"):
         clauses.append(f", and a million tokens cost {least}{cost:,.2f}")
     return answer_sentence(start, *clauses)
-
-
-def _ends(records: Sequence[Record], first: Record) -> Record | None:
-    """Return the last load of the first record's server; None without a list of loads."""
-    same = alike(records, first, *SERVER)
-    last = next((r for r in reversed(same) if r["completed"]), first)
-    return last if _load(last) and _load(last) != _load(first) else None
 
 
 def _load(record: Record) -> str:
