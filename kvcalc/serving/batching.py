@@ -16,7 +16,6 @@ one event. With a draft, each pass verifies the draft tokens of every decoding s
 
 import math
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -46,14 +45,14 @@ class ServerSetup(NamedTuple):
     """What all ranks of a simulated server have in common.
 
     Attributes:
-        make_prefixes: Makes a rank's prefix cache. None without prefix caches.
+        prefix_hit_rate: Share of each prompt that a rank's prefix cache finds; 0 without caches.
     """
 
     pool: Pool
     steps: AnyStepTimer
     limits: Limits
     scheduling: Scheduling = MIXED
-    make_prefixes: Callable[[], PrefixCache] | None = None
+    prefix_hit_rate: float = 0.0
 
 
 class Static:
@@ -176,7 +175,8 @@ class Continuous:
         self.limits = setup.limits
         self.scheduling = setup.scheduling
         self.log = queue.log
-        self.prefixes = setup.make_prefixes() if setup.make_prefixes else None
+        hit_rate = setup.prefix_hit_rate
+        self.prefixes = PrefixCache(hit_rate, pool) if hit_rate else None
         self.allocated = memoryview(pool.allocated)
         self.stored = memoryview(pool.stored)
         self.decoding: Decoding = (
@@ -362,9 +362,8 @@ class Continuous:
         """Add a computed prompt's prefix to the prefix cache, and share bytes that are stored
         already."""
         if self.prefixes:
-            tokens = hit_tokens(
-                self.prefixes.rate, self.queue.inputs[index], self.prefixes.block_size
-            )
+            prompt = self.queue.inputs[index]
+            tokens = hit_tokens(self.prefixes.rate, prompt, self.pool.block_size)
             self._share(self.prefixes.use(index, tokens))
 
     def _waits_for_more_prompts(self, tokens: int) -> bool:

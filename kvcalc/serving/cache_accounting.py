@@ -33,6 +33,7 @@ class Pool(NamedTuple):
         longest: Maximum tokens of a request, independent of free memory.
         shared_block_bytes: Allocated bytes of a block that requests with a common prefix share.
         shared_block_stored: Stored bytes of a block that requests with a common prefix share.
+        block_size: Tokens of a block that requests with a common prefix share.
     """
 
     budget: int
@@ -41,6 +42,7 @@ class Pool(NamedTuple):
     longest: int
     shared_block_bytes: int = 0
     shared_block_stored: int = 0
+    block_size: int = DEFAULT_BLOCK_SIZE
 
     def fits(self, tokens: Any) -> Any:
         """Return whether requests with `tokens` cached tokens (an array) fit into the empty
@@ -84,13 +86,16 @@ def make_pool(
             longest=max_model_len,
             shared_block_bytes=shared_block(layout),
             shared_block_stored=shared_block(content, layout.block_size),
+            block_size=layout.block_size or DEFAULT_BLOCK_SIZE,
         )
     reserved = content.needed(1, max_model_len + draft_slots)
     if reserved > kv_budget:
         taken = f"{format_bytes(reserved)} of {format_bytes(kv_budget)}"
         what = f"one contiguous reservation of {max_model_len:,} tokens takes {taken}"
         raise UserError(what, hint="Lower max-model-len, or take a paged cache")
-    return Pool(kv_budget, np.full(max_tokens + 1, reserved), stored, max_model_len)
+    allocated = np.full(max_tokens + 1, reserved)
+    block_size = layout.block_size or DEFAULT_BLOCK_SIZE
+    return Pool(kv_budget, allocated, stored, max_model_len, block_size=block_size)
 
 
 def shared_block(layout: CacheLayout, block_size: int | None = None) -> int:

@@ -28,9 +28,9 @@ class PrefixCache:
         shared_blocks: Number of blocks that running requests save by sharing.
     """
 
-    def __init__(self, rate: float, pool: Pool, block_size: int) -> None:
+    def __init__(self, rate: float, pool: Pool) -> None:
         self.rate = rate
-        self.block_size = block_size
+        self.block_size = pool.block_size
         self.block_bytes = pool.shared_block_bytes
         self.block_stored = pool.shared_block_stored
         self.shared_blocks = 0

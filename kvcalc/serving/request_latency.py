@@ -209,7 +209,8 @@ def _spent(
 
     Seconds are NaN if `timed` is False.
     """
-    total = _Spent(0.0, 0.0, 0.0, 0, 0, 0)
+    block_seconds, ends = [], []
+    passes = flops = moved = 0
     for batch in batches:
         group = batch.groups[0]
         count = max(getattr(value, "shape", (1,))[0] for value in (group.past, group.new))
@@ -219,19 +220,14 @@ def _spent(
         else:
             cost = deployment.cost(batch)
         is_array = bool(getattr(seconds, "ndim", 0))
-        first = float(seconds[0] if is_array else seconds)
-        block_seconds = count * first
-        if is_array:
-            block_seconds = fsum(seconds)  # exact, so that a list gives the same as one request
-        total = _Spent(
-            seconds=total.seconds + block_seconds,
-            first=total.first if total.passes else first,
-            last=float(seconds[-1] if is_array else seconds),
-            passes=total.passes + count,
-            flops=total.flops + _exact_sum(cost.flops, count),
-            bytes=total.bytes + _exact_sum(cost.bytes, count),
-        )
-    return total
+        ends += [float(seconds[n] if is_array else seconds) for n in (0, -1)]
+        # an exact sum, so that a list gives the same as one request
+        block_seconds.append(fsum(seconds) if is_array else count * ends[-1])
+        passes += count
+        flops += _exact_sum(cost.flops, count)
+        moved += _exact_sum(cost.bytes, count)
+    first, last = (ends[0], ends[-1]) if ends else (0.0, 0.0)
+    return _Spent(sum(block_seconds), first, last, passes, flops, moved)
 
 
 def _exact_sum(values: Num, count: int) -> int:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import cache as remember
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,11 +17,10 @@ from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
 from kvcalc.serving.arrivals import Clients, clients_of
 from kvcalc.serving.batching import ServerSetup
-from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
+from kvcalc.serving.cache_accounting import Pool, make_pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.published_runs import scheduling_of
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.requests import Requests, sample_workload
@@ -202,13 +200,12 @@ class Server:
         clients: Clients,
         progress: Callable[[int], None] | None = None,
     ) -> tuple[Served, Pool]:
-        layout = self.capacity.plan
         max_tokens = requests.max_tokens
         max_model_len = self.settings.max_model_len
         if not max_model_len and self.cache != "paged":
             max_model_len = self.deployment.model.max_context or 0
         pool = make_pool(
-            layout=layout,
+            layout=self.capacity.plan,
             content=self.capacity.content,
             kv_budget=self.capacity.kv_budget,
             cache=self.cache,
@@ -216,12 +213,10 @@ class Server:
             max_tokens=max_tokens,
             draft_slots=self.drafting.drafted if self.drafting else 0,
         )
-        make_prefixes = None
-        if self.prefix_hit_rate:
-            block_size = layout.block_size or DEFAULT_BLOCK_SIZE
-            make_prefixes = partial(PrefixCache, self.prefix_hit_rate, pool, block_size)
         self.steps.reset()
-        setup = ServerSetup(pool, self.steps, self.limits, self.scheduling, make_prefixes)
+        setup = ServerSetup(
+            pool, self.steps, self.limits, self.scheduling, self.prefix_hit_rate
+        )
         served = simulate(requests, setup, self.policy, clients, self.transfer, progress)
         return served, pool
 

@@ -6,9 +6,8 @@ over requests, and output tokens over the whole time.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,10 +17,9 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.serving.arrivals import Clients
 from kvcalc.serving.batching import ServerSetup
-from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
+from kvcalc.serving.cache_accounting import Pool, make_pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.published_runs import Driven, driven
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import memory
@@ -41,18 +39,6 @@ MIN_MAX_LEN, MIN_MAX_TOKENS, MIN_MAX_NUM_SEQS = (
 )  # minimum sizes of the tables
 
 
-class Replica(NamedTuple):
-    """A server of one model.
-
-    Attributes:
-        steps: Times of its passes.
-        capacity: Memory of its cache. None if the weights leave no memory.
-    """
-
-    steps: InterpolatedStepTimer
-    capacity: Fit | None
-
-
 def served_times(
     rows: Sequence[MeasuredRow], gpu: Gpu, calibration: Calibration | None
 ) -> list[ServedTimes]:
@@ -67,16 +53,9 @@ def served_times(
     groups: dict[Any, list[int]] = {}  # runs that one server can simulate
     for index, row in enumerate(rows):
         versioned = engine.of_version(row.version) if engine else None
-        key = (
-            row.model,
-            row.dtype,
-            row.op,
-            row.shape[3:],
-            row.cache,
-            row.client,
-            row.framework,
-        )
-        groups.setdefault((*key, versioned), []).append(index)
+        served = row.model, row.dtype, row.op, row.shape[3:], row.cache
+        key = *served, row.client, row.framework, versioned
+        groups.setdefault(key, []).append(index)
     for (*_, versioned), indices in groups.items():
         runs = [driven(rows[index], versioned) for index in indices]
         versioned_calibration = msgspec.structs.replace(calibration, engine=versioned)
@@ -85,14 +64,17 @@ def served_times(
             continue
         path = (versioned.path_us / 1e6, versioned.path_token_us / 1e6) if versioned else ()
         for index, run in zip(indices, runs, strict=True):
-            times[index] = _simulate(replica, run, Clients(run.clients, 0.0, *path))
+            times[index] = _simulate(*replica, run, Clients(run.clients, 0.0, *path))
     return times
 
 
 def _make_replica(
     row: MeasuredRow, gpu: Gpu, calibration: Calibration, runs: Sequence[Driven]
-) -> Replica | None:
-    """Return the server of some runs; None if the model is unknown or has no times."""
+) -> tuple[InterpolatedStepTimer, Fit | None] | None:
+    """Return the timer and the memory of a server; None if the model is unknown or has no times.
+
+    The memory is None if the weights leave none.
+    """
     model = served_model(row.model) if row.model else None
     if model is None:
         return None
@@ -115,12 +97,14 @@ def _make_replica(
         gpu_memory_utilization=UTILIZATION,
     )
     try:
-        return Replica(steps, memory(deployment, options))
+        return steps, memory(deployment, options)
     except UserError:
-        return Replica(steps, None)
+        return steps, None
 
 
-def _simulate(replica: Replica, run: Driven, clients: Clients) -> ServedTimes:
+def _simulate(
+    steps: InterpolatedStepTimer, capacity: Fit | None, run: Driven, clients: Clients
+) -> ServedTimes:
     """Return the figures of one run."""
     count = run.rounds * run.clients
     rng = np.random.default_rng(0)
@@ -129,24 +113,14 @@ def _simulate(replica: Replica, run: Driven, clients: Clients) -> ServedTimes:
         for n in (run.input_len, run.output_len)
     )
     max_tokens = run.input_len + run.output_len + 1
-    capacity = replica.capacity
     if capacity:
-        pool = make_pool(
-            capacity.plan,
-            capacity.content,
-            capacity.kv_budget,
-            "paged",
-            max_tokens,
-            max_tokens,
-        )
+        layout, content, budget = capacity.plan, capacity.content, capacity.kv_budget
+        pool = make_pool(layout, content, budget, "paged", max_tokens, max_tokens)
     else:
         tokens = np.arange(max_tokens + 1, dtype=np.int64)
         pool = Pool(1 << 60, tokens, tokens, max_tokens)
-    make_prefixes = None
-    if run.prefix_hit_rate:
-        make_prefixes = partial(PrefixCache, run.prefix_hit_rate, pool, DEFAULT_BLOCK_SIZE)
     limits = Limits(run.max_num_seqs, run.max_tokens)
-    setup = ServerSetup(pool, replica.steps, limits, run.scheduling, make_prefixes)
+    setup = ServerSetup(pool, steps, limits, run.scheduling, run.prefix_hit_rate)
     requests = Requests(np.zeros(count), inputs, outputs)
     record = summary(simulate(requests, setup, clients=clients), pool.budget)
     if not record["completed"]:

@@ -58,7 +58,7 @@ def byte_pool(budget: int = 10**9, block: int = 1, most: int = 10_000, longest: 
     tokens = np.arange(most + 1)
     if reserve:
         return Pool(budget, np.full(most + 1, reserve), tokens, longest)
-    return Pool(budget, -(-tokens // block) * block, tokens, longest, block, block)
+    return Pool(budget, -(-tokens // block) * block, tokens, longest, block, block, block)
 
 
 def served(

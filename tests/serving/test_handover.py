@@ -15,7 +15,6 @@ from kvcalc.serving.cache_accounting import Pool
 from kvcalc.serving.decoding import Limits, LockstepDecoding
 from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.simulation import Served, simulate
 
 NO_CLIENTS = Clients()
@@ -84,9 +83,8 @@ def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
 
 def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
     """0.5 of 100 tokens are found: the pass of the prompt takes 0.5 s of 1."""
-    prefix = PrefixCache(0.5, byte_pool(), 1)
     steps = HandTimer(HandClock(0.0, 0.01))
-    setup = ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: prefix)
+    setup = ServerSetup(byte_pool(), steps, Limits(), prefix_hit_rate=0.5)
     run = simulate(asked((0.0, 100, 2)), setup, transfer=KVTransfer(1, lambda tokens: 0.25))
     assert run.logs[0].first.tolist() == [0.75]
     assert run.prefill[0].found_tokens == 50

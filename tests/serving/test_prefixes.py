@@ -1,7 +1,5 @@
 """A prefix that all prompts share: by hand, against `fit`, and nothing lost or counted twice."""
 
-from functools import partial
-
 import msgspec
 import pytest
 from conftest import Run
@@ -24,7 +22,7 @@ from kvcalc.timing.deployment import TimedDeployment
 def finished(rows: list[tuple[float, int, int]], rate: float, budget: int, block: int, seats: int = 256) -> Continuous:
     """Return a server whose pass takes a second, after all its requests."""
     pool = byte_pool(budget, block)
-    setup = ServerSetup(pool, HandTimer(HandClock()), Limits(seats), make_prefixes=partial(PrefixCache, rate, pool, block))
+    setup = ServerSetup(pool, HandTimer(HandClock()), Limits(seats), prefix_hit_rate=rate)
     server = Continuous(ArrivalQueue(asked(*rows), pool, Log(len(rows))), setup)
     while server.run():
         pass
@@ -33,9 +31,9 @@ def finished(rows: list[tuple[float, int, int]], rate: float, budget: int, block
 
 def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
     """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens none; of all but the last token at the most."""
-    cache = PrefixCache(0.6, byte_pool(), 16)
+    cache = PrefixCache(0.6, byte_pool(block=16))
     assert [cache.cached_tokens(prompt) for prompt in (100, 5, 32)] == [48, 0, 16]
-    assert PrefixCache(1.0, byte_pool(), 16).cached_tokens(32) == 31
+    assert PrefixCache(1.0, byte_pool(block=16)).cached_tokens(32) == 31
 
 
 @pytest.mark.parametrize(("budget", "peak", "starts"), [(210, 210, [0, 0, 0]), (170, 160, [0, 0, 3])])
