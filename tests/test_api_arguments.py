@@ -25,7 +25,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: D.size(4096.5), "context '4096.5'"),  # type: ignore[arg-type]
     (lambda: D.size(batch_size=0), "batch size '0'"),
     (lambda: D.fit(max_num_seqs="x"), "max-num-seqs 'x'"),
-    (lambda: D.fit(foo=1), "unknown option 'foo'"),
+    (lambda: D.fit(max_model_le=3), "unknown option 'max_model_le'. Did you mean max_model_len"),
+    (lambda: deployed(dtpe="fp8"), "unknown option 'dtpe'. Did you mean dtype"),
     (lambda: D.fit(lengths=5), "lengths 5: Expected `str`"),  # type: ignore[arg-type]
     (lambda: D.fit(engine="vlm"), "unknown engine 'vlm'. Did you mean vllm"),
     (lambda: D.latency(inputlen=3), "Did you mean input_len"),

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +94,6 @@ def test_arguments_are_options_of_the_command_line(command: str) -> None:
         assert names >= DEPLOYING
 
 
-def test_names_or_objects() -> None:
-    model, gpu = package.load_model("llama-3.1-8b"), package.load_gpu("h100")
-    one, other = package.deploy("llama-3.1-8b", "h100"), package.deploy(model, gpu)
-    assert one == other
-    assert one.size("8k").records() == other.size(8192).records()
-
-
 def test_attributes_are_the_keys_of_the_chief_record() -> None:
     """4,096 tokens: 32 layers of 8 KV heads, K and V of 128, two GPUs, one byte each. The total stands for a pass."""
     size = deployed().size()
@@ -172,26 +164,6 @@ def test_refusals_are_those_of_the_command_line(kvcalc: Run, call: Any, line: st
     assert kvcalc(line).err == f"kvcalc: {refused.value}\n"
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: package.deploy(3, "h100"), "int is no model. Give a model, or the name of one"),
-        (lambda: package.deploy("gpt2", None), "NoneType is no GPU"),
-        (lambda: package.deploy("gpt2", "h100", tp="two"), "tp 'two' is not a number of GPUs"),
-        (lambda: package.deploy("gpt2", "h100", dtype=16), "dtype 16: Expected `str`, got `int`"),
-        (lambda: deployed().size(True), "context 'True' is not a whole number"),
-        (lambda: deployed().fit(max_num_seqs="many"), "max-num-seqs 'many' is not a whole number"),
-        (lambda: deployed().fit(max_model_le=3), "unknown option 'max_model_le'. Did you mean max_model_len"),
-        (lambda: deployed().serve(rat=3), "unknown option 'rat'. Did you mean rate"),
-        (lambda: deployed().latency(draf="mtp"), "unknown option 'draf'. Did you mean draft"),
-    ],
-)
-def test_a_wrong_argument_is_a_user_error(call: Any, said: str) -> None:
-    with pytest.raises(package.UserError) as refused:
-        call()
-    assert said in str(refused.value)
-
-
 def test_none_leaves_an_option_as_it_is() -> None:
     assert deployed().fit(max_model_len=None, draft=None).records() == deployed().fit().records()
 
@@ -210,15 +182,6 @@ def test_the_package_is_light_and_lists_its_names() -> None:
     assert (done.returncode, done.stderr) == (0, ""), shlex.join(words)
 
 
-def test_every_public_name_is_there_and_none_is_a_module() -> None:
-    for name in package.__all__:
-        assert getattr(package, name) is not None
-        assert find_spec(f"kvcalc.{name}") is None
-    assert package.__all__ == sorted(package.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'deplyo'"):
-        _ = package.deplyo
-
-
 def test_the_documented_code_runs() -> None:
     guides = Path(__file__).parent.parent / "docs" / "how-to"
     for page in ("use-python.md", "operators-in-python.md"):
@@ -227,19 +190,6 @@ def test_the_documented_code_runs() -> None:
         assert blocks
         for block in blocks:
             exec(compile(block, page, "exec"), {})
-
-
-@pytest.mark.parametrize("reading", ["size", "fit", "latency", "roofline", "serve", "compare"])
-def test_a_reading_shows_as_html_and_as_a_figure(reading: str) -> None:
-    options = {"num_prompts": 9} if reading == "serve" else {}
-    answer = getattr(deployed(), reading)(**options)
-    shown = answer._repr_html_()
-    head = str(answer).splitlines()[0].split()[0]
-    assert shown.count("<table>") == shown.count("</table>") >= 1 and f"<strong>{head}" in shown and "<script" not in shown
-    drawn = answer.plot("dark")
-    assert drawn.axes and drawn.get_facecolor()[:3] != (1, 1, 1)
-    with pytest.raises(package.UserError, match="unknown style 'drak'"):
-        answer.plot("drak")
 
 
 @pytest.mark.parametrize("words", [{}, {"no_cache": True, "head": "all"}, {"draft": "layers=2"}], ids=str)

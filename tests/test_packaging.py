@@ -162,9 +162,3 @@ def test_starting_imports_nothing_heavy(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout
     assert done.stderr.endswith("[]\n")
-
-
-def test_public_names_are_there_and_documented() -> None:
-    for name in kvcalc.__all__:
-        assert getattr(kvcalc, name).__doc__, name
-    assert (PACKAGE / "py.typed").is_file()
