@@ -601,8 +601,11 @@ def _write_weights(
         options = [word for pair in typed.items() if pair[1] for word in pair]
         return named or model.file or _hub_name(model), {}, options
     can_have_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
+    # the engine accepts a checkpoint's name, not a preset's
+    is_llama_cpp = dialect.engine == "llama.cpp"
+    is_checkpoint = named.lower().endswith(".gguf") if is_llama_cpp else "/" in named
     is_same = source and (source.name, source.quantization) == (preset.name, format_)
-    if source and is_same and source.dtype in ("", dtype) and _is_checkpoint(dialect, named):
+    if source and is_same and source.dtype in ("", dtype) and is_checkpoint:
         name = named.removeprefix("hf:")
         if not dtype or source.dtype:
             return name, {}, []
@@ -616,14 +619,9 @@ def _write_weights(
         flags["dtype"] = dtype
         endings[0] = ""
     name = "-".join(filter(None, [preset.name, *endings]))
-    if dialect.engine == "llama.cpp":
+    if is_llama_cpp:
         return f"./{name}.gguf", flags, []
     return f"./{name}" if any(endings) else _hub_name(model), flags, []
-
-
-def _is_checkpoint(dialect: Dialect, named: str) -> bool:
-    """Return whether the engine accepts a name: a checkpoint's, not a preset's."""
-    return named.lower().endswith(".gguf") if dialect.engine == "llama.cpp" else "/" in named
 
 
 def _known_checkpoint(name: str) -> Checkpoint | None:

@@ -102,12 +102,6 @@ class Flag(NamedTuple):
         return [spelling] if self.is_switch else [spelling, _CONVERTERS[self.kind][1](value)]
 
 
-def _flags(table: str) -> tuple[Flag, ...]:
-    """Parse lines of name, kind and spellings."""
-    rows = (line.split() for line in table.strip().splitlines())
-    return tuple(Flag(name, kind, tuple(spellings)) for name, kind, *spellings in rows)
-
-
 class Dialect(NamedTuple):
     """The command line of an engine.
 
@@ -138,9 +132,14 @@ class Dialect(NamedTuple):
 
 
 def _dialect(engine: str, starts: str, flags: str, switches: str, **settings: Any) -> Dialect:
-    """Build a dialect from texts: one start or flag a line."""
-    lines = tuple(tuple(line.split()) for line in starts.strip().splitlines())
-    return Dialect(engine, lines, _flags(flags), frozenset(switches.split()), **settings)
+    """Build a dialect from texts: one start a line, and the name, kind and spellings of a flag a
+    line."""
+    start_words = tuple(tuple(line.split()) for line in starts.strip().splitlines())
+    parsed = []
+    for line in flags.strip().splitlines():
+        name, kind, *spellings = line.split()
+        parsed.append(Flag(name, kind, tuple(spellings)))
+    return Dialect(engine, start_words, tuple(parsed), frozenset(switches.split()), **settings)
 
 
 _VLLM = _dialect(

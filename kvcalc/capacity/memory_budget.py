@@ -203,11 +203,10 @@ def stated(start: EngineStartup, estimate: str, has_graphs: bool = True) -> Memo
     collectives = nonzero({"collectives": collective_bytes(start.ranks)})
     if start.utilization_basis == "total":
         overhead, startup = overhead | collectives, {}
+    inputs = start.precision, start.ranks, start.tokens
     activation = by_number(
         start.prompts,
-        lambda prompts: activation_peak(
-            start.model, start.precision, start.ranks, start.tokens, prompts, start.stage
-        ),
+        lambda prompts: kept(start.model, activation_peak, *inputs, prompts, start.stage),
     )
     startup = startup | collectives if startup else {}
     return MemoryBreakdown(start.stored_weights, start.extra, activation, overhead, startup)
@@ -238,26 +237,7 @@ def activation_peak(
     and the residual stream. Allocators and workspaces of an engine need more, so use a measured
     figure instead if there is one.
     """
-    keys = [s.weights_key for s in stages(model, ranks.pp)]
-    return kept(
-        model,
-        _activation_peak,
-        precision,
-        ranks,
-        tokens,
-        max(1, min(sequences, tokens)),
-        keys.index(keys[stage]),  # stages with equal layers share one result
-    )
-
-
-def _activation_peak(
-    model: Model,
-    precision: Precision,
-    ranks: Parallelism,
-    tokens: int,
-    sequences: int,
-    stage: int,
-) -> int:
+    sequences = max(1, min(sequences, tokens))
     length, num_longer = divmod(tokens, sequences)
     groups = [Sequences((sequences - num_longer) * ranks.dp, length, 0)]
     if num_longer:

@@ -55,21 +55,19 @@ class Advice(NamedTuple):
     Attributes:
         missing: The missing memory, in words.
         num_fitting: Sequences of the requested length that fit.
-        fixes: Options to type for each change.
-        changes: The changes that make the request fit, each tried.
+        fixes: The changes that make the request fit, each tried, by the options to type.
         num_gpus: GPUs of the request.
     """
 
     missing: str
     num_fitting: int
-    fixes: tuple[str, ...]
-    changes: tuple[ConfigChange, ...]
+    fixes: dict[str, ConfigChange]
     num_gpus: int
 
     @property
     def quality(self) -> str:
         """The published quality of the formats in the changes, or ""."""
-        return "; ".join(change.quality for change in self.changes if change.quality)
+        return "; ".join(change.quality for change in self.fixes.values() if change.quality)
 
     @property
     def text(self) -> str:
@@ -78,7 +76,7 @@ class Advice(NamedTuple):
         if self.num_fitting:
             parts.append(f"{self.num_fitting:,} fit{'s' * (self.num_fitting == 1)}")
         fixes = []
-        for words, change in zip(self.fixes, self.changes, strict=True):
+        for words, change in self.fixes.items():
             gpus = change.deployment.parallelism.gpus
             fixes.append(f"`{words}`" + (f" ({gpus:,} GPUs)" if gpus != self.num_gpus else ""))
         listed = " or ".join(filter(None, [", ".join(fixes[:-1]), *fixes[-1:]]))
@@ -172,8 +170,7 @@ def advice(
             words = _as_flags(result, change, model_name)
         if words:
             fixes[words] = change
-    missing = _missing(result)
-    return Advice(missing, result.sequences, (*fixes,), (*fixes.values(),), result.ranks.gpus)
+    return Advice(_missing(result), result.sequences, fixes, result.ranks.gpus)
 
 
 def _as_flags(result: Fit, change: ConfigChange, model_name: str) -> str:

@@ -5,7 +5,7 @@ engines share.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,19 +29,9 @@ from kvcalc.question.fit_question import EngineSettings as EngineSettings
 from kvcalc.storage.formats import FORMATS, RowFormat, canonical
 
 
-class Versioned(Protocol):
-    """Rules that hold from version `since` on."""
-
-    @property
-    def since(self) -> tuple[int, ...]: ...
-
-
-Rules = TypeVar("Rules", bound=Versioned)
-
-
 def nearest_older(
-    engine: str, releases: Sequence[Rules], text: str, oldest: tuple[int, ...] = ()
-) -> tuple[Rules, str]:
+    engine: str, releases: Sequence[Any], text: str, oldest: tuple[int, ...] = ()
+) -> tuple[Any, str]:
     """Return the rules of `0.11`, `0.11.2`, `latest` or "", and a remark if they belong to another
     release.
 
@@ -49,7 +39,7 @@ def nearest_older(
     the older release.
 
     Args:
-        releases: Oldest first.
+        releases: Rules from version `since` on, oldest first.
         oldest: The oldest version that is not refused.
 
     Raises:
@@ -115,16 +105,6 @@ def stage_by_stage(
 ) -> Planner:
     """Return the planner of an engine that plans each stage separately."""
     return lambda *arguments: partial(rule, *arguments)
-
-
-def model_row_format(
-    entry: CacheEntry,
-    part: Sequence[CacheEntry],
-    formats: Formats,
-    settings: EngineSettings,
-) -> RowFormat:
-    """Return the format that the model's own rules give an entry."""
-    return formats.cache_format(entry)
 
 
 def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
@@ -197,7 +177,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         (),
     )
     entries: Callable[[Model, Sublayer], Sequence[CacheEntry]] = part_entries
-    row_format: RowRule = model_row_format
+    row_format: RowRule = lambda entry, part, formats, settings: formats.cache_format(entry)
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries
     utilization_basis: str = "total"
     excludes_activations: bool = False

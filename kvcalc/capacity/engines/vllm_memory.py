@@ -13,7 +13,7 @@ margin.
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from kvcalc.arithmetic import at_least, by_number, floor_div, maximum, minimum
+from kvcalc.arithmetic import at_least, by_number, doublings, floor_div, maximum, minimum
 from kvcalc.capacity.engines.vllm_versions import Release, has_states, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import (
     LOGITS_BYTES,
@@ -100,7 +100,8 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """
     constants, is_best = CONSTANTS[estimate], estimate == "high"
     activation, step = peak(start, has_kernels=is_best, is_first_start=not is_best)
-    collectives = constants.collectives[_doublings(start)] * GIB
+    num_gpus = start.ranks.tp * start.ranks.pp  # that exchange activations
+    collectives = constants.collectives[min(3, doublings(num_gpus))] * GIB
     if not start.gpu.link_bytes_per_s:
         collectives *= constants.pcie
     libraries = constants.libraries + constants.states * kept(start.model, has_states)
@@ -137,11 +138,6 @@ def memory_key(start: EngineStartup) -> object:
         start.release.sampler == "kernels" and not _has_runner_v2(start) and gpu.sms,
         _compiles(start) and gpu.l2_bytes,
     )
-
-
-def _doublings(start: EngineStartup) -> int:
-    """Return ⌈log2⌉ of the GPUs that exchange activations (tp · pp), at most 3."""
-    return min(3, (start.ranks.tp * start.ranks.pp - 1).bit_length())
 
 
 def _has_runner_v2(start: EngineStartup) -> bool:

@@ -7,6 +7,8 @@ rows follows the older row.
 
 from typing import NamedTuple
 
+import msgspec
+
 from kvcalc.capacity.engines.engine import Defaults, nearest_older
 from kvcalc.errors import UnpredictedRelease
 from kvcalc.gpu.gpu import Gpu
@@ -15,7 +17,6 @@ from kvcalc.layers.cache import Span
 from kvcalc.layers.weights import Formats
 from kvcalc.model.model import Model, kept
 from kvcalc.model.precision import PUBLISHED, formats_of
-from kvcalc.records import Record
 
 GIB = 1 << 30
 V1_FOR_ALL = (0, 10, 2)
@@ -68,40 +69,34 @@ class Release(NamedTuple):
     in_flight: bool = False
 
 
-# versions with equal rules, and the changes of the first of them
-CHANGES: tuple[tuple[str, Record], ...] = (
-    (
-        "0.8.1 0.8.2 0.8.3",
-        {"small_a100": False, "by_name": True, "few_sequences": 1024},
-    ),
-    ("0.8.4", {"few_sequences": 256}),
-    ("0.8.5", {"by_name": False}),
-    (
-        "0.9.1 0.9.2 0.10.0 0.10.1 0.10.2 0.11.0",
-        {"small_a100": True, "sampler": "flashinfer"},
-    ),
-    (
-        "0.11.1 0.11.2 0.12.0 0.13.0 0.14.1 0.16.0",
-        {"combo_kernels": True, "sampler": "sort"},
-    ),
-    ("0.17.1 0.18.1 0.19.1", {"sampler": "kernels"}),
-    ("0.20.0 0.21.0", {"utilization": 0.92, "graphs_v1": True}),
-    ("0.22.0", {"runner_v2": "qwen3"}),
-    ("0.23.0", {"runner_v2": "plain"}),
-    ("0.24.0", {"runner_v2": "listed", "page_tuples": False}),
-    ("0.25.1", {"runner_v2": "dense"}),
-    ("0.26.0", {"in_flight": True}),
-    ("0.27.0 0.27.1", {"counts_consumed": True}),
-    ("0.28.0", {"sampler_v2": 2, "large_batch": True}),
-    ("0.29.0 0.30.0 0.31.0 0.32.0", {"graphs_v2": True, "runner_v2": "all"}),
-    ("0.33.0", {"sampler_v2": 14, "small_gb10": True}),
-)
+# versions with equal rules: the changes of the first of them
+CHANGES = """
+0.8.1 0.8.2 0.8.3: small_a100=false by_name=true few_sequences=1024
+0.8.4: few_sequences=256
+0.8.5: by_name=false
+0.9.1 0.9.2 0.10.0 0.10.1 0.10.2 0.11.0: small_a100=true sampler="flashinfer"
+0.11.1 0.11.2 0.12.0 0.13.0 0.14.1 0.16.0: combo_kernels=true sampler="sort"
+0.17.1 0.18.1 0.19.1: sampler="kernels"
+0.20.0 0.21.0: utilization=0.92 graphs_v1=true
+0.22.0: runner_v2="qwen3"
+0.23.0: runner_v2="plain"
+0.24.0: runner_v2="listed" page_tuples=false
+0.25.1: runner_v2="dense"
+0.26.0: in_flight=true
+0.27.0 0.27.1: counts_consumed=true
+0.28.0: sampler_v2=2 large_batch=true
+0.29.0 0.30.0 0.31.0 0.32.0: graphs_v2=true runner_v2="all"
+0.33.0: sampler_v2=14 small_gb10=true
+"""
 
 
 def _releases() -> list[Release]:
     releases, rules = [], Release(())
-    for versions, changes in CHANGES:
-        rules = rules._replace(**changes)
+    for line in CHANGES.strip().splitlines():
+        versions, _, changes = line.partition(": ")
+        for change in changes.split():
+            name, _, value = change.partition("=")
+            rules = rules._replace(**{name: msgspec.json.decode(value)})
         for version in versions.split():
             releases.append(rules._replace(since=tuple(map(int, version.split(".")))))
     return releases

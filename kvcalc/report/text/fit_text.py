@@ -160,7 +160,7 @@ def _missing_sentence(
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
     *others, last = (f"`{fix}`" for fix in advised.fixes)
     listed = f"{', '.join(others)} or {last}" if others else last
-    change = advised.changes[0]
+    change = next(iter(advised.fixes.values()))
     written = command_of(change.deployment, change.options, name)
     return title, f"It fits with {listed}.", written.line if written else None
 
@@ -265,7 +265,7 @@ def _details(records: Sequence[Record], fits: Sequence[Fit], index: int) -> list
     # published quality of the formats that the answer suggests, for this model only
     changes: list[ConfigChange | None] = [small_cache(result)]
     if advised := advice(result):
-        changes += advised.changes
+        changes += advised.fixes.values()
     qualities = (change.quality for change in changes if change)
     lines += [text for text in qualities if is_measured_on(result.model.name, text)]
     return [*dict.fromkeys(lines), memory_line(result)]
@@ -434,12 +434,6 @@ def within_memory(series: Series, max_num_seqs: int | None) -> Series:
     if not num_points:
         return series._replace(kind="dashed", label=f"{series.label}: does not fit")
     return series._replace(xs=series.xs[:num_points], ys=series.ys[:num_points])
-
-
-def batches_within(batches: Sequence[int], max_num_seqs: int | None) -> list[int]:
-    """Return the batches, and among them the largest that fits."""
-    more = [max_num_seqs] if max_num_seqs and max_num_seqs < max(batches) else []
-    return sorted({*batches, *more})
 
 
 def curve_note(curves: Sequence[Series], batches: Sequence[int]) -> str:
