@@ -148,7 +148,7 @@ def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> 
         from kvcalc.timing.fitting import FOLDS
 
         parameters = Column("parameters_text", "parameters", right=False)
-        rows = [record | {"parameters_text": _parameters(record)} for record in records]
+        rows = [{**record, "parameters_text": _parameters(record)} for record in records]
         title = f"{len(fitted)} of {len(fits)} time models of {stack} on {gpu.name} are fitted."
         held_out = f"held out: each row is predicted by one of {FOLDS} fits without that row"
         fit_columns = (*columns(KernelModelRecord, FIT_KEYS), parameters)

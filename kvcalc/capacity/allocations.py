@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from math import exp, log, sqrt
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
@@ -374,9 +374,9 @@ def play(
         PagedAllocator(memory, block),
     )
     pieces = FirstFitAllocator(memory)
-    records = []
+    records: list[Record] = []
     for step in steps:
-        record: Record = {
+        record: dict[str, Any] = {
             "line": step.line,
             "request": step.text,
             "tokens": step.tokens or None,

@@ -144,7 +144,7 @@ def _transfer_keys(result: Fit) -> Record:
     is in host memory."""
     gpu, length, content = result.gpu, result.length, result.content
     size = content.needed(1, length)
-    keys: Record = {
+    keys: dict[str, Any] = {
         "transfer_bytes": size,
         "transfer_s": size / gpu.link_bytes_per_s if gpu.link_bytes_per_s else None,
     }
@@ -160,7 +160,8 @@ def _transfer_keys(result: Fit) -> Record:
         recompute_s = float(prefill.seconds(Batch.prefill(length)))
     except UserError:  # a GPU without matrix peaks
         recompute_s = None
-    return keys | {
+    return {
+        **keys,
         "offload_num_seqs": sequences * result.ranks.dp,
         "offload_step_bytes": read,
         "offload_step_s": read / link if link else None,
@@ -298,7 +299,7 @@ def matrix_records(
             result = fit(
                 deployment, msgspec.structs.replace(options, users=count, max_model_len=length)
             )
-            record: Record = {"users": count, "context": length}
+            record: dict[str, Any] = {"users": count, "context": length}
             record["headroom_bytes"] = result.headroom
             is_brief = only_verdicts and records
             record |= {"fits": result.fits} if is_brief else fit_record(result)
@@ -331,7 +332,7 @@ def batch_memory(
     try:
         return _batch_memory(deployment, requested, groups)
     except UserError as error:
-        record: Record = dict.fromkeys(KEYS) | {"memory_note": str(error)}
+        record: dict[str, Any] = dict.fromkeys(KEYS) | {"memory_note": str(error)}
     content = msgspec.structs.replace(deployment, engine="none")
     minimum = FitOptions(engine="none", max_model_len=longest, users=users)
     try:
@@ -346,7 +347,7 @@ def pass_with_memory(
 ) -> list[Record]:
     """Return the records of `roofline`, with the keys of KEYS in the total of the pass."""
     groups = [(int(group.count), int(group.new + group.past)) for group in batch.groups]
-    return [*records[:-1], records[-1] | batch_memory(deployment, groups)]
+    return [*records[:-1], {**records[-1], **batch_memory(deployment, groups)}]
 
 
 def _batch_memory(

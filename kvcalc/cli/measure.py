@@ -372,7 +372,7 @@ def _calibration_answer(
         with _progress("shapes", len(shapes)) as begin:
             timing = settings.seconds, settings.graphs
             for row in measured(shapes, machine, *timing, note, begin):
-                records.append(row | {"gpu": (preset or gpu).name})
+                records.append({**row, "gpu": (preset or gpu).name})
     except KeyboardInterrupt:
         note(f"interrupted: {len(records)} rows were measured and are kept")
         status = STATUS_INTERRUPTED

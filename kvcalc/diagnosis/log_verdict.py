@@ -21,7 +21,6 @@ from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.startup import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.batch import Parallelism
-from kvcalc.records import Record
 from kvcalc.records.diagnose import AdviceRecord, DiagnoseRecord
 from kvcalc.storage.quantization import loss_of
 from kvcalc.timing.deployment import TimedDeployment
@@ -285,7 +284,7 @@ class DiagnosisSummary(NamedTuple):
     remedy: str = ""
     changes: Sequence[AdviceRecord] = ()
     corrections: LogCorrections | None = None
-    answers: Record = {}
+    answers: dict[str, Any] = {}
 
     @property
     def basis(self) -> str:

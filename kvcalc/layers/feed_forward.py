@@ -22,7 +22,6 @@ from kvcalc.layers.cost import (
 from kvcalc.layers.part import Count, Size, Sublayer, parse_sides
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
-from kvcalc.records import Record
 
 
 class Dense(Sublayer, frozen=True, tag="dense"):
@@ -180,7 +179,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         return {"E": routed} | super().letters()
 
     def _experts(self, width: int) -> list[Weight]:
-        routed: Record = {
+        routed: dict[str, Any] = {
             "copies": self.num_experts,
             "active": self.num_experts_per_tok,
             "expert": True,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,7 +75,7 @@ def _row(case: Case, record: Record) -> Record:
     prefix = "attention_"
     if isinstance(spec, Grouped):
         op = f"{case.phase}_attention"
-        columns: Record = {
+        columns: dict[str, Any] = {
             "kv_heads": spec.num_key_value_heads,
             "head_dim": spec.head_dim,
             "window": spec.sliding_window or 0,

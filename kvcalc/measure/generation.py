@@ -313,7 +313,8 @@ def generated(
         records = [run.record(steps, rates) for run in runs]
         cached, end = records[0], request.prompt_len + steps
         for run, record in zip(runs, records, strict=True):
-            yield record | {
+            yield {
+                **record,
                 "same_tokens": torch.equal(run.tokens[:, :end], runs[0].tokens[:, :end]),
                 "speedup": record["total_s"] / cached["total_s"],
                 "predicted_speedup": record["predicted_total_s"] / cached["predicted_total_s"],

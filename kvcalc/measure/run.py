@@ -7,7 +7,7 @@ iterator of records. The functions at the end choose shapes, lengths and dtypes 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -129,7 +129,7 @@ def measure(
     core = [operator for operator in operators if operator.role is Role.CORE]
     bounds = [bound_of(operators, gpu), bound_of(core, gpu)]
     copies = [_copies(bound, case, settings, machine) for bound in bounds]
-    record: Record = {
+    record: dict[str, Any] = {
         "variant": case.variant,
         "attention": case.model.attention,
         "phase": case.phase,
@@ -226,7 +226,7 @@ def _timed_record(
         "flops_share": bound.flops / time.median / ceilings.flops_per_s[settings.dtype],
         "difference": reason,
     }
-    record: Record = {prefix + key: value for key, value in columns.items()}
+    record: dict[str, Any] = {prefix + key: value for key, value in columns.items()}
     if not prefix:
         record["launches"] = traffic.launches
     return record | {"why": why, "unfused_s": unfused_s}

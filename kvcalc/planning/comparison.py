@@ -85,7 +85,7 @@ def attention_records(
         layers=1,
         kinds={"layer": Layer(parts=(mixer,))},
     )
-    records = []
+    records: list[Record] = []
     for point, batch_size, context in product(POINTS, batches, contexts):
         operators = forward(
             variant(layer, point.variant).model,

@@ -28,6 +28,7 @@ from kvcalc.planning.grid import Candidate
 from kvcalc.planning.pareto_front import knees, reason
 from kvcalc.planning.variants import Variant
 from kvcalc.question.serving_options import LatencyOptions
+from kvcalc.records import Record
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.request_record import (
     drafting,
@@ -46,7 +47,6 @@ from kvcalc.timing.operator_times import roofline_records
 from kvcalc.timing.rows import read_rows
 from kvcalc.timing.validation import ErrorTally, validate
 
-Record = dict[str, Any]
 BATCHES = tuple(1 << n for n in range(9))
 ACCEPTANCE_RATES = tuple(n / 50 for n in range(51))
 USUAL_DRAFTED = (1, 2, 4, 8)

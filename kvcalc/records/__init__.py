@@ -1,9 +1,10 @@
 """Records: the answers of commands as flat mappings, with one declaration per key."""
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-# One row of a command whose record has no class yet. report/keys.yaml describes each key.
-Record: TypeAlias = dict[str, Any]
+# A record of any command, for code that reads records without knowing their class.
+Record: TypeAlias = Mapping[str, Any]
 # A parsed file, such as config.json.
 JsonObject: TypeAlias = dict[str, Any]
 # Values of options by name.

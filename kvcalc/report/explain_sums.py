@@ -8,7 +8,7 @@ from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, command
 from kvcalc.planning.search_space import SearchSpace
-from kvcalc.records import JsonObject
+from kvcalc.records import Record
 from kvcalc.report.explain import operand, with_numbers
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
 from kvcalc.report.text.plan_text import sentence, where
@@ -19,7 +19,7 @@ from kvcalc.timing.steps import engine_parts
 from kvcalc.units import format_bytes
 
 
-def explain_fit(fitted: Fit, record: JsonObject) -> str:
+def explain_fit(fitted: Fit, record: Record) -> str:
     """Return the sums from the memory of a GPU to the number of sequences that fit."""
     budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
     remaining, margin = fitted.remaining[fitted.estimate], fitted.margin

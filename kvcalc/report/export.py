@@ -4,11 +4,12 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-Record = Mapping[str, Any]
+from kvcalc.records import Record
+
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 

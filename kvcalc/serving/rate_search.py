@@ -146,5 +146,5 @@ def sweep_rates(
     rate = trials.sustained_rate()
     rates = sorted(trials.runs)
     run = trials.runs[rate or rates[0]]
-    record = run.record | {"rate": rate or None, "found_rate": rate}
+    record = {**run.record, "rate": rate or None, "found_rate": rate}
     return Sweep(run._replace(record=record), [trials.runs[r] for r in rates], is_complete)

@@ -9,7 +9,7 @@ The records of `latency`: a batch of equal requests, with speculation and withou
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -20,6 +20,7 @@ from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import fullest_stage
 from kvcalc.model.precision import stored_as
 from kvcalc.question.serving_options import LatencyOptions, check_steps
+from kvcalc.records import Record
 from kvcalc.serving.request_latency import (
     Latency,
     cost_per_million,
@@ -38,7 +39,6 @@ from kvcalc.serving.speculation import (
 )
 from kvcalc.timing.deployment import TimedDeployment
 
-Record: TypeAlias = dict[str, Any]  # a record as in report/keys.yaml
 MAX_CONTEXT = 1 << 20  # context up to which a step without the cache is searched
 MAX_PASSES = 1 << 23  # passes of all requests
 MAX_POINTS = 512  # steps of a request up to which NumPy is not imported
@@ -81,7 +81,7 @@ def latency_records(
         passes += own_passes * passes_in_one(deployment.model)
     check_steps("passes of all requests", passes, MAX_PASSES)
     doubling: dict[Any, int | None] = {}  # shared, because no length matters
-    records = []
+    records: list[Record] = []
     for requested_deployment, options in requests:
         deployment = with_host_weights(requested_deployment, options)
         record = _record(deployment, options)
@@ -90,7 +90,7 @@ def latency_records(
             key = id(requested_deployment), size, options.cpu_offload_gb, head
             if key not in doubling:
                 doubling[key] = doubling_context(deployment, size, head == "all")
-            record["no_cache_doubles_from"] = doubling[key]
+            record = {**record, "no_cache_doubles_from": doubling[key]}
         records.append(record)
     return records
 
@@ -117,7 +117,8 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     if options.prefix_len:
         uncached_ttft = request(deployment, input_len, 1, batch_size, chunk=chunk).ttft_s
     last_step = Batch.decode(options.context, batch_size)
-    record: Record = deployment.named | {
+    record: dict[str, Any] = {
+        **deployment.named,
         "batch_size": batch_size,
         "input_len": input_len,
         "output_len": options.output_len,
@@ -153,7 +154,7 @@ def _per_token(
     """Return rate, cost and energy of the output tokens, which take `e2e_s` seconds."""
     gpus, power = deployment.parallelism.gpus, deployment.gpu.power_w
     tokens = options.batch_size * options.output_len
-    record: Record = {"output_tokens_per_s": tokens / e2e_s if e2e_s else None}
+    record: dict[str, Any] = {"output_tokens_per_s": tokens / e2e_s if e2e_s else None}
     if options.price_per_hour:
         record["cost_per_million_tokens"] = (
             cost_per_million(options.price_per_hour, gpus, e2e_s, tokens) if e2e_s else None
@@ -238,7 +239,7 @@ def _speculative(
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     """Return whether the requests fit, as in `batch_memory`, with the draft loaded too."""
-    memory_options: Record = {
+    memory_options: dict[str, Any] = {
         "max_num_batched_tokens": options.max_num_batched_tokens,
         "cpu_offload_gb": options.cpu_offload_gb,
         "shared_prefix": options.prefix_len,

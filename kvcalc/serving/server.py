@@ -320,7 +320,7 @@ class Server:
             seconds = [self.transfer.seconds(n) for n in requests.input_len.tolist()]
             transfer_s = sum(seconds) / len(seconds)
         total_gpus = deployment.parallelism.gpus * (1 + replicas)
-        record: Record = {
+        record: dict[str, Any] = {
             **deployment.named,
             "time_basis": deployment.time_basis,
             "client": load.kind,

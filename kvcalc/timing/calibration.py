@@ -13,7 +13,7 @@ import math
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -302,7 +302,9 @@ def to_yaml(calibration: Calibration) -> str:
     import yaml
 
     fields = msgspec.to_builtins(calibration)
-    data: Record = {key: value for key, value in fields.items() if value not in ({}, None)}
+    data: dict[str, Any] = {
+        key: value for key, value in fields.items() if value not in ({}, None)
+    }
     laws = data.pop("laws", {})
     refused = data.pop("refused", {})
 

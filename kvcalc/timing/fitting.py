@@ -319,11 +319,11 @@ def make_calibration(
 
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     """Return one record for each family and kind, with nested parameters."""
-    records = []
+    records: list[Record] = []
     for fitted in fits:
         entry = fitted.entry
         law = entry.law if entry else None
-        record: Record = {
+        record: dict[str, Any] = {
             "family": fitted.family,
             "kind": fitted.kind,
             "form": str(law.__struct_config__.tag) if law else None,

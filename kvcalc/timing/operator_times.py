@@ -62,7 +62,7 @@ def _deployment_records(
         deployment.calibration,
         deployment.routing,
     )
-    return [deployment.named | common | record for record in records]
+    return [{**deployment.named, **common, **record} for record in records]
 
 
 def pass_records(
@@ -82,17 +82,17 @@ def pass_records(
     if calibration:
         operators = [p.operator for p in placed]
         records, times = _timed_records(records, operators, gpu, calibration, routing)
-        total_record |= times
+        total_record.update(times)
     records.append(total_record)
     time_key = "time_s" if calibration else "roofline_s"
     for record in records:
         if calibration and record["roofline_s"]:
             record["overhead"] = record["time_s"] / record["roofline_s"]
         record["share"] = record[time_key] / total_record[time_key]
-    return records
+    return [*records]
 
 
-def _total_record(placed: list[Placed], gpu: Gpu) -> Record:
+def _total_record(placed: list[Placed], gpu: Gpu) -> dict[str, Any]:
     cost = total(p.operator for p in placed)
     dtypes = dict.fromkeys(p.fallback or p.operator.dtype for p in placed if p.operator.dtype)
     return {
@@ -112,12 +112,12 @@ def _total_record(placed: list[Placed], gpu: Gpu) -> Record:
 
 
 def _timed_records(
-    records: Sequence[Record],
+    records: Sequence[dict[str, Any]],
     operators: Sequence[Operator],
     gpu: Gpu,
     calibration: Calibration,
     routing: Routing,
-) -> tuple[list[Record], Record]:
+) -> tuple[list[dict[str, Any]], Record]:
     """Return the records with predicted times and overheads, and the time keys of the total."""
     from kvcalc.timing.steps import operator_seconds, step_error, summed_time
 
@@ -153,7 +153,7 @@ def _timed_records(
     }
 
 
-def _added_time(name: str, seconds: float, basis: str, layer: str = "") -> Record:
+def _added_time(name: str, seconds: float, basis: str, layer: str = "") -> dict[str, Any]:
     """Return a record of time beyond the operators, which computes nothing and moves nothing."""
     operator = Operator(name, layer, 1, "added", Cost())
     return _operator_record(Placed(operator, seconds=0.0, bound="", fallback="")) | {
@@ -164,9 +164,9 @@ def _added_time(name: str, seconds: float, basis: str, layer: str = "") -> Recor
     }
 
 
-def _operator_record(p: Placed, gpu: Gpu | None = None) -> Record:
+def _operator_record(p: Placed, gpu: Gpu | None = None) -> dict[str, Any]:
     operator = p.operator
-    record: Record = {
+    record: dict[str, Any] = {
         "operator": operator.name,
         "layer": operator.layer,
         "role": str(operator.role),

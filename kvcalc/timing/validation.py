@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.gpu.gpu import Gpu
@@ -379,11 +379,11 @@ class ErrorTally:
         """Return the errors of each group, in order of the groups' names."""
         import numpy as np
 
-        records = []
+        records: list[Record] = []
         for names, arrays in sorted(self._groups.items()):
             columns = [np.frombuffer(column) for column in arrays]
             is_calibrated = bool(np.isfinite(columns[2]).any())
-            record: Record = dict(zip(self._by, names, strict=True))
+            record: dict[str, Any] = dict(zip(self._by, names, strict=True))
             record["rows"] = len(columns[0])
             record |= _error_figures(columns[0], columns[2 if is_calibrated else 1])
             record["basis"] = "calibrated" if is_calibrated else "roofline"

@@ -394,7 +394,7 @@ class Content(LinearLayout):
 
     def breakpoints(self) -> list[Record]:
         caps = {row.entry.full_from(): row.entry.span for row in self.rows if row.stored_layers}
-        pieces = []
+        pieces: list[Record] = []
         for start in sorted({0, *(tokens for tokens in caps if tokens > 0)}):
             size = size_of(self.rows, max(start, 1), 1, 1)
             cause = "chunk" if caps.get(start) is Span.CHUNK else "window"
@@ -500,7 +500,7 @@ def segments(demands: Sequence[BlockDemand]) -> list[Record]:
     The slope is an int if it is whole, otherwise a float.
     """
     causes = {0: ""} | {demand.cap: demand.cause for demand in demands if demand.cap > 0}
-    results = []
+    results: list[Record] = []
     for start, cause in sorted(causes.items()):
         growing = [d for d in demands if d.cap < 0 or d.cap > start]
         full = [d for d in demands if 0 <= d.cap <= start]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     Axis,
     Chart,
@@ -17,7 +18,6 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.latency_plot import deployment_names
 from kvcalc.report.charts.size_plot import cache_vs_context
-from kvcalc.report.export import Record
 from kvcalc.report.row_names import keep_distinguishing_columns
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import requirement_words, sentence, where

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
+from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
     Axis,
@@ -18,7 +19,6 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.series_styles import GREY
-from kvcalc.report.export import Record
 from kvcalc.report.row_names import keep_distinguishing_columns, shared_words
 from kvcalc.report.text.fit_text import NAMES, assumptions_line
 from kvcalc.report.text.roofline_text import levels

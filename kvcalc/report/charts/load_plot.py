@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kvcalc.errors import UserError, few
+from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     MAX_SERIES,
     Axis,
@@ -18,7 +19,6 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.series_styles import GREY
-from kvcalc.report.export import Record
 from kvcalc.report.row_names import SERVER, shared_words, sides
 from kvcalc.report.text.tables import comparable, predictions_first, seconds
 

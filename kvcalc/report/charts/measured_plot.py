@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
     INTENSITY_AXIS,
@@ -15,7 +16,6 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.series_styles import skip_grey
-from kvcalc.report.export import Record
 from kvcalc.report.text.tables import plural, seconds
 
 if TYPE_CHECKING:

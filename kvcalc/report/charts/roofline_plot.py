@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
+from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
     INTENSITY_AXIS,
@@ -14,7 +15,6 @@ from kvcalc.report.charts.chart import (
     si_tick,
 )
 from kvcalc.report.charts.series_styles import GREY
-from kvcalc.report.export import Record
 from kvcalc.report.row_names import keep_distinguishing_columns, shared_words
 
 KINDS = ("attention", "GEMMs with weights")

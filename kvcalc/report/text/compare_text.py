@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from kvcalc.model.memory import assumptions, cache_size
+from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.figures import Figure
 from kvcalc.records.fit import ComparedFitRecord
 from kvcalc.report.charts.chart import Chart, bar_chart, joined
-from kvcalc.report.export import Record
 from kvcalc.report.row_names import alike
 from kvcalc.report.text.fit_text import marked_columns, memory_notes, memory_sentences
 from kvcalc.report.text.size_text import LOAD, load

@@ -13,11 +13,10 @@ from kvcalc.capacity.allocations import ENTRY_BYTES, AllocationRun
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.memory_budget import replicas
 from kvcalc.capacity.suggested_fixes import NO_FIX, ConfigChange, advice, small_cache
-from kvcalc.records import JsonObject
+from kvcalc.records import JsonObject, Record
 from kvcalc.records.deployment import MemoryRecord
 from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
-from kvcalc.report.export import Record
 from kvcalc.report.row_names import shared_words, sides
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (

@@ -272,7 +272,7 @@ ATTENTION_COLUMNS = columns(
 )
 
 
-def attention_table(records: Sequence[JsonObject]) -> Table:
+def attention_table(records: Sequence[Record]) -> Table:
     """Return a row per variant and GPU, with the layer's shape below."""
     ridges = dict.fromkeys(
         f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records
@@ -291,7 +291,7 @@ def attention_table(records: Sequence[JsonObject]) -> Table:
     )
 
 
-def _attention_sentence(records: Sequence[JsonObject]) -> str:
+def _attention_sentence(records: Sequence[Record]) -> str:
     """Return how many variants of decode attention are memory-bound on the first GPU."""
     first = records[0]
     load = ("gpu", "context", "batch_size", "phase")

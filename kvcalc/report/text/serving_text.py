@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from kvcalc.records import Record
 from kvcalc.records.deployment import DeploymentRecord
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
-from kvcalc.report.export import Record
 from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
 from kvcalc.report.text.fit_text import (
     FITS,

@@ -8,8 +8,8 @@ from typing import Any
 
 from kvcalc.errors import few, visible
 from kvcalc.library.presets import preset_files
+from kvcalc.records import Record
 from kvcalc.records.figures import figures_of
-from kvcalc.report.export import Record
 from kvcalc.report.text.table_layout import (
     MAX_NOTES,
     Column,
