@@ -31,7 +31,7 @@ from kvcalc.planning.pareto_front import (
 from kvcalc.planning.quality import precision_losses
 from kvcalc.planning.search_space import GPUS_PER_SERVER, Requirement, SearchSpace
 from kvcalc.records.plan import CandidateRecord, PlanRecord
-from kvcalc.timing.steps import nodes_of
+from kvcalc.timing.deployment import nodes_of
 
 # vLLM's "NixlConnector Usage Guide" (docs/features/nixl_connector_usage.md), read 2026-11-23
 BOTH, PRODUCER, CONSUMER = "", "kv_producer", "kv_consumer"

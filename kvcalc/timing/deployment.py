@@ -1,8 +1,10 @@
-"""A deployment: a model on GPUs with its formats, ranks and time model, and the time of its
-passes."""
+"""A deployment: a model on GPUs with its formats, ranks and time model, and the time of its passes.
+
+Nodes: ranks are in order with tp innermost. A tp group stays on one node if it fits.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -19,14 +21,10 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.records import Record
-from kvcalc.timing.calibration import BOUND, Calibration, load_calibration
 from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
-from kvcalc.timing.steps import (
-    nodes_of,
-    pass_time,
-    spread_over,
-    step_error,
-)
+
+if TYPE_CHECKING:  # kernel models are imported only for predictions
+    from kvcalc.timing.calibration import Calibration
 
 MAX_MEMO = 4  # passes whose operators a model remembers
 ALL_EXPERTS = 10**9  # tokens of a pass that reach every expert
@@ -58,7 +56,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     precision: Precision = PUBLISHED
     parallelism: Parallelism = ONE_GPU
     mla_form: str = "auto"
-    calibration: Calibration | None = None
+    calibration: "Calibration | None" = None
     calibrated_on: str = ""
     routing: Routing = BALANCED
     host_weights: int = 0
@@ -77,6 +75,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         Raises:
             UserError: As `load_calibration`.
         """
+        from kvcalc.timing.calibration import load_calibration
+
         source = load_gpu(calibrated_on) if calibrated_on else None
         loaded = load_calibration(self.gpu, calibration, source, self.engine)
         if loaded and not calibrated_on and loaded.gpu != self.gpu.name:
@@ -111,7 +111,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     @property
     def time_basis(self) -> str:
         """calibrated, scaled (from another GPU's calibration) or bound."""
-        return self.calibration.basis_on(self.gpu) if self.calibration else BOUND
+        return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
     @property
     def named(self) -> Record:
@@ -191,6 +191,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         timed = self.timed_batch(batch)
         operators = self.operators(timed, all_positions)
         if self.calibration:
+            from kvcalc.timing.steps import pass_time
+
             predicted = pass_time(operators, self.gpu, self.calibration, self.routing)
             return predicted.seconds + self.host_seconds(operators)
         bound = total_seconds(roofline(operators, self.gpu, timed.decodes))
@@ -243,6 +245,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         bounds."""
         if not self.calibration:
             return 1.0
+        from kvcalc.timing.steps import pass_time
+
         operators = self.operators(batch)
         return pass_time(operators, self.gpu, self.calibration, self.routing).uncalibrated_share
 
@@ -255,6 +259,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             return None
         if self.uncalibrated_share(batch) > MAX_UNMEASURED:
             return None
+        from kvcalc.timing.steps import step_error
+
         return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:
@@ -288,3 +294,45 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 def _layer_weights(operators: Sequence[Operator]) -> Any:
     """Return the bytes of weights that operators in layers read."""
     return sum(operator.total.weight_bytes for operator in operators if operator.layer)
+
+
+def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
+    """Return the ranks with `per_node` set to the GPUs that one link joins.
+
+    If one link joins all ranks, they are returned unchanged.
+
+    Args:
+        nodes: Number of nodes; 0 for as few as possible.
+
+    Raises:
+        UserError: The ranks do not divide over the nodes, or they exceed the link and the GPU gives
+            no rate between nodes.
+    """
+    domain, per_node = gpu.link_domain, ranks.gpus
+    if nodes:
+        if not 0 < nodes <= ranks.gpus or ranks.gpus % nodes:
+            raise UserError(f"{ranks.gpus} GPUs do not divide over {nodes} nodes")
+        per_node = ranks.gpus // nodes
+        if domain and per_node > domain and not gpu.bridged:
+            text = f"one link joins {domain} {gpu.name}, but a node has {per_node}"
+            raise UserError(text, hint=f"Give --nodes {-(-ranks.gpus // domain)} or more")
+    limit = min(domain or per_node, per_node)
+    if ranks.gpus <= limit:
+        return ranks
+    if not (gpu.inter_node_bytes_per_s or (gpu.bridged and nodes <= 1)):
+        text = (
+            f"one link joins {limit} {gpu.name}, and the preset has no rate between nodes "
+            f"for {ranks.gpus}"
+        )
+        raise UserError(text, hint="Give --inter-node-bandwidth of a GPU, as 50GB/s")
+    tp = ranks.tp
+    near = limit // tp * tp if tp <= limit else -(-tp // -(-tp // limit))
+    return msgspec.structs.replace(ranks, per_node=near)
+
+
+def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
+    """Return the number of nodes of spread ranks. GPUs that a bridge joins in pairs are one
+    node."""
+    if not ranks.per_node or (gpu.bridged and nodes <= 1):
+        return 1
+    return -(-ranks.gpus // ranks.per_node)

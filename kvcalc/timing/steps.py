@@ -18,20 +18,15 @@ Sparse-attention modules were also measured as a whole. The time beyond their op
 module's overhead, so an operator takes the same time in a sparse module and in an MLA module. No
 time is below the bound, and operators do not overlap.
 
-Nodes: ranks are in order with tp innermost. A tp group stays on one node if it fits. All-reduces
-between nodes are rings, one per GPU of a node, each over that GPU's own link.
+All-reduces between nodes are rings, one per GPU of a node, each over that GPU's own link.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from kvcalc.arithmetic import at_least, doublings, is_any, maximum, where
-from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import least_time
-from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cost import (
     AttentionShape,
     CollectiveShape,
@@ -55,48 +50,6 @@ from kvcalc.timing.kernel_times import (
 # (github.com/NVIDIA/nccl, read 2026-11-22).
 MESSAGE_US = 5.0
 _ELEMENTWISE = Elementwise()
-
-
-def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
-    """Return the ranks with `per_node` set to the GPUs that one link joins.
-
-    If one link joins all ranks, they are returned unchanged.
-
-    Args:
-        nodes: Number of nodes; 0 for as few as possible.
-
-    Raises:
-        UserError: The ranks do not divide over the nodes, or they exceed the link and the GPU gives
-            no rate between nodes.
-    """
-    domain, per_node = gpu.link_domain, ranks.gpus
-    if nodes:
-        if not 0 < nodes <= ranks.gpus or ranks.gpus % nodes:
-            raise UserError(f"{ranks.gpus} GPUs do not divide over {nodes} nodes")
-        per_node = ranks.gpus // nodes
-        if domain and per_node > domain and not gpu.bridged:
-            text = f"one link joins {domain} {gpu.name}, but a node has {per_node}"
-            raise UserError(text, hint=f"Give --nodes {-(-ranks.gpus // domain)} or more")
-    limit = min(domain or per_node, per_node)
-    if ranks.gpus <= limit:
-        return ranks
-    if not (gpu.inter_node_bytes_per_s or (gpu.bridged and nodes <= 1)):
-        text = (
-            f"one link joins {limit} {gpu.name}, and the preset has no rate between nodes "
-            f"for {ranks.gpus}"
-        )
-        raise UserError(text, hint="Give --inter-node-bandwidth of a GPU, as 50GB/s")
-    tp = ranks.tp
-    near = limit // tp * tp if tp <= limit else -(-tp // -(-tp // limit))
-    return msgspec.structs.replace(ranks, per_node=near)
-
-
-def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
-    """Return the number of nodes of spread ranks. GPUs that a bridge joins in pairs are one
-    node."""
-    if not ranks.per_node or (gpu.bridged and nodes <= 1):
-        return 1
-    return -(-ranks.gpus // ranks.per_node)
 
 
 def latency_us(operator: Operator) -> float:

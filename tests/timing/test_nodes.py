@@ -6,7 +6,7 @@ from conftest import Run
 
 from kvcalc import Batch, Parallelism, UserError, deploy, load_gpu, load_model
 from kvcalc.model.forward_pass import leaves_node
-from kvcalc.timing.steps import nodes_of, spread_over
+from kvcalc.timing.deployment import nodes_of, spread_over
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-70b")
