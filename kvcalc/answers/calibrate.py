@@ -169,16 +169,16 @@ def _parameters(record: "Record") -> str:
     return ", ".join(words) or str(record["why"])
 
 
-def run_validate(
-    rows: Rows,
-    *,
+class ValidationOptions(Question, frozen=True):
+    """How measured rows are compared with predictions."""
+
     by: Annotated[
         str,
         Option(
             "Keys of a group: op, gpu, framework, dtype, model, client; a list",
             takes="LIST",
         ),
-    ] = "op,gpu,framework,dtype",
+    ] = "op,gpu,framework,dtype"
     predictions: Annotated[
         str,
         Option(
@@ -186,10 +186,10 @@ def run_validate(
             takes="FILE",
             is_output=True,
         ),
-    ] = "",
+    ] = ""
     fail_above: Annotated[
         float, Option("Exit with 1 if the median error of a group exceeds X percent")
-    ] = float("inf"),
+    ] = float("inf")
     stack: Annotated[
         str,
         Option(
@@ -197,56 +197,52 @@ def run_validate(
             takes="NAME",
             words="calibrations",
         ),
-    ] = "",
+    ] = ""
     calibration_from: Annotated[
         str,
         Option("Use this GPU's calibrations, scaled by datasheets", takes="GPU", words="gpus"),
-    ] = "",
-) -> Answer:
+    ] = ""
+
+
+def run_validate(rows: Rows, *, options: ValidationOptions) -> Answer:
     """Compare predictions with measured rows. The status is 1 if `--fail-above` fails."""
     from kvcalc.library.load import load_gpu
     from kvcalc.serving.server_validation import served_times
     from kvcalc.timing.rows import read_blocks
     from kvcalc.timing.validation import KEYS, ErrorTally, predictions_csv, validate
 
-    if not fail_above >= 0:
-        raise UserError(f"--fail-above {fail_above} is not a percentage")
-    source = load_gpu(calibration_from) if calibration_from else None
-    tally = ErrorTally([key.strip() for key in by.split(",")])
+    limit = options.fail_above
+    if not limit >= 0:
+        raise UserError(f"--fail-above {limit} is not a percentage")
+    source = load_gpu(options.calibration_from) if options.calibration_from else None
+    tally = ErrorTally([key.strip() for key in options.by.split(",")])
     tables = (table for path in rows for table in read_blocks(path))
-    blocks = tally.adding(validate(tables, stack, source, served_times))
-    if predictions:
+    blocks = tally.adding(validate(tables, options.stack, source, served_times))
+    if path := options.predictions:
         pieces = predictions_csv(rows, blocks)
-        save_text(predictions, map(visible, pieces) if predictions == "-" else pieces)
+        save_text(path, map(visible, pieces) if path == "-" else pieces)
     for _ in blocks:
         pass
     records = tally.records()
-    notes = list(tally.remarks)
-    has_limit = fail_above < float("inf")
-    empty = tally.empty if has_limit else []
-    notes += [
-        f"{path}: no row can be read, so nothing is below {fail_above:g} %" for path in empty
+    empty = tally.empty if limit < float("inf") else []
+    notes = [
+        *tally.remarks,
+        *(f"{path}: no row can be read, so nothing is below {limit:g} %" for path in empty),
     ]
-    bad = [
-        record
-        for record in records
-        if has_limit
-        and (
-            record["median_abs_error"] is None or 100 * record["median_abs_error"] > fail_above
-        )
-    ]
-    if bad:
-        groups = [
-            " ".join(str(record[key]) for key in KEYS if record.get(key)) for record in bad
-        ]
-        notes.append(f"{len(bad)} groups above {fail_above:g} %: {', '.join(groups[:5])}")
+    groups = []
+    for record in records if limit < float("inf") else []:
+        error = record["median_abs_error"]
+        if error is None or 100 * error > limit:
+            groups.append(" ".join(str(record[key]) for key in KEYS if record.get(key)))
+    if groups:
+        notes.append(f"{len(groups)} groups above {limit:g} %: {', '.join(groups[:5])}")
     source_name = source.name if source else ""
     return Answer(
         records,
         lambda: [_validation_table(records, source_name)],
         _notes=notes,
-        _status=int(bool(bad or empty)),
-        _is_silent=predictions == "-",
+        _status=int(bool(groups or empty)),
+        _is_silent=options.predictions == "-",
     )
 
 

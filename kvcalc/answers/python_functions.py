@@ -1,21 +1,21 @@
 """The lower level of the Python API: a pass, its cache and its bounds, with names or objects."""
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvcalc.errors import UserError
 from kvcalc.gpu import roof
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.gpu.roof import Placed
-from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
-from kvcalc.layers.cost import Cost, Operator
+from kvcalc.layers.batch import Batch, Parallelism
+from kvcalc.layers.cost import Operator
 from kvcalc.library import load
 from kvcalc.library.checkpoints import load_named
 from kvcalc.model import forward_pass, memory
-from kvcalc.model.memory import CacheSize
 from kvcalc.model.model import Model
-from kvcalc.model.precision import PUBLISHED, Precision
+from kvcalc.model.precision import Precision
 from kvcalc.units import parse_tokens, plain
 
 Value = TypeVar("Value")
@@ -40,109 +40,6 @@ def load_gpu(name: str | Path) -> Gpu:
         UserError: The name is unknown, or the file cannot be read.
     """
     return load.load_gpu(str(of_kind(name, "name of a GPU", str, Path)))
-
-
-def cache_size(
-    model: ModelOrName,
-    context: int | str,
-    batch_size: int | str = 1,
-    precision: Precision = PUBLISHED,
-    block_size: int = 16,
-    parallelism: Parallelism = ONE_GPU,
-) -> CacheSize:
-    """Return bytes of the KV cache: stored, read by a decode step, allocated, fixed and slope.
-
-    The bytes are those of the GPU with the most weights and cache. With pipeline stages, another
-    GPU may store more cache, but less in total.
-
-    Args:
-        context: Tokens per sequence, such as 4096 or `128k`.
-        block_size: Tokens per block. Allocation is in whole blocks.
-    """
-    return memory.cache_size(
-        as_model(model),
-        as_tokens(context, "context"),
-        as_tokens(batch_size, "batch size"),
-        of_kind(precision, "Precision", Precision),
-        as_tokens(block_size, "block size"),
-        of_kind(parallelism, "Parallelism", Parallelism),
-    )
-
-
-def weight_bytes(
-    model: ModelOrName,
-    precision: Precision = PUBLISHED,
-    parallelism: Parallelism = ONE_GPU,
-    context: int | str = 1,
-    batch_size: int | str = 1,
-) -> int:
-    """Return bytes of the weights on the fullest GPU, with the scales of quantized matrices.
-
-    With pipeline stages, context and batch_size decide which GPU is the fullest.
-    """
-    return memory.weight_bytes(
-        as_model(model),
-        of_kind(precision, "Precision", Precision),
-        of_kind(parallelism, "Parallelism", Parallelism),
-        as_tokens(context, "context"),
-        as_tokens(batch_size, "batch size"),
-    )
-
-
-def mha_ratio(
-    model: ModelOrName, context: int | str, precision: Precision = PUBLISHED
-) -> float | None:
-    """Return bytes of the equivalent MHA model ÷ bytes of this model; None without attention."""
-    precision = of_kind(precision, "Precision", Precision)
-    return memory.mha_ratio(as_model(model), as_tokens(context, "context"), precision)
-
-
-def forward(
-    model: ModelOrName,
-    batch: Batch,
-    precision: Precision = PUBLISHED,
-    parallelism: Parallelism = ONE_GPU,
-    mla_form: str = "auto",
-    all_positions: bool = False,
-    stage: int | None = None,
-) -> tuple[Operator, ...]:
-    """Return the operators of one pass on one GPU. Equal layers are one operator with a `count`.
-
-    Args:
-        batch: `Batch.decode(context, batch_size)`, `Batch.prefill(…)` or a mixed pass. Arrays in
-            it make each figure an array.
-        mla_form: Form of latent attention: auto, absorbed or expanded.
-        all_positions: Whether the LM head computes every token, not only the last.
-        stage: Pipeline stage from 0; the fullest by default.
-    """
-    return forward_pass.forward(
-        as_model(model),
-        of_kind(batch, "Batch", Batch),
-        of_kind(precision, "Precision", Precision),
-        of_kind(parallelism, "Parallelism", Parallelism),
-        mla_form,
-        all_positions,
-        stage,
-    )
-
-
-def bounds(
-    operators: Iterable[Operator], gpu: GpuOrName, memory_alone: bool = False
-) -> list[Placed]:
-    """Return the datasheet bound of each operator: `seconds`, `bound` and `intensity`.
-
-    Args:
-        memory_alone: Whether only bytes count, for a GPU without matrix peaks.
-
-    Raises:
-        UserError: The GPU has no unit for a data type.
-    """
-    return roof.roofline(_operators(operators), as_gpu(gpu), memory_alone)
-
-
-def total(operators: Iterable[Operator]) -> Cost:
-    """Return the cost of a pass: FLOPs and bytes of all operators times their counts."""
-    return forward_pass.total(_operators(operators))
 
 
 def _operators(values: Iterable[Operator]) -> list[Operator]:
@@ -180,3 +77,42 @@ def of_kind(value: Value, noun: str, *kinds: type) -> Value:
     if not isinstance(value, kinds):
         raise UserError(f"{value!r:.80} is no {noun}")
     return value
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "model": as_model,
+    "gpu": as_gpu,
+    "context": lambda value: as_tokens(value, "context"),
+    "batch_size": lambda value: as_tokens(value, "batch size"),
+    "block_size": lambda value: as_tokens(value, "block size"),
+    "batch": lambda value: of_kind(value, "Batch", Batch),
+    "precision": lambda value: of_kind(value, "Precision", Precision),
+    "parallelism": lambda value: of_kind(value, "Parallelism", Parallelism),
+    "operators": _operators,
+}
+
+
+def accepts_names(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Return a function that also takes names of models and GPUs, and tokens as text.
+
+    Raises:
+        UserError: An argument has another type. The arguments in READERS are checked.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def run(*values: Any, **options: Any) -> Value:
+        bound = signature.bind(*values, **options)
+        for name in READERS.keys() & bound.arguments.keys():
+            bound.arguments[name] = READERS[name](bound.arguments[name])
+        return function(*bound.args, **bound.kwargs)
+
+    return run
+
+
+cache_size = accepts_names(memory.cache_size)
+weight_bytes = accepts_names(memory.weight_bytes)
+mha_ratio = accepts_names(memory.mha_ratio)
+forward = accepts_names(forward_pass.forward)
+total = accepts_names(forward_pass.total)
+bounds = accepts_names(roof.roofline)
