@@ -176,13 +176,6 @@ def test_what_is_no_name_is_refused_before_any_traffic(name: str, monkeypatch: p
         load_model(name)
 
 
-def test_without_the_extra_one_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError) as refused:
-        load_model("hf:org/name")
-    assert str(refused.value) == "reading org/name from the Hub needs the extra `hub`. pip install 'kvcalc[hub]'"
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -169,26 +169,23 @@ def test_bytes_of_released_indexes() -> None:
     Phi-2 in fp32 under its first type; Falcon-40B as `RefinedWeb` lacks the head that is its embedding."""
     telechat = {"model_type": "telechat", "hidden_size": 4096, "n_head": 32, "n_layer": 30, "ffn_hidden_size": 12288}
     assert weight_bytes(read(telechat | {"vocab_size": 160256, "embed_layernorm": False})) == 14_400_036_864
-    minimax = {
-        "model_type": "minimax_m1",
-        "hidden_size": 6144,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
+    minimax = {"model_type": "minimax_m1", "hidden_size": 6144, "num_hidden_layers": 80, "num_attention_heads": 64}
+    minimax |= {
         "head_dim": 128,
+        "num_key_value_heads": 8,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 9216,
     }
-    minimax |= {"num_key_value_heads": 8, "num_local_experts": 32, "num_experts_per_tok": 2, "intermediate_size": 9216}
     minimax |= {"attn_type_list": [int(i % 8 == 7) for i in range(80)], "vocab_size": 200064, "postnorm": True}
     minimax |= {"layernorm_mlp_alpha": 3.5, "shared_moe_mode": "sigmoid", "shared_intermediate_size": 0}
     assert weight_bytes(read(minimax | {"tie_word_embeddings": False})) == 912_210_767_872 - 2 * 80 * 32 * 6144
-    phi = {
-        "model_type": "mixformer-sequential",
-        "n_embd": 2560,
-        "n_head": 32,
-        "n_layer": 32,
-        "n_inner": None,
+    phi = {"model_type": "mixformer-sequential", "n_embd": 2560, "n_head": 32, "n_layer": 32, "n_inner": None}
+    phi |= {
         "n_positions": 2048,
+        "architectures": ["MixFormerSequentialForCausalLM"],
+        "architecture": {"mlp": {"mlp_cls": "fused_mlp"}},
     }
-    phi |= {"architectures": ["MixFormerSequentialForCausalLM"], "architecture": {"mlp": {"mlp_cls": "fused_mlp"}}}
     assert weight_bytes(read(phi | {"vocab_size": 51200, "torch_dtype": "float32"})) == 11_118_735_360
     falcon = {"model_type": "RefinedWeb", "hidden_size": 8192, "n_head": 128, "n_head_kv": 8, "n_layer": 60, "vocab_size": 65024}
     model = read(falcon | {"bias": False, "parallel_attn": True, "alibi": False})
@@ -311,10 +308,8 @@ def test_layers_that_reuse_a_cache() -> None:
 
 def test_wrappers_leave_the_text_part_to_its_class() -> None:
     """Qwen2-Audio: Qwen2's defaults (4,096 wide, 32 layers, MHA) with 156,032 rows. LLaVA 1.5: Llama's with 32,064."""
-    audio = {
-        "model_type": "qwen2_audio",
-        "text_config": {"model_type": "qwen2", "vocab_size": 156032, "intermediate_size": 11008},
-    }
+    qwen2 = {"model_type": "qwen2", "vocab_size": 156032, "intermediate_size": 11008}
+    audio = {"model_type": "qwen2_audio", "text_config": qwen2}
     assert model_from(audio, "config.json", "x").parameters == 7_754_878_976
     llava = {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}}
     model = model_from(llava, "config.json", "x")

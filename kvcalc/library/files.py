@@ -39,7 +39,7 @@ def write_text(target: str | Path, content: str | bytes | Iterable[str]) -> None
         else:
             _replace(path, pieces, status)
     except OSError as error:
-        raise _unwritable(error, target) from None
+        raise _file_error("written", error, target) from None
 
 
 def _encoded(pieces: Iterable[str | bytes]) -> Iterator[bytes]:
@@ -73,7 +73,7 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     except FileNotFoundError:
         status = None
     except (OSError, ValueError) as error:
-        raise _unwritable(error, target) from None
+        raise _file_error("written", error, target) from None
     if name.endswith(("/", os.sep)) or (status and stat.S_ISDIR(status.st_mode)):
         raise UserError("cannot be written: is a folder, not a file", name)
     # a pipe has no link target
@@ -119,11 +119,10 @@ def _replace(path: Path, pieces: Iterable[bytes], status: os.stat_result | None)
         raise
 
 
-def _unwritable(error: OSError | ValueError, target: str | Path) -> UserError:
-    reason = (
-        error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-    )
-    return UserError(f"cannot be written: {reason.lower()}", str(target))
+def _file_error(action: str, error: OSError | ValueError, path: str | Path) -> UserError:
+    """Return the error about a file that cannot be `read`, `written` or `made`."""
+    reason = getattr(error, "strerror", None) or "not a usable path"
+    return UserError(f"cannot be {action}: {reason.lower()}", str(path))
 
 
 def make_folder(path: Path) -> None:
@@ -131,9 +130,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot be made: {(error.strerror or 'error').lower()}", str(path)
-        ) from None
+        raise _file_error("made", error, path) from None
 
 
 class Growing:
@@ -154,7 +151,7 @@ class Growing:
             try:
                 self._file = self._opened()
             except OSError as error:
-                raise self._failed(error) from None
+                raise _file_error("written", error, self.target) from None
 
     def _opened(self) -> TextIO:
         if self._status and not stat.S_ISREG(self._status.st_mode):
@@ -174,7 +171,7 @@ class Growing:
         except OSError as error:
             if self.target == "-":
                 raise
-            raise self._failed(error) from None
+            raise _file_error("written", error, self.target) from None
 
     def close(self, keep: bool) -> None:
         """Close the file; it replaces the target only if it is kept."""
@@ -185,15 +182,10 @@ class Growing:
             if keep and self._temporary:
                 take_place(self._temporary, self._path, self._status)
         except OSError as error:
-            raise self._failed(error) from None
+            raise _file_error("written", error, self.target) from None
         finally:
             if self._temporary:
                 self._temporary.unlink(missing_ok=True)
-
-    def _failed(self, error: OSError) -> UserError:
-        return UserError(
-            f"cannot be written: {(error.strerror or 'error').lower()}", self.target
-        )
 
 
 MOST_YAML, MOST_JSON = 4 << 20, 16 << 20
@@ -211,7 +203,7 @@ def read_text(path: Path, most_bytes: int) -> str:
         with path.open("rb") as file:
             return file.read(most_bytes + 1).decode("utf-8-sig")
     except OSError as error:
-        raise _unreadable(error, path) from None
+        raise _file_error("read", error, path) from None
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 text (byte {error.start:,})", str(path)) from None
 
@@ -232,7 +224,7 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
                     )
                 yield line
     except OSError as error:
-        raise _unreadable(error, path) from None
+        raise _file_error("read", error, path) from None
     except UnicodeDecodeError:
         raise UserError(f"is not UTF-8 text (byte {_first_bad(path):,})", str(path)) from None
 
@@ -243,7 +235,7 @@ def check_readable(path: Path, most_bytes: int) -> None:
     try:
         result = path.stat()
     except (OSError, ValueError) as error:
-        raise _unreadable(error, path) from None
+        raise _file_error("read", error, path) from None
     if stat.S_ISDIR(result.st_mode):
         raise UserError("is a folder, not a file", file_name)
     if not stat.S_ISREG(result.st_mode):
@@ -253,13 +245,6 @@ def check_readable(path: Path, most_bytes: int) -> None:
             f"has {result.st_size:,} bytes; more than {most_bytes:,} are not read",
             file_name,
         )
-
-
-def _unreadable(error: OSError | ValueError, path: Path) -> UserError:
-    reason = (
-        error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-    )
-    return UserError(f"cannot be read: {reason.lower()}", str(path))
 
 
 def _first_bad(path: Path) -> int:
