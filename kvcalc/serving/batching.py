@@ -1,7 +1,7 @@
 """Static and continuous batching, simulated event by event.
 
 Static batching: a batch starts when the server is free. It takes the requests that wait then, first
-come first served, up to max_num_seqs and as many as fit at their longest. Prompts are padded to the
+come first served, up to max_num_seqs and up to the memory at their longest. Prompts are padded to the
 longest one in the batch and processed in one pass. Then every row decodes until the last one is
 done; the slot of a completed row is padding. Clients receive tokens as they are made.
 
@@ -42,7 +42,7 @@ from kvcalc.serving.step_timers import (
 
 
 class ServerSetup(NamedTuple):
-    """What all ranks of a simulated server have in common.
+    """The settings of a simulated server that all its ranks share.
 
     Attributes:
         prefix_hit_rate: Share of each prompt that a rank's prefix cache finds; 0 without caches.
@@ -115,7 +115,7 @@ class Static:
         times = [self.steps.prefill(((prompt, 0),) * count)]
         while len(times) <= decodes:
             context = prompt + len(times)
-            times += self.steps.line(count, context).each[: decodes + 1 - len(times)]
+            times += self.steps.line(count, context).exact_seconds[: decodes + 1 - len(times)]
         seconds = np.array(times)
         ends = self.now + seconds.cumsum()
         self.log.scheduled[batch] = self.now
@@ -125,7 +125,7 @@ class Static:
         cache = np.zeros((2, decodes + 1), dtype=np.int64)  # allocated and stored bytes
         cache[0] = count * self.pool.allocated[prompt : prompt + decodes + 1]
         for first, output in zip(inputs.tolist(), outputs.tolist(), strict=True):
-            cache[1, :output] += self.pool.stored[first : first + output]
+            cache[1, :output] += self.pool.stored_bytes[first : first + output]
         padding = count * prompt - int(inputs.sum()), count * decodes - int((outputs - 1).sum())
         for part, prompt_tokens, padded, start_s in (
             (slice(1), count * prompt, padding[0], self.now),
@@ -145,7 +145,7 @@ class Static:
                 prefill_tokens=prompt_tokens,
                 waiting=len(self.waiting),
                 kv_allocated_bytes=growth.allocated,
-                kv_stored_bytes=growth.stored,
+                kv_stored_bytes=growth.stored_bytes,
             )
             self.log.add(row, growth, padded)
 
@@ -160,7 +160,7 @@ class Continuous:
 
     Attributes:
         prefixes: The prefix cache. None if the server has no prefix cache.
-        held: Allocated bytes of requests whose prompts are being processed, less shared bytes.
+        prefill_bytes: Allocated bytes of requests whose prompts are being processed, less shared bytes.
         reserved: Bytes reserved for admitted requests.
         waited: Consecutive decode passes for which prompts have waited for more prompts.
         horizon: Time up to which all arrivals are known.
@@ -178,14 +178,14 @@ class Continuous:
         hit_rate = setup.prefix_hit_rate
         self.prefixes = PrefixCache(hit_rate, pool) if hit_rate else None
         self.allocated = memoryview(pool.allocated)
-        self.stored = memoryview(pool.stored)
+        self.stored_bytes = memoryview(pool.stored_bytes)
         self.decoding: Decoding = (
             SpeculativeDecoding(pool, steps.drafting, self.log)
             if isinstance(steps, SpeculativeStepTimer)
             else LockstepDecoding(pool, max(queue.outputs, default=1))
         )
         self.now = 0.0
-        self.admitted = self.held = self.swap_bytes = self.reserved = 0
+        self.admitted = self.prefill_bytes = self.swap_bytes = self.reserved = 0
         self.waited = self.unchecked = 0
         self.horizon = math.inf
         self.waiting = WaitingRequests(queue)
@@ -201,7 +201,7 @@ class Continuous:
         return bool(self.decoding.count or self.prefilling or self.waiting)
 
     def next_pass_s(self) -> float:
-        """Return the time in seconds of the next pass, as far as it is known."""
+        """Return the time in seconds of the next known pass."""
         return self.now if self.is_busy else max(self.now, self.queue.next_s)
 
     def run(self) -> bool:
@@ -223,7 +223,7 @@ class Continuous:
     def _pass(self) -> None:
         preempted = False
         # at least one request always has enough memory for its next token
-        while self.decoding.needed > self.pool.budget - self.held:
+        while self.decoding.needed > self.pool.budget - self.prefill_bytes:
             preempted = True
             self._preempt()
         chunks: list[tuple[RunningRequest, int]] = []
@@ -256,7 +256,7 @@ class Continuous:
         self.log.preemptions += 1
         if self.prefilling and self.prefilling[-1].order > self.decoding.newest():
             request = self.prefilling.pop()
-            self.held -= self.allocated[request.target]
+            self.prefill_bytes -= self.allocated[request.target]
             self._release(request.index)
             self.log.recomputed_tokens += request.cached
             request.cached = 0
@@ -279,7 +279,7 @@ class Continuous:
 
     def _share(self, shared: int) -> None:
         """Subtract bytes that running requests share from the held and the reserved bytes."""
-        self.held -= shared
+        self.prefill_bytes -= shared
         self.reserved -= shared
 
     def _swap(self, request: RunningRequest) -> None:
@@ -296,7 +296,7 @@ class Continuous:
         if not self.waiting or self._waits_for_more_prompts(tokens):
             return chunks
         budget = self.pool.budget
-        allocated = self.decoding.needed + self.held
+        allocated = self.decoding.needed + self.prefill_bytes
         num_seqs = self.limits.max_num_seqs - self.decoding.count - len(self.prefilling)
         while self.waiting and tokens > 0 and num_seqs > 0:
             request = self.waiting.head()
@@ -316,7 +316,7 @@ class Continuous:
             new = request.target - (request.cached or cached)
             is_first_prompt = not has_chunks and not chunks
             if (
-                self.scheduling.whole
+                self.scheduling.whole_prompts
                 and new > tokens
                 and not is_first_prompt
                 and not is_swapped
@@ -335,7 +335,7 @@ class Continuous:
                 tokens -= self.steps.queries
             else:
                 request.cached = cached
-                self.held += needed
+                self.prefill_bytes += needed
                 self.prefilling.append(request)
                 chunks.append((request, min(new, tokens)))
                 tokens -= chunks[-1][1]
@@ -400,17 +400,17 @@ class Continuous:
             seconds += swapped / self.limits.host_bytes_per_s
         for request, new in chunks:
             request.cached += new
-        allocated, stored = self.held, self._stored_bytes()
+        allocated, stored_bytes = self.prefill_bytes, self._stored_bytes()
         for request in self.joining:
             allocated += self.allocated[request.cached]
-            stored += self.stored[request.cached]
+            stored_bytes += self.stored_bytes[request.cached]
         completed: list[RunningRequest] = []
         if count:
             segment = StepTimeSegment(seconds)
-            growth, completed = decoding.grow(1, segment, allocated, stored)
+            growth, completed = decoding.grow(1, segment, allocated, stored_bytes)
         else:
             allocated += decoding.allocated
-            growth = constant_growth(allocated, decoding.stored + stored, seconds)
+            growth = constant_growth(allocated, decoding.stored_bytes + stored_bytes, seconds)
         self._log(seconds, 1, count, chunks, growth)
         self._advance(seconds, completed)
         for request, _ in chunks:
@@ -425,7 +425,7 @@ class Continuous:
         """
         decoding, count = self.decoding, self.decoding.count
         segment = self.steps.line(count, decoding.context / count + 1)
-        passes = decoding.in_a_row(segment.passes, self.pool.budget - self.held)
+        passes = decoding.in_a_row(segment.passes, self.pool.budget - self.prefill_bytes)
         if self.waited:
             passes = min(passes, self.scheduling.wait_passes - self.waited + 1)
         interval = self.scheduling.receive_interval
@@ -438,15 +438,21 @@ class Continuous:
         if self.waited:
             self.waited += passes - 1
         seconds = segment.seconds(passes)
-        growth, completed = decoding.grow(passes, segment, self.held, self._stored_bytes())
+        growth, completed = decoding.grow(
+            passes, segment, self.prefill_bytes, self._stored_bytes()
+        )
         self._log(seconds, passes, count, [], growth)
         self._advance(seconds, completed)
 
     def _stored_bytes(self) -> int:
         """Return the stored bytes of requests that do not decode, less the bytes that requests
         share."""
-        stored = sum([self.stored[r.cached] for r in self.prefilling]) if self.prefilling else 0
-        return stored - self.prefixes.shared_stored if self.prefixes else stored
+        stored_bytes = (
+            sum([self.stored_bytes[r.cached] for r in self.prefilling])
+            if self.prefilling
+            else 0
+        )
+        return stored_bytes - self.prefixes.shared_stored if self.prefixes else stored_bytes
 
     def _log(
         self,
@@ -468,7 +474,7 @@ class Continuous:
             prompt_tokens,
             len(self.waiting),
             growth.allocated,
-            growth.stored,
+            growth.stored_bytes,
         )
         self.log.add(row, growth)
 
@@ -489,7 +495,7 @@ class Continuous:
         """Give a complete prompt its next token and let its request decode."""
         index = request.index
         self.prefilling.remove(request)
-        self.held -= self.allocated[request.target]
+        self.prefill_bytes -= self.allocated[request.target]
         request.generated += 1
         if request.generated == 1:
             self.log.first[index] = self.now

@@ -29,7 +29,7 @@ class Pool(NamedTuple):
     Attributes:
         budget: Bytes for the cache.
         allocated: Allocated bytes of a request, indexed by its tokens (int64).
-        stored: Stored bytes of a request, indexed by its tokens (int64).
+        stored_bytes: Stored bytes of a request, indexed by its tokens (int64).
         longest: Maximum tokens of a request, independent of free memory.
         shared_block_bytes: Allocated bytes of a block that requests with a common prefix share.
         shared_block_stored: Stored bytes of a block that requests with a common prefix share.
@@ -38,7 +38,7 @@ class Pool(NamedTuple):
 
     budget: int
     allocated: Any
-    stored: Any
+    stored_bytes: Any
     longest: int
     shared_block_bytes: int = 0
     shared_block_stored: int = 0
@@ -76,13 +76,13 @@ def make_pool(
     if cache not in CACHES:
         raise UserError(f"unknown cache {cache!r}", hint=nearest(cache, CACHES))
     tokens = np.arange(max_tokens + 1, dtype=np.int64)
-    stored = stored_at(content.rows, tokens)
+    stored_bytes = stored_at(content.rows, tokens)
     if cache == "paged":
         allocated = np.maximum.accumulate(layout.request_bytes(kv_budget, tokens + draft_slots))
         return Pool(
             budget=layout.request_pool(kv_budget),
             allocated=allocated,
-            stored=stored,
+            stored_bytes=stored_bytes,
             longest=max_model_len,
             shared_block_bytes=shared_block(layout),
             shared_block_stored=shared_block(content, layout.block_size),
@@ -90,12 +90,12 @@ def make_pool(
         )
     reserved = content.needed(1, max_model_len + draft_slots)
     if reserved > kv_budget:
-        taken = f"{format_bytes(reserved)} of {format_bytes(kv_budget)}"
-        what = f"one contiguous reservation of {max_model_len:,} tokens takes {taken}"
-        raise UserError(what, hint="Lower max-model-len, or take a paged cache")
+        sizes = f"{format_bytes(reserved)} of {format_bytes(kv_budget)}"
+        message = f"one contiguous reservation of {max_model_len:,} tokens takes {sizes}"
+        raise UserError(message, hint="Lower max-model-len, or take a paged cache")
     allocated = np.full(max_tokens + 1, reserved)
     block_size = layout.block_size or DEFAULT_BLOCK_SIZE
-    return Pool(kv_budget, allocated, stored, max_model_len, block_size=block_size)
+    return Pool(kv_budget, allocated, stored_bytes, max_model_len, block_size=block_size)
 
 
 def shared_block(layout: CacheLayout, block_size: int | None = None) -> int:
@@ -113,20 +113,20 @@ class CacheGrowth(NamedTuple):
 
     Attributes:
         allocated: Bytes allocated after the last step, which is also their maximum.
-        stored: Bytes stored after the last step.
+        stored_bytes: Bytes stored after the last step.
         allocated_byte_s: Allocated bytes times seconds, summed over the steps.
         stored_byte_s: Stored bytes times seconds, summed over the steps.
     """
 
     allocated: int
-    stored: int
+    stored_bytes: int
     allocated_byte_s: float
     stored_byte_s: float
 
 
-def constant_growth(allocated: int, stored: int, seconds: float) -> CacheGrowth:
+def constant_growth(allocated: int, stored_bytes: int, seconds: float) -> CacheGrowth:
     """Return the bytes of one step that lasts `seconds`."""
-    return CacheGrowth(allocated, stored, allocated * seconds, stored * seconds)
+    return CacheGrowth(allocated, stored_bytes, allocated * seconds, stored_bytes * seconds)
 
 
 class PassRow(NamedTuple):
@@ -155,7 +155,7 @@ class PassRow(NamedTuple):
 
 
 class Log:
-    """Times of every request, as arrays, and sums over the passes, of constant size.
+    """Times of every request, as arrays, and sums over the passes.
 
     A time is NaN if a request did not reach that state. If the timeline is full, every second row
     is dropped.

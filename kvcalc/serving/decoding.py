@@ -45,7 +45,7 @@ class Scheduling(NamedTuple):
 
     Attributes:
         decodes_wait: Whether passes with prompts contain no decodes and come first (SGLang).
-        whole: Whether a prompt is processed in one pass, with as many others as its tokens allow
+        whole_prompts: Whether a prompt is processed in one pass, with others that its tokens allow
             (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
         reserve: Share of an answer whose cache must be free when a request is admitted. With 1 no
             request is ever preempted.
@@ -56,7 +56,7 @@ class Scheduling(NamedTuple):
     """
 
     decodes_wait: bool = False
-    whole: bool = False
+    whole_prompts: bool = False
     reserve: float = 0.0
     wait_passes: int = 0
     wait_share: float = 0.0
@@ -72,9 +72,9 @@ class RunningRequest:
 
     Attributes:
         target: Tokens to cache before the request decodes.
-        cached: Tokens that are cached; of a decoding request, when it began to decode. A waiting
-            request has them if it was swapped out or computed on a prefill rank.
-        generated: Tokens generated; of a decoding request, when it began to decode.
+        cached: Tokens that are cached now, or were cached when the request began to decode. A
+            waiting request has them if it was swapped out or computed on a prefill rank.
+        generated: Tokens generated now, or when the request began to decode.
         order: Number of its last admission; 0 before the first.
         began: Step at which it began to decode.
         ends: Step at which its answer is complete.
@@ -104,17 +104,17 @@ class LockstepDecoding:
         passes: Number of passes done.
         context: Total number of cached tokens.
         allocated: Bytes allocated now.
-        stored: Bytes stored now.
+        stored_bytes: Bytes stored now.
         schedule: Allocated and stored bytes that each pass adds [2, passes], from pass `base` on.
     """
 
     def __init__(self, pool: Pool, longest: int) -> None:
-        """Start without sequences, each of which will gain at most `longest` tokens."""
+        """Start without sequences. Each sequence will gain at most `longest` tokens."""
         self.running: dict[int, RunningRequest] = {}
         self.ends: list[tuple[int, int]] = []
-        self.passes = self.base = self.context = self.allocated = self.stored = 0
-        self.tables = memoryview(pool.allocated), memoryview(pool.stored)
-        self.rises = np.diff([pool.allocated, pool.stored], axis=1)
+        self.passes = self.base = self.context = self.allocated = self.stored_bytes = 0
+        self.tables = memoryview(pool.allocated), memoryview(pool.stored_bytes)
+        self.rises = np.diff([pool.allocated, pool.stored_bytes], axis=1)
         self.schedule = np.zeros((2, SCHEDULE_SIZE * (longest + 2)), dtype=np.int64)
 
     @property
@@ -136,10 +136,10 @@ class LockstepDecoding:
 
     def _count(self, cached: int, steps: int, sign: int) -> None:
         """Add a sequence with `cached` tokens that grows in `steps` passes; sign −1 removes it."""
-        allocated, stored = self.tables
+        allocated, stored_bytes = self.tables
         self.context += sign * cached
         self.allocated += sign * allocated[cached]
-        self.stored += sign * stored[cached]
+        self.stored_bytes += sign * stored_bytes[cached]
         if not steps:
             return
         start = self.passes - self.base
@@ -189,17 +189,19 @@ class LockstepDecoding:
         """
         start = self.passes - self.base
         rises = self.schedule[:, start : start + passes].tolist()
-        times = line.each or accumulate(repeat(line.rise, passes - 1), initial=line.first)
+        times = line.exact_seconds or accumulate(
+            repeat(line.rise, passes - 1), initial=line.first
+        )
         allocated_s = stored_s = 0.0
         allocated = self.allocated + other_allocated
-        stored = self.stored + other_stored
+        stored_bytes = self.stored_bytes + other_stored
         for more_allocated, more_stored, seconds in zip(*rises, times, strict=False):
             allocated += more_allocated
-            stored += more_stored
+            stored_bytes += more_stored
             allocated_s += allocated * seconds
-            stored_s += stored * seconds
+            stored_s += stored_bytes * seconds
         self.allocated = allocated - other_allocated
-        self.stored = stored - other_stored
+        self.stored_bytes = stored_bytes - other_stored
         self.passes += passes
         self.context += self.count * passes
         completed: list[RunningRequest] = []
@@ -208,13 +210,13 @@ class LockstepDecoding:
             if request:
                 self._count(request.cached + self.passes - request.began, 0, -1)
                 completed.append(request)
-        return CacheGrowth(allocated, stored, allocated_s, stored_s), completed
+        return CacheGrowth(allocated, stored_bytes, allocated_s, stored_s), completed
 
 
 class SpeculativeDecoding:
     """Sequences that gain the accepted draft tokens and one more in each pass.
 
-    The methods are those of `LockstepDecoding`, computed with arrays.
+    It has the methods of `LockstepDecoding`, computed with arrays.
 
     Attributes:
         cached: Cached tokens of each sequence.
@@ -246,8 +248,8 @@ class SpeculativeDecoding:
         return int(self.pool.allocated[self.cached].sum())
 
     @property
-    def stored(self) -> int:
-        return int(self.pool.stored[self.cached].sum())
+    def stored_bytes(self) -> int:
+        return int(self.pool.stored_bytes[self.cached].sum())
 
     def join(self, request: RunningRequest, answer_tokens: int) -> None:
         self.running.append(request)
@@ -278,10 +280,10 @@ class SpeculativeDecoding:
         self.cached = self.cached + gained
         self.remaining = self.remaining - gained
         growth = constant_growth(
-            self.allocated + other_allocated, self.stored + other_stored, line.first
+            self.allocated + other_allocated, self.stored_bytes + other_stored, line.first
         )
         completed = [
-            r for r, rest in zip(self.running, self.remaining, strict=True) if not rest
+            r for r, tokens in zip(self.running, self.remaining, strict=True) if not tokens
         ]
         if completed:
             self._select(self.remaining > 0)

@@ -90,8 +90,8 @@ def summary(
     }
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float, total: float) -> float | None:
+    return part / total if total else None
 
 
 def _utilization(logs: Sequence[Log], span: float) -> float | None:

@@ -58,13 +58,13 @@ class PrefixCache:
             Bytes newly shared with other running requests; negative if fewer bytes are shared.
         """
         blocks = -(-tokens // self.block_size)
-        before = self.blocks.pop(index, 0)
+        previous = self.blocks.pop(index, 0)
         largest = max(self.users, default=0)
-        self.users[before] -= 1
+        self.users[previous] -= 1
         self.users[blocks] += 1
         self.users = Counter({n: users for n, users in self.users.items() if n and users})
         if blocks:
             self.blocks[index] = blocks
-        newly_shared = blocks - before - (max(self.users, default=0) - largest)
+        newly_shared = blocks - previous - (max(self.users, default=0) - largest)
         self.shared_blocks += newly_shared
         return newly_shared * self.block_bytes

@@ -19,7 +19,7 @@ from kvcalc.timing.rows import MeasuredRow
 from kvcalc.timing.validation import INFERENCEX
 
 # batch_wait_timeout_iters 20 of 70B at 1k/1k
-WAITS = Scheduling(whole=True, reserve=1.0, wait_passes=20, wait_share=0.9)
+WAITS = Scheduling(whole_prompts=True, reserve=1.0, wait_passes=20, wait_share=0.9)
 # Maximum tokens of a pass in InferenceX's scripts (benchmarks/single_node/*_h200*.sh), by engine
 # and by the beginning of the model's name.
 BUDGETS = {
@@ -30,7 +30,7 @@ BUDGETS = {
 }
 
 
-class Driven(NamedTuple):
+class PublishedRun(NamedTuple):
     """The load and the settings of a measured run.
 
     Attributes:
@@ -56,12 +56,12 @@ class Driven(NamedTuple):
     prefix_hit_rate: float = 0.0
 
 
-def driven(row: MeasuredRow, engine: EngineOverheads | None) -> Driven:
+def published_run(row: MeasuredRow, engine: EngineOverheads | None) -> PublishedRun:
     """Return the load and the settings of a measured run, from its scripts or its own figures."""
     isl, osl, clients = (int(x) for x in row.shape[:3])
     name = key(row.model.rsplit("/", 1)[-1])
     is_small_llama = name.startswith("llama318b")
-    run = Driven(isl, osl, clients, 8192, clients, scheduling_of(engine))
+    run = PublishedRun(isl, osl, clients, 8192, clients, scheduling_of(engine))
     if row.client == INFERENCEX:
         for (stack, begins), tokens in BUDGETS.items():
             if stack == row.framework and name.startswith(begins):

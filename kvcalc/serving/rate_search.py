@@ -104,7 +104,7 @@ class _Trials:
 
 
 def _rounded(rate: float) -> float:
-    """Return a rate rounded to three digits, as it is printed."""
+    """Return a rate rounded to the three digits that are printed."""
     return float(f"{rate:.3g}")
 
 

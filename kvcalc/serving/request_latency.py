@@ -16,7 +16,7 @@ from kvcalc.timing.deployment import TimedDeployment
 
 BLOCK = 1 << 14  # passes timed in one call, so that their arrays fit into the CPU's cache
 # kinds of layers of a pass of weight 1; weight from which blocks are smaller
-FEW_KINDS, MANY = 4, 8
+FEW_KINDS, SMALL_BLOCK_WEIGHT = 4, 8
 
 
 class Latency(NamedTuple):
@@ -55,14 +55,14 @@ def prefill_passes(
     of at most `block` passes.
     """
     chunk = chunk or input_len
-    chunks, rest = divmod(input_len - cached, chunk)
+    chunks, remainder = divmod(input_len - cached, chunk)
     if chunks == 1:
         yield Batch.prefill(chunk, batch_size, cached)
     else:
         for numbers in blocks_of(0, chunks, block, max_points):
             yield Batch.prefill(chunk, batch_size, cached + chunk * numbers)
-    if rest:
-        yield Batch.prefill(rest, batch_size, input_len - rest)
+    if remainder:
+        yield Batch.prefill(remainder, batch_size, input_len - remainder)
 
 
 def request(
@@ -181,7 +181,7 @@ def block_of(model: Model) -> int:
 
     Models with many kinds of layers get smaller blocks, because their arrays need much memory.
     """
-    return BLOCK // max(1, passes_in_one(model) // MANY)
+    return BLOCK // max(1, passes_in_one(model) // SMALL_BLOCK_WEIGHT)
 
 
 def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> Iterator[Any]:

@@ -84,20 +84,20 @@ def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) 
     try:
         rows = [*islice(_rows(reader, str(path), timed), max_rows)]
     except csv.Error as error:
-        where = f"{path}, line {reader.line_num}"
-        raise UserError(f"is not CSV: {error}", where) from None
+        line = f"{path}, line {reader.line_num}"
+        raise UserError(f"is not CSV: {error}", line) from None
     if not rows:
         raise UserError("holds no requests", str(path))
     arrivals, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
     return Requests(arrivals, inputs, outputs)
 
 
-def _rows(reader: Any, where: str, timed: bool) -> Iterator[tuple[float, int, int]]:
+def _rows(reader: Any, file_name: str, timed: bool) -> Iterator[tuple[float, int, int]]:
     """Yield arrival in seconds, tokens of the prompt and tokens of the answer of each row."""
     header = [name.strip().lower() for name in next(reader)]
     has_timestamps = AZURE[0] in header and PLAIN[0] not in header
     names = AZURE if has_timestamps else PLAIN
-    _check_columns(header, names, f"{where}, line 1", timed)
+    _check_columns(header, names, f"{file_name}, line 1", timed)
     columns = {name: header.index(name) for name in names if name in header}
     start = None
     last = 0.0
@@ -105,7 +105,7 @@ def _rows(reader: Any, where: str, timed: bool) -> Iterator[tuple[float, int, in
         cells = [cell.strip() for cell in row]
         if not any(cells):
             continue
-        line = f"{where}, line {reader.line_num}"
+        line = f"{file_name}, line {reader.line_num}"
         if len(cells) <= max(columns.values()):
             raise UserError(f"has {len(cells)} cells, and the header names {len(header)}", line)
         first, prompt, answer = (
@@ -117,16 +117,16 @@ def _rows(reader: Any, where: str, timed: bool) -> Iterator[tuple[float, int, in
                 start = start or stamp
                 arrival = (stamp - start).total_seconds()
             except (TypeError, ValueError):
-                what = f"TIMESTAMP {first!r} is not a date and time like the others"
-                raise UserError(what, line, "Write 2023-11-16 18:17:03.979") from None
+                message = f"TIMESTAMP {first!r} is not a date and time like the others"
+                raise UserError(message, line, "Write 2023-11-16 18:17:03.979") from None
         else:
             arrival = number_or_nan(first)
             if not 0 <= arrival <= MAX_SECONDS:
-                what = f"arrival_s {first!r} is not a number of seconds from 0 up"
-                raise UserError(what, line)
+                message = f"arrival_s {first!r} is not a number of seconds from 0 up"
+                raise UserError(message, line)
         if arrival < last:
-            what = f"arrival {first} comes before that of the request above"
-            raise UserError(f"{what}: the trace is not sorted", line)
+            message = f"arrival {first} comes before the arrival of the request above"
+            raise UserError(f"{message}: the trace is not sorted", line)
         last = arrival
         yield arrival, _tokens("input_len", prompt, line), _tokens("output_len", answer, line)
 
@@ -155,7 +155,7 @@ def _tokens(name: str, text: str, line: str) -> int:
     return int(value)
 
 
-def length_sampler(text: str, what: str, is_spread: bool = False) -> Callable[[Any, int], Any]:
+def length_sampler(text: str, name: str, is_spread: bool = False) -> Callable[[Any, int], Any]:
     """Return a function of a random generator and a count, which returns lengths as int64.
 
     Args:
@@ -165,18 +165,18 @@ def length_sampler(text: str, what: str, is_spread: bool = False) -> Callable[[A
     Raises:
         UserError: The text is no distribution.
     """
-    kind, _, rest = text.strip().partition(":")
-    if not rest:
-        high = _parse_length(text, what)
+    kind, _, numbers = text.strip().partition(":")
+    if not numbers:
+        high = _parse_length(text, name)
         low = max(1, int(MIN_SHARE * high)) if is_spread else high
         return partial(_draw_uniform, low, high)
-    parts = rest.split(",")
+    parts = numbers.split(",")
     spellings = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
     if kind not in ("uniform", "lognormal") or len(parts) != 2:
-        raise UserError(f"{what} {text!r} is no distribution of lengths", hint=spellings)
-    low, high = (_parse_length(part, what) for part in parts)
+        raise UserError(f"{name} {text!r} is no distribution of lengths", hint=spellings)
+    low, high = (_parse_length(part, name) for part in parts)
     if high < low:
-        raise UserError(f"{what} {text!r}: {high:,} is below {low:,}", hint=spellings)
+        raise UserError(f"{name} {text!r}: {high:,} is below {low:,}", hint=spellings)
     if kind == "uniform":
         return partial(_draw_uniform, low, high)
     shape = lognormal(low, high)
@@ -192,11 +192,11 @@ def _draw_uniform(low: int, high: int, rng: Any, count: int) -> Any:
     return rng.integers(low, high, size=count, endpoint=True)
 
 
-def _parse_length(text: str, what: str) -> int:
-    length = parse_tokens(text, what)
+def _parse_length(text: str, name: str) -> int:
+    length = parse_tokens(text, name)
     if length > MAX_LEN:
         raise UserError(
-            f"{what} {length:,} is more than the {MAX_LEN:,} tokens that a simulation takes"
+            f"{name} {length:,} is more than the {MAX_LEN:,} tokens that a simulation takes"
         )
     return length
 

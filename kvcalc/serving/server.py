@@ -54,17 +54,17 @@ def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
     """
     capacity = fit(deployment, options)
     if not capacity.kv_budget:
-        where = f"{deployment.parallelism.gpus}× {deployment.gpu.name}"
-        what = (
-            f"{deployment.model.name} leaves no memory for a cache on {where} under "
+        gpus = f"{deployment.parallelism.gpus}× {deployment.gpu.name}"
+        message = (
+            f"{deployment.model.name} leaves no memory for a cache on {gpus} under "
             f"{deployment.engine}"
         )
-        raise UserError(what, hint="Use more GPUs (tp), or a smaller dtype or quantization")
+        raise UserError(message, hint="Use more GPUs (tp), or a smaller dtype or quantization")
     return capacity
 
 
 def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Requests:
-    """Return requests that all wait from the start, of the lengths of a load or of its trace.
+    """Return requests that all wait from the start, with the lengths of a load or its trace.
 
     Their number does not depend on the number of requests of the load. The first `max_num_seqs`
     have a random part of their answer left, as if they had begun earlier. Otherwise answers of

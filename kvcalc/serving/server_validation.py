@@ -20,7 +20,7 @@ from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Pool, make_pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.published_runs import Driven, driven
+from kvcalc.serving.published_runs import PublishedRun, published_run
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.server import memory
 from kvcalc.serving.simulation import simulate
@@ -57,7 +57,7 @@ def served_times(
         key = *served, row.client, row.framework, versioned
         groups.setdefault(key, []).append(index)
     for (*_, versioned), indices in groups.items():
-        runs = [driven(rows[index], versioned) for index in indices]
+        runs = [published_run(rows[index], versioned) for index in indices]
         versioned_calibration = msgspec.structs.replace(calibration, engine=versioned)
         replica = _make_replica(rows[indices[0]], gpu, versioned_calibration, runs)
         if replica is None:
@@ -69,7 +69,7 @@ def served_times(
 
 
 def _make_replica(
-    row: MeasuredRow, gpu: Gpu, calibration: Calibration, runs: Sequence[Driven]
+    row: MeasuredRow, gpu: Gpu, calibration: Calibration, runs: Sequence[PublishedRun]
 ) -> tuple[InterpolatedStepTimer, Fit | None] | None:
     """Return the timer and the memory of a server; None if the model is unknown or has no times.
 
@@ -103,7 +103,7 @@ def _make_replica(
 
 
 def _simulate(
-    steps: InterpolatedStepTimer, capacity: Fit | None, run: Driven, clients: Clients
+    steps: InterpolatedStepTimer, capacity: Fit | None, run: PublishedRun, clients: Clients
 ) -> ServedTimes:
     """Return the figures of one run."""
     count = run.rounds * run.clients

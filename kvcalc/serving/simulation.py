@@ -97,9 +97,9 @@ def _check(setup: ServerSetup, policy: str, transfer: KVTransfer | None) -> None
     tokens, num_seqs = setup.limits.max_num_batched_tokens, setup.limits.max_num_seqs
     queries = setup.steps.queries
     if policy == "continuous" and tokens < num_seqs * queries:
-        what = f"{tokens:,} tokens of a pass are fewer than {num_seqs:,} sequences"
-        what += f" of {queries} queries" if queries > 1 else ""
-        raise UserError(what, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
+        message = f"{tokens:,} tokens of a pass are fewer than {num_seqs:,} sequences"
+        message += f" of {queries} queries" if queries > 1 else ""
+        raise UserError(message, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
     if transfer and policy != "continuous":
         raise UserError(
             "prompts apart from decodes are simulated under continuous batching",

@@ -51,18 +51,18 @@ class StepTimeSegment(NamedTuple):
         first: Seconds of the first pass.
         rise: Seconds that each pass takes more than the pass before.
         passes: Number of passes for which this holds.
-        each: Seconds of each pass, if they are not on a line.
+        exact_seconds: Seconds of each pass, if they are not on a line.
     """
 
     first: float
     rise: float = 0.0
     passes: int = 1
-    each: Sequence[float] = ()
+    exact_seconds: Sequence[float] = ()
 
     def seconds(self, passes: int) -> float:
         """Return the seconds of the first `passes` passes."""
-        if self.each:
-            return sum(self.each[:passes])
+        if self.exact_seconds:
+            return sum(self.exact_seconds[:passes])
         return passes * self.first + self.rise * passes * (passes - 1) / 2
 
     def passes_until(self, max_passes: int, seconds: float) -> int:
@@ -92,7 +92,7 @@ class StepTimer:
 
     Attributes:
         queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
-        stages: Pipeline stages, which work on as many micro-batches at the same time.
+        stages: Pipeline stages. Each works on another micro-batch at the same time.
     """
 
     def __init__(self, deployment: TimedDeployment, queries: int = 1) -> None:
@@ -131,8 +131,10 @@ class StepTimer:
             seconds = np.broadcast_to(self._decode_seconds(count, contexts), contexts.shape)
             self._tables[count, start] = contexts, seconds
         contexts, seconds = self._tables[count, start]
-        each = np.interp(np.arange(context, contexts[-1] + 1), contexts, seconds).tolist()
-        return StepTimeSegment(each[0], 0.0, len(each), each)
+        exact_seconds = np.interp(
+            np.arange(context, contexts[-1] + 1), contexts, seconds
+        ).tolist()
+        return StepTimeSegment(exact_seconds[0], 0.0, len(exact_seconds), exact_seconds)
 
     def _decode_seconds(self, counts: Any, contexts: Any) -> Any:
         """Return the seconds of decode passes of `counts` sequences at `contexts`."""
@@ -153,8 +155,8 @@ def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
 
 
 def part_of(operator: Operator) -> str:
-    """Return what an operator's time depends on: TOKENS of the pass, sequences with a HEAD, or
-    each GROUP of sequences."""
+    """Return the quantity that determines an operator's time: TOKENS of the pass, sequences with a
+    HEAD, or each GROUP of sequences."""
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD
     if isinstance(operator.shape, AttentionShape) or operator.role is Role.CORE:
@@ -343,7 +345,7 @@ class InterpolatedStepTimer(StepTimer):
         return self._chunk_tables[step]
 
     def _prompt_seconds(self, tokens: Sequence[int]) -> Any:
-        """Return the seconds that depend on tokens only, of one prompt of each length."""
+        """Return the seconds of a prompt of each length that depend on tokens only."""
         parts = self._parts(Sequences(self.ranks, np.array(tokens), 0))
         return np.broadcast_to(parts[TOKENS], (len(tokens),))
 
@@ -357,7 +359,7 @@ class InterpolatedStepTimer(StepTimer):
         return prompt_seconds * 0 + parts[GROUP] + (parts[TOKENS] - prompt_seconds)
 
     def _parts(self, sequences: Sequences) -> dict[str, Any]:
-        """Return the seconds of a pass's operators by what they depend on."""
+        """Return the seconds of a pass's operators by part: TOKENS, HEAD and GROUP."""
         deployment = self.deployment
         operators = deployment.operators(deployment.timed_batch(Batch((sequences,))))
         parts: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)

@@ -68,7 +68,7 @@ class Plain:
         ready = grow(pieces, decoding)
         grown = self.stands({s for s, _ in pieces}, seconds)
         sizes = len(decoding) + len(pieces), len(decoding) + prompt, prompt, len(self.queue)
-        self.log.add(PassRow(0, now, seconds, 1, *sizes, grown.allocated, grown.stored), grown)
+        self.log.add(PassRow(0, now, seconds, 1, *sizes, grown.allocated, grown.stored_bytes), grown)
         self.finish(ready, returned, now + seconds)
         return now + seconds
 
@@ -114,7 +114,7 @@ class Plain:
 
     def stands(self, prompts: set[One], seconds: float) -> CacheGrowth:
         allocated = sum(int(self.pool.allocated[s.goal if s in prompts else s.cached]) for s in self.inside)
-        stored = sum(int(self.pool.stored[s.cached]) for s in self.inside)
+        stored = sum(int(self.pool.stored_bytes[s.cached]) for s in self.inside)
         return constant_growth(allocated, stored, seconds)
 
     def finish(self, ready: list[One], returned: list[One], now: float) -> None:

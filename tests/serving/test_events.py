@@ -101,7 +101,7 @@ def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:
     """8 tokens a pass: prompts of 5 go one a pass, where pieces would go as 5 + 3, 2 + 5; one of 12 goes in pieces, alone."""
     rows = ((0.0, 5, 1), (0.0, 5, 1), (0.0, 12, 1))
     pieces, whole = served(Scheduling(), *rows, max_num_batched_tokens=8, max_num_seqs=4), served(
-        Scheduling(whole=True), *rows, max_num_batched_tokens=8, max_num_seqs=4
+        Scheduling(whole_prompts=True), *rows, max_num_batched_tokens=8, max_num_seqs=4
     )  # fmt: skip
     assert [r.tokens for r in pieces.rows] == [8, 8, 6]
     assert [r.tokens for r in whole.rows] == [5, 5, 8, 4]
@@ -116,7 +116,7 @@ def test_reserving_answers_never_preempts() -> None:
 
 def test_prompts_wait_for_company() -> None:
     """Two prompts of 4 fill the share of a pass that ends the wait; one alone waits three decode passes."""
-    how = Scheduling(whole=True, wait_passes=3, wait_share=0.5)
+    how = Scheduling(whole_prompts=True, wait_passes=3, wait_share=0.5)
     alone = served(how, (0.0, 4, 9), (0.5, 4, 1), max_num_batched_tokens=16, max_num_seqs=4)
     assert alone.first.tolist() == [1, 5]
     both = served(how, (0.0, 4, 9), (0.5, 4, 1), (1.5, 4, 1), max_num_batched_tokens=16, max_num_seqs=4)

@@ -8,7 +8,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
-from kvcalc.serving.published_runs import driven
+from kvcalc.serving.published_runs import published_run
 from kvcalc.serving.server_validation import served_times, steps_validated
 from kvcalc.timing.calibration import engine_of, find_calibration
 from kvcalc.timing.rows import MeasuredRow, read_rows, served_model
@@ -61,16 +61,16 @@ def test_clients_drive_as_theirs_do(tmp_path: Path) -> None:
     has 20,000 tokens a pass.
     """
     (theirs, own) = rows(tmp_path, line(client="inferencex"), line(stack="trtllm", model="Qwen/Qwen3-32B", isl=2000))
-    found = driven(theirs, engine_of("vllm"))
+    found = published_run(theirs, engine_of("vllm"))
     assert (found.min_share, found.rounds, found.max_tokens, found.max_num_seqs) == (0.8, 10, 8192, 8)
-    glm = driven(
+    glm = published_run(
         *rows(tmp_path, line(stack="sglang", model="zai-org/GLM-5", client="inferencex"), op="e2e_moe"), engine_of("sglang")
     )
     assert (glm.rounds, glm.max_tokens) == (5, 8192)
     (oss,) = rows(tmp_path, line(stack="trtllm", model="openai/gpt-oss-120b", client="inferencex"), op="e2e_moe")
-    assert driven(oss, engine_of("trtllm")).max_tokens == 20000
-    found = driven(own, engine_of("trtllm"))
-    assert (found.min_share, found.max_tokens, found.scheduling.whole) == (1.0, 2000 + 1500 + 8, True)
+    assert published_run(oss, engine_of("trtllm")).max_tokens == 20000
+    found = published_run(own, engine_of("trtllm"))
+    assert (found.min_share, found.max_tokens, found.scheduling.whole_prompts) == (1.0, 2000 + 1500 + 8, True)
 
 
 def test_tokens_per_second_are_those_of_all_gpus(tmp_path: Path) -> None:

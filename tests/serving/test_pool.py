@@ -33,7 +33,7 @@ def test_content_is_the_sizes_at_every_length(name: str, tp: int) -> None:
     model = load_model(name)
     for tokens in LENGTHS:
         size = cache_size(model, tokens, parallelism=Parallelism(tp=tp))
-        assert made.allocated[tokens] == made.stored[tokens] == size.stored, tokens
+        assert made.allocated[tokens] == made.stored_bytes[tokens] == size.stored, tokens
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -46,7 +46,7 @@ def test_a_pool_holds_as_many_requests_as_fit_says(name: str, engine: str, tp: i
         pytest.skip(str(error))
     made = pool(found, BUDGET, "paged", 10**9, 20_000)
     assert (np.diff(made.allocated) >= 0).all()
-    assert (made.allocated >= made.stored).all()
+    assert (made.allocated >= made.stored_bytes).all()
     for length in (100, 1000, 4096, 20_000):
         options = FitOptions(engine=engine, kv_cache_memory_bytes=BUDGET, max_model_len=length)
         answer = fit(deployed(name, engine, tp), options)
@@ -56,7 +56,7 @@ def test_a_pool_holds_as_many_requests_as_fit_says(name: str, engine: str, tp: i
 def test_allocated_never_shrinks_where_the_content_does() -> None:
     """DeepSeek-V4 compresses: what an unfinished block held is given back, its memory not."""
     made = pool(replica("deepseek-v4-flash", tp=2), BUDGET, "paged", 10**9, 600)
-    assert (np.diff(made.stored) < 0).any()
+    assert (np.diff(made.stored_bytes) < 0).any()
     assert (np.diff(made.allocated) >= 0).all()
 
 

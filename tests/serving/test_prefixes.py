@@ -44,7 +44,7 @@ def test_a_share_of_each_prompt_is_stored_once(budget: int, peak: int, starts: l
     """
     run = finished([(0.0, 100, 3)] * 3, 0.6, budget, 10)
     assert (run.log.peak, run.log.scheduled.tolist()) == (peak, starts)
-    assert (run.held, run.log.found_tokens, run.log.prefill_tokens) == (0, 180, 120)
+    assert (run.prefill_bytes, run.log.found_tokens, run.log.prefill_tokens) == (0, 180, 120)
 
 
 @given(
@@ -53,7 +53,7 @@ def test_a_share_of_each_prompt_is_stored_once(budget: int, peak: int, starts: l
 )
 def test_nothing_is_lost_under_preemption(rows: list[tuple[int, int, int]], rate: float) -> None:
     run = finished([(float(start), prompt, answer) for start, prompt, answer in sorted(rows)], rate, 80, 4, 4)
-    assert run.held == run.reserved == run.decoding.count == run.decoding.allocated == 0
+    assert run.prefill_bytes == run.reserved == run.decoding.count == run.decoding.allocated == 0
     assert not run.prefixes or run.prefixes.shared_blocks == 0
     assert run.done == len(rows) and run.log.peak <= 80
     assert 0 < run.log.stored_byte_s <= run.log.allocated_byte_s

@@ -110,5 +110,5 @@ def test_remembered_steps_are_the_clocks(name: str) -> None:
         exact = timed.seconds(Batch.decode(context, count))
         assert steps.line(count, context).first == pytest.approx(exact, rel=1e-3)
     assert steps.prefill(((500, 0),)) == timed.seconds(Batch.prefill(500))
-    run_of = steps.line(3, 100).each[:50]
+    run_of = steps.line(3, 100).exact_seconds[:50]
     assert run_of == pytest.approx(timed.seconds(Batch.decode(np.arange(100.0, 150.0), 3)), rel=1e-3)

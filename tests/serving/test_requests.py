@@ -55,7 +55,7 @@ def test_an_azure_trace_counts_from_its_first_row(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "unsorted": (HEAD + "0,1,1\n5,1,1\n4,1,1\n", "line 4: arrival 4 comes before that of the request above"),
+    "unsorted": (HEAD + "0,1,1\n5,1,1\n4,1,1\n", "line 4: arrival 4 comes before the arrival of the request above"),
     "negative time": (HEAD + "-1,1,1\n", "line 2: arrival_s '-1' is not"),
     "NaN time": (HEAD + "0,1,1\nnan,1,1\n", "line 3: arrival_s 'nan' is not"),
     "infinite time": (HEAD + "inf,1,1\n", "line 2: arrival_s 'inf' is not"),

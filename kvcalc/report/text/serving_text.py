@@ -103,8 +103,8 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     keys = [c.key for c in (*LATENCY, FITS)]
     rows = list({tuple(r.get(key) for key in keys): r for r in records}.values())
     short = memory_sentences(records)
-    shown = fitting(records)
-    title = _latency_sentence(shown) if shown else short.pop(0)
+    fitting_records = fitting(records)
+    title = _latency_sentence(fitting_records) if fitting_records else short.pop(0)
     no_cache = [r for r in rows if r.get("no_cache_head")]
     drafted = any(r.get("draft") for r in records)
     has_ttft = all(r["ttft_s"] is not None for r in records)
@@ -192,7 +192,7 @@ def _latency_sentence(records: Sequence[Record]) -> str:
     times = [r["e2e_s"] for r in equal]
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
-    least, most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
+    at_least, at_most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
     requests = f"{best['batch_size']:,} requests of " if best["batch_size"] > 1 else ""
     tokens = f"{best['input_len']:,} input and {best['output_len']:,} output tokens"
     clauses = []
@@ -212,13 +212,13 @@ def _latency_sentence(records: Sequence[Record]) -> str:
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
     if best.get("cost_per_million_tokens"):
         clauses.append(
-            f", and a million tokens cost {least}{best['cost_per_million_tokens']:,.2f}"
+            f", and a million tokens cost {at_least}{best['cost_per_million_tokens']:,.2f}"
         )
     if best["tpot_s"]:
         clauses.append(
-            f", {'or' if most else 'at'} {most}{best['output_tokens_per_s']:,.1f} tokens/s"
+            f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
-    start = f"{_where(best)} takes {least}{seconds(best['e2e_s'])} for {requests}{tokens}"
+    start = f"{_where(best)} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
     return answer_sentence(start, *clauses)
 
 
@@ -278,8 +278,8 @@ def serve_table(records: Sequence[Record]) -> Table:
             f"speculative decoding: {first['num_speculative_tokens']} draft tokens of"
             f" {first['draft']} per step, {first['acceptance_rate']:.0%} accepted"
         )
-        if chosen := first.get("num_speculative_tokens_from"):
-            details[-1] += f"; the number of draft tokens is {chosen}"
+        if source := first.get("num_speculative_tokens_from"):
+            details[-1] += f"; the number of draft tokens is {source}"
     if is_sweep:
         hidden.add("requests_per_s")
         limit = "a queue that does not grow,"
@@ -330,13 +330,13 @@ def _sustained(summaries: Sequence[Record]) -> str:
     highest = max(r["found_rate"] for r in equal)
     close = [r for r in equal if r["found_rate"] * CLOSE >= highest]
     best = min(close, key=lambda r: r["ttft_p50_s"] or 0.0)
-    where, goals = _server_name(best, equal), _goals(best)
+    server, goals = _server_name(best, equal), _goals(best)
     if not best["completed"]:
-        return answer_sentence(f"{where} serves none of these requests")
+        return answer_sentence(f"{server} serves none of these requests")
     if not best["found_rate"]:
-        return answer_sentence(f"{where} misses {goals}, even for one request at a time")
+        return answer_sentence(f"{server} misses {goals}, even for one request at a time")
     bound = best["time_basis"] == BOUND
-    rate = f"{where} sustains {'at most ' * bound}{digits(best['found_rate'])} requests/s"
+    rate = f"{server} sustains {'at most ' * bound}{digits(best['found_rate'])} requests/s"
     if goals:
         return answer_sentence(rate, f" with {goals}", " for 99% of requests")
     wait = f", with a median TTFT of {'at least ' * bound}{seconds(best['ttft_p50_s'])}"
@@ -432,22 +432,24 @@ def _served(records: Sequence[Record]) -> str:
     best = min(equal, key=lambda r: sign * (r.get(key) or 0.0))
     values = [r.get(key) or 0.0 for r in equal]
     is_best = bool(sides(equal, SERVER).keys) and max(values) > NOTICEABLE * min(values)
-    least, most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
-    where = _server_name(best, equal)
+    at_least, at_most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
+    server = _server_name(best, equal)
     tokens = f"{best['throughput_tokens_per_s']:,.0f} tokens/s"
     done = [r for r in alike(records, best, *SERVER) if r["completed"]]
     if _load(done[-1]) not in ("", _load(best)):
-        start = f"{where} serves {most}{tokens} {_load(best)}"
+        start = f"{server} serves {at_most}{tokens} {_load(best)}"
         clauses = [f", and {done[-1]['throughput_tokens_per_s']:,.0f} {_load(done[-1])}"]
     else:
-        start = f"{where} serves {most}{digits(best['requests_per_s'])} requests/s and {tokens}"
-        clauses = [f", with a median TTFT of {least}{seconds(best['ttft_p50_s'])}"]
+        start = (
+            f"{server} serves {at_most}{digits(best['requests_per_s'])} requests/s and {tokens}"
+        )
+        clauses = [f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"]
     if is_best:
         clauses.insert(0, f", {title}")
     if goals := _goals(best):
         clauses.append(f", and {best['slo_attainment']:.1%} have {goals}")
     if cost := best.get("cost_per_million_tokens"):
-        clauses.append(f", and a million tokens cost {least}{cost:,.2f}")
+        clauses.append(f", and a million tokens cost {at_least}{cost:,.2f}")
     return answer_sentence(start, *clauses)
 
 
