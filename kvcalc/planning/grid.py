@@ -113,17 +113,15 @@ class CandidateBatch(NamedTuple):
         """Return some of the candidates."""
         import numpy as np
 
-        columns = []
-        for name in Candidate._fields[3:]:
-            values = self.figures[name][indices]
-            column = values.tolist()
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                column = [value if abs(value) < np.inf else None for value in column]
-            columns.append(column)
+        figures: list[Array] = [self.figures[name][indices] for name in Candidate._fields[3:]]
+        # NaN and infinity become None
+        columns: list[Array] = [
+            np.where(np.isfinite(values), values, None) for values in figures
+        ]
         deployments = [self.deployments[index] for index in self.index[indices].tolist()]
         return [
-            Candidate(self.need, self.speculation, *figures)
-            for figures in zip(deployments, *columns, strict=True)
+            Candidate(self.need, self.speculation, *row)
+            for row in zip(deployments, *(column.tolist() for column in columns), strict=True)
         ]
 
 

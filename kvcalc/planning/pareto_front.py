@@ -71,13 +71,8 @@ def knees(xs: Array, ys: Array) -> list[int]:
         return list(range(len(xs)))
     heights = np.log(ys / ys[0]) / np.log(ys[-1] / ys[0])
     heights -= np.log(xs / xs[0]) / np.log(xs[-1] / xs[0])
-    inner = [
-        i
-        for i in range(1, len(xs) - 1)
-        if heights[i] >= heights[i - 1] and heights[i] > max(heights[i + 1], 0)
-    ]
-    highest = sorted(inner, key=lambda i: -heights[i])[:1]
-    return [0, *highest, len(xs) - 1]
+    highest = int(np.argmax(heights))
+    return [0, *([highest] if heights[highest] > 0 else []), len(xs) - 1]
 
 
 def reason(candidate: Candidate) -> str | None:

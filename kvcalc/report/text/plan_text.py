@@ -226,23 +226,13 @@ def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     met = sum(row["meets"] for row in rows)
     tried = sum(answer.num_tried for answer in plan.answers)
     size = "cheapest" if plan.answers[0].prices else "smallest"
-    title = (
-        f"{met} of {len(plan.answers)} requirements are met with up to "
-        f"{plan.space.max_gpus} GPUs."
+    limit = f"up to {plan.space.max_gpus} GPUs"
+    title = f"{met} of {len(plan.answers)} requirements are met with {limit}."
+    notes = (
+        ["", ", ".join(format_words(rows)), *filter(None, time_footnotes(rows))] if rows else []
     )
-    if not rows:
-        return Table(rows, PLAN_COLUMNS, title)
-    notes = ["", ", ".join(format_words(rows)), *filter(None, time_footnotes(rows))]
-    return Table(
-        rows,
-        PLAN_COLUMNS,
-        title,
-        notes,
-        details=[
-            f"Each row is the {size} deployment",
-            f"{tried:,} configurations tried",
-        ],
-    )
+    details = [f"Each row is the {size} deployment", f"{tried:,} configurations tried"]
+    return Table(rows, PLAN_COLUMNS, title, notes, details=details)
 
 
 def _signed_bytes(size: int) -> str:
