@@ -181,8 +181,8 @@ class BatchedFitBuilder:
         """
         ranks = fit.ranks
         parts = {id(layer.parts): layer.parts for layer in fit.layers}.values()
-        stored = (entry for layer_parts in parts for part in layer_parts for entry in part)
-        if not any(entry.entry.limit for entry in stored):
+        entries = (entry for layer_parts in parts for part in layer_parts for entry in part)
+        if not any(entry.entry.limit for entry in entries):
             defaults = defaults._replace(tokens=0, in_flight_batches=0)
         key = ranks.tp, ranks.dcp, ranks.pp, defaults
         if key not in self._layouts:

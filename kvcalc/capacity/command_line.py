@@ -346,10 +346,10 @@ def _read_vllm(settings: Settings, remarks: list[str]) -> None:
         settings["max_num_seqs"] *= dp
     if settings.pop("text_only", False):
         settings["limit_mm_per_prompt"] = '{"image": 0, "video": 0}'
-    one, two = settings.pop("one_in_flight", False), settings.pop("two_in_flight", False)
-    if one:
+    one_flight, two_flights = settings.pop("one_in_flight", False), settings.pop("two_in_flight", False)
+    if one_flight:
         settings["max_in_flight_batches"] = pp
-    elif two and pp == 1:
+    elif two_flights and pp == 1:
         settings["max_in_flight_batches"] = 2
     if size := settings.pop("kv_offloading_size", 0):
         settings["kv_offloading_bytes"] = int(size * GIB) // (tp * pp)
@@ -515,8 +515,8 @@ def _write_ranks(dialect: Dialect, deployment: TimedDeployment) -> Settings | No
 def _write_vllm(own: Settings, deployment: TimedDeployment, values: Settings) -> None:
     ranks = deployment.parallelism
     if own.get("max_in_flight_batches") in (1, 2) and ranks.pp == 1:
-        one = own.pop("max_in_flight_batches") == 1
-        values["one_in_flight" if one else "two_in_flight"] = True
+        is_one = own.pop("max_in_flight_batches") == 1
+        values["one_in_flight" if is_one else "two_in_flight"] = True
     if size := own.pop("kv_offloading_bytes", 0):
         values["kv_offloading_size"] = size * ranks.tp * ranks.pp / GIB
     tokens = own.pop("num_speculative_tokens", 0)

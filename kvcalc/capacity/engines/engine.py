@@ -221,13 +221,13 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         formats."""
         layer, parts = model.kinds[kind], []
         for part in (*layer.parts, *layer.shared):
-            stored = []
+            stored_entries = []
             entries = self.entries(model, part)
             for entry in entries:
                 row_format = self.row_format(entry, entries, formats, settings)
-                stored.append(StoredEntry(entry, ranks.share(entry.heads), row_format))
-            if stored:
-                parts.append(tuple(stored))
+                stored_entries.append(StoredEntry(entry, ranks.share(entry.heads), row_format))
+            if stored_entries:
+                parts.append(tuple(stored_entries))
         return tuple(parts)
 
 

@@ -68,17 +68,19 @@ class Pages(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of one token without index keys."""
-        return sum(stored.row_bytes for stored in self.rows)
+        return sum(stored_entry.row_bytes for stored_entry in self.rows)
 
     @property
     def index_bytes(self) -> int:
         """Bytes of one token's index keys."""
-        return sum(stored.row_bytes for stored in self.index_keys)
+        return sum(stored_entry.row_bytes for stored_entry in self.index_keys)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of one sequence's states."""
-        return sum(stored.entry.limit * stored.row_bytes for stored in self.states)
+        return sum(
+            stored_entry.entry.limit * stored_entry.row_bytes for stored_entry in self.states
+        )
 
     @property
     def limit(self) -> int:
@@ -88,7 +90,7 @@ class Pages(NamedTuple):
     @property
     def is_latent(self) -> bool:
         """Whether the rows are latents, one for all heads."""
-        return any(stored.entry.role == "latent" for stored in self.rows)
+        return any(stored_entry.entry.role == "latent" for stored_entry in self.rows)
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
@@ -114,7 +116,7 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
     """
     results = []
     for part in () if layer.layer.shares_cache and not shared else layer.parts:
-        if reason := find_unsupported([stored.entry for stored in part]):
+        if reason := find_unsupported([stored_entry.entry for stored_entry in part]):
             raise UserError(
                 f"{engine} has no pages for {layer.layer.label or layer.kind} of "
                 f"{layer.model.name}: {reason}",
@@ -427,8 +429,8 @@ def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
 
     result = np.zeros(tokens.size, dtype=np.int64)
     for entry, row_bytes, layers, _, spread in rows:
-        stored = np.asarray(ceil_div(entry.stored_rows(tokens), spread))
-        result += (layers * row_bytes * stored).astype(np.int64)
+        stored_rows = np.asarray(ceil_div(entry.stored_rows(tokens), spread))
+        result += (layers * row_bytes * stored_rows).astype(np.int64)
     return result
 
 
@@ -450,11 +452,11 @@ def content_of(
     """
     rows: list[LayerRows] = []
     for layer, count in count_layers(layers, stage):
-        for stored in content(layer):
-            entry = stored.entry
+        for stored_entry in content(layer):
+            entry = stored_entry.entry
             storing = 0 if layer.layer.shares_cache or entry.is_stored_by_other_layer else count
             spread = entry.spread(ranks)
-            rows.append(LayerRows(entry, stored.row_bytes, storing, count, spread))
+            rows.append(LayerRows(entry, stored_entry.row_bytes, storing, count, spread))
     return Content(rows)
 
 

@@ -424,14 +424,14 @@ def _row_format(
             f"{value_type}"
         )
     layout = cache_layout(value_type if entry.role == "v" else key_type)
-    stored = layout.get(entry.role) or formats.cache_format(entry)
-    if stored.whole_groups and entry.width % stored.group:
+    row_format = layout.get(entry.role) or formats.cache_format(entry)
+    if row_format.whole_groups and entry.width % row_format.group:
         raise UserError(
-            f"llama.cpp refuses a cache of {stored.name}: its blocks of {stored.group} do not "
+            f"llama.cpp refuses a cache of {row_format.name}: its blocks of {row_format.group} do not "
             f"divide a head of {entry.width}",
             hint="Use fp16 or bf16",
         )
-    return stored
+    return row_format
 
 
 LLAMA_CPP = Engine(

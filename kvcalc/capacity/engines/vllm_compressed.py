@@ -57,19 +57,19 @@ def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
     tokens."""
     pool = pooled_tokens([layer])
     for part in layer.parts:
-        for stored in part:
-            is_pooled = pool and stored.entry.role == "index_key"
-            yield _pooled_key(stored, part, pool) if is_pooled else stored
+        for stored_entry in part:
+            is_pooled = pool and stored_entry.entry.role == "index_key"
+            yield _pooled_key(stored_entry, part, pool) if is_pooled else stored_entry
 
 
-def _pooled_key(stored: StoredEntry, part: StoredPart, pool: int) -> StoredEntry:
+def _pooled_key(stored_entry: StoredEntry, part: StoredPart, pool: int) -> StoredEntry:
     """Return an index key as stored for a pool of tokens; with latents in fp8, without gates and
     flag."""
-    entry = msgspec.structs.replace(stored.entry, ratio=pool)
+    entry = msgspec.structs.replace(stored_entry.entry, ratio=pool)
     if not any(s.entry.role == "latent" for s in part):
-        return stored._replace(entry=entry)
+        return stored_entry._replace(entry=entry)
     entry = msgspec.structs.replace(entry, width=(entry.width - 1) // 2)
-    return StoredEntry(entry, stored.heads, INDEX_ROW)
+    return StoredEntry(entry, stored_entry.heads, INDEX_ROW)
 
 
 def pooled_groups(
@@ -141,7 +141,7 @@ def compresses(layers: Sequence[LayerCache]) -> bool:
             bytes on some GPUs, windows in blocks of 32 or 64, rings of compressor states).
     """
     parts = [
-        [stored.entry for stored in part]
+        [stored_entry.entry for stored_entry in part]
         for layer in distinct_layers(layers)
         for part in layer.parts
     ]

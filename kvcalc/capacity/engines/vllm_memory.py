@@ -244,9 +244,9 @@ def experts_workspace(start: EngineStartup) -> int:
     DeepSeek-V4's (v1/worker/workspace.py). The rows that a prefill of very long sequences gathers
     there do not count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
     """
-    stored = kept(start.model, expert_formats, start.formats)
+    stored_formats = kept(start.model, expert_formats, start.formats)
     is_old = start.release.since < SHARED_WORKSPACE
-    if not compressed_attention(start) and (is_old or any(f.bits < 8 for f in stored)):
+    if not compressed_attention(start) and (is_old or any(f.bits < 8 for f in stored_formats)):
         return 0
     return int(start.tokens * _part_widths(start)[0] * start.formats.element_bytes)
 
@@ -263,8 +263,8 @@ def _part_widths(start: EngineStartup) -> tuple[float, float]:
         first <= start.release.since < end
         and _is_large(start)
         and any(
-            family(stored.name) == "fp8_block128"
-            for stored in kept(start.model, expert_formats, start.formats)
+            family(stored_format.name) == "fp8_block128"
+            for stored_format in kept(start.model, expert_formats, start.formats)
         )
     )
     tokens = start.tokens if is_deep_gemm else 0

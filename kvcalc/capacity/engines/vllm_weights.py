@@ -86,18 +86,22 @@ def load_weights(
     tensors: dict[tuple[str, str], tuple[int, int]] = {}
     for name, weight, count in walk_stage(model, stages(model, ranks.pp)[stage]):
         kind, _, short = name.partition(".")
-        local, stored = weight.local(ranks), formats.weight_format(name, weight)
+        local, stored_format = weight.local(ranks), formats.weight_format(name, weight)
         size = formats.weight_bytes(name, local)
-        if short and not weight.expert and stored.name.startswith(INT4):
+        if short and not weight.expert and stored_format.name.startswith(INT4):
             int4 += count * size
-        if weight.name == "kv_up" and model.model_type != "minicpm3" and stored.bits < 16:
+        if (
+            weight.name == "kv_up"
+            and model.model_type != "minicpm3"
+            and stored_format.bits < 16
+        ):
             absorbed += count * 2 * local.elements
         if short and weight.name in NGRAM_TABLES:
             ngram_tables += count * size
-        if padding and ".experts." in name and stored.name.startswith("mxfp4"):
+        if padding and ".experts." in name and stored_format.name.startswith("mxfp4"):
             size = _padded_bytes(padding, weight, local)
-        elif stored.nested and has_plain_scales:
-            plain = msgspec.structs.replace(stored, scale_bytes=4, nested=0)
+        elif stored_format.nested and has_plain_scales:
+            plain = msgspec.structs.replace(stored_format, scale_bytes=4, nested=0)
             matrix = plain.matrix_bytes(local.inputs, local.outputs)
             size = local.copies * (matrix + local.bias * formats.vector_bytes)
         if weight.kind is WeightKind.VECTOR:
