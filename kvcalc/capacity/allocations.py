@@ -144,14 +144,14 @@ class FragmentationResult(NamedTuple):
 
     Attributes:
         failures: Requests that no hole fits, but all holes together do.
-        free: Mean share of the memory that is free at those failures.
+        free: Mean share of the memory that is free at these failures.
         largest: Mean share of the memory in the largest hole then.
     """
 
-    requests: int
-    failures: int
-    free: float
-    largest: float
+    requests: Any = None
+    failures: Any = None
+    free: Any = None
+    largest: Any = None
 
 
 def paged(lengths: Sequence[int], block: int) -> Waste:

@@ -346,7 +346,10 @@ def _read_vllm(settings: Settings, remarks: list[str]) -> None:
         settings["max_num_seqs"] *= dp
     if settings.pop("text_only", False):
         settings["limit_mm_per_prompt"] = '{"image": 0, "video": 0}'
-    one_flight, two_flights = settings.pop("one_in_flight", False), settings.pop("two_in_flight", False)
+    one_flight, two_flights = (
+        settings.pop("one_in_flight", False),
+        settings.pop("two_in_flight", False),
+    )
     if one_flight:
         settings["max_in_flight_batches"] = pp
     elif two_flights and pp == 1:

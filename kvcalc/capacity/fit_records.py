@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.allocations import external, paged
+from kvcalc.capacity.allocations import FragmentationResult, external, paged
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.deployment_fit import fit
 from kvcalc.capacity.fit_options import FitOptions, options_for
@@ -212,17 +212,19 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> Record:
     slots = result.plan.tokens(result.kv_budget, result.length)
     contiguous = paged(requests, result.length)
     pages = paged(requests, result.plan.block_size or 16)
-    pieces = external(requests, slots, seed) if slots >= max(requests) else None
+    pieces = FragmentationResult()  # null if not one piece fits
+    if slots >= max(requests):
+        pieces = external(requests, slots, seed)
     return {
         "lengths": len(requests),
         "mean_length": sum(requests) / len(requests),
         "contiguous_waste": contiguous.share,
         "contiguous_waste_tokens": contiguous.tokens,
         "contiguous_num_seqs": slots // result.length,
-        "external_waste": pieces.free if pieces else None,
-        "external_failures": pieces.failures if pieces else None,
-        "external_requests": pieces.requests if pieces else None,
-        "external_largest_hole": pieces.largest if pieces else None,
+        "external_waste": pieces.free,
+        "external_failures": pieces.failures,
+        "external_requests": pieces.requests,
+        "external_largest_hole": pieces.largest,
         "paged_waste": pages.share,
         "paged_waste_tokens": pages.tokens,
         "paged_num_seqs": slots * len(requests) // pages.slots,

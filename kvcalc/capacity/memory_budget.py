@@ -4,6 +4,7 @@ Nothing here depends on an engine's pages. The file also has the corrections tha
 gives, and the weights that several GPUs store twice.
 """
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -326,8 +327,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the file that `read_learned` reads."""
         lines = ["# Corrections from one start-up: bytes of one GPU, logged minus predicted."]
         for name, value in msgspec.structs.asdict(self).items():
-            quoted = "'" + value.replace("'", "''") + "'" if isinstance(value, str) else value
-            lines.append(f"{name}: {quoted}")
+            lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
         return "\n".join([*lines, ""])
 
 
