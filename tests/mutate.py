@@ -68,6 +68,10 @@ TESTS = {
         serving/test_serve.py test_compare.py test_matrix.py test_diagnose.py test_fit*.py test_references.py test_docs.py
     """,
     "cli/measure.py": "measure/test_command.py",
+    "question/": "test_cli*.py test_api_arguments.py test_engine_options.py test_help.py test_lists.py test_fit_lists.py",
+    "answers/": """
+        test_notebook.py test_api_arguments.py test_lists.py test_fit_status.py test_before_after.py serving/test_serve.py test_plots.py
+    """,
     "cli/": """
         test_cli*.py test_help.py test_completion.py test_remarks.py test_unknown_options.py test_lists.py test_all_gpus.py
         test_fit*.py test_engines_ll*.py test_roofline.py test_compare.py test_validate.py serving test_plots.py test_diagnose.py

@@ -80,7 +80,7 @@ def run(
         if not value:
             raise UserError(
                 f"{name} is missing",
-                hint="It names what was measured; --all fits all that the rows name",
+                hint="Name the measured GPU and software, or use --all",
             )
     return _one_stack(rows, load_gpu(gpu), stack, out, about)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Stored = tuple[Model, Precision, Parallelism]
 
 AUTO_TP = (1, 2, 4, 8)  # sizes that `--tp auto` tries
-MAX_NAMES = 2000  # models, or GPUs, of one command
+MAX_NAMES = 2000  # models or GPUs in a command
 Sharding = TypeVar("Sharding", bound=ShardingOptions)
 
 

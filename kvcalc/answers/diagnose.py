@@ -21,7 +21,7 @@ _override = partial(Option, panel="Overrides")
 
 
 class OverrideOptions(Question, frozen=True):
-    """What the log does not say, or what replaces it."""
+    """Values that the log does not have, or that replace its values."""
 
     model: Annotated[
         str,
@@ -62,7 +62,7 @@ class OverrideOptions(Question, frozen=True):
 
 
 class TargetOptions(Question, frozen=True):
-    """What the server has to hold, and which start is diagnosed."""
+    """The users that must fit, and the start that is diagnosed."""
 
     users: Annotated[
         int,
@@ -112,7 +112,7 @@ def run(
         ),
     ] = "",
 ) -> Answer:
-    """Explain the memory of an engine from its start-up log, and what to change."""
+    """Explain the memory of an engine from its start-up log, and suggest changes."""
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs
 
     if bool(metrics) == bool(logs):
@@ -157,7 +157,7 @@ def _save_corrections(path: str, verdict: "Verdict") -> None:
 
 
 def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:
-    """Return a server's metrics beside the prediction."""
+    """Return a server's metrics, compared with the prediction."""
     from kvcalc.diagnosis.diagnosis import served_by
     from kvcalc.diagnosis.prometheus import (
         compare_with_prediction,

@@ -141,7 +141,7 @@ def fit_points(
 def _read_models(
     words: Sequence[str], changes: Sequence[str]
 ) -> "tuple[list[str], list[Model], dict[str, Any], list[str]]":
-    """Return the words and models of a list, what an engine's command line states, and notes."""
+    """Return words and models of a list, options of an engine's command line, and notes."""
     if len(words) > 1 or " " in words[0].strip():
         from kvcalc.capacity.command_line import is_command, read_command
         from kvcalc.capacity.dialects import DIALECTS
@@ -167,7 +167,7 @@ def _read_models(
 
 
 def _asked(stated: Mapping[str, Any], fit_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an engine's options, replaced by those that were typed."""
+    """Return the options of an engine's command line, replaced by typed options."""
     if "max_num_seqs" in fit_values:
         stated = {name: value for name, value in stated.items() if name != "users"}
     return {**stated, **fit_values}
@@ -179,7 +179,7 @@ def fit_answer(
     words: TypedWords = TypedWords(),  # noqa: B008
     allocations: str = "",
 ) -> Answer:
-    """Return what fits on each deployment, the smallest that fits first."""
+    """Return the capacity of each deployment, the smallest that fits first."""
     from kvcalc.capacity.allocations import read_lengths
     from kvcalc.capacity.deployment_fit import shortened
     from kvcalc.capacity.fit_records import fit_record, smallest_first
@@ -253,7 +253,7 @@ def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":
 def _shortage_notes(
     fits: "Sequence[Fit]", advice: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return notes on caches that are too large, and what a table's sentence says of shortages."""
+    """Return notes on too large caches, and notes on shortages, which a table's sentence states."""
     from kvcalc.units import format_bytes
 
     notes, without_table = [], []
@@ -349,7 +349,7 @@ def _matrix_answer(
 
 
 def _allocations_answer(fit: "Fit", path: str) -> Answer:
-    """Return what an allocator does with a file of steps, in the cache of a deployment."""
+    """Return the result of a file of allocation steps in the cache of a deployment."""
     from kvcalc.capacity.allocations import play, read_script
 
     script = read_script(path)

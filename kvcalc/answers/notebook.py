@@ -85,7 +85,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes(FitQuestion, StudyOptions)
     def fit(self, options: Options) -> Answer:
-        """Compute what fits: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` and more.
+        """Compute the capacity: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` …
 
         Without max_model_len, the length is the model's maximum, or the longest that fits. The
         engine is the deployment's by default.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Figure(NamedTuple):
-    """What a figure shows.
+    """A standard figure.
 
     Attributes:
         summary: Text of the list of figures.
@@ -60,7 +60,7 @@ FIGURES = {
     ),
     "no-cache": Figure(
         "generating with a cache and without",
-        "with a cache FLOPs of decode steps 1 … n; without, of prefills of 1 … n tokens "
+        "FLOPs with a cache: decode steps 1 … n; without a cache: prefills of 1 … n tokens "
         "(`roofline --explain`)",
         "llama-2-7b",
         "65536",
@@ -96,7 +96,7 @@ FIGURES = {
 
 
 class FigureOptions(Question, frozen=True):
-    """What a figure shows."""
+    """The models, GPUs and axes of a figure."""
 
     kind: Annotated[
         str,
@@ -226,7 +226,7 @@ def _measured_chart(models: list[str], rows: str) -> "Chart":
 
 
 class PageOptions(Question, frozen=True):
-    """What a page shows."""
+    """The load of a page."""
 
     context: Annotated[
         int,

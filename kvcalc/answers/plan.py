@@ -112,7 +112,7 @@ def _question(
 
 
 def _refusal(models: "Sequence[Model]", options: Mapping[str, Any]) -> str:
-    """Return what is wrong with the options without the file; '' if nothing is."""
+    """Return the error of the options without the file; '' if they have none."""
     from kvcalc.planning.question import question_of
 
     try:

@@ -22,7 +22,7 @@ STATUS_INTERRUPTED = 130
 
 
 class StudyOfRates(Question, frozen=True):
-    """What to do beside the simulation."""
+    """A search for the sustained rate, and a file of all passes."""
 
     find_rate: Annotated[
         bool,
@@ -181,7 +181,7 @@ def _simulate(
 
 
 def _interruption(runs: "list[SimulationResult]", num_points: int, is_search: bool) -> str:
-    """Return what Ctrl-C left undone."""
+    """Return how far the simulation came before Ctrl-C."""
     last = runs[-1]
     if last.served.is_complete:
         return f"stopped after {len(runs)} of {num_points} runs"

@@ -62,7 +62,7 @@ def size_answer(
     ]
     make_record = make_record or size_record
     for first in arguments[:: len(shapes)]:
-        make_record(*first)  # what cannot be is refused before anything is printed
+        make_record(*first)  # raises UserError before the first record is printed
     make = make_record
     records = LazyRecords(lambda: (make(*values) for values in arguments), len(arguments))
     contexts = list(dict.fromkeys(shape.context for shape in shapes))

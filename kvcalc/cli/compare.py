@@ -1,4 +1,4 @@
-"""`kvcalc compare`, with `--deployments` that are written as options of `fit` or as command lines."""
+"""`kvcalc compare`, with `--deployments` as options of `fit` or as command lines."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Help of a command: three examples, the common options, and with `--help-all` every option.
 
-Refusals of the parser: what to type instead of an unknown option or command.
+Refusals of the parser: suggestions for an unknown option or command.
 """
 
 import shutil
@@ -20,7 +20,7 @@ EXIT_STATUS = (
 FIRST_STEPS = {
     "kvcalc size llama-3.1-8b --context 128k": "KV cache size",
     "kvcalc fit llama-3.1-70b --gpu h100 --tp 4": "how many users fit",
-    "kvcalc compare llama-7b --variants mha,gqa:8": "what other attention saves",
+    "kvcalc compare llama-7b --variants mha,gqa:8": "savings of other attention",
     "kvcalc latency llama-3.1-8b --gpu h100": "how long one request takes",
     "kvcalc models llama": "model presets",
 }
@@ -103,7 +103,7 @@ SIMILARITY = 0.7  # a name that shares fewer letters is another word
 
 
 def first_steps() -> str:
-    """Return what `kvcalc` without words prints: commands to try first."""
+    """Return the output of `kvcalc` without words: commands to try first."""
     lines = [f"{line:<48}{text}" for line, text in FIRST_STEPS.items()]
     return "\n".join([*lines, f"{'kvcalc --help':<48}all commands"]) + "\n"
 
@@ -189,7 +189,7 @@ def meaning(option: Parameter) -> str:
     return f"{text} [{default}]"
 
 
-# Words that name no option of any command, and what to type instead.
+# Words that name no option of any command, and the suggestion for each.
 OTHER_WORDS = {
     "energy power watts joules j-per-token": "`kvcalc latency` and `kvcalc plan` have J/token "
     "with --wide",
@@ -230,7 +230,7 @@ def parser_message(error: Any, command: str) -> str:
 
 
 def _whole_word(command: str, letter: str) -> str:
-    """Return the typed word of which the parser refused the first letter: `-dtype` for `-d`."""
+    """Return the typed word whose first letter the parser refused: `-dtype` for `-d`."""
     names = {name for parameter in parameters_of(command) for name in parameter.names}
     for word in sys.argv:
         if word.startswith(letter) and word.partition("=")[0] not in names:
@@ -239,7 +239,7 @@ def _whole_word(command: str, letter: str) -> str:
 
 
 def _suggestion(command: str, typed: str) -> str:
-    """Return what to type instead of an unknown option."""
+    """Return a suggestion for an unknown option."""
     word = typed.lstrip("-").partition("=")[0]
     see = f"`kvcalc {command} --help-all` lists its options"
     own = _long_names(command)

@@ -138,7 +138,7 @@ class GenerationOptions(Question, frozen=True):
 
 
 class ResultOptions(Question, frozen=True):
-    """What is measured, and the files that are written."""
+    """The phase, and the files to write."""
 
     phase: Annotated[
         str,
@@ -298,7 +298,7 @@ def _measured_gpu(
 def _results(
     job: "Job", machine: "Machine", settings: "MeasureSettings", save_gpu: str
 ) -> "tuple[list[Result], int]":
-    """Return what was measured, and the exit status. Ctrl-C keeps the records so far."""
+    """Return the results and the exit status. Ctrl-C keeps the records so far."""
     from kvcalc.measure.run import ceiling_dtypes
 
     results: list[Result] = []
@@ -358,7 +358,7 @@ def _calibration_answer(
     preset = _known_gpu(machine)
     if preset is None and not result.save_gpu:
         raise UserError(
-            f"{machine.name!r} is no preset, so its laws have no roof to stand on",
+            f"{machine.name!r} is no preset, so its time models have no roofline",
             hint="Name it with --save-gpu",
         )
     records: list[Record] = []

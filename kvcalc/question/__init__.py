@@ -1,1 +1,1 @@
-"""What users ask: options declared once for the command line and the Python API."""
+"""Options, declared once for the command line and the Python API."""

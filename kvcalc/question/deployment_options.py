@@ -1,4 +1,4 @@
-"""How a model is deployed: data types, parallelism, GPUs and engine; and options of many commands."""
+"""Options about data types, parallelism, GPUs and engines, and options of several commands."""
 
 from functools import partial
 from typing import Annotated, NamedTuple

@@ -161,8 +161,8 @@ class FitQuestion(EngineSettings, frozen=True):
         engram_config: `{"cpu_offload": false}` stores tables of n-grams on the GPU.
         budget: End of the range that answers. "" is the low end if `require` is set, else the
             middle.
-        utilization_of: Share of the GPU's total memory; of the free memory after context and
-            collectives; or of the memory that remains then beside the terms.
+        utilization_of: Memory that the share refers to: total, free after context and
+            collectives, or remaining after all other memory terms.
         weight_bytes, activation_bytes, overhead_bytes: Replace the three terms.
         kv_offloading_bytes: Host memory for the cache, per GPU.
         disk_bandwidth: Bytes per second to read weights; 0 if unknown.

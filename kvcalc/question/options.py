@@ -45,7 +45,7 @@ MIN_HOST_BYTES = 1 << 20  # a smaller number is probably GiB without the unit
 
 
 class Option(msgspec.Struct, frozen=True):
-    """An option of a command. Its type and default are those of the annotated field.
+    """An option of a command. The annotated field gives type and default.
 
     Attributes:
         help: One phrase of at most 70 characters that needs no other line to be understood.
@@ -143,7 +143,7 @@ class Parameter(NamedTuple):
 
     @property
     def placeholder(self) -> str:
-        """Return what help shows for the value, such as TOKENS or N."""
+        """Return the placeholder of the value in help, such as TOKENS or N."""
         kind = (get_args(self.type) or (self.type,))[0]
         numbers = {int: "N", float: "X"}
         return self.option.takes or numbers.get(kind, "WORD")
@@ -258,7 +258,7 @@ def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
 
 
 def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
-    """Return one question for each combination of the lists, the option with `list_order` 1 fastest.
+    """Return a question for each combination of the lists, `list_order` 1 fastest.
 
     Example: context 1k,2k and batch_size 1,8 give (1024, 1), (2048, 1), (1024, 8), (2048, 8).
     """

@@ -221,7 +221,7 @@ class Requirement(Question, frozen=True, kw_only=True):
         )
 
     def sequence_counts(self, max_replicas: int) -> set[int]:
-        """Return the numbers of sequences per replica to try with at most so many replicas."""
+        """Return the numbers of sequences per replica to try with at most `max_replicas`."""
         if not self.users:
             return set(SEQUENCE_COUNTS)
         replicas = range(1, min(max_replicas, self.users) + 1)

@@ -371,7 +371,7 @@ class ServerSettings(Question, frozen=True):
     max_model_len: Annotated[
         int,
         _server(
-            "Tokens per request; contiguous caches reserve as many",
+            "Tokens per request; contiguous caches reserve them",
             takes="TOKENS",
             read=parse_tokens,
         ),
@@ -379,7 +379,7 @@ class ServerSettings(Question, frozen=True):
     preemption: Annotated[
         str,
         _server(
-            "What happens to preempted requests: recompute or swap",
+            "Handling of preempted requests: recompute or swap",
             choices=("recompute", "swap"),
         ),
     ] = "recompute"

@@ -71,7 +71,11 @@ def test_threads_stand_for_multiprocessors_where_there_are_none(machine: Machine
 
 @pytest.mark.parametrize(
     ("more", "what"),
-    [("llama-3.2-1b", "takes no model"), ("--generate 3", "takes no --generate"), ("", "is no preset, so its laws have no roof")],
+    [
+        ("llama-3.2-1b", "takes no model"),
+        ("--generate 3", "takes no --generate"),
+        ("", "is no preset, so its time models have no roofline"),
+    ],
 )
 def test_what_calibration_does_not_take(kvcalc: Run, more: str, what: str) -> None:
     found = kvcalc(f"measure {more} --calibration --device cpu --threads 1")
