@@ -70,7 +70,8 @@ TESTS = {
     "cli/measure.py": "measure/test_command.py",
     "question/": "test_cli*.py test_api_arguments.py test_engine_options.py test_help.py test_lists.py test_fit_lists.py",
     "answers/": """
-        test_notebook.py test_api_arguments.py test_lists.py test_fit_status.py test_before_after.py serving/test_serve.py test_plots.py
+        test_notebook.py test_api_arguments.py test_lists.py test_fit_status.py test_before_after.py
+        serving/test_serve.py test_plots.py
     """,
     "cli/": """
         test_cli*.py test_help.py test_completion.py test_remarks.py test_unknown_options.py test_lists.py test_all_gpus.py
