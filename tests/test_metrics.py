@@ -91,22 +91,6 @@ def test_sglang(kvcalc: Run, text: Path) -> None:
     assert "predicted for 4 clients, 800 tokens in and 100 out" in found.joined
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("diagnose --metrics {text}", "the metrics name no GPU. Give it with --gpu"),
-        ("diagnose --metrics {text}.not --gpu h100", "cannot be read"),
-        ("diagnose --metrics http:// --gpu h100", "is not an address"),
-        ("diagnose --metrics http://127.0.0.1:1/ --gpu h100", "cannot be reached"),
-        ("diagnose", "takes start-up logs or --metrics"),
-        ("diagnose {text} --metrics {text}", "takes start-up logs or --metrics"),
-    ],
-)
-def test_requests_that_cannot_be_met(kvcalc: Run, text: Path, line: str, said: str) -> None:
-    found = kvcalc(line.format(text=text))
-    assert (found.code, said in found.err, found.err.count("\n")) == (2, True, 1)
-
-
 def test_foreign_and_hostile_text(text: Path) -> None:
     for content in ("", "<html>no</html>", "go_gc 1\n", "vllm:x{" * 9999, "vllm:x{" + 'a="b",' * 900 + "} 1"):
         text.write_text(content, encoding="utf-8")

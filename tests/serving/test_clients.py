@@ -64,12 +64,8 @@ def test_the_command_line(kvcalc: Run) -> None:
     assert (thinking["client"], thinking["think_time_s"]) == ("closed", 0.5)
     (hit,) = kvcalc(f"{line} --rate 1 --num-prompts 20 --prefix-hit-rate 0.5 --format json").records
     assert hit["prefix_hit_share"] == pytest.approx(144 / 300)
-    text = kvcalc(f"{line} --client aiperf --max-concurrency 4 --stack vllm,sglang -v").joined
-    for word in ("90% of measured servers", "mean TTFT", "add 26.2 ms to TTFT", "sglang 0.5.14"):
-        assert word in text
     (found,) = kvcalc(f"{line} --find-rate --slo-tpot 12ms --num-prompts 60 --format json").records
     assert found["found_rate"] == found["rate"] > 1
-    assert "requests/s with TPOT within 12 ms" in kvcalc(f"{line} --find-rate --slo-tpot 12ms --num-prompts 60").joined
 
 
 def test_a_prefix_cache_raises_the_capacity(kvcalc: Run) -> None:

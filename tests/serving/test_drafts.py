@@ -123,8 +123,6 @@ def test_speculation_helps_few_users_and_hurts_many(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--acceptance-rate 0.5", "are of a draft, and there is none"),
-        ("--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 1.5", "is not between 0 and 1"),
         ("--draft llama-3.2-1b --num-speculative-tokens 4 --policy static", "simulated only under continuous batching"),
         ("--draft llama-3.2-1b --num-speculative-tokens 99 --max-num-seqs 256", "fewer than 256 sequences of 100 queries"),
         ("--draft mtp --num-speculative-tokens 1", "declares no multi-token-prediction layers"),

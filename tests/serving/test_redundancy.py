@@ -5,7 +5,6 @@ from conftest import Run
 
 from kvcalc import Batch, load_gpu, load_model
 from kvcalc.report.text.serving_text import why_little
-from kvcalc.serving import request_record
 from kvcalc.serving.request_latency import without_cache
 from kvcalc.serving.request_record import doubling_context
 from kvcalc.timing.deployment import TimedDeployment
@@ -33,21 +32,6 @@ def test_where_a_step_takes_twice_as_long(model: str, stack: str, every: bool) -
         assert (again >= 2 * timed.seconds(Batch.decode(length, 2))) == doubled
 
 
-def test_it_is_looked_for_once_whatever_the_lengths(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three prompts and two answers at two batch sizes: once each of these."""
-    asked: list[int] = []
-
-    def counted(timed: TimedDeployment, batch_size: int, every: bool) -> int | None:
-        asked.append(batch_size)
-        return doubling_context(timed, batch_size, every)
-
-    monkeypatch.setattr(request_record, "doubling_context", counted)
-    records = kvcalc("latency llama-3.1-8b --no-cache --isl 5,6,7 --osl 2,3 --bs 1,8 --format json").records
-    assert sorted(asked) == [1, 8]
-    for record in records:
-        assert record["no_cache_doubles_from"] == doubling_context(deployment("llama-3.1-8b"), record["batch_size"])
-
-
 def test_the_record_and_why_it_saves_so_little(kvcalc: Run) -> None:
     line = "latency gpt2 --gpu h100 --input-len 1 --output-len 100 --no-cache"
     (found,) = kvcalc(f"{line} --format json").records
@@ -57,13 +41,6 @@ def test_the_record_and_why_it_saves_so_little(kvcalc: Run) -> None:
     assert found["speedup"] < 1.5
     assert launches > found["tpot_last_bound_s"]
     assert why_little(found) in kvcalc(f"{line} -v").joined
-
-
-def test_heads_that_cannot_be(kvcalc: Run) -> None:
-    for options, message in (("--no-cache --head first", "unknown head 'first'"), ("--head all", "Add --no-cache")):
-        found = kvcalc(f"latency gpt2 {options}")
-        assert found.code == 2
-        assert message in found.err
 
 
 def test_nothing_is_redundant_where_chunks_take_more(kvcalc: Run) -> None:

@@ -66,15 +66,6 @@ def test_a_list_of_clients_makes_more_rows(kvcalc: Run) -> None:
     assert found[1:] == alone
 
 
-@pytest.mark.parametrize("rates", ["30", "10,20,40"])
-def test_pictures(kvcalc: Run, tmp_path: Path, rates: str) -> None:
-    """One run over time, or latency against several loads."""
-    found = kvcalc(f"{LINE} --rate {rates} --plot {tmp_path / 'p.svg'}")
-    assert found.code == 0, found.err
-    words = ("Time to the first token", "saturate") if "," in rates else ("Sequences in the batch", "cache allocated")
-    assert all(word in (tmp_path / "p.svg").read_text() for word in words)
-
-
 def test_nothing_served_is_nothing_to_draw(kvcalc: Run, tmp_path: Path) -> None:
     trace, line = tmp_path / "trace.csv", tmp_path / "line.csv"
     trace.write_text("arrival_s,input_len,output_len\n0,5000,5\n")
@@ -101,36 +92,14 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
 
 REFUSED = {
     "--rate 0": "rate '0' is not",
-    "--rate -3": "rate '-3' is not",
-    "--rate nan": "rate 'nan' is not",
     "--rate fast": "rate 'fast' is not",
-    "--rate 1e300": "outside",
-    "--num-prompts -1": "num-prompts",
-    "--num-prompts 100000000": "num-prompts",
-    "--max-concurrency -1": "max-concurrency",
-    "--max-num-seqs 0": "max-num-seqs",
-    "--max-num-batched-tokens -1": "max-num-batched-tokens",
     "--max-num-batched-tokens 100 --max-num-seqs 256": "fewer than 256 sequences",
-    "--burstiness 0 --rate 1": "burstiness",
-    "--batch-timeout nan": "batch-timeout",
-    "--slo-ttft -1": "slo-ttft",
-    "--price-per-hour nan": "price-per-hour",
-    "--gpu-memory-utilization 0": "utilization",
-    "--gpu-memory-utilization nan": "utilization",
-    "--block-size -1": "block-size",
-    "--kv-cache-memory-bytes none": "number of bytes",
     "--kv-cache-memory-bytes 1000 --cache contiguous": "one contiguous reservation",
-    "--max-model-len 0": "max-model-len",
     "--input-len 0": "input length",
     "--output-len lognormal:5": "distribution",
-    "--seed -1": "seed",
     "--policy dynamic": "unknown policy 'dynamic'",
     "--cache pages": "unknown cache 'pages'",
-    "--preemption drop": "unknown preemption 'drop'",
-    "--gpu h1000": "h1000",
-    "--tp 3": "does not divide",
     "--requests none.csv": "none.csv",
-    "--plot picture.bmp": ".bmp",
     "--timeline nowhere/at/all.csv": "no such folder",
     "--timeline t.csv --rate 1,2": "--timeline is of one run",
     "--gpu t4": "leaves no memory",
@@ -164,9 +133,6 @@ def test_prompts_of_5_3_and_4_padded_to_5_waste_3_of_15(kvcalc: Run, tmp_path: P
     line = f"serve gpt2 --gpu h100 --requests {rows}"
     (record,) = kvcalc(f"{line} --policy static --format json").records
     assert (record["padded_slots"], record["token_slots"], record["padding_waste"]) == (3, 15, 0.2)
-    assert "padding of static batches: 3 of 15 token slots, 20.0%" in kvcalc(f"{line} --policy static -v").out
-
-    assert "token slots" not in kvcalc(line).out
     rows.write_text("arrival_s,input_len,output_len\n" + "".join(f"0.00{n},500,500\n" for n in range(4)))
     for policy in ("static", "continuous"):
         (record,) = kvcalc(f"{line} --policy {policy} --format json").records
