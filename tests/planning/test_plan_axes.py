@@ -80,9 +80,3 @@ def test_axes_stand_in_the_table_and_have_their_refusals(kvcalc: Run) -> None:
         answered = kvcalc(f"{words} {refused}")
         assert (answered.code, answered.out) == (2, "")
         assert answered.err.startswith(f"kvcalc: {message}")
-
-
-def test_splits_left_out_for_the_same_reason_are_one_note(kvcalc: Run) -> None:
-    """Of 1 to 6 stages over two nodes those of 3 and 5 do not divide."""
-    found = kvcalc("plan llama-3.1-8b --gpu h100 --users 1 --context 4k --tp 1 --max-gpus 6 --nodes 2")
-    assert "note: 1 GPUs do not divide over 2 nodes (and 2 more like this)" in found.err.splitlines()

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvcalc import FitOptions, UserError, load_gpu, load_model
+from kvcalc import FitOptions, load_gpu, load_model
 from kvcalc.capacity import fit
 from kvcalc.layers.batch import Batch
 from kvcalc.model.precision import Precision
@@ -116,8 +116,3 @@ def test_the_front_is_what_brute_force_finds() -> None:
         expected = {one for one in points if not dominated(points, one)}
         assert set(zip(front.xs.tolist(), front.ys.tolist(), strict=True)) == expected
         assert [points[i] for i in front.items] == [*zip(front.xs, front.ys, strict=True)]
-
-
-def test_nothing_is_looked_at_that_the_model_is_not_cut_into() -> None:
-    with pytest.raises(UserError, match="tensor-parallel size 3 does not divide"):
-        candidates([Requirement(users=1, context=100)], "llama-3.1-8b", "h100", tp=(3,))
