@@ -37,24 +37,16 @@ def test_required_presets_are_there() -> None:
 
 
 @stem
-def test_name_is_the_file_stem(path: Path) -> None:
-    assert spec(path).name == path.stem
+def test_a_file_has_its_name_and_a_source_with_address_and_day(path: Path) -> None:
+    preset = spec(path)
+    assert preset.name == path.stem
     assert re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", path.stem)
-
-
-@stem
-def test_source_has_an_address_and_a_day(path: Path) -> None:
-    sources = spec(path).source
-    assert sources
-    for source in sources:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 75
+    assert preset.source
+    for source in preset.source:
         assert source.document
         assert re.fullmatch(r"https?://[^\s'\"]+\.[^\s'\"]+", source.url), source.url
         assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", source.read), source.read
-
-
-@stem
-def test_file_is_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 75
 
 
 @pytest.mark.parametrize("paths", [MODELS, GPUS], ids=["models", "gpus"])

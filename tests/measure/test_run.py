@@ -190,9 +190,9 @@ def test_repeats_and_copies() -> None:
     assert len(calls) == 40  # one to warm up
 
 
-@pytest.mark.parametrize(
-    ("measured_s", "limit", "launches", "unfused_s", "is_resident", "reason"),
-    [
+def test_why_a_time_differs() -> None:
+    """The bound is 1 s, and a launch takes 1 s."""
+    for measured_s, limit, launches, unfused_s, is_resident, reason in (
         (20.0, "memory", 15, 1.0, False, "launch-bound"),
         (1.0, "memory", 0, 1.0, True, "cache-resident"),
         (0.5, "memory", 0, 1.0, False, "cache-resident"),
@@ -200,14 +200,9 @@ def test_repeats_and_copies() -> None:
         (1.4, "compute", 0, 1.0, False, "compute-bound"),
         (3.0, "memory", 1, 2.5, False, "unfused"),
         (3.0, "memory", 1, 1.4, False, "kernel"),
-    ],
-)
-def test_why_a_time_differs(
-    measured_s: float, limit: str, launches: int, unfused_s: float, is_resident: bool, reason: str
-) -> None:
-    """The bound is 1 s, and a launch takes 1 s."""
-    bound, traffic = Bound(1.0, limit, 100, 100), Traffic(launches, launches, 250)
-    assert difference(bound, measured_s, traffic, 1.0, unfused_s, is_resident)[0] == reason
+    ):
+        bound, traffic = Bound(1.0, limit, 100, 100), Traffic(launches, launches, 250)
+        assert difference(bound, measured_s, traffic, 1.0, unfused_s, is_resident)[0] == reason
 
 
 def test_traffic_of_a_product_and_a_view() -> None:
