@@ -40,10 +40,8 @@ ORDERS: dict[str, tuple[dict[str, Any], str]] = {
     "modernbert-decoder": ({"local_attention": 64}, "FwwFwwFw"),  # every third from the first
     "lfm3": ({"sliding_window": 32}, "––F–w–F–w"),  # the third of four, and the first of four but the very first
     "flint": ({"sliding_window": 32} | MOE, "FFwwwFwwwFwF"),  # two, then the second of four, and the last
-    "qwen2_moe": (
-        {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 3} | MOE,
-        "wFwFFF",
-    ),  # every other one of the first three
+    # every other one of the first three
+    "qwen2_moe": ({"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 3} | MOE, "wFwFFF"),
     "smollm3": ({"sliding_window": 32, "use_sliding_window": True}, "FFFwFFFw"),  # every fourth, which rotates nothing
     "plamo3": ({"window_size": 32}, "wwwwwwwFw"),  # every eighth
     "muse_glimmer_text": ({"sliding_window": 32}, "wwFwwwF"),  # every fourth, counted from the last

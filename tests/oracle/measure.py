@@ -27,7 +27,7 @@ OTHER = re.compile(r"^(git|model)\.(image_encoder|visual_projection|embed_tokens
 COMPOSITE = {"gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "fuyu", "llama4", "emu3"}
 COMPOSITE |= {"qwen3_5", "qwen3_5_moe", "qwen4_exp", "dots3_note", "mllama", "moss_transcribe_diarize"}
 AUTO = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM")
-CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+CACHES = ("past_key_values", "cache_params", "state")
 
 
 class Tensor(NamedTuple):
@@ -181,8 +181,6 @@ def layers_of(cache: Any, model: Any) -> list[Any]:
         return []
     cache = getattr(cache, "self_attention_cache", cache)
     layers = getattr(cache, "layers", None)
-    if layers is None and isinstance(cache, list | tuple) and not isinstance(cache[0], torch.Tensor):
-        layers = cache
     found = list(layers) if layers is not None else [cache]
     linear = getattr(cache, "linear_cache", ())  # MiniMax keeps its recurrent state beside the layers
     return [{"recurrent_states": e} if torch.is_tensor(e) else layer for layer, e in zip_longest(found, linear)]
