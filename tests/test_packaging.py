@@ -82,6 +82,7 @@ def test_wheel_holds_presets_types_and_defaults(wheel: Path) -> None:
         ours = {f"kvcalc/presets/{kind}/{p.name}" for p in (CHECKOUT / "presets" / kind).glob("*.yaml")}
         assert ours
         assert ours <= held
+    assert {str(p.relative_to(CHECKOUT)) for p in PACKAGE.rglob("*.yaml")} <= held
     sources = {str(p.relative_to(CHECKOUT)) for p in PACKAGE.rglob("*.py")}
     assert {name for name in held if name.endswith(".py")} == sources
 
