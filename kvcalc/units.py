@@ -17,17 +17,16 @@ UNITS = {
     "si": (1000, ("kB", "MB", "GB", "TB", "PB", "EB")),
     "bytes": (1, ()),
 }
-_SHOWN = ContextVar("units of bytes", default="gib")
+_BYTE_UNITS = ContextVar("units of bytes", default="gib")
 MAX_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
-_BROKEN = re.compile(r"0\d\d")  # after a comma in 8,000, which is not a list
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS = re.compile(r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)\s*(us|µs|ms|s|min|)")
 _SECOND = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
-def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
+def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
     """Return the token count in `text`: digits, or a binary suffix (`4k` = 4096).
 
     Raises UserError below the minimum or above 10^12.
@@ -35,82 +34,72 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
     match = _TOKENS.fullmatch(text.strip().replace("_", ""))
     if not match or len(text) > 40:
         raise UserError(
-            f"{what} {text!r} is not a whole number", hint="Write 4096, 4k, 128K or 1M"
+            f"{noun} {text!r} is not a whole number", hint="Write 4096, 4k, 128K or 1M"
         )
-    value, rest = _times(match[1], _BINARY[match[2].lower()])
-    if rest:
-        raise UserError(f"{what} {text!r} is not a whole number")
-    if not least <= value <= MAX_TOKENS:
-        raise UserError(f"{what} {text!r} is outside {least} to {MAX_TOKENS:,}")
+    value, remainder = _multiply(match[1], _BINARY[match[2].lower()])
+    if remainder:
+        raise UserError(f"{noun} {text!r} is not a whole number")
+    if not minimum <= value <= MAX_TOKENS:
+        raise UserError(f"{noun} {text!r} is outside {minimum} to {MAX_TOKENS:,}")
     return value
 
 
 def plain(value: Any) -> Any:
     """Return a NumPy number as a Python number; a whole float becomes an int. Other values are
     unchanged."""
-    value = (
-        value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-    )
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def check_whole(words: Sequence[str], what: str) -> None:
+def check_whole(words: Sequence[str], noun: str) -> None:
     """Raise UserError if list items are the parts of one number with a separator, such as 8,000."""
-    if any(_BROKEN.fullmatch(word) for word in words[1:]):
+    if any(re.fullmatch(r"0\d\d", word) for word in words[1:]):
         raise UserError(
-            f"{what} {','.join(words)!r} is a list",
+            f"{noun} {','.join(words)!r} is a list",
             hint=f"Write {''.join(words)} for one number",
         )
 
 
-def parse_list(value: Any, what: str) -> list[int]:
-    """Return token counts from one number, a list, or comma-separated text. Raises as
-    `parse_tokens`."""
-    value = value.split(",") if isinstance(value, str) else plain(value)
-    parts = list(value) if hasattr(value, "__iter__") else [value]
-    if not parts:
-        raise UserError(f"{what}: the list is empty", hint="Write 4096, 4k or 1k,8k")
-    check_whole([str(part) for part in parts], what)
-    return [parse_tokens(str(plain(part)), what) for part in parts]
+def _multiply(number: str, unit: int) -> tuple[int, int]:
+    """Return the exact product of a decimal number and a unit: its whole part and its remainder.
 
-
-def _times(number: str, unit: int) -> tuple[int, int]:
-    """Return the exact product of a decimal number and a unit: its whole part, and whether it is
-    above 0."""
-    whole, _, decimals = number.partition(".")
+    Example: 1.5 and 1024 give (1536, 0).
+    """
+    integer, _, decimals = number.partition(".")
     shift: int = 10 ** len(decimals)
-    return divmod(int(whole + decimals) * unit, shift)
+    return divmod(int(integer + decimals) * unit, shift)
 
 
-def parse_bytes(text: str, what: str = "size") -> int:
+def parse_bytes(text: str, noun: str = "size") -> int:
     """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError for other
     text."""
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(
-            f"{what} {text!r} is not a number of bytes",
+            f"{noun} {text!r} is not a number of bytes",
             hint="Write 42949672960, 40GiB or 40GB",
         )
     base = 1024 if match[3] else 1000
-    value, _ = _times(match[1], base ** " kmgt".index(match[2].lower() or " "))
+    value, _ = _multiply(match[1], base ** " kmgt".index(match[2].lower() or " "))
     if not 1 <= value < 2**60:
-        raise UserError(f"{what} {text!r} is outside 1 to 2^60 bytes")
+        raise UserError(f"{noun} {text!r} is outside 1 to 2^60 bytes")
     return value
 
 
-def parse_rate(text: str, what: str = "rate") -> int:
+def parse_rate(text: str, noun: str = "rate") -> int:
     """Return bytes per second. The suffix `/s` is optional: 7GB/s."""
-    return parse_bytes(text.strip().removesuffix("/s"), what)
+    return parse_bytes(text.strip().removesuffix("/s"), noun)
 
 
-def parse_seconds(text: str, what: str = "time") -> float:
+def parse_seconds(text: str, noun: str = "time") -> float:
     """Return seconds from `50ms`, `0.05s`, `300us`, `2min` or a bare number. Raises UserError if
     not above 0."""
     match = _SECONDS.fullmatch(text.strip().lower())
     value = float(match[1]) * _SECOND[match[2]] if match and len(text) <= 40 else 0.0
     if not 0 < value < float("inf"):
         raise UserError(
-            f"{what} {text!r} is not a time above 0", hint="Write 50ms, 0.05s or 0.05"
+            f"{noun} {text!r} is not a time above 0", hint="Write 50ms, 0.05s or 0.05"
         )
     return value
 
@@ -119,16 +108,16 @@ def parse_seconds(text: str, what: str = "time") -> float:
 def bytes_shown_in(units: str) -> Iterator[None]:
     """Make `format_bytes` write binary units (`gib`), decimal units (`si`) or whole bytes (`bytes`)
     in a block."""
-    token = _SHOWN.set(units)
+    token = _BYTE_UNITS.set(units)
     try:
         yield
     finally:
-        _SHOWN.reset(token)
+        _BYTE_UNITS.reset(token)
 
 
 def shown_in() -> str:
     """Return the unit system in use: gib, si or bytes."""
-    return _SHOWN.get()
+    return _BYTE_UNITS.get()
 
 
 def format_bytes(count: float, digits: int = 2) -> str:
@@ -136,7 +125,7 @@ def format_bytes(count: float, digits: int = 2) -> str:
 
     In a `bytes_shown_in` block, 2^30 gives '1.07 GB' (si) or '1,073,741,824 B' (bytes).
     """
-    base, steps = UNITS[_SHOWN.get()]
+    base, steps = UNITS[_BYTE_UNITS.get()]
     if not steps or abs(count) < base:
         return f"{count:,.0f} B"
     value, unit = float(count), ""
@@ -150,7 +139,7 @@ def format_bytes(count: float, digits: int = 2) -> str:
 def scale_of(count: float) -> tuple[int, str]:
     """Return the bytes of the unit that `format_bytes` uses for `count` bytes, and the name of the
     unit."""
-    base, steps = UNITS[_SHOWN.get()]
+    base, steps = UNITS[_BYTE_UNITS.get()]
     name = format_bytes(count).rpartition(" ")[2]
     return (base ** (steps.index(name) + 1), name) if name in steps else (1, "B")
 
@@ -158,30 +147,22 @@ def scale_of(count: float) -> tuple[int, str]:
 def format_si(value: float, unit: str = "", digits: int = 3) -> str:
     """Return a value with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' gives
     '3.35 TB/s'."""
-    shown = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits
-    for power, prefix in (
-        (18, "E"),
-        (15, "P"),
-        (12, "T"),
-        (9, "G"),
-        (6, "M"),
-        (3, "k"),
-    ):
-        if shown >= 10**power:
+    rounded = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits
+    for power, prefix in zip(range(18, 0, -3), "EPTGMk", strict=True):
+        if rounded >= 10**power:
             return f"{value / 10**power:.{digits}g} {prefix}{unit}".rstrip()
     return f"{value:.{digits}g} {unit}".rstrip()
 
 
 def format_seconds(value: float) -> str:
     """Return a duration with three digits and its own unit: 4.59 ms, 12.3 µs, 1,840 s."""
-    shown = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
-    if shown >= 1000:
-        return f"{shown:,.0f} s"
-    step, unit = next(
-        ((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if shown >= s),
-        (1e-9, "ns"),
-    )
-    return f"{value / step:.3g} {unit}"
+    rounded = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
+    if rounded >= 1000:
+        return f"{rounded:,.0f} s"
+    for step, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if rounded >= step:
+            return f"{value / step:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
 
 
 def format_count(value: int) -> str:

@@ -325,7 +325,7 @@ def tokens_called(label: str) -> Callable[[str, str], int]:
 
 def tokens_or_none(text: str, name: str) -> int:
     """Return a token count from 0 up."""
-    return parse_tokens(text, name, least=0)
+    return parse_tokens(text, name, minimum=0)
 
 
 def bytes_or_none(text: str, name: str) -> int:

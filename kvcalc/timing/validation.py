@@ -423,31 +423,34 @@ def predictions_csv(paths: Sequence[Path], validations: Iterable[Validation]) ->
     header = [name for name in names if name not in added]
     if "op" not in names:
         header.insert(0, "op")
-    yield _csv_lines([[*header, *added]])
-    for validation in validations:
-        yield _csv_lines(_rows_with_predictions(validation, header, len(added)))
-
-
-def _rows_with_predictions(
-    v: Validation, header: list[str], num_added: int
-) -> Iterator[list[str]]:
-    """Yield the cells of each row under `header`, followed by `num_added` predictions."""
-    names = v.table.header
-    file_op = "" if "op" in names else Path(v.table.path).stem
-    results: dict[int, tuple[str, Sequence[float]]] = {}
-    for i, row in enumerate(v.table.rows):
-        served = v.served.get(i, ServedTimes())
-        results[row.row_index] = row.op, (v.bound[i], v.calibrated[i], *served[1:])
-    for index, cells in enumerate(v.table.cells):
-        op, figures = results.get(index, (file_op, (math.nan,) * 4))
-        values = dict(zip(reversed(names[: len(cells)]), reversed(cells), strict=True))
-        if file_op:
-            values["op"] = op
-        added = [f"{x:.6g}" if 0 < x < math.inf else "" for x in figures[:num_added]]
-        yield [*(values.get(name, "") for name in header), *added]
-
-
-def _csv_lines(rows: Iterable[list[str]]) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+    writer = csv.DictWriter(
+        out, [*header, *added], restval="", extrasaction="ignore", lineterminator="\n"
+    )
+    writer.writeheader()
+    for validation in validations:
+        yield out.getvalue()
+        out.seek(0)
+        out.truncate()
+        writer.writerows(_rows_with_predictions(validation))
+    yield out.getvalue()
+
+
+def _rows_with_predictions(v: Validation) -> list[dict[str, str]]:
+    """Return all rows by column, with their operation and predictions."""
+    names = v.table.header
+    file_op = Path(v.table.path).stem
+    columns = (*PREDICTED_COLUMNS, *SERVER_COLUMNS)
+    rows = []
+    for cells in v.table.cells:
+        first_cells = zip(reversed(names[: len(cells)]), reversed(cells), strict=True)
+        rows.append({"op": file_op, **dict(first_cells), **dict.fromkeys(columns, "")})
+    for i, measured in enumerate(v.table.rows):
+        row = rows[measured.row_index]
+        if "op" not in names:
+            row["op"] = measured.op
+        served = v.served.get(i, ServedTimes())
+        figures = v.bound[i], v.calibrated[i], *served[1:]
+        for column, value in zip(columns, figures, strict=True):
+            row[column] = f"{value:.6g}" if 0 < value < math.inf else ""
+    return rows
