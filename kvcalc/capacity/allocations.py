@@ -184,8 +184,13 @@ def external(lengths: Sequence[int], capacity: int, seed: int = 0) -> Fragmentat
             running[index], running[-1] = running[-1], running[index]
             holes.release(*running.pop())
         running.append((start, length))
-    total = max(1, failures) * capacity
-    return FragmentationResult(len(requests), failures, free_sum / total, largest_sum / total)
+    count = max(1, failures)
+    return FragmentationResult(
+        requests=len(requests),
+        failures=failures,
+        free=free_sum / count / capacity,
+        largest=largest_sum / count / capacity,
+    )
 
 
 def read_lengths(text: str, seed: int = 0) -> list[int]:
