@@ -50,12 +50,9 @@ def summary(
     ttft, e2e = first - arrived, finished - arrived
     # a request with a single token has no TPOT, so it cannot miss a TPOT target
     tpot = (finished - first) / (out - 1).clip(1)
-    goodput = attainment = None
-    if span and (slo_ttft or slo_tpot):
-        meets = (ttft <= (slo_ttft or np.inf)) & (tpot <= (slo_tpot or np.inf))
-        goodput, attainment = int(meets.sum()) / span, float(meets.mean())
+    meets = (ttft <= (slo_ttft or np.inf)) & (tpot <= (slo_tpot or np.inf))
+    has_target = bool(span and (slo_ttft or slo_tpot))
     decode_wait = times.decode_scheduled - times.first
-    decode_wait = decode_wait[~np.isnan(decode_wait)]
     stored_share = _ratio(total("stored_byte_s", logs), total("allocated_byte_s", logs))
     peak = max(log.peak for log in logs)
     return {
@@ -73,9 +70,9 @@ def summary(
         **spread("e2e", e2e),
         "queueing_mean_s": mean(scheduled - arrived),
         "prefill_utilization": _utilization(served.prefill, span),
-        "decode_queueing_mean_s": mean(decode_wait),
-        "goodput_requests_per_s": goodput,
-        "slo_attainment": attainment,
+        "decode_queueing_mean_s": mean(decode_wait[~np.isnan(decode_wait)]),
+        "goodput_requests_per_s": int(meets.sum()) / span if has_target else None,
+        "slo_attainment": float(meets.mean()) if has_target else None,
         "padding_waste": _ratio(total("padded"), total("slots")),
         "padded_slots": total("padded"),
         "token_slots": total("slots"),
