@@ -1,8 +1,5 @@
 """Requests that cannot be met: one line on stderr that names what and the nearest right thing, status 2, no traceback."""
 
-import subprocess
-import sys
-
 import pytest
 from conftest import Run
 
@@ -70,32 +67,23 @@ ERRORS = [
     ("size gpt2 --set head_dimm=3", "no layer of gpt2 has 'head_dimm'. Did you mean head_dim"),
     ("size gpt2 --set head_dim=wide", "kinds.full.parts.0.head_dim: Expected 'int', got 'str'"),
     ("size gpt2 --set head_dim=0", "head_dim: Expected 'int' >= 1"),
-    ("size gpt2 --set head_dim=1.5", "head_dim: Expected 'int', got 'float'"),
     ("size gpt2 --set head_dim=null", "head_dim: Expected 'int', got 'null'"),
-    ("size gpt2 --set head_dim=nan", "head_dim: Expected 'int', got 'str'"),
     ("size gpt2 --set head_dim=1e999", "'1e999' is not a usable number"),
     ("size gpt2 --set num_key_value_heads=5", "num_attention_heads 12 is not a multiple of num_key_value_heads 5"),
     ("size gpt2 --set ful.head_dim=3", "unknown layer kind 'ful'. Did you mean full"),
     ("size gpt2 --set layers=0", "layers: Expected 'int' >= 1"),
-    ("size gpt2 --set layers=100001", "layers: Expected 'int' <= 100000"),
     ("size gpt2 --set dtype=fp13", "dtype: Invalid enum value 'fp13'"),
     ("size gpt2 --set kv_cache_dtype=fp7", "kv_cache_dtype: unknown KV-cache dtype 'fp7'. Did you mean fp8"),
     ("size gpt2 --set parts=1 --set head_dim=3", "no layer of gpt2 has 'parts'"),
-    ("size gpt2 --set full.shared=null", "no layer of gpt2 has 'shared'"),
-    ("size gpt2 --set type=latent", "no layer of gpt2 has 'type'"),
     ("size gpt2 --set sliding_window=4k --set attention_chunk_size=4k", "exclude each other"),
     ("size llama-3.1-8b/", "cannot be read: no such file"),
     ("size hf:nonsense", "'nonsense' is not a name on the Hub. Write hf:org/name"),
-    ("size hf:../etc/passwd", "is not a name on the Hub"),
     ("compare gpt2 --variants gqa8", "unknown variant 'gqa8'. Known forms: mha, mqa, gqa:8"),
     ("compare gpt2 --variants gqa:5", "5 KV heads do not divide the 12 query heads of gpt2"),
-    ("compare gpt2 --variants gqa:", "variant 'gqa:' needs a number. Write gqa:8"),
     ("compare gpt2 --variants mha:8", "mha:8 takes no value"),
     ("compare gpt2 --variants mla:512", "mla:512 is incomplete. Write mla:512+64"),
     ("compare gpt2 --variants dsa:512+64", "is incomplete. Write dsa:512+64+128@2048"),
     ("compare deepseek-v3 --variants window:4k", "does not cache plain keys and values. Begin with mha"),
-    ("compare gpt2 --variants window:0", "'0' is outside 1"),
-    ("compare gpt2 --variants cla:x", "cla's layers per cache 'x'"),
     (f"size gpt2 --context {','.join(['1'] * 100_001)}", "100,001 rows of a table; the maximum is"),
     ("size gpt2 --context " + "9" * 5000, "context '999"),
     ("size '\x1b[31mred\x1b[0m'", "unknown model '"),
@@ -115,17 +103,6 @@ def test_error_is_one_line_with_status_2(kvcalc: Run, line: str, said: str) -> N
     assert len(err) < 1500
 
 
-def python(*words: str, **more: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "kvcalc", *words], text=True, capture_output=True, timeout=60, **more)  # type: ignore[call-overload, no-any-return]
-
-
-def test_process_ends_with_status_2_and_no_traceback() -> None:
-    done = python("size", "llama-3.1-8x")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("kvcalc: unknown model 'llama-3.1-8x'. Did you mean llama-3.1-8b")
-    assert done.stderr.count("\n") == 1
-
-
 def test_context_beyond_the_models_own_is_computed_with_a_note(kvcalc: Run) -> None:
     code, out, err = kvcalc("size gpt2 --context 2k --format csv")
     assert code == 0
@@ -133,13 +110,3 @@ def test_context_beyond_the_models_own_is_computed_with_a_note(kvcalc: Run) -> N
     assert "75497472" in out  # 2 · 12 · 768 · 2 · 2048
     for line in ("compare gpt2 --context 2k", "roofline gpt2 --context 2k", "latency gpt2 --isl 2000 --osl 48"):
         assert kvcalc(line).err == err, line
-
-
-def test_control_characters_in_a_name_do_not_reach_the_terminal(kvcalc: Run) -> None:
-    for line in (
-        "size '\x1b[31mred'",
-        "size gpt2 --set '\x1b[2J=3'",
-        "compare gpt2 --variants '\x1b[2J'",
-        "size gpt2 --dtype '\x07'",
-    ):
-        assert kvcalc(line).err[:-1].isprintable(), line

@@ -92,25 +92,6 @@ def test_sketches_are_ascii_under_lc_all_c() -> None:
     assert not run("plot", "dsa-vs-mla", LC_ALL="C.UTF-8").stdout.isascii()
 
 
-def test_an_unknown_user_s_folder_is_no_model() -> None:
-    done = run("size", "~nosuchuser")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "kvcalc: ~nosuchuser: cannot be read: no such file or directory\n"
-
-
-def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
-    gone, kept = tmp_path / "gone", tmp_path / "out.svg"
-    for words, code, said in (
-        (SIZE, 0, NOTE),
-        ((*SIZE, "--plot", "out.svg"), 2, NOTE + "kvcalc: out.svg: cannot be written: no such file or directory\n"),
-        (("plot", "dsa-vs-mla", "--plot", str(kept)), 0, f"wrote {kept}\n"),
-    ):
-        gone.mkdir()
-        line = ["bash", "-c", 'rmdir "$PWD"; exec "$@"', "bash", sys.executable, "-m", "kvcalc", *words]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=gone)
-        assert (done.returncode, done.stderr) == (code, said)
-
-
 def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
     ascii_only = run("size", "gpt2", "--context", "100", "--explain", PYTHONIOENCODING="ascii")
     marked = run("size", "gpt2", "--context", "100", "--explain", PYTHONIOENCODING="utf-8")

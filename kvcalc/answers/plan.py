@@ -9,7 +9,7 @@ from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import models_of, remarks
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import Models, Settings
-from kvcalc.question.options import Option
+from kvcalc.question.options import Option, spelled
 from kvcalc.question.plan_options import Requirement, SpaceOptions
 
 if TYPE_CHECKING:
@@ -98,7 +98,11 @@ def plan_answer(
 def _question(
     models: "Sequence[Model]", options: Mapping[str, Any], file: str
 ) -> "PlanQuestion":
-    """Return the question of the options and a file. Options override the file."""
+    """Return the question of the options and a file. Options override the file.
+
+    Raises:
+        UserError: A value is wrong. The file is named unless the message names a typed option.
+    """
     from kvcalc.planning.question import file_options, question_of
 
     if not file:
@@ -106,20 +110,9 @@ def _question(
     try:
         return question_of(models, file_options(file) | dict(options))
     except UserError as error:
-        if error.where or _refusal(models, options) == str(error):
+        if error.where or any(spelled(name) in error.what for name in options):
             raise
         raise UserError(error.what, file, error.hint) from None
-
-
-def _refusal(models: "Sequence[Model]", options: Mapping[str, Any]) -> str:
-    """Return the error of the options without the file; '' if they have none."""
-    from kvcalc.planning.question import question_of
-
-    try:
-        question_of(models, options)
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 @contextmanager
