@@ -12,6 +12,7 @@ MAX_SERIES = 8  # named series on one chart
 MULTIPLE_SERIES = 6  # named series on each of several charts
 MAX_CURVES = 56  # named series of a picture
 MAX_NAMES = 120  # named points of a chart
+COLUMNS = ("xs", "ys", "lows", "sizes", "labels")  # fields with a value per point
 LINES = ("line", "solid", "dashed", "edge")
 MARKERS = ("points", "hollow", "quiet points")
 
@@ -122,23 +123,26 @@ def drawable(chart: Chart) -> Chart:
 
 def _drawable_series(series: Series, chart: Chart) -> Series:
     """Return a series as floats, with only the points that its axes can show."""
-    columns: dict[str, Sequence[Any]] = {
-        name: getattr(series, name)
-        for name in ("xs", "ys", "lows", "sizes", "labels")
-        if len(getattr(series, name)) == len(series.ys)
+    series = series._replace(label=visible(series.label), labels=[*map(visible, series.labels)])
+    if chart.categories:
+        return series
+    columns = {name: column for name, column in series._asdict().items() if name in COLUMNS}
+    columns = {
+        name: column for name, column in columns.items() if len(column) == len(series.ys)
     }
-    is_shown = [True] * len(series.ys)
-    for name, axis in (("xs", chart.x), ("ys", chart.y), ("lows", chart.y)):
-        if name not in columns or chart.categories:
-            continue
-        for index, value in enumerate(columns[name]):
-            is_shown[index] &= value is not None and (value > 0 or not axis.log)
-        columns[name] = [float(value or 0) for value in columns[name]]
+    axes = {"xs": chart.x, "ys": chart.y, "lows": chart.y}
+    is_shown = [
+        all(
+            value is not None and (value > 0 or not axes[name].log)
+            for name, value in zip(columns, values, strict=True)
+            if name in axes
+        )
+        for values in zip(*columns.values(), strict=True)
+    ]
     shown: dict[str, Any] = {
         name: [*compress(column, is_shown)] for name, column in columns.items()
     }
-    shown["label"] = visible(series.label)
-    shown["labels"] = [*map(visible, shown.get("labels", series.labels))]
+    shown |= {name: [*map(float, shown[name])] for name in axes if name in shown}
     return series._replace(**shown)
 
 
@@ -207,7 +211,7 @@ def bar_chart(
     """
     if not isinstance(parts, Mapping):
         parts = {"": parts}
-    series = [Series(name, (), ys, "bar") for name, ys in parts.items()]
+    series = [Series(name, (), [*map(float, ys)], "bar") for name, ys in parts.items()]
     series[-1] = series[-1]._replace(labels=labels)
     levels = [limit(name, value) for name, value in (limits or {}).items()]
     axis = Axis("", log=False, tick=tick)

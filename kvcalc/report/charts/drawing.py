@@ -317,8 +317,6 @@ def _settle(page: Any, panels: Sequence[Panel], columns: int, is_shared: bool) -
     for _ in range(6):  # texts that move change the layout
         lay_out()
         has_changed = False
-        if _shrink_end_labels(panels, renderer):
-            lay_out()
         for panel in panels:
             _place_end_labels(panel, renderer)
             for text in place_labels(panel.axes, panel.points, panel.ends, renderer):
@@ -342,24 +340,13 @@ def _left_of(panel: Panel, renderer: Any) -> float:
     return float(min(frame.x0, names.x0) if names else frame.x0)
 
 
-def _shrink_end_labels(panels: Sequence[Panel], renderer: Any) -> bool:
-    """Reduce the font of all labels right of axes so that they fit; return whether it changed."""
-    share = 1.0
-    for panel in panels:
-        height = sum(1.1 * text_box(label, renderer).height for label in panel.ends)
-        if height:
-            share = min(share, panel.axes.get_window_extent(renderer).height / height)
-    for panel in panels:
-        for label in panel.ends:
-            label.set_fontsize(label.get_fontsize() * share)
-    return share < 1
-
-
 def _place_end_labels(panel: Panel, renderer: Any) -> None:
-    """Move the labels right of axes next to the ends of their lines, without overlaps."""
+    """Move the labels right of axes to the ends of their lines, so small that all fit."""
     frame = panel.axes.get_window_extent(renderer)
     heights = [1.1 * text_box(label, renderer).height for label in panel.ends]
+    share = min(1.0, frame.height / (sum(heights) or 1.0))
     ends = [anchor(label)[1] for label in panel.ends]
-    centres = spread(ends, heights, frame.y0, frame.y1)
+    centres = spread(ends, [share * height for height in heights], frame.y0, frame.y1)
     for label, centre in zip(panel.ends, centres, strict=True):
+        label.set_fontsize(share * label.get_fontsize())
         label.set_position((1, (centre - frame.y0) / frame.height))

@@ -153,7 +153,6 @@ RATE_AXIS = Axis("bytes per second", tick=si_tick("B/s"))
 MAX_POINTS = 8  # GPUs with separate markers; more have a marker per vendor
 MAX_NAMES = 24  # GPUs that are named
 RIDGES = (25, 50, 100, 200, 400)  # FLOP per byte of the diagonals
-MAX_TITLE = 90  # characters of a title that names GPUs
 
 
 def hierarchy_chart(gpu: Gpu) -> Chart:
@@ -216,9 +215,9 @@ def peaks_chart(gpus: Sequence[Gpu]) -> Chart:
         about += f"; {len(cards) - len(ranked)} without such a peak are left out"
     title = "Peak over bandwidth"
     if high > low:
-        title += ": ridge points from {:.0f}{} to {:.0f}{} FLOP/B"
-        names = title.format(low, f" ({first.name})", high, f" ({last.name})")
-        title = names if len(names) <= MAX_TITLE else title.format(low, "", high, "")
+        title += (
+            f": ridge points from {low:.0f} ({first.name}) to {high:.0f} ({last.name}) FLOP/B"
+        )
     x = Axis("memory bandwidth", tick=RATE_AXIS.tick)
     return Chart(title, about, x, FLOPS_AXIS, [*diagonals, *_peak_points(ranked)])
 

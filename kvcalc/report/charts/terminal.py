@@ -172,9 +172,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
     title = chart.x.title if len(chart.x.title) < room else ""
     rows.append(" " * (margin - 1) + "└" + "─" * canvas.columns)
     rows.append(" " * margin + x_low + f"{title:^{room}}" + x_high)
-    if not all(re.search("[^0-9.,]", text) for text in (low, high)):  # numbers without a unit
-        rows.insert(0, chart.y.title)
-    return [*rows, *_key_lines(key, columns)]
+    return [chart.y.title, *rows, *_key_lines(key, columns)]
 
 
 def _heat_lines(chart: Chart, width: int) -> list[str]:
