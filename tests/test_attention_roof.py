@@ -34,10 +34,7 @@ def test_the_bound_turns_at_the_knee(context: int) -> None:
         assert record["bound"] == ("compute" if intensity > KNEE else "memory"), name
 
 
-def test_the_table_answers_with_both_ends_and_the_knee(kvcalc: Run) -> None:
-    first = " ".join(kvcalc("roofline --gpu h100 --context 32k").out.splitlines()[:2])
-    assert first.startswith("Every variant of decode attention is memory-bound on h100-sxm")
-    assert "MLA absorbed" in first and "240.0 FLOP/B" in first
+def test_each_gpu_load_and_variant_has_a_record(kvcalc: Run) -> None:
     records = kvcalc("roofline --gpu h100,h200 --context 4k,32k --batch-size 1,8 --format json").records
     assert [(r["batch_size"], r["context"]) for r in records[:4]] == [(1, 4096), (1, 32768), (8, 4096), (8, 32768)]
     assert {r["attention"] for r in records[:4]} == {"MHA"} and len(records) == len(POINTS) * 2 * 2 * 2

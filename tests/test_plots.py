@@ -219,23 +219,6 @@ def test_a_sketch_on_a_terminal_is_coloured_but_its_names_colour_nothing(monkeyp
     assert "\x1b[34m" in said and "\x1b[2J" not in said and said.count("\ufffd[2J") == 14
 
 
-def test_a_sketch_marks_a_line_and_its_points_alike_and_parts_of_bars_fill_as_many_cells_as_the_whole() -> None:
-    xs, ys = (1.0, 100.0), (1.0, 10.0)
-    named = Series("", xs, ys, "points", labels=("small", "large"), colour=0)
-    tick = si_tick()
-    chart = Chart(
-        "t",
-        "s",
-        Axis("x", tick=tick),
-        Axis("y", tick=tick),
-        (Series("1k", xs, ys, colour=0), named, Series("2k", xs, ys, colour=1)),
-    )
-    assert sketch(chart, 60).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
-    bars = tuple(Series(name, (), (length,), "bar") for name, length in (("a", 1.3), ("b", 1.3), ("c", 1.4)))
-    row = sketch(Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, has_colour=True).splitlines()[2]
-    assert re.sub(r"\x1b\[\d+m", "", row) == f"one  {'█' * 43} 4"  # 13.98, 13.98 and 15.05 cells: 14, 14 and 15
-
-
 def test_ticks() -> None:
     assert [tokens_tick(v) for v in (1, 1000, 1024, 4096, 131_072, 1 << 20)] == ["1", "1000", "1k", "4k", "128k", "1M"]
     assert [bytes_tick(v) for v in (512, 1 << 20, 3 << 29)] == ["512 B", "1 MiB", "1.5 GiB"]

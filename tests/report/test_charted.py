@@ -9,7 +9,7 @@ from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load
 from kvcalc.capacity.allocations import AllocationStep, play
 from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
-from kvcalc.planning.sweeps import cache_curve, contexts_up_to, cost_curves, decode_passes, generation_work, sparse_reads
+from kvcalc.planning.sweeps import cache_curve, contexts_up_to, cost_curves, decode_passes, generation_work
 from kvcalc.report.charts.chart import Axis, Chart, Series
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.fit_plot import allocations_chart
@@ -22,7 +22,6 @@ from kvcalc.report.charts.size_plot import (
     cache_vs_context,
     cache_vs_parameters,
     generation_work_chart,
-    sparse_reads_chart,
     weights_and_cache,
 )
 from kvcalc.report.charts.terminal import sketch
@@ -142,19 +141,6 @@ def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None
     assert "5,050 token projections, 4,950 of them redundant" in chart.subtitle
 
 
-def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
-    """V3.2 reads 2,048 latents of 1,152 bytes and an index key of 256 a token; V3 every latent: 1,152·S > 1,152·2,048 + 256·S."""
-    sparse, plain = load_model("deepseek-v3.2"), load_model("deepseek-v3")
-    chart = sparse_reads_chart(sparse_reads([sparse, plain], 65_536, Precision("bf16", "bf16")))
-    crossing = 1152 * 2048 // (1152 - 256) + 1
-    assert f"reads less from {crossing:,} tokens on" in str(chart.series[-1].labels)
-    assert points(chart.series[-1]) == [(crossing, 1152 * 2048 + 256 * crossing)]
-    assert chart.series[-1].colour == 2  # after the two lines
-    assert points(chart.series[0]) == [(s, 1152 * s) for s in chart.series[0].xs]
-    assert [s.label for s in chart.series[:2]] == ["deepseek-v3, MLA: 72 MiB", "deepseek-v3.2, DSA: 18.2 MiB"]
-    assert len(sparse_reads_chart(sparse_reads([plain, sparse], 2000, PLAIN)).series) == 2  # never less by then
-
-
 def test_cost_of_a_token_is_a_step_shared_by_those_who_fit() -> None:
     """One user of 8K: a step a token. 54 fit under vLLM: a step for 54. Hours are steps ÷ 3600, a million of them."""
     deployment = TimedDeployment(load_model("llama-3.1-8b"), H100)
@@ -241,12 +227,6 @@ def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None
     }  # fmt: skip
 
 
-def test_other_figures_of_a_server_stand_over_the_load_too() -> None:
-    rates = [record(r, throughput_tokens_per_s=100 * r, cost_per_million_tokens=8 / r) for r in (2.0, 1.0)]
-    _, _, served, cost = load_chart(rates).chain()
-    assert points(served.series[0]) == [(1.0, 100.0), (2.0, 200.0)] and points(cost.series[0]) == [(1.0, 8.0), (2.0, 4.0)]
-
-
 def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> None:
     """Of 1,000 tokens two slots of 400, one of them A's, C found none, 200 make none. Pieces: A, B's hole of 300, C, 590 left.
 
@@ -265,10 +245,6 @@ def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> 
 def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_there_is_much() -> None:
     both = [record(r, gpu=gpu, policy=policy) for r in (1.0, 2.0) for gpu, policy in (("a", "continuous"), ("b", "static"))]
     assert {*named(load_chart(both))} == {f"{who} p{p}" for who in "ab" for p in (50, 90, 99)}
-    models = [record(r, model=m, dtype=t, kv_cache_dtype=t) for r in (1.0, 2.0) for m, t in (("m", "bf16"), ("n", "fp8"))]
-    assert {*named(load_chart(models))} == {f"{m} p{p}" for m in "mn" for p in (50, 90, 99)}  # from which its dtypes follow
-    formats = [record(r, dtype=t) for r in (1.0, 2.0) for t in ("bf16", "fp8")]
-    assert {*named(load_chart(formats))} == {f"{t} weights p{p}" for t in ("bf16", "fp8") for p in (50, 90, 99)}
     three = load_chart([record(r, gpu=g) for r in (1.0, 2.0) for g in "abc"])
     assert {*named(three)} == {*"abc"} and not [s for s in three.series if s.kind == "band"]
     assert (
@@ -410,15 +386,3 @@ def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> No
     series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
     drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60).splitlines()[2:]
     assert drawn == ["x       " + "●" * 10 + " 1 GPU", "yy      " + "●" * 40 + " 2 GPUs", "memory  " + "·" * 20, "  ● a"]
-
-
-def test_a_sketch_marks_each_point_in_its_cell() -> None:
-    """On linear axes from 0 to 10: the corners, and the middle of 20 rows."""
-    series = (Series("a", (0.0, 10.0), (0.0, 10.0), "points"), Series("b", (5.0,), (10.0,), "points"))
-    axis = Axis("x", log=False, tick=lambda v: f"{v:g}")
-    lines = sketch(Chart("t", "s", axis, axis, series), 45).splitlines()
-    grid = [line.partition("│")[2] for line in lines if "│" in line]
-    width = 45 - 4
-    assert grid[0].rstrip() == " " * 20 + "■" + " " * (width - 22) + "●"
-    assert grid[-1].rstrip() == "●"
-    assert lines[2] == "x" and lines[3].startswith("10 │") and lines[22].startswith(" 0 │")  # numbers alone need a title

@@ -1,22 +1,13 @@
 """What is named under a roof, and which roofs there are: points of sweeps, of products that lie together, of storage."""
 
 from kvcalc import Parallelism, Precision, load_gpu, load_model
-from kvcalc.planning.comparison import attention_records
 from kvcalc.planning.sweeps import decode_passes
 from kvcalc.report.charts.chart import Chart, Series
-from kvcalc.report.charts.roofline_plot import attention_chart, roofline_chart
+from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.operator_times import roofline_records
 
 H100 = load_gpu("h100")
-
-
-def test_a_title_names_two_gpus_beside_the_first_and_counts_more() -> None:
-    records = attention_records(H100, [4096], [1])
-    cards = [load_gpu(name) for name in ("h100", "h200", "b200", "l4")]
-    titles = [attention_chart(records, records, cards[:count], "one layer").title for count in (1, 2, 3, 4)]
-    beside = ("", ", with h200", ", with h200 and b200", ", with 3 others")
-    assert titles == [f"Attention under the roof of h100-sxm{more}" for more in beside]
 
 
 def named(chart: Chart) -> dict[str, Series]:
@@ -44,13 +35,3 @@ def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
     four, eight = roofline_chart([one for d in stored for one in decode_passes(d, 4096, [1])], [H100]).chain()
     peaks = [{s.ys[-1] for s in chart.series if s.kind == "solid"} for chart in (four, eight)]
     assert peaks == [{989e12}, {989e12, 1978.9e12}]
-
-
-def test_many_axes_leave_steps_at_one_place_to_the_key() -> None:
-    """Three models: the batches of products are named, neither attention nor which of its calibrated marks is which batch."""
-    models = [load_model(name) for name in ("llama-3.1-8b", "qwen3-8b", "mistral-7b-v0.1")]
-    charts = roofline_chart(
-        [one for m in models for one in decode_passes(TimedDeployment(m, H100).under("vllm"), 4096, [1, 64])], [H100]
-    )
-    for chart in charts.chain():
-        assert {text for s in chart.series for text in s.labels if text} == {"batch 1", "batch 64"}

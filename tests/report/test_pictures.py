@@ -11,15 +11,15 @@ from matplotlib.path import Path as MplPath
 from matplotlib.transforms import Bbox
 from test_plots import chart_of
 
-from kvcalc import Precision, UserError, load_gpu, load_model
+from kvcalc import Precision, load_gpu, load_model
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.planning.comparison import SHAPE, attention_records
 from kvcalc.planning.sweeps import attention_sweep, decode_passes
-from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, in_multiples, joined, si_tick, tokens_tick
+from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.labels import NEAR, anchor, count_crossed, lines_on, markers_on, spread, text_box, wrapped
 from kvcalc.report.charts.roofline_plot import attention_chart, roofline_chart
-from kvcalc.report.charts.series_styles import GREY, PALETTE, STYLES, colour, dashes
+from kvcalc.report.charts.series_styles import STYLES
 from kvcalc.timing.deployment import TimedDeployment
 
 LONG = "meta-llama/Llama-3.1-Nemotron-Ultra-253B"  # a name of 40 characters
@@ -72,15 +72,6 @@ def test_texts_keep_apart_and_inside(name: str, style: str) -> None:
     kind, _, count = name.partition(" ")
     build, given = CHARTS.get(name) or ({"lines": lines, "points": points}[kind], int(count))
     check_apart(build(given), style)
-
-
-def test_what_small_multiples_name_is_never_grey_and_never_alike() -> None:
-    """Grey is what each leaves to the others."""
-    named = [s.colour for chart in in_multiples([lines(56)]) for s in chart.series if s.label and s.kind == "line"]
-    assert len({(colour(at, STYLES["light"]), str(dashes(at))) for at in named}) == len(named) == 56
-    assert PALETTE[GREY] not in {colour(at, STYLES["light"]) for at in named}
-    with pytest.raises(UserError, match="57 curves are more than the 56"):
-        in_multiples([lines(57)])
 
 
 def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> None:
@@ -207,26 +198,6 @@ def test_a_label_is_not_read_as_that_of_another_point() -> None:
     assert len(labels) == 4 and joined
 
 
-def test_a_label_is_not_read_as_that_of_a_point_without_one() -> None:
-    """Between two named points stands one without a name, where the label of the first would stand but for that."""
-    named = Series("", (1.0, 40.0), (1.0, 4.0), "points", labels=("first", "the other"))
-    drawn = figure(Chart("A", "", Axis("x"), Axis("y"), (named, Series("", (1.27,), (1.0,), "quiet points"))), STYLES["light"])
-    drawn.draw_without_rendering()
-    first = next(t for t in drawn.axes[0].texts if t.get_text() == "first")
-    box = text_box(first, drawn.canvas.get_renderer())
-    grey = drawn.axes[0].transData.transform((1.27, 1.0))
-    assert outside(box, anchor(first)) < outside(box, tuple(grey)) and not first.arrow_patch.get_visible()
-
-
-def test_small_multiples_keep_their_width_whatever_is_named_in_one() -> None:
-    """Names without a free place beside them stand where they may be, rather than right of one of the axes."""
-    crowd = Series("", (1.0, 1.1, 1.2, 1.3), (1.0, 1.0, 1.0, 1.0), "points", (0.5,) * 4, tuple("abcd"))
-    few = Series("", (1.0, 1.3), (1.0, 1.0), "points")
-    chart = Chart("A", "", Axis("x", shown=(0.5, 9.0)), Axis("y", shown=(0.5, 9.0)), (crowd,))
-    drawn = figure(joined([chart, *(chart._replace(series=(few,)) for _ in range(3))]), STYLES["slides"])
-    assert len({round(axes.get_position().width, 6) for axes in drawn.axes}) == 1
-
-
 def outside(box: Any, at: tuple[float, float]) -> float:
     """Pixels from a box to a place."""
     return math.hypot(max(box.x0 - at[0], at[0] - box.x1, 0), max(box.y0 - at[1], at[1] - box.y1, 0))
@@ -271,3 +242,13 @@ def test_a_logarithmic_axis_has_round_ticks_at_some_distance(
     low, high = axes.get_ylim()
     assert [low, high] == pytest.approx([least / min(beyond, 1.4), beyond * most])
     assert [at for at in axes.yaxis.get_majorticklocs() if low <= at <= high] == pytest.approx(ticks)
+
+
+def test_names_of_points_take_no_room_from_the_axes() -> None:
+    places = []
+    for labels in ((), ("a name much longer than the axes are far from the page's edge",) * 2):
+        named = Series("", (1.0, 2.0), (1.0, 2.0), "points", labels=labels)
+        page = figure(Chart("t", "", Axis("x"), Axis("y"), (named,)), STYLES["light"])
+        page.draw_without_rendering()
+        places.append(page.axes[0].get_window_extent().bounds)
+    assert places[0] == places[1]
