@@ -98,16 +98,6 @@ def test_activation_peak() -> None:
     assert activation_peak(small(), Precision(), Parallelism(), 101, sequences=3) == 2 * 101 * (384 + 64)
 
 
-def test_default_tokens_of_a_pass() -> None:
-    expected = {"a100-80gb": 2048, "l40s": 2048, "h100": 8192, "h200": 8192, "b200": 16384}
-    assert {name: tokens("vllm", name) for name in expected} == expected
-    assert (tokens("llama.cpp", "h100"), tokens("trtllm", "h100")) == (512, 8192)
-
-
-def tokens(engine: str, gpu: str) -> int:
-    return fit(Deployment(small(), load_gpu(gpu)), FitOptions(engine=engine)).settings.max_num_batched_tokens
-
-
 def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
     """DeepSeek-V3 does not start on 8 H100; it does on 8 H200 and on 16 H100. The order of the rest is the grid's."""
     line = "fit deepseek-v3 --gpu h100,h200 --tp 8,16 --engine vllm --max-num-seqs 2 --max-model-len 128K --format json"

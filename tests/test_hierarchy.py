@@ -61,14 +61,6 @@ def test_l2_of_a100_by_its_white_paper() -> None:
     assert load_gpu("v100").l2_bytes_per_s == pytest.approx(2048 * 1.53e9, rel=2e-3)
 
 
-def test_what_has_no_source_is_left_out(kvcalc: Run) -> None:
-    found = {one["level"]: one for one in levels(load_gpu("tpu-v5e"))}
-    assert found["registers"]["bytes"] is found["registers"]["bytes_per_s"] is None
-    assert found["shared memory, L1"]["bytes_per_s"] is found["L2"]["bytes"] is None
-    (record,) = kvcalc("gpus tpu-v5e --format json").records
-    assert record["register_bytes_per_sm"] is record["shared_memory_bytes_per_s"] is record["l2_bytes_per_s"] is None
-
-
 # ---- weights on their way in
 
 

@@ -28,12 +28,6 @@ def test_what_is_left(kvcalc: Run) -> None:
     assert cell["headroom_bytes"] == 40 * GIB - 6145 * 2**21
 
 
-def test_default_lengths_end_at_the_models_own(kvcalc: Run) -> None:
-    cells = kvcalc("fit qwen3-32b --gpu h100 --tp 2 --engine vllm --matrix --format json").records
-    assert list(dict.fromkeys(c["context"] for c in cells)) == [2048, 4096, 8192, 16384, 32768, 40960]
-    assert list(dict.fromkeys(c["users"] for c in cells)) == [1, 2, 4, 8, 16, 32, 64, 128]
-
-
 def test_table_and_pictures(kvcalc: Run, tmp_path: Path) -> None:
     line = "fit qwen3-32b --gpu h100 --tp 2 --engine vllm --matrix --max-num-seqs 1,64 --max-model-len 4k,32k"
     shown = kvcalc(line)
