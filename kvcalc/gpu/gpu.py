@@ -112,9 +112,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Return the dense matrix FLOP/s that products of a dtype can reach at most, and the dtype
         whose unit they need.
 
-        The unit is the dtype's own, else the next wider one. The rate is the fastest documented
-        one, so that a time at this rate is a bound: of the unit with either accumulator, or of a
-        wider unit, as engines convert where that is faster.
+        The unit is the unit of the dtype, else the next wider unit. The rate is the fastest
+        documented rate with either accumulator, or the rate of a wider unit if it is higher,
+        because engines may convert. So a time at this rate is a bound.
 
         Examples: bf16 on rtx-4080 gives 194.9e12 (fp16 accumulators; 97.5e12 with fp32 ones). int8
         on b300, whose int8 unit is slow, gives the 2,250e12 of bf16. `fp4/int8` on rtx-4090 gives

@@ -93,9 +93,9 @@ def roofline(
     return results
 
 
-def total_seconds(placed: Sequence[Placed]) -> Any:
+def total_seconds(bounds: Sequence[Placed]) -> Any:
     """Return the bound of a pass, the sum of its operators, as a float or an array."""
-    return sum((p.seconds for p in placed), 0.0)
+    return sum((p.seconds for p in bounds), 0.0)
 
 
 class Roofs:
@@ -202,23 +202,23 @@ def _stack(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
     return cost, np.reshape(counts, (-1, *(1 for _ in shape), 1))
 
 
-def total_bound(placed: Sequence[Placed]) -> str:
+def total_bound(bounds: Sequence[Placed]) -> str:
     """Return the resource that limits most of the time of a pass."""
     by_bound: dict[str, float] = {}
-    for p in placed:
+    for p in bounds:
         by_bound[p.bound] = by_bound.get(p.bound, 0.0) + p.seconds
     return max(by_bound, key=lambda b: by_bound[b])
 
 
-def fallbacks(placed: Sequence[Placed], gpu: Gpu) -> str:
+def fallbacks(bounds: Sequence[Placed], gpu: Gpu) -> str:
     """Return a sentence on dtypes that the GPU has no unit for; '' if it has all required units."""
-    swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in placed if p.fallback)
+    swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in bounds if p.fallback)
     words = [
         f"computed in {used}: {gpu.name} has no {requested} unit" for requested, used in swaps
     ]
     without = dict.fromkeys(
         p.operator.dtype
-        for p in placed
+        for p in bounds
         if p.operator.dtype and not gpu.computes(p.operator.dtype)
     )
     words += (
@@ -229,10 +229,10 @@ def fallbacks(placed: Sequence[Placed], gpu: Gpu) -> str:
     return "; ".join(words)
 
 
-def mla_form(placed: Sequence[Placed]) -> str | None:
+def mla_form(bounds: Sequence[Placed]) -> str | None:
     """Return the form of MLA: absorbed, expanded, mixed (differs between groups), or None without
     MLA."""
-    forms = dict.fromkeys(p.operator.form for p in placed if p.operator.form)
+    forms = dict.fromkeys(p.operator.form for p in bounds if p.operator.form)
     return "mixed" if len(forms) > 1 else next(iter(forms), None)
 
 
