@@ -11,7 +11,7 @@ from kvcalc.planning.search_space import SearchSpace
 from kvcalc.records import Record
 from kvcalc.report.explain import operand, with_numbers
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
-from kvcalc.report.text.plan_text import sentence, where
+from kvcalc.report.text.plan_text import deployment_words, sentence
 from kvcalc.report.text.tables import kernel_seconds, plural, seconds, whole
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.operator_times import ENGINE_OVERHEAD, MODULE_OVERHEAD, pass_records
@@ -282,7 +282,7 @@ def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
                 "{max_num_seqs} / {tpot_s} · {output_len} / ({output_len} − 1)"
             )
         dtypes = f"{record['dtype']} weights, a cache in {record['kv_cache_dtype']}"
-        lines.append(f"{where(point)}, {dtypes}, {record['time_basis']} times:")
+        lines.append(f"{deployment_words(point)}, {dtypes}, {record['time_basis']} times:")
         for key in PLAN_KEYS.split():
             formula = with_numbers(formulas.get(key, ""), values)
             if values[key] is not None:

@@ -20,7 +20,7 @@ from kvcalc.report.charts.latency_plot import deployment_names
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.row_names import keep_distinguishing_columns
 from kvcalc.report.text.compare_text import compared
-from kvcalc.report.text.plan_text import requirement_words, sentence, where
+from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence
 from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
 
 if TYPE_CHECKING:
@@ -215,12 +215,16 @@ def front_chart(curve: "FrontCurve") -> Chart:
         ]
         xs = [curve.tpot_s[index] for index in indices]
         ys = [curve.rates[index] for index in indices]
-        texts = [where(curve.points[i]) if i in curve.labelled else "" for i in indices]
+        texts = [
+            deployment_words(curve.points[i]) if i in curve.labelled else "" for i in indices
+        ]
         if indices:
             series.append(Series(label, xs, ys, kind, labels=texts, colour=0))
     if best and curve.best:
         tpot, rate = curve.best
-        series.append(Series("the answer", [tpot], [rate], "points", [0.1], [where(best)], 1))
+        series.append(
+            Series("the answer", [tpot], [rate], "points", [0.1], [deployment_words(best)], 1)
+        )
     max_tpot = answer.need.max_tpot
     if max_tpot and curve.tpot_s and max(curve.tpot_s) > max_tpot / 2:
         series.append(Series(f"at most {seconds(max_tpot)}", [max_tpot], [1.0], "upright"))
@@ -246,11 +250,9 @@ def _best(curve: "FrontCurve") -> str:
     answer = curve.answer
     if answer.best:
         property_ = "the cheapest" if answer.prices else "the smallest number of GPUs"
-        return f"{where(answer.best[0])}: {property_}"
+        return f"{deployment_words(answer.best[0])}: {property_}"
     if answer.closest:
-        return (
-            f"none meets the targets; closest: {where(answer.closest)}, {curve.missed_target}"
-        )
+        return f"none meets the targets; closest: {deployment_words(answer.closest)}, {curve.missed_target}"
     return "none meets the targets"
 
 

@@ -30,7 +30,7 @@ from kvcalc.units import format_bytes
 
 MAX_PRINTED_COMMANDS = 12
 MAX_NAMED_GPUS = 10  # GPU models in a note
-MAX_WORDS = 25  # of the sentence
+MAX_WORDS = 25  # in the sentence
 
 
 class PlanRow(PlanRecord):
@@ -60,7 +60,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
 
     Args:
         plan: The answers.
-        records: Records of each answer: the ranked ones, then those with datasheet bounds.
+        records: Records of each answer: the ranked ones, then records with datasheet bounds.
     """
     if len(plan.answers) > 1:
         return [_several(plan, [rows[0] for rows in records if rows])]
@@ -96,7 +96,9 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         )
     if below := answer.cheaper:
         size = "cheaper" if answer.prices else "smaller"
-        notes.append(f"The closest {size} deployment is {where(below)}: {reason(below)}")
+        notes.append(
+            f"The closest {size} deployment is {deployment_words(below)}: {reason(below)}"
+        )
     accuracy = time_footnotes(rows)[1]
     if accuracy and len(notes) <= MAX_NOTES:
         notes.insert(3, accuracy)
@@ -117,8 +119,8 @@ def _row(record: Mapping[str, Any]) -> JsonObject:
 def _split(record: Mapping[str, Any]) -> str:
     """Return the parallelism of a replica in words: tp 2 pp 2."""
     sizes = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
-    named = {short: record[f"{name}_parallel_size"] for short, name in sizes.items()}
-    return " ".join(f"{name} {size}" for name, size in named.items() if size > 1)
+    ranks = {short: record[f"{name}_parallel_size"] for short, name in sizes.items()}
+    return " ".join(f"{name} {size}" for name, size in ranks.items() if size > 1)
 
 
 def requirement_words(need: Requirement) -> str:
@@ -140,7 +142,7 @@ def requirement_words(need: Requirement) -> str:
     return f"{load} of {tokens} tokens{cached}{within}{rate}"
 
 
-def where(candidate: Candidate) -> str:
+def deployment_words(candidate: Candidate) -> str:
     """Return the GPUs of a deployment and how they are used: 4× h200 in 2 replicas with tp 2."""
     replicas, prefill = candidate.replicas, candidate.prefill_replicas
     words = [f"{candidate.gpus}× {candidate.gpu}"]
@@ -168,23 +170,21 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
         near = answer.closest
         if not near:
             return f"No configuration{limit} can serve {requirement_words(answer.need)}."
-        closest = f"the closest is {where(near)}: {reason(near)}."
+        closest = f"the closest is {deployment_words(near)}: {reason(near)}."
         return f"No deployment{limit} meets the targets, {closest}"
     first = answer.best[0]
     size, cost = "smallest", ""
     if answer.prices:
         size = "cheapest"
         cost = f", at {answer.prices[first.gpu] * first.gpus:,.2f} per hour"
-    text = (
-        f"{where(first)} is the {size} deployment for {requirement_words(answer.need)}{cost}."
-    )
+    text = f"{deployment_words(first)} is the {size} deployment for {requirement_words(answer.need)}{cost}."
     if len(text.split()) <= MAX_WORDS:
         return text
-    return f"{where(first)} is the {size} deployment that meets the targets{cost}."
+    return f"{deployment_words(first)} is the {size} deployment that meets the targets{cost}."
 
 
 def _also(answer: BestConfigs, rows: Sequence[Record]) -> list[str]:
-    """Return further GPU models that meet the targets, and those that cannot."""
+    """Return further GPU models that meet the targets, and GPU models that cannot."""
     lines = []
     listed = {row["gpu"] for row in rows}
     more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
@@ -196,16 +196,17 @@ def _also(answer: BestConfigs, rows: Sequence[Record]) -> list[str]:
     if answer.unranked:
         lines.append("Rows with ≥ have no measured kernel model and are not ranked.")
     if bounds:
-        named = ", ".join(bounds[:MAX_NAMED_GPUS])
-        rest = len(bounds) - MAX_NAMED_GPUS
-        lines.append(f"By bounds also {named}" + (f" and {rest} more" if rest > 0 else ""))
+        names = ", ".join(bounds[:MAX_NAMED_GPUS])
+        num_more = len(bounds) - MAX_NAMED_GPUS
+        more_text = f" and {num_more} more" if num_more > 0 else ""
+        lines.append(f"By bounds also {names}{more_text}")
     if answer.missed_by_bounds:
         lines.append(f"Bounds alone miss the targets on {few(answer.missed_by_bounds)}")
     return lines
 
 
 def _commands(row: Record) -> tuple[list[str], list[str]]:
-    """Return the command lines of a deployment, and a note on what several of them start."""
+    """Return the command lines of a deployment, and a note on the replicas that they start."""
     lines = list(row["commands"] or ())
     if len(lines) < 2:
         return lines, []
@@ -285,7 +286,7 @@ UNIT_FORMATS: dict[str, Callable[[float], str]] = {
 
 
 def running_table(server: LiveServer) -> Table:
-    """Return the figures of a server, and those of the simulated one."""
+    """Return the measured and the predicted figures of a server."""
     rows: list[JsonObject] = []
     for figure in server.figures:
         show = UNIT_FORMATS[figure.unit or "times"]
