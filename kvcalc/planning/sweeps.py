@@ -50,8 +50,8 @@ from kvcalc.timing.validation import ErrorTally, validate
 BATCHES = tuple(1 << n for n in range(9))
 ACCEPTANCE_RATES = tuple(n / 50 for n in range(51))
 USUAL_DRAFTED = (1, 2, 4, 8)
-MAX_USERS = 256  # that an engine serves at once
-FIRST_CONTEXT = 1024  # of costs
+MAX_USERS = 256  # largest number of concurrent users of an engine
+FIRST_CONTEXT = 1024  # smallest context of a cost curve
 MAX_NAME = 60  # letters of a measured GPU's name
 
 
@@ -179,7 +179,7 @@ class GenerationWork(NamedTuple):
         gpus: GPUs that share the model.
         lengths: Tokens so far.
         uncached_flops: FLOPs if all tokens are computed again.
-        cached_flops: FLOPs of the last token alone.
+        cached_flops: FLOPs if only the last token is computed.
     """
 
     model: str
@@ -235,7 +235,7 @@ def attention_sweep(gpu: Gpu, batch_size: int, precision: Precision) -> list[Rec
 def latency_sweep(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> "Sequence[LatencyCurve | SpeculationCurve | GenerationWork]":
-    """Return the curves of `latency`: of a draft, of work without a cache, else over batches."""
+    """Return the curves of `latency`: speculation, work without a cache, or times over batches."""
     first, last = requests[0], requests[-1]
     if first.draft:
         return speculation_curves(deployments, requests)
@@ -269,7 +269,7 @@ class LatencyCurve(NamedTuple):
 def latency_curves(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> list[LatencyCurve]:
-    """Return times for batches of 1 to 256 and the requested ones, of each pair of lengths."""
+    """Return times of each pair of lengths for batches of 1 to 256 and the requested batches."""
     by_length: dict[tuple[int, int], LatencyOptions] = {}
     for request in requests:
         by_length.setdefault((request.input_len, request.output_len), request)
@@ -288,7 +288,7 @@ def latency_curves(
 
 
 class SpeculationCurve(NamedTuple):
-    """What a number of draft tokens gains at mid length of a request.
+    """Gain of a number of draft tokens in the middle of a request.
 
     Attributes:
         deployment: The deployment.
@@ -355,12 +355,12 @@ def _speculation(
 
 
 class CostCurve(NamedTuple):
-    """Cost of 10^6 output tokens over contexts, of decode steps alone.
+    """Cost of 10^6 output tokens over contexts. Only decode steps count.
 
     Attributes:
         deployment: The deployment.
         contexts: Contexts at which at least one user fits.
-        full_cost: Cost with as many users as fit, at most MAX_USERS.
+        full_cost: Cost with all users that fit, at most MAX_USERS.
         single_cost: Cost with one user.
     """
 
@@ -403,7 +403,7 @@ def _costs(
 
 
 class ComparisonSweep(NamedTuple):
-    """Cache over contexts, and shares of MHA over KV heads, of variants on deployments.
+    """Curves of variants on deployments: cache over contexts, and shares of MHA over KV heads.
 
     Attributes:
         cache_curves: A list per deployment with a curve per variant.
@@ -422,7 +422,7 @@ def comparison_sweep(
     load: tuple[int, int],
     last: int,
 ) -> ComparisonSweep:
-    """Return what the pictures of `compare` need beyond its records.
+    """Return the curves that the pictures of `compare` need in addition to its records.
 
     Args:
         deployments: Deployments of one model.
@@ -459,7 +459,7 @@ def comparison_sweep(
 
 
 def variant_label(variant: str, attention: str) -> str:
-    """Return a variant as it was typed; `none` is called by the model's attention."""
+    """Return the name of a variant; `none` has the name of the model's attention."""
     return f"{attention} as it is" if variant == "none" else variant
 
 
@@ -470,9 +470,9 @@ class FrontCurve(NamedTuple):
         answer: The best deployments of the requirement.
         tpot_s: Seconds of the points, increasing.
         rates: Tokens per second per GPU, or per price of an hour.
-        labelled: Indices of the ends and of the points that stand out.
+        labelled: Indices of the ends and of the points at which the front bends most.
         best: TPOT and rate of the best deployment; None without one.
-        missed_target: What the closest deployment misses, in words.
+        missed_target: Target that the closest deployment misses, in words.
     """
 
     answer: BestConfigs

@@ -43,7 +43,7 @@ LINES = {
     "rates": "serve llama-3.1-8b --gpu {gpu} --rate 1,{powers} " + LOAD,
     "servers": "serve {model} --gpu {gpus} --rate 1,4,16 " + LOAD,
 }
-FULLEST = ("plot roofline 6", "attention 12", "matrix 2", "compare 6", "memory of GPUs 2")
+FULLEST = ("plot roofline 6", "attention 12", "matrix 6", "compare 6", "memory of GPUs 2")
 EVERY = [
     pytest.param(f"{name} {count}", style, marks=() if f"{name} {count}" in FULLEST and style == "slides" else pytest.mark.fuzz)
     for name in LINES

@@ -56,7 +56,7 @@ def compare_chart(
     """
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
-    compared_records = comparable(records) if is_timed else records
+    timed_rows = comparable(records) if is_timed else records
     _, names = deployment_names(deployments)
     per_deployment = len(records) // len(deployments)
     loads = [*dict.fromkeys(map(_load, records))]
@@ -71,7 +71,7 @@ def compare_chart(
     charts = []
     for title, key, tick in FIGURES[: 4 if is_timed else 3]:
         is_drawn = {
-            n: row for n, row in rows.items() if key != "time_s" or row[0] in compared_records
+            n: row for n, row in rows.items() if key != "time_s" or row[0] in timed_rows
         }
         if tick is bytes_tick and any(record["gpus"] > 1 for record in records):
             title += " per GPU"
@@ -88,19 +88,17 @@ def compare_chart(
         heads = {
             name: shares
             for number, (name, shares) in enumerate(zip(names, sweep.heads, strict=True))
-            if shares and records[number * per_deployment] in compared_records
+            if shares and records[number * per_deployment] in timed_rows
         }
         load = f", {loads[0]}" if len(shown_loads) > 1 else ""
         charts += [_heads_chart(f"Fewer KV heads{load}", heads)] if heads else []
-    about = [loads[0]] if len(shown_loads) == 1 else []
+    about = [*loads] if len(loads) == 1 else []
     if len(shown_loads) < len(loads):
         about = [f"the first {len(shown_loads)} of {len(loads)} requested loads"]
     if is_timed:
         about.append(time_note(records))
-    if len(compared_records) < len(records):
-        gpus = dict.fromkeys(
-            record["gpu"] for record in records if record not in compared_records
-        )
+    if len(timed_rows) < len(records):
+        gpus = dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)
         about.append(f"steps without a prediction are not drawn: {', '.join(gpus)}")
     over = (compared(deployments, records), "; ".join(about))
     return joined([charts[0]._replace(over=over), *charts[1:]])
@@ -177,23 +175,21 @@ BASES = {
 
 def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]]:
     """Return a chart of each Pareto front, and a sentence about each answer without a front."""
-    compared_records = [curve for curve in curves if curve.tpot_s]
+    timed_rows = [curve for curve in curves if curve.tpot_s]
     missing = [
         f"not in the picture: {sentence(curve.answer)}" for curve in curves if not curve.tpot_s
     ]
-    charts = [front_chart(curve) for curve in compared_records]
+    charts = [front_chart(curve) for curve in timed_rows]
     if len(charts) < 2:
         return charts, missing
-    parts = [
-        (_model(curve), requirement_words(curve.answer.need)) for curve in compared_records
-    ]
+    parts = [(_model(curve), requirement_words(curve.answer.need)) for curve in timed_rows]
     common = [words[0] for words in zip(*parts, strict=True) if len(set(words)) == 1]
     titles = keep_distinguishing_columns(parts)
     charts = [
         chart._replace(title=" for ".join(title), subtitle=_best(curve))
-        for chart, title, curve in zip(charts, titles, compared_records, strict=True)
+        for chart, title, curve in zip(charts, titles, timed_rows, strict=True)
     ]
-    bases = dict.fromkeys(_basis(curve) for curve in compared_records)
+    bases = dict.fromkeys(_basis(curve) for curve in timed_rows)
     title = " for ".join(common) or f"Deployments for {len(charts)} requirements"
     charts[0] = charts[0]._replace(over=(title, "; ".join([POINTS, *bases])))
     return charts, missing
