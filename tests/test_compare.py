@@ -436,17 +436,6 @@ def test_as_many_groups_as_heads_are_no_other_attention() -> None:
     assert usual_variants(stack(Grouped(num_attention_heads=8, num_key_value_heads=8, head_dim=8))) == "mha,gqa:4,mqa,mla,dsa"
 
 
-def test_one_variant_is_held_against_the_models_own_attention(kvcalc: Run) -> None:
-    """GPT-3 175B: 96 heads, so that MQA keeps a 96th of 4.5 GiB. Llama-2-70B: 64 query heads on 8 KV heads."""
-    mqa = kvcalc("compare gpt-3-175b --variants mqa --context 1024 -v").joined
-    assert "with mqa needs 48.00 MiB of KV cache for 1,024 tokens, 96× less than with its own attention, 4.50 GiB" in mqa
-    mha = kvcalc("compare llama-2-70b --variants mha --context 4k,32k --batch-size 8 -v").joined
-    assert "with mha needs 80.00 GiB of KV cache for 8 × 4,096 tokens, 8× more than with its own attention, 10.00 GiB" in mha
-    assert "as much as with its own attention, 2.00 GiB" in kvcalc("compare llama-7b --variants mha").joined
-    alone = kvcalc("compare llama-7b --variants none").joined
-    assert "with its own attention needs 2.00 GiB of KV cache for 4,096 tokens." in alone
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "none"])
 def test_explained_users_follow_from_the_bytes_printed(kvcalc: Run, engine: str) -> None:
     """The room for the cache, divided by the bytes of a sequence, is the number of users on one GPU."""
@@ -455,10 +444,3 @@ def test_explained_users_follow_from_the_bytes_printed(kvcalc: Run, engine: str)
     assert len(found) == 2
     for room, each, users in ([int(n.replace(",", "")) for n in numbers] for numbers in found):
         assert room // each == users
-
-
-def test_a_hybrid_of_equal_windows_is_not_told_to_write_itself() -> None:
-    """Mistral 7B's own layers have the window of 4,096 tokens that the variant gives the others."""
-    with pytest.raises(UserError, match="would see") as error:
-        variant(load_model("mistral-7b"), "hybrid:5/window:4096")
-    assert "hybrid:5/window:4096" not in str(error.value.hint)

@@ -90,12 +90,6 @@ def test_a_page_is_explained_as_its_commands_are(kvcalc: Run, tmp_path: Path, mo
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_smallest_is_said_of_several_gpus_alone(kvcalc: Run) -> None:
-    line = "fit llama-3.1-8b --context 32k --kv-cache-dtype bf16,fp8"
-    assert "the smallest" not in kvcalc(line).joined
-    assert "the smallest that fits." in kvcalc(f"{line} --gpu h100,h200").joined
-
-
 PASSES = {
     "roofline deepseek-v3 --gpu h200 --tp 8 --phase prefill --mla-form expanded --context 1k --batch-size 3": (3, 1024),
     "roofline deepseek-v3 --gpu h200 --tp 8 --phase decode --context 1k --batch-size 4 --dp 2": (2, 1024),

@@ -60,14 +60,6 @@ def test_a_hidden_size_is_mha(kvcalc: Run) -> None:
     assert [r["stored_reduction"] for r in kvcalc(line).records] == [1, 5]
 
 
-def test_lists_and_the_picture_work_as_with_models(kvcalc: Run) -> None:
-    line = "size --layers 4 --kv-heads 2 --head-dim 64 --context 1k,2k --batch-size 1,3"
-    assert [r["kv_cache_bytes"] for r in kvcalc(f"{line} --format json").records] == [
-        b * c * 2048 for b in (1, 3) for c in (1024, 2048)
-    ]
-    assert "4 layers of 2 × 64" in kvcalc(f"{line} --plot -").out
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

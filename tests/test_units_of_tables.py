@@ -91,12 +91,3 @@ def test_it_is_the_first_context_that_does(name: str) -> None:
     turns = size_record(model, 4096)["equal_weights_context"]
     weights = size_record(model, 4096)["weight_bytes"]
     assert cache_size(model, turns - 1).stored < weights <= cache_size(model, turns).stored
-
-
-def test_weights_in_several_formats_stand_in_the_sentence(kvcalc: Run) -> None:
-    lines = ("size llama-3.1-8b -q awq,fp8", "size llama-3.1-8b -q awq --format json", "size llama-3.1-8b -q fp8 --format json")
-    told, awq, fp8 = (kvcalc(line) for line in lines)
-    stored = [f"{r['weight_bytes'] / 2**30:.2f} GiB in {r['dtype']}" for r in (*awq.records, *fp8.records)]
-    assert told.joined.startswith(
-        f"llama-3.1-8b needs 512.00 MiB of KV cache for 4,096 tokens, and for its weights {' or '.join(stored)}. model "
-    )

@@ -4,10 +4,8 @@ import csv
 import io
 import json
 import re
-from itertools import product
 from typing import Any
 
-import msgspec
 import pytest
 from conftest import Run
 from printed import holds
@@ -15,9 +13,7 @@ from printed import holds
 from kvcalc.report.charts.fit_plot import memory_chart
 from kvcalc.report.export import to_csv, to_json
 from kvcalc.report.text.measure_text import measure_notes
-from kvcalc.report.text.serving_text import serve_table
 from kvcalc.report.text.tables import time_footnotes, time_note
-from kvcalc.units import format_bytes
 
 TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
 ROW = re.compile(
@@ -163,22 +159,6 @@ def test_the_median_of_large_caches_of_an_odd_and_an_even_count(ratios: tuple[fl
     assert not any("median" in note for note in measure_notes(others, "2.0")[4:])
 
 
-def test_what_a_measurement_says_of_itself() -> None:
-    same, other = measured(1.0), measured(1.0, allocated_bytes=1)
-    first = measure_notes([same], "2.0")
-    assert "ceilings of this machine (a CPU): 10 GB/s (copy 9 GB/s, read 11 GB/s), 2 TFLOP/s in bf16, 3 µs to launch" in first[1]
-    assert "torch 2.0, 2 threads, wall clock; medians" in first[2]
-    assert "cache bytes: predicted = in the tensors' storage in every row" in first
-    assert "cache bytes DIFFER from the prediction" in measure_notes([same, other], "2.0")
-    assert "cache bytes DIFFER from the prediction" in measure_notes([measured(1.0, allocator_bytes=1)], "2.0")
-    assert first[-1] == "gqa decode: because"
-    for clock, graph, words in (
-        ("cpu", False, "one thread, timed by its own CPU time"),
-        ("cuda", True, "CUDA events, CUDA graphs"),
-    ):
-        assert words in measure_notes([measured(1.0, clock=clock, graph=graph)], "2.0")[2]
-
-
 def budget(**more: Any) -> dict[str, Any]:
     """A record of `fit` as far as its bar needs it: 100 bytes of memory."""
     plain = {
@@ -220,27 +200,3 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     assert host.subtitle.endswith("cache bf16, 7 B more of each GPU's weights in the host's memory")
     wasted = memory_chart([budget(contiguous_waste=0.75, paged_waste=0.5, external_waste=None)]).next_chart
     assert wasted and wasted.categories == ["contiguous slots", "pages"] and wasted.series[0].ys == [0.75, 0.5]
-
-
-@pytest.mark.parametrize(("gpus", "words"), list(product([1, 2], [0, 3])))
-def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, words: int) -> None:
-    record = {"model": "m", "gpu": "g", "basis": "datasheet", "gpus": gpus, "max_num_seqs": 1000, "max_num_batched_tokens": 8192}
-    record["engine"] = "none"
-    record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10, "seed": 7}
-    record |= {
-        "padded_slots": words,
-        "token_slots": 10 * words or 1,
-        "policy": "static",
-        "prefill_replicas": 0,
-        "rate": None,
-        "total_gpus": gpus,
-    }
-    record |= {"requests_per_s": 1.234, "throughput_tokens_per_s": 5678.9, "ttft_p50_s": 0.25, "completed": words}
-    table = serve_table([record | {"time_basis": "bound", "draft": None}])
-    out = " ".join(str(msgspec.structs.replace(table, wide=True)).split())
-    assert ("rejected" in out, "preempted" in out, "padding" in out) == (bool(words),) * 3
-    details = str(msgspec.structs.replace(table, verbose=True))
-    assert f"budget {format_bytes(3 << 29)} per GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in details
-    assert "max_num_seqs 1,000, max_num_batched_tokens 8,192" in details
-    rate = "serves at most 1.23 requests/s and 5,679 tokens/s, with a median TTFT of at least 250 ms."
-    assert out.startswith(f"m on {gpus}× g {rate if words else 'serves none of these requests.'} ")

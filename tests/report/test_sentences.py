@@ -115,14 +115,6 @@ def test_the_context_at_which_the_cache_equals_the_weights_is_said(kvcalc: Run, 
     assert (f", above the maximum {model.max_context:,}" in shown) == (turns > model.max_context)
 
 
-def test_dimensions_name_no_attention_that_was_not_given(kvcalc: Run) -> None:
-    """A hidden size is of MHA, as its option says, and never of one KV head; KV heads alone are no type of attention."""
-    for line, attention in (("--hidden-size 7168", "MHA"), ("--kv-heads 8 --head-dim 128", "8 KV heads")):
-        explained = kvcalc(f"size --layers 48 {line} --explain").out
-        assert explained.splitlines()[0].endswith(f": {attention}") and "mha_ratio" not in explained
-        assert attention in kvcalc(f"size --layers 48 {line}").out
-
-
 @pytest.mark.parametrize("variants", ["mha,cla:2", "none,cla:3", "mha,mha", "mqa,gqa:4,mha"])
 def test_a_comparison_claims_no_reduction_of_one(kvcalc: Run, variants: str) -> None:
     """A variant is said to read less only if it reads less than the reference and than the variant that stores least."""

@@ -118,21 +118,6 @@ def test_bands_repeat_what_names_a_row() -> None:
     assert [lines[at].split() for at in (2, 11, 20)] == [["a", "1", "10", "11"], ["a", "1", "12", "13"], ["a", "1", "14"]]
 
 
-def test_a_pipe_is_a_hundred_characters_wide(kvcalc: Run) -> None:
-    for line in ("size deepseek-v3.2 gemma-3-27b --context 128k", "gpus", "roofline gemma-3-27b"):
-        lines = kvcalc(line).out.splitlines()
-        assert max(map(len, lines)) <= WIDTH
-        assert not [text for text in lines if re.match(r"^(model|GPU|operator): ", text)]
-
-
-def test_models_and_gpus_take_a_line_each_at_eighty(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for line, least in (("models", 5), ("gpus", 5)):
-        (table,) = shown(kvcalc, monkeypatch, line)
-        laid = laid_out(table, 80)
-        assert len(laid.rows) == len(table.records)
-        assert len(re.split(r"\s{2,}", laid.head[0])) >= least
-
-
 WORDS = Column("name", "name", right=False)
 FIGURE = Column("n", "n")
 
