@@ -74,7 +74,7 @@ def test_rows_of_modules_take_their_widths_from_the_model_they_name(tmp_path: Pa
         (4, 8, 1, 6144, 2048, 512, 64, 192, 256, 0, 128, 2048),
     ]
     assert [row.dtype for row in table.rows] == ["bfloat16/fp8_block", "fp8/bfloat16"]
-    assert [b.problem for b in table.invalid] == ["model 'openai-community/gpt2' is no preset with sparse attention"]
+    assert table.invalid == ["line 4: model 'openai-community/gpt2' is no preset with sparse attention"]
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_a_broken_row_is_named_by_line_and_kept_apart(tmp_path: Path, cells: str
     good = "h100,vllm,1,bfloat16,1,1,1,5\n"
     table = read_rows(written(tmp_path, "gemm.csv", GEMM + good + cells + "\n" + good))
     assert len(table.rows) == 2
-    assert [b.line for b in table.invalid] == [3]
-    assert table.invalid[0].problem.startswith(why)
+    (problem,) = table.invalid
+    assert problem.startswith(f"line 3: {why}")
     assert len(table.cells) == 3
 
 

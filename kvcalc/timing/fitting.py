@@ -365,7 +365,7 @@ def chosen_rows(
     """
     for table in tables:
         if table.invalid:
-            first = "; ".join(f"line {row.line}: {row.problem}" for row in table.invalid[:3])
+            first = "; ".join(table.invalid[:3])
             more = " …" if len(table.invalid) > 3 else ""
             note(f"{table.path}: {len(table.invalid):,} rows cannot be read ({first}{more})")
     rows = _rows_of_gpu([row for table in tables for row in table.rows], gpu, note)

@@ -11,7 +11,7 @@ names. Columns of other operations are empty. Unknown columns are copied to the 
 import csv
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,10 +39,10 @@ def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost | None:
         shape: Arrays [rows], in the order of the operation's columns.
 
     Returns:
-        None for an unknown operation.
+        None for an operation without a rule.
     """
-    rule = _COSTS.get(op)
-    return rule(kind, *shape) if rule else None
+    operation = OPERATIONS.get(op)
+    return operation.cost(kind, *shape) if operation and operation.cost else None
 
 
 def _element_bytes(kind: str) -> float:
@@ -52,78 +52,73 @@ def _element_bytes(kind: str) -> float:
     return 1 if "fp8" in kind else 2
 
 
-def _product_dtype(kind: str) -> str:
-    """Return the fastest dtype in which a kernel may multiply."""
+def _product(kind: str, flops: Array, moved: Array) -> BoundedCost:
+    """Return the cost of matrix products in the fastest dtype in which a kernel may multiply."""
+    dtype = "fp8" if "fp8" in kind else "bf16"
     if kind.startswith(("nvfp4", "mxfp4")):
-        return "fp4"
-    return "fp8" if "fp8" in kind else "bf16"
+        dtype = "fp4"
+    return Cost(flops=flops, activation_bytes=moved), dtype
 
 
-def _decode_dtype(kind: str) -> str:
-    """Return the dtype of decode attention. A kernel may multiply an fp8 cache in fp8."""
-    return "fp8" if kind.endswith("fp8") else "bf16"
-
-
-def _attention_cost(
-    heads: Array, width: Array, pairs: Array, queries: Array, cache_bytes: Array
-) -> Cost:
+def _attention(
+    kind: str, heads: Array, width: Array, pairs: Array, queries: Array, cache_bytes: Array
+) -> BoundedCost:
     """Return the cost of attention with 16-bit queries and outputs.
 
     Args:
+        kind: Data type of the products. A kernel may multiply an fp8 cache in fp8.
         width: Width of a key and a value together.
         pairs: (query, key) pairs of all sequences.
         queries: Query tokens of all sequences.
         cache_bytes: Bytes of keys and values that are read and written.
     """
-    return Cost(
-        flops=pair_flops(pairs, heads, width),
-        activation_bytes=2 * queries * heads * width + cache_bytes,
-    )
+    moved = 2 * queries * heads * width + cache_bytes
+    cost = Cost(flops=pair_flops(pairs, heads, width), activation_bytes=moved)
+    return cost, "fp8" if kind.endswith("fp8") else "bf16"
 
 
-def _gemm_cost(kind: str, m: Array, n: Array, k: Array) -> BoundedCost:
+def _gemm(kind: str, m: Array, n: Array, k: Array) -> BoundedCost:
     moved = (m + n) * k * _element_bytes(kind) + 2 * m * n
-    return Cost(flops=gemm_flops(m, k, n), activation_bytes=moved), _product_dtype(kind)
+    return _product(kind, gemm_flops(m, k, n), moved)
 
 
-def _decode_cost(kind: str, *shape: Array) -> BoundedCost:
+def _decode(kind: str, *shape: Array) -> BoundedCost:
     batch, q_heads, kv_heads, head_dim, kv_len, window = shape
-    length = attended(kv_len, window)
-    read = 2 * batch * kv_heads * length * head_dim * _element_bytes(kind)
-    cost = _attention_cost(q_heads, 2 * head_dim, batch * length, batch, read)
-    return cost, _decode_dtype(kind)
+    pairs = batch * attended(kv_len, window)
+    read = 2 * pairs * kv_heads * head_dim * _element_bytes(kind)
+    return _attention(kind, q_heads, 2 * head_dim, pairs, batch, read)
 
 
-def _prefill_cost(kind: str, *shape: Array) -> BoundedCost:
+def _prefill(kind: str, *shape: Array) -> BoundedCost:
     """Return the cost of prompts: 16-bit keys and values are read, and written to the cache."""
     batch, q_heads, kv_heads, head_dim, length, window = shape
     computed, _, cached = kind.partition("/")
     limit = attended(length, window)
     pairs = batch * (limit * (limit + 1) / 2 + (length - limit) * limit)
-    moved = batch * length * 2 * kv_heads * head_dim * (2 + _element_bytes(cached))
-    cost = _attention_cost(q_heads, 2 * head_dim, pairs, batch * length, moved)
-    return cost, _product_dtype(computed)
-
-
-def _mla_decode_cost(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
-    """Return the cost of the absorbed form: keys of 576 and values of 512 elements."""
-    read = batch * length * 576 * _element_bytes(kind)
-    return _attention_cost(heads, 576 + 512, batch * length, batch, read), _decode_dtype(kind)
-
-
-def _mla_prefill_cost(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
-    """Return the cost of the expanded form: keys of 192 and values of 128 elements per head."""
     tokens = batch * length
-    pairs = batch * triangle(length)
-    cost = _attention_cost(heads, 192 + 128, pairs, tokens, 2 * tokens * heads * (192 + 128))
-    return cost, _decode_dtype(kind)
+    moved = tokens * 2 * kv_heads * head_dim * (2 + _element_bytes(cached))
+    return _attention(computed, q_heads, 2 * head_dim, pairs, tokens, moved)
 
 
-def _allreduce_cost(kind: str, ranks: Array, size: Array) -> BoundedCost:
+def _mla_decode(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
+    """Return the cost of the absorbed form: keys of 576 and values of 512 elements."""
+    pairs = batch * length
+    return _attention(kind, heads, 576 + 512, pairs, batch, pairs * 576 * _element_bytes(kind))
+
+
+def _mla_prefill(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
+    """Return the cost of the expanded form: keys of 192 and values of 128 elements per head."""
+    tokens, width = batch * length, 192 + 128
+    return _attention(
+        kind, heads, width, batch * triangle(length), tokens, 2 * tokens * heads * width
+    )
+
+
+def _allreduce(kind: str, ranks: Array, size: Array) -> BoundedCost:
     return Cost(network_bytes=2 * (ranks - 1) / ranks * size), ""
 
 
-def _moe_cost(kind: str, *shape: Array) -> BoundedCost:
+def _moe(kind: str, *shape: Array) -> BoundedCost:
     """Return the cost of the products of all experts of a rank. Without given loads, routing is
     uniform."""
     tokens, hidden, inter, top, experts, tp, ep, *loads = shape
@@ -134,10 +129,10 @@ def _moe_cost(kind: str, *shape: Array) -> BoundedCost:
         touched = where(loads[1] > 0, loads[1], touched)
     elements = (2 if kind.endswith("ungated") else 3) * hidden * inter / tp
     moved = touched * elements * _element_bytes(kind) + 4 * minimum(rows, tokens) * hidden
-    return Cost(flops=2 * rows * elements, activation_bytes=moved), _product_dtype(kind)
+    return _product(kind, 2 * rows * elements, moved)
 
 
-def _dsa_cost(kind: str, *shape: Array) -> BoundedCost:
+def _sparse_module(kind: str, *shape: Array) -> BoundedCost:
     """Return the cost of projections, absorbed matrices, all index keys and the selected
     latents."""
     batch, heads, length, _, _, latent, rope, *_, index_heads, index_width, top = shape
@@ -156,27 +151,14 @@ def _dsa_cost(kind: str, *shape: Array) -> BoundedCost:
         + pairs * (latent + rope) * _element_bytes(cached)
         + scanned * (index_width + SCALE)
     )
-    return Cost(flops=flops, activation_bytes=moved), _product_dtype(stored)
+    return _product(stored, flops, moved)
 
 
-def _mla_module_cost(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
+def _mla_module(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
     """Return the cost of DeepSeek-V3's module: a sparse module without indexer that reads all
     tokens."""
     widths = (batch * 0 + width for width in (*WIDTHS, 0, 0))
-    return _dsa_cost(kind, batch, heads, length, *widths, length)
-
-
-_COSTS: dict[str, Callable[..., BoundedCost]] = {
-    "gemm": _gemm_cost,
-    "decode_attention": _decode_cost,
-    "prefill_attention": _prefill_cost,
-    "mla_decode": _mla_decode_cost,
-    "mla_prefill": _mla_prefill_cost,
-    "allreduce": _allreduce_cost,
-    "moe": _moe_cost,
-    "dsa_decode_module": _dsa_cost,
-    "mla_decode_module": _mla_module_cost,
-}
+    return _sparse_module(kind, batch, heads, length, *widths, length)
 
 
 @cache
@@ -242,7 +224,6 @@ MODULE_FIELDS = (
 INDEX_HEADS = 6  # index in the result of `_module_sizes`
 MAX_BYTES = 1 << 30
 MAX_ROWS, MAX_TEXT = 100_000, 64 << 20  # rows and characters in memory at a time
-MAX_COLUMNS = 1000
 BLOCK_ROWS, BLOCK_TEXT = 10_000, 8 << 20  # rows and characters that are read at a time
 MAX_COUNT = 10**15
 MIN_US, MAX_US = 1e-3, 1e12
@@ -254,41 +235,47 @@ DTYPES = dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16") | dict.f
 
 
 class Operation(NamedTuple):
-    """The columns of an operation: counts, data types, optional counts, and optional means. An
-    optional value may be 0."""
+    """An operation: names of its columns, separated by spaces, and its minimum cost.
 
-    counts: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    means: tuple[str, ...] = ()
+    Attributes:
+        counts: Whole numbers from 1 up.
+        dtypes: Data types.
+        cost: Function that returns the minimum cost; None if rows have no such rule.
+        optional: Whole numbers that may be 0.
+        means: Numbers that may be 0.
+    """
+
+    counts: str
+    dtypes: str
+    cost: Callable[..., BoundedCost] | None = None
+    optional: str = ""
+    means: str = ""
 
 
-def _operation(counts: str, dtypes: str, optional: str = "", means: str = "") -> Operation:
-    """Return an operation from names separated by spaces."""
-    return Operation(*(tuple(names.split()) for names in (counts, dtypes, optional, means)))
-
-
+_SEQUENCES = "batch q_heads kv_len"
+_SERVER = "isl osl batch_size tp_size"
 OPERATIONS = {
-    "gemm": _operation("m n k", "dtype"),
-    "decode_attention": _operation(
-        "batch q_heads kv_heads head_dim kv_len", "kv_dtype", "window"
+    "gemm": Operation("m n k", "dtype", _gemm),
+    "decode_attention": Operation(
+        "batch q_heads kv_heads head_dim kv_len", "kv_dtype", _decode, "window"
     ),
-    "prefill_attention": _operation(
-        "batch q_heads kv_heads head_dim seq_len", "attn_dtype kv_dtype", "window"
+    "prefill_attention": Operation(
+        "batch q_heads kv_heads head_dim seq_len", "attn_dtype kv_dtype", _prefill, "window"
     ),
-    "mla_decode": _operation("batch q_heads kv_len", "kv_dtype"),
-    "mla_decode_module": _operation("batch q_heads kv_len", "kv_dtype gemm_dtype"),
-    "mla_prefill": _operation("batch q_heads seq_len", "kv_dtype"),
-    "allreduce": _operation("num_gpus bytes", "dtype"),
-    "moe": _operation(
+    "mla_decode": Operation(_SEQUENCES, "kv_dtype", _mla_decode),
+    "mla_decode_module": Operation(_SEQUENCES, "kv_dtype gemm_dtype", _mla_module),
+    "mla_prefill": Operation("batch q_heads seq_len", "kv_dtype", _mla_prefill),
+    "allreduce": Operation("num_gpus bytes", "dtype", _allreduce),
+    "moe": Operation(
         "tokens hidden inter topk experts moe_tp moe_ep",
         "dtype",
+        _moe,
         means="rank_rows experts_touched " + " ".join(f"tiles_{m}" for m in TILE_ROWS),
     ),
-    "dsa_decode_module": _operation("batch q_heads kv_len", "kv_dtype gemm_dtype"),
-    "layer": _operation("batch query_len kv_len", "dtype", "tp_size ep_size"),
-    "e2e_dense": _operation("isl osl batch_size tp_size", "gemm_quant_mode"),
-    "e2e_moe": _operation("isl osl batch_size tp_size", "gemm_quant_mode", "ep_size"),
+    "dsa_decode_module": Operation(_SEQUENCES, "kv_dtype gemm_dtype", _sparse_module),
+    "layer": Operation("batch query_len kv_len", "dtype", None, "tp_size ep_size"),
+    "e2e_dense": Operation(_SERVER, "gemm_quant_mode"),
+    "e2e_moe": Operation(_SERVER, "gemm_quant_mode", None, "ep_size"),
 }
 SERVING = ("e2e_dense", "e2e_moe")
 
@@ -345,13 +332,6 @@ class ServedTimes(NamedTuple):
     tokens_per_s: float = math.nan
 
 
-class InvalidRow(NamedTuple):
-    """An invalid row: its line in the file, and its problem."""
-
-    line: int
-    problem: str
-
-
 class MeasurementFile(NamedTuple):
     """The rows of a file, or of a block of a file.
 
@@ -361,7 +341,7 @@ class MeasurementFile(NamedTuple):
         cells: Cells of every row, as text.
         lines: Line number of every row.
         rows: Valid rows.
-        invalid: Invalid rows.
+        invalid: Line and problem of each invalid row, such as `line 3: m is empty`.
     """
 
     path: str
@@ -369,7 +349,7 @@ class MeasurementFile(NamedTuple):
     cells: list[list[str]]
     lines: list[int]
     rows: list[MeasuredRow]
-    invalid: list[InvalidRow]
+    invalid: list[str]
 
 
 def read_rows(path: Path) -> MeasurementFile:
@@ -401,7 +381,9 @@ def read_blocks(
     reader = csv.reader(counted_lines())
     try:
         header = tuple(name.strip() for name in next(reader, []))
-        columns = _column_indices(path, header)
+        columns: dict[str, int] = {}  # the first of equal names counts
+        for index, name in enumerate(map(str.lower, header)):
+            columns.setdefault(ALIASES.get(name, name), index)
         file_op = _operation_of_file(path, columns)
         table = MeasurementFile(str(path), header, [], [], [], [])
         for cells in reader:
@@ -410,8 +392,17 @@ def read_blocks(
                 yield table
                 table = MeasurementFile(str(path), header, [], [], [], [])
                 num_characters = 0
-            if cells:
-                _add_row(table, cells, reader.line_num, columns, file_op)
+            if not cells:
+                continue
+            values = {name: cells[i].strip() for name, i in columns.items() if i < len(cells)}
+            try:
+                if any(cells[len(header) :]):
+                    raise ValueError(f"has {len(cells)} fields, the header {len(header)}")
+                table.rows.append(_parse_row(len(table.cells), values, file_op))
+            except ValueError as error:
+                table.invalid.append(f"line {reader.line_num}: {printable(error)}")
+            table.cells.append(cells[: len(header)])
+            table.lines.append(reader.line_num)
     except csv.Error as error:
         raise UserError(f"is not CSV: {error}", f"{path}, line {reader.line_num}") from None
     yield table
@@ -424,58 +415,22 @@ def columns_of(rows: Sequence[MeasuredRow]) -> tuple[Array, ...]:
     return tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
 
 
-def header_of(path: Path) -> tuple[str, ...]:
-    """Return the names of the columns. Raises UserError as `read_rows`."""
-    return next(read_blocks(path, 1)).header
-
-
-def _column_indices(path: Path, header: tuple[str, ...]) -> dict[str, int]:
-    """Return the index of each column by its lower-case name; the first of equal names counts.
-
-    Raises UserError if there is no header, or if it has too many columns.
-    """
-    if len(header) > MAX_COLUMNS:
-        text = f"has {len(header):,} columns; more than {MAX_COLUMNS:,} are not read"
-        raise UserError(text, str(path))
-    columns: dict[str, int] = {}
-    for index, name in enumerate(header):
-        columns.setdefault(ALIASES.get(name.lower(), name.lower()), index)
-    if not columns or columns.keys() == {""}:
-        raise UserError("is empty: a header of column names is missing", str(path))
-    return columns
-
-
 def _operation_of_file(path: Path, columns: dict[str, int]) -> str:
     """Return the operation in the file's name; '' if rows name their operations. Raises UserError
-    if neither does."""
+    if neither does, or without a header."""
+    if columns.keys() <= {""}:
+        raise UserError("is empty: a header of column names is missing", str(path))
     if "op" in columns:
         return ""
     name = path.stem.lower()
     if name not in OPERATIONS:
         hint = f"Name the file {{op}}.csv or add a column op. {nearest(name, OPERATIONS)}"
         raise UserError("has no column op, and its name is not an operation", str(path), hint)
-    missing = [column for column in OPERATIONS[name].counts if column not in columns]
+    missing = [column for column in OPERATIONS[name].counts.split() if column not in columns]
     if missing:
         text = f"has no column {', '.join(missing)}, which rows of {name} need"
         raise UserError(text, str(path))
     return name
-
-
-def _add_row(
-    table: MeasurementFile, cells: list[str], line: int, columns: dict[str, int], file_op: str
-) -> None:
-    """Add a row to the valid or to the invalid rows of a table."""
-    width = len(table.header)
-    index = len(table.cells)
-    table.cells.append(cells[:width])
-    table.lines.append(line)
-    values = {name: cells[i].strip() for name, i in columns.items() if i < len(cells)}
-    try:
-        if any(cells[width:]):
-            raise ValueError(f"has {len(cells)} fields, the header {width}")
-        table.rows.append(_parse_row(index, values, file_op))
-    except ValueError as error:
-        table.invalid.append(InvalidRow(line, printable(error)))
 
 
 def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
@@ -489,15 +444,20 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
     if operation is None:
         raise ValueError(f"op {op!r} is none of {', '.join(OPERATIONS)}")
     is_served = op in SERVING
-    dtypes = [DTYPES.get(d, d) for d in (cell(name).lower() for name in operation.dtypes)]
+    names = operation.dtypes.split()
+    dtypes = [DTYPES.get(d, d) for d in (cell(name).lower() for name in names)]
     if not is_served and not all(dtypes):
-        raise ValueError(f"{operation.dtypes[dtypes.index('')]} is empty")
+        raise ValueError(f"{names[dtypes.index('')]} is empty")
 
     model = cell("model_path") or cell("model")
     kernel = (cell("kernel_family") or cell("kernel")).lower()
-    shape = [parse_number(cell(name), name) for name in operation.counts]
-    shape += [parse_optional_count(cell(name) or "0", name) for name in operation.optional]
-    shape += [parse_mean(cell(name) or "0", name) for name in operation.means]
+    shape = [parse_number(cell(name), name) for name in operation.counts.split()]
+    for name in operation.optional.split():
+        shape.append(parse_number(cell(name) or "0", name, 0))
+    for name in operation.means.split():
+        shape.append(
+            parse_number(cell(name) or "0", name, 0, meaning="a number from 0 to 10^15")
+        )
     if op == "dsa_decode_module":
         sizes = _module_sizes(model)
         shape += sizes
@@ -510,14 +470,15 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
                 f"query_len {shape[1]:.0f} is more than kv_len {shape[2]:.0f}, which counts the "
                 "new tokens too"
             )
-    if is_served and cell("silicon_tpot_ms"):
-        time_us = 1e3 * parse_time(cell("silicon_tpot_ms"), "silicon_tpot_ms")
-    else:
-        time_us = parse_time(cell("time_us"), "time_us")
-    ttft_us = math.nan
-    if is_served and cell("silicon_ttft_ms"):
-        ttft_us = 1e3 * parse_time(cell("silicon_ttft_ms"), "silicon_ttft_ms")
-    bound_us = parse_time(cell("bound_us"), "bound_us") if cell("bound_us") else math.nan
+
+    def time_us(name: str, unit_us: float = 1) -> float:
+        if not cell(name):
+            return math.nan
+        return unit_us * parse_number(cell(name), name, MIN_US, MAX_US, "a time above zero")
+
+    served_us = time_us("silicon_tpot_ms", 1e3) if is_served else math.nan
+    if math.isnan(served_us) and not cell("time_us"):
+        raise ValueError("time_us is empty")
     framework = cell("framework").lower()
     is_prefix_cached = cell("prefix_cached") in ("1", "1.0")
     return MeasuredRow(
@@ -527,16 +488,16 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
         framework=STACKS.get(framework, framework),
         dtype="/".join(dtypes) or "bfloat16",
         shape=tuple(shape),
-        time_us=time_us,
+        time_us=time_us("time_us") if math.isnan(served_us) else served_us,
         model=model,
         version=cell("version"),
         kernel=kernel,
         cache=cell("kv_cache_dtype").lower(),
         odd=cell("odd") == "1" or is_prefix_cached,
         client=cell("client").lower(),
-        ttft_us=ttft_us,
+        ttft_us=time_us("silicon_ttft_ms", 1e3) if is_served else math.nan,
         prefix_cached=is_prefix_cached,
-        bound_us=bound_us,
+        bound_us=time_us("bound_us"),
     )
 
 
@@ -545,10 +506,9 @@ def parse_number(
     name: str,
     minimum: float = 1,
     maximum: float = MAX_COUNT,
-    meaning: str = "a whole number from 1 to 10^15",
+    meaning: str = "",
 ) -> float:
-    """Return a finite number; a whole one such as `128` or `128.0` if its meaning is a whole
-    number.
+    """Return a finite number; without a meaning, a whole one such as `128` or `128.0`.
 
     Raises ValueError with the problem.
     """
@@ -558,14 +518,7 @@ def parse_number(
         value = math.nan
     if not math.isfinite(value):
         raise ValueError(f"{name} {text!r} is not a number" if text else f"{name} is empty")
-    is_fraction = meaning.startswith("a whole") and not value.is_integer()
-    if is_fraction or not minimum <= value <= maximum:
+    if not (meaning or value.is_integer()) or not minimum <= value <= maximum:
+        meaning = meaning or f"a whole number from {minimum} to 10^15"
         raise ValueError(f"{name} {text!r} is not {meaning}")
     return value
-
-
-parse_optional_count = partial(
-    parse_number, minimum=0, meaning="a whole number from 0 to 10^15"
-)
-parse_mean = partial(parse_number, minimum=0, meaning="a number from 0 to 10^15")
-parse_time = partial(parse_number, minimum=MIN_US, maximum=MAX_US, meaning="a time above zero")

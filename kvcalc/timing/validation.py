@@ -20,16 +20,18 @@ import csv
 import io
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import least_time, roofline, total_seconds
 from kvcalc.layers.batch import Batch, Parallelism
-from kvcalc.layers.cost import Operator
 from kvcalc.library.presets import key
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.model import Model
@@ -50,13 +52,12 @@ from kvcalc.timing.kernel_models.mla import MlaModule
 from kvcalc.timing.kernel_times import mla_kernels_us
 from kvcalc.timing.rows import (
     SERVING,
-    InvalidRow,
     MeasuredRow,
     MeasurementFile,
     ServedTimes,
     columns_of,
     cost_of,
-    header_of,
+    read_blocks,
     served_model,
 )
 from kvcalc.timing.steps import kernel_seconds
@@ -68,39 +69,35 @@ BoundAndTime = tuple[Array, Array]  # bounds and predictions in microseconds, Na
 
 
 def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> BoundAndTime:
-    """Return the bound and the prediction of one layer."""
+    """Return the bound and the prediction of one layer.
+
+    Its formats are as published if the row's dtype names the published format. Otherwise all
+    matrices have the row's dtype.
+    """
     model = served_model(row.model)
     if model is None:
         return math.nan, math.nan
+    name = "fp8_block128" if row.dtype == "fp8_block" else row.dtype
+    precision = Precision(kv_cache_dtype=row.cache or "auto", quantization=name)
+    if name in {scheme.format for scheme in model.quantization}:
+        precision = replace(precision, quantization="")
+    elif name == "bfloat16":
+        precision = replace(precision, quantization="", dtype="bf16")
+
     batch, query_len, kv_len, tp, ep = (int(size) for size in row.shape)
     prompt = Batch.prefill(query_len, batch, kv_len - query_len)
     us_per_layer = 1e6 / model.counts[row.kernel]
     try:
         ranks = Parallelism(tp=max(1, tp), ep=max(1, ep))
-        operators = forward(model, prompt, _layer_precision(row, model), ranks)
+        operators = forward(model, prompt, precision, ranks)
         operators = tuple(o for o in operators if o.layer == row.kernel)
-        bound_us = us_per_layer * _bound_s(operators, gpu, query_len == 1)
-        if calibration is None:
-            return bound_us, math.nan
-        return bound_us, us_per_layer * float(kernel_seconds(operators, gpu, calibration))
+        bound_s = float(total_seconds(roofline(operators, gpu, query_len == 1)))
+        predicted_s = math.nan
+        if calibration:
+            predicted_s = float(kernel_seconds(operators, gpu, calibration))
     except UserError:
         return math.nan, math.nan
-
-
-def _layer_precision(row: MeasuredRow, model: Model) -> Precision:
-    """Return the formats of a layer: as published if the row's dtype names the published format,
-    else all matrices in the row's dtype."""
-    name = "fp8_block128" if row.dtype == "fp8_block" else row.dtype
-    cache = row.cache or "auto"
-    if name in {scheme.format for scheme in model.quantization}:
-        return Precision(kv_cache_dtype=cache)
-    if name == "bfloat16":
-        return Precision("bf16", cache)
-    return Precision(kv_cache_dtype=cache, quantization=name)
-
-
-def _bound_s(operators: Sequence[Operator], gpu: Gpu, is_decode: bool = False) -> float:
-    return float(total_seconds(roofline(operators, gpu, is_decode)))
+    return us_per_layer * bound_s, us_per_layer * predicted_s
 
 
 def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
@@ -110,14 +107,15 @@ def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
     if model is None:
         return math.nan
     input_len, output_len, batch = (int(size) for size in row.shape[:3])
-    precision = precision_of(row, model)
-    ranks = ranks_of(row)
     step = Batch.decode(input_len + max(1, output_len // 2), batch)
+    seconds = []
     try:
-        step_s = _bound_s(forward(model, step, precision, ranks), gpu)
-        prompt_s = _bound_s(forward(model, Batch.prefill(input_len), precision, ranks), gpu)
+        for one_pass in (step, Batch.prefill(input_len)):
+            operators = forward(model, one_pass, precision_of(row, model), ranks_of(row))
+            seconds.append(float(total_seconds(roofline(operators, gpu))))
     except UserError:
         return math.nan
+    step_s, prompt_s = seconds
     return 1e6 * (step_s + batch / output_len * prompt_s)
 
 
@@ -164,7 +162,7 @@ def ranks_of(row: MeasuredRow) -> Parallelism:
 
 
 Simulator = Callable[[Sequence[MeasuredRow], Gpu, Calibration | None], list[ServedTimes]]
-Cell = tuple[str, str, str, str]  # GPU, framework, operation and kind of data
+UnknownGpu = tuple[str, str]  # GPU and operation of rows
 
 
 class Validation(NamedTuple):
@@ -174,8 +172,8 @@ class Validation(NamedTuple):
         table: The rows.
         bound: Bounds [rows].
         calibrated: Predictions [rows].
-        gpus: Preset of each row's GPU; '' if unknown.
-        unknown: Lines of rows with an unknown GPU, by (GPU, framework, operation, kind).
+        gpus: Name of each row's GPU: its preset's, or the row's own if there is no preset.
+        unknown: Lines of rows with an unknown GPU, by GPU and operation.
         served: All figures of each simulated server, by the index of its row.
     """
 
@@ -183,7 +181,7 @@ class Validation(NamedTuple):
     bound: Array
     calibrated: Array
     gpus: list[str]
-    unknown: dict[Cell, list[int]]
+    unknown: dict[UnknownGpu, list[str]]
     served: dict[int, ServedTimes]
 
 
@@ -220,27 +218,28 @@ def _validate_table(
 ) -> Validation:
     import numpy as np
 
+    gpus = {name: find_gpu(name) for name in {row.gpu for row in table.rows}}
+    names = {name: gpu.name if gpu else name for name, gpu in gpus.items()}
     bound = np.full(len(table.rows), np.nan)
-    validation = Validation(table, bound, bound.copy(), [], {}, {})
-    cells: dict[Cell, list[int]] = {}
+    row_names = [names[row.gpu] for row in table.rows]
+    validation = Validation(table, bound, bound.copy(), row_names, {}, {})
+    cells: dict[tuple[str, str, str, str], list[int]] = {}
     for index, row in enumerate(table.rows):
         cell = row.gpu, stack or row.framework, row.op, kind_of(row.op, row.dtype, row.kernel)
         cells.setdefault(cell, []).append(index)
-    gpus = {name: find_gpu(name) for name in {row.gpu for row in table.rows}}
-    for cell, indices in cells.items():
+    for (name, framework, op, kind), indices in cells.items():
         rows = [table.rows[index] for index in indices]
-        name, framework, op, kind = cell
         gpu = gpus[name]
         if gpu is None:
-            validation.unknown[cell] = [table.lines[row.row_index] for row in rows]
+            lines = validation.unknown.setdefault((name, op), [])
+            lines += [str(table.lines[row.row_index]) for row in rows]
             continue
         calibration = None
         if framework != DATASHEET:
             calibration = find_calibration(source or gpu, framework)
-        times: BoundAndTime
+        times: Any
         if op == "layer":
-            layers = [_layer_us(row, gpu, calibration) for row in rows]
-            times = [bound for bound, _ in layers], [predicted for _, predicted in layers]
+            times = np.transpose([_layer_us(row, gpu, calibration) for row in rows])
         elif op not in SERVING:
             times = _kernels_us(rows, gpu, calibration, op, kind)
         else:
@@ -250,8 +249,7 @@ def _validate_table(
                 validation.served.update(zip(indices, figures, strict=True))
             times = [bound_us(row, gpu) for row in rows], [served.tpot_us for served in figures]
         validation.bound[indices], validation.calibrated[indices] = times
-    names = {name: gpu.name if gpu else "" for name, gpu in gpus.items()}
-    return validation._replace(gpus=[names[row.gpu] for row in table.rows])
+    return validation
 
 
 def _kernels_us(
@@ -270,11 +268,11 @@ def _kernels_us(
         if cost is not None:
             bound_us = least_time(*cost, gpu).seconds * 1e6
     law = calibration.law(op, kind) if calibration else None
+    if calibration is None or law is None:
+        return bound_us, math.nan
     try:
         parameters = figures_of(gpu)
     except UserError:
-        return bound_us, math.nan
-    if calibration is None or law is None:
         return bound_us, math.nan
     if isinstance(law, MlaModule):
         kernels = mla_kernels_us(kind, shape, parameters, calibration)
@@ -295,20 +293,6 @@ SERVER_COLUMNS = ("calibrated_ttft_us", "calibrated_tokens_per_s")  # if a file 
 PAIRS = {"roofline": (0, 1), "ttft": (3, 4), "throughput": (5, 6)}
 
 
-class _Remarks(NamedTuple):
-    """Remarks on one file.
-
-    Attributes:
-        invalid: The first invalid rows.
-        unknown: The first lines of unknown GPUs.
-        counts: Number of `rows`, number of `invalid` rows, and number of lines of each unknown cell.
-    """
-
-    invalid: list[InvalidRow]
-    unknown: dict[Cell, list[int]]
-    counts: dict[str | Cell, int]
-
-
 class ErrorTally:
     """Errors of rows by group. Raises UserError for an unknown key.
 
@@ -322,7 +306,10 @@ class ErrorTally:
             raise UserError(f"cannot group by {unknown[0]!r}", hint=f"Known: {', '.join(KEYS)}")
         self._by = tuple(by)
         self._groups: dict[tuple[str, ...], list[array[float]]] = {}
-        self._files: dict[str, _Remarks] = {}
+        self._num_rows: Counter[str] = Counter()
+        # By file, and by unknown GPU or None for invalid rows: their number, and the first lines.
+        self._num_lines: Counter[tuple[str, UnknownGpu | None]] = Counter()
+        self._first_lines: dict[tuple[str, UnknownGpu | None], list[str]] = {}
 
     def adding(self, validations: Iterable[Validation]) -> Iterator[Validation]:
         """Yield the same validations and count each one."""
@@ -333,7 +320,7 @@ class ErrorTally:
     def _add(self, v: Validation) -> None:
         rows = zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True)
         for index, (row, gpu, bound, predicted) in enumerate(rows):
-            values = {name: getattr(row, name) for name in KEYS} | {"gpu": gpu or row.gpu}
+            values = {name: getattr(row, name) for name in KEYS} | {"gpu": gpu}
             group = tuple(values[name] for name in self._by)
             columns = self._groups.setdefault(group, [array("d") for _ in range(7)])
             figures = [row.time_us, bound, predicted, *(math.nan,) * 4]
@@ -343,36 +330,34 @@ class ErrorTally:
                 figures[5:7] = row.tokens_per_s, times.tokens_per_s
             for column, figure in zip(columns, figures, strict=True):
                 column.append(figure)
-        empty = _Remarks([], {}, {"rows": 0, "invalid": 0})
-        remarks = self._files.setdefault(v.table.path, empty)
-        remarks.counts["rows"] += len(v.table.rows)
-        remarks.counts["invalid"] += len(v.table.invalid)
-        remarks.invalid.extend(v.table.invalid[: MAX_LINES - len(remarks.invalid)])
-        for cell, lines in v.unknown.items():
-            remarks.counts[cell] = remarks.counts.get(cell, 0) + len(lines)
-            first = remarks.unknown.setdefault(cell, [])
-            first.extend(lines[: MAX_LINES - len(first)])
+
+        path = v.table.path
+        self._num_rows[path] += len(v.table.rows)
+        for unknown, lines in ((None, v.table.invalid), *v.unknown.items()):
+            self._num_lines[path, unknown] += len(lines)
+            first = self._first_lines.setdefault((path, unknown), [])
+            first += lines[: MAX_LINES - len(first)]
 
     @property
     def empty(self) -> list[str]:
         """The files without a valid row."""
-        return [path for path, remarks in self._files.items() if not remarks.counts["rows"]]
+        return [path for path, num_rows in self._num_rows.items() if not num_rows]
 
     @property
     def remarks(self) -> list[str]:
         """Sentences on the invalid rows and unknown GPUs of each file, with the first lines."""
         sentences = []
-        for path, remarks in self._files.items():
-            if count := remarks.counts["invalid"]:
-                first = "; ".join(f"line {row.line}: {row.problem}" for row in remarks.invalid)
+        for (path, unknown), lines in self._first_lines.items():
+            count = self._num_lines[path, unknown]
+            if unknown:
+                name, op = unknown
+                about = f"{count:,} rows of {op} (lines {', '.join(lines)} …)"
+                sentences.append(f"{path}: unknown GPU {printable(name, 60)!r}: {about}")
+            elif count:
                 more = f"; and {count - MAX_LINES:,} more" if count > MAX_LINES else ""
                 rows = "row" if count == 1 else "rows"
-                sentences.append(f"{path}: {count:,} {rows} cannot be read ({first}{more})")
-            for cell, lines in remarks.unknown.items():
-                name, _, op, _ = cell
-                first = ", ".join(map(str, lines))
-                about = f"{remarks.counts[cell]:,} rows of {op} (lines {first} …)"
-                sentences.append(f"{path}: unknown GPU {printable(name, 60)!r}: {about}")
+                text = f"{count:,} {rows} cannot be read ({'; '.join(lines)}{more})"
+                sentences.append(f"{path}: {text}")
         return sentences
 
     def records(self) -> list[Record]:
@@ -401,13 +386,13 @@ def _error_figures(measured: Array, predicted: Array) -> Record:
 
     is_known = np.isfinite(predicted) & (predicted > 0) & np.isfinite(measured)
     ratio = predicted[is_known] / measured[is_known]
-    error = np.exp(np.abs(np.log(ratio))) - 1
-    return {
-        "predicted_rows": len(ratio),
-        "median_abs_error": float(np.median(error)) if len(ratio) else None,
-        "p90_abs_error": float(np.quantile(error, 0.9)) if len(ratio) else None,
-        "median_ratio": float(np.median(ratio)) if len(ratio) else None,
-    }
+    keys = ("median_abs_error", "p90_abs_error", "median_ratio")
+    figures: list[float | None] = [None] * 3
+    if len(ratio):
+        error = np.exp(np.abs(np.log(ratio))) - 1
+        quantiles = (np.median(error), np.quantile(error, 0.9), np.median(ratio))
+        figures = [float(value) for value in quantiles]
+    return {"predicted_rows": len(ratio), **dict(zip(keys, figures, strict=True))}
 
 
 def predictions_csv(paths: Sequence[Path], validations: Iterable[Validation]) -> Iterator[str]:
@@ -416,7 +401,7 @@ def predictions_csv(paths: Sequence[Path], validations: Iterable[Validation]) ->
 
     If a file has rows of servers, mean time to first token and tokens/s follow.
     """
-    names = dict.fromkeys(name for path in paths for name in header_of(path))
+    names = dict.fromkeys(name for path in paths for name in next(read_blocks(path, 1)).header)
     added = [*PREDICTED_COLUMNS]
     if "silicon_tpot_ms" in names:
         added += SERVER_COLUMNS
