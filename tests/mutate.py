@@ -59,7 +59,7 @@ TESTS = {
     "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving test_metrics.py test_explain.py",
     "planning/startup/": "test_diagnose.py test_metrics.py",
     "planning/": """
-        planning test_compare.py test_reach.py test_diagnose.py test_metrics.py test_before_after.py test_fit*.py test_all_gpus.py
+        planning test_compare.py test_reach.py test_diagnose.py test_metrics.py test_fit*.py test_all_gpus.py
         test_attention_roof.py property/test_sizes.py
     """,
     "report/explain_point.py": "planning/test_plan_answers.py test_explain.py",
@@ -70,7 +70,7 @@ TESTS = {
     "cli/measure.py": "measure/test_command.py",
     "question/": "test_cli*.py test_api_arguments.py test_engine_options.py test_help.py test_lists.py test_fit_lists.py",
     "answers/": """
-        test_notebook.py test_api_arguments.py test_lists.py test_fit_status.py test_before_after.py
+        test_notebook.py test_api_arguments.py test_lists.py test_fit_status.py
         serving/test_serve.py test_plots.py
     """,
     "cli/": """

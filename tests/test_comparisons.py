@@ -135,23 +135,6 @@ def test_no_sentence_sets_a_bound_against_a_prediction(kvcalc: Run, command: str
     assert "not ranked" not in both  # bounds are ranked among themselves
 
 
-def test_deployments_of_another_basis_have_no_difference(kvcalc: Run) -> None:
-    sides = ("--tp 2", "--tp 2 --kv-cache-dtype fp8", "--tp 2 --gpu mi300x")
-    before, after, bound = kvcalc("compare qwen3-32b --deployments", *sides, "--format", "json").records
-    assert after["tpot_difference_s"] == after["tpot_s"] - before["tpot_s"]
-    assert (bound["time_basis"], bound["tpot_difference_s"]) == ("bound", None)
-    assert "ms a token" not in kvcalc("compare qwen3-32b --deployments", sides[0], sides[2]).out
-
-
-def test_a_further_deployment_changes_no_other(kvcalc: Run) -> None:
-    """The time per token is of as many sequences as the first holds; of a side that holds fewer there is none."""
-    sides = ("--tp 4 --max-model-len 8k", "--tp 2 --max-model-len 8k", "--tp 8 --max-model-len 8k")
-    whole = kvcalc("compare qwen3-32b --deployments", *sides, "--format", "json").records
-    assert whole[:2] == kvcalc("compare qwen3-32b --deployments", *sides[:2], "--format", "json").records
-    assert [r["batch_size"] for r in whole] == [whole[0]["max_num_seqs"]] * 3
-    assert [r["tpot_s"] is None for r in whole] == [False, True, False]
-
-
 def test_a_server_without_memory_is_left_out_of_a_list(kvcalc: Run) -> None:
     """60 GB of weights do not fit an L40S; the H100's row stays, and alone the L40S is refused."""
     line = "serve qwen3-30b-a3b --rate 2 --num-prompts 20 --format json --gpu"

@@ -309,7 +309,6 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("compare --deployments 'llama-3.1-8b --gpu h100' 'llama-3.1-8b --gpu h200'", ["Users", "Time per token", "--gpu h200"]),
         ("fit gpt2 --max-model-len 1k --allocations FILE", ["pages of 16", "ask 900: yes"]),
         ("compare llama-7b --variants mha,gqa:8 --gpu h100,h200", ["Decode step", "1× h200", "left on h100-sxm", "left on h200"]),
         ("latency gpt2 --gpu h100 --cpu-offload-gb 0.25", ["gpt2, 1× h100-sxm, ", "0.25 GiB of each GPU's weights"]),

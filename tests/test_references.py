@@ -85,7 +85,6 @@ def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:
     lines = {
         "size": "size gpt2",
         "compare": "compare gpt2",
-        "compare --deployments": "compare --deployments 'gpt2 --gpu h100' 'gpt2 --gpu h100 --kv-cache-dtype fp8'",
         "roofline": "roofline gpt-oss-20b",
         "roofline (without a model)": "roofline",
         "latency": "latency gpt2 --no-cache --price-per-hour 1",

@@ -1,4 +1,4 @@
-"""`kvcalc compare`: variants of a model's attention, or deployments side by side."""
+"""`kvcalc compare`: variants of a model's attention."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,6 @@ from kvcalc.question.options import Option, Question, check_number
 from kvcalc.question.size_options import SizeOptions
 
 if TYPE_CHECKING:
-    from kvcalc.planning.comparison import Side
     from kvcalc.report.charts.chart import Chart
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -88,27 +87,3 @@ def compare_answer(
         return [compare_chart(deployments, records, sweep)]
 
     return Answer(records, tables, draw, _notes=remarks([model], max(contexts)))
-
-
-def sides_answer(sides: "Sequence[Side]", users: int) -> Answer:
-    """Return deployments side by side; the first is the one before a change."""
-    from kvcalc.planning.comparison import compared
-
-    if len(sides) < 2:
-        raise UserError(
-            "--deployments compares two or more",
-            hint='Write --deployments "MODEL --tp 2" "MODEL --tp 4"',
-        )
-    records, sentence, remark = compared(sides, users)
-
-    def tables() -> Any:
-        from kvcalc.report.text.compare_text import before_after_table
-
-        return [before_after_table(records, sentence)]
-
-    def draw() -> "list[Chart]":
-        from kvcalc.report.text.compare_text import before_after_chart
-
-        return [before_after_chart(records)]
-
-    return Answer(records, tables, draw, _notes=[remark] if remark else [])

@@ -87,7 +87,7 @@ def run(
     ] = False,
 ) -> Answer:
     """Compute how many users and tokens fit. The status is 1 if nothing fits."""
-    points, words = fit_points(models, placing=placing, fit_values=fit_values)
+    points, words = fit_points(models, placing, fit_values)
     if matrix:
         deployments = [deployment for deployment, options in points if options == points[0][1]]
         return _matrix_answer(deployments, fit_values, words)
@@ -95,10 +95,7 @@ def run(
 
 
 def fit_points(
-    models: FitModels,
-    *,
-    placing: Annotated[dict[str, Any], PlacementOptions],
-    fit_values: Annotated[dict[str, Any], FitQuestion],
+    models: Sequence[str], placing: Mapping[str, Any], fit_values: Mapping[str, Any]
 ) -> "tuple[list[Point], TypedWords]":
     """Return each deployment with its options, and the words of the request."""
     from kvcalc.capacity.fit_options import read_fit_options

@@ -36,10 +36,6 @@ def _run(words: list[str]) -> int:
         status = _complete(words) if _is_completion(command) else _show_help(words)
         if status is not None:
             return status
-        if "--deployments" in words:
-            from kvcalc.cli.compare import spread
-
-            words = spread(words)
         result = build(command)(words, standalone_mode=False)
     except UserError as error:
         return _fail(str(error))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "size": "Compute KV cache size and compare it with the weights.",
-    "compare": "Compare variants of a model's attention, or deployments.",
+    "compare": "Compare variants of a model's attention.",
     "roofline": "Show FLOPs, bytes, intensity and bound of each operator.",
     "latency": "Predict TTFT, TPOT and end-to-end time of one request.",
     "serve": "Simulate a server under load.",
@@ -124,16 +124,11 @@ def _parsed(command: str) -> Any:
         declared.append(_declared(parameter.name, kind, default, info))
 
     def run(**values: Any) -> int:
-        typed = typed_values(values)
+        typed = {name: value for name, value in values.items() if value not in (None, [])}
         _check_outputs(parameters, typed)
         return run_command(command, typed)
 
     return _with_signature(run, declared)
-
-
-def typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values without the options that were not typed."""
-    return {name: value for name, value in values.items() if value not in (None, [])}
 
 
 def run_command(command: str, typed: Mapping[str, Any]) -> int:

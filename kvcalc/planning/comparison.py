@@ -6,9 +6,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
-from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.fit_records import AS_CALLED, Typed, batch_memory, fit_record
-from kvcalc.errors import few
+from kvcalc.capacity.fit_records import batch_memory
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import mla_form, roofline, total_bound, total_seconds
 from kvcalc.layers.attention import Grouped
@@ -19,14 +17,11 @@ from kvcalc.model.forward_pass import forward, total
 from kvcalc.model.memory import size_record
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
-from kvcalc.planning.quality import OVER_HEADS, StoredPrecision, lowered, quality_of
+from kvcalc.planning.quality import OVER_HEADS, quality_of
 from kvcalc.planning.variants import Variant, variant
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
-from kvcalc.records.fit import ComparedFitRecord, FitRecord
 from kvcalc.records.size import SizeRecord
-from kvcalc.storage.quantization import UNKNOWN_LOSS, losses_of
-from kvcalc.timing.calibration import BOUND
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.operator_times import roofline_records
 
@@ -273,136 +268,3 @@ def _quality(name: str, attention: str) -> QualityRecord:
         "quality": "; ".join(notes) or None,
         "trades": ", ".join(trades) or None,
     }
-
-
-class Side(NamedTuple):
-    """One deployment of a comparison.
-
-    Attributes:
-        text: The words that were typed.
-    """
-
-    text: str
-    deployment: TimedDeployment
-    options: FitOptions
-    typed: Typed = AS_CALLED
-
-
-def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[ComparedFitRecord], str, str]:
-    """Return a record for each side, a sentence on the changes of the last one, and a remark.
-
-    TPOT is None if the batch does not fit, TTFT if the GPU has no matrix peak.
-
-    Args:
-        users: Batch size of all times; 0 for the first side's users.
-
-    Raises:
-        UserError: A deployment is not possible.
-    """
-    fits = [fit(side.deployment, side.options) for side in sides]
-    count, length = users or max(1, fits[0].sequences), fits[0].length
-    records: list[ComparedFitRecord] = []
-    for side, fitted in zip(sides, fits, strict=True):
-        options = msgspec.structs.replace(side.options, max_model_len=length)
-        engine = {"engine": options.engine, "engine_version": options.engine_version}
-        timed = msgspec.structs.replace(side.deployment, **engine).under()
-        prompt = Batch.prefill(length)
-        tpot = None
-        if fit(side.deployment, options).sequences >= count:
-            tpot = float(timed.seconds(Batch.decode(length, count)))
-        record: ComparedFitRecord = {
-            "deployment": side.text,
-            "batch_size": count,
-            "context": length,
-            "tpot_s": tpot,
-            "ttft_s": float(timed.seconds(prompt)) if timed.timed(prompt) else None,
-            "time_basis": timed.time_basis,
-            "users_difference": fitted.sequences - fits[0].sequences,
-            "tpot_difference_s": None,
-            "quality": "; ".join(costs(fits[0], fitted)) or None,
-            **cast(FitRecord, fit_record(fitted, typed=side.typed)),
-        }
-        record["tpot_difference_s"] = _tpot_difference(record, [*records, record][0])
-        records.append(record)
-    remark = ""
-    if unfit := [record["deployment"] for record in records if record["tpot_s"] is None]:
-        remark = f"no time per token, as {count:,} × {length:,} tokens do not fit: {few(unfit)}"
-    return records, _sentence(fits[0], fits[-1], records[0], records[-1]), remark
-
-
-def _tpot_difference(record: ComparedFitRecord, first: ComparedFitRecord) -> float | None:
-    """Return the seconds by which TPOT exceeds the first side's.
-
-    Return None if a time is unknown, or if one is a bound and the other a prediction.
-    """
-    is_same_kind = (record["time_basis"] == BOUND) == (first["time_basis"] == BOUND)
-    if record["tpot_s"] is None or first["tpot_s"] is None or not is_same_kind:
-        return None
-    return record["tpot_s"] - first["tpot_s"]
-
-
-def _sentence(old: Fit, new: Fit, first: ComparedFitRecord, last: ComparedFitRecord) -> str:
-    """Return the change in users and TPOT in one sentence, then the costs of the change.
-
-    Example: 14 users of 32,768 tokens fit with cache in fp8, before 7, and TPOT falls from
-    12.10 to 11.80 ms.
-    """
-    old_length = f" of {old.length:,} tokens" if old.length != new.length else ""
-    text = f"{new.sequences:,} users of {new.length:,} tokens fit with {changed(old, new)}"
-    text += f", before {old.sequences:,}{old_length}"
-    difference = last["tpot_difference_s"]
-    if difference is not None:
-        mark = "≥ " if first["time_basis"] == BOUND else ""
-        start, end = (f"{mark}{1000 * (side['tpot_s'] or 0):.2f}" for side in (first, last))
-        verb = f"{'rises' if difference > 0 else 'falls'} from {start} to"
-        text += f", and TPOT {'stays' if start == end else verb} {end} ms"
-    return "; ".join([f"{text}.", *costs(old, new)])
-
-
-def changed(old: Fit, new: Fit) -> str:
-    """Return the differences between two deployments."""
-    differences = [
-        new_label
-        for old_label, new_label in zip(_labels(old), _labels(new), strict=True)
-        if old_label != new_label
-    ]
-    old_values, new_values = (
-        msgspec.structs.asdict(fitted.options) | msgspec.structs.asdict(fitted.ranks)
-        for fitted in (old, new)
-    )
-    for name, value in new_values.items():
-        is_labelled = name in ("engine", "draft", "from_log")
-        if not is_labelled and value != old_values[name]:
-            differences.append(f"{name.replace('_', '-')} {value}")
-    return ", ".join(differences) or "no difference"
-
-
-def _labels(fitted: Fit) -> list[str]:
-    return [
-        fitted.model.name,
-        f"{fitted.ranks.gpus}× {fitted.gpu.name}",
-        f"weights in {fitted.formats.weights_label}",
-        f"cache in {_stored(fitted).cache}",
-        f"engine {fitted.options.engine}",
-    ]
-
-
-def _stored(fitted: Fit) -> StoredPrecision:
-    formats = fitted.formats
-    return StoredPrecision(
-        formats.weights_label, fitted.options.cache_label(formats.kv_cache_dtype)
-    )
-
-
-def costs(old: Fit, new: Fit) -> list[str]:
-    """Return the published costs of lower precision and a shorter context, or that none is
-    noted."""
-    texts = []
-    for content, format_, _ in lowered(_stored(old), _stored(new)):
-        text = f"{'a ' if content == 'cache' else ''}{content} in {format_}"
-        loss = losses_of(content, format_)
-        is_unknown = loss == UNKNOWN_LOSS
-        texts.append(f"of {text}, {loss}" if is_unknown else f"published of {text}: {loss}")
-    if new.length < old.length:
-        texts.append(f"prompts beyond {new.length:,} tokens are refused: {UNKNOWN_LOSS}")
-    return texts

@@ -273,38 +273,6 @@ class FitRow(FitRecord):
     ]
 
 
-class ComparedFitRecord(FitRecord):
-    """A deployment of `compare --deployments`."""
-
-    deployment: Annotated[str, Figure("", "the deployment, as on the command line")]
-    batch_size: Annotated[
-        int,
-        Figure(
-            "",
-            "sequences of the times, by default the most that fit on the first deployment",
-            unit="sequences",
-        ),
-    ]
-    context: Annotated[int, Figure("", "tokens of each sequence", unit="tokens")]
-    tpot_s: Annotated[
-        float | None,
-        Figure("TPOT", "time of a decode step; null if the batch does not fit", mark="time"),
-    ]
-    ttft_s: Annotated[
-        float | None,
-        Figure("TTFT", "time of a prompt; null if the GPU has no bound for it", mark="time"),
-    ]
-    time_basis: Annotated[str, Figure("", "calibrated, scaled or bound")]
-    users_difference: Annotated[int, Figure("", "difference from the first deployment")]
-    tpot_difference_s: Annotated[
-        float | None,
-        Figure("", "difference from the first; null between a prediction and a bound"),
-    ]
-    quality: Annotated[
-        str | None, Figure("", "published cost of lower precision; null at equal precision")
-    ]
-
-
 class WasteRecord(TypedDict):
     """Waste of three allocators for some lengths."""
 

@@ -10,7 +10,6 @@ from kvcalc.records.figures import Figure, figures_of
 RECORD_CLASSES = {
     "size": ("size", "SizeRecord"),
     "compare": ("compare", "CompareRecord"),
-    "compare --deployments": ("fit", "ComparedFitRecord"),
     "roofline": ("roofline", "RooflineRecord"),
     "roofline (an operator)": ("roofline", "OperatorRecord"),
     "roofline (without a model)": ("roofline", "AttentionRecord"),

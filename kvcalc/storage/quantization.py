@@ -386,21 +386,9 @@ def cache_family(format_: str) -> str:
     )
 
 
-def _loss(part: str, format_: str) -> Loss | None:
-    plain = family(format_)
-    like = cache_family(format_) if part == "cache" else _SAME_LOSS.get(plain, plain)
-    return LOSSES.get((part, like))
-
-
 def loss_of(part: str, format_: str) -> str:
     """Return one published measurement of storing `weights` or `cache` in a format, with its
     source."""
-    return str(_loss(part, format_) or UNKNOWN_LOSS)
-
-
-def losses_of(part: str, format_: str) -> str:
-    """Return the finding and every score of a format, each with its source."""
-    loss = _loss(part, format_)
-    if not loss:
-        return UNKNOWN_LOSS
-    return ", ".join([loss.finding, *(f"{score} ({score.source})" for score in loss.scores)])
+    plain = family(format_)
+    like = cache_family(format_) if part == "cache" else _SAME_LOSS.get(plain, plain)
+    return str(LOSSES.get((part, like), UNKNOWN_LOSS))

@@ -1,4 +1,4 @@
-"""Printed answers of `compare` and `compare --deployments`."""
+"""Printed answers of `compare`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -7,8 +7,6 @@ from kvcalc.model.memory import assumptions, cache_size
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.figures import Figure
-from kvcalc.records.fit import ComparedFitRecord
-from kvcalc.report.charts.chart import Chart, bar_chart, joined
 from kvcalc.report.row_names import alike
 from kvcalc.report.text.fit_text import marked_columns, memory_notes, memory_sentences
 from kvcalc.report.text.size_text import LOAD, load
@@ -17,7 +15,6 @@ from kvcalc.report.text.tables import (
     answer_sentence,
     budget_warning,
     columns,
-    comparable,
     distinct_notes,
     fitting,
     footnotes,
@@ -26,7 +23,6 @@ from kvcalc.report.text.tables import (
     percent,
     predictions_first,
     ratio,
-    seconds,
     time_details,
     time_footnotes,
     variant_name,
@@ -181,62 +177,3 @@ def _quality_lines(by_variant: Mapping[str, Record]) -> list[str]:
             words.append(f"published: {record['quality']}")
         names.setdefault("; ".join(words), []).append(variant_name(name))
     return [f"{', '.join(variants)} — {text}" for text, variants in names.items()]
-
-
-class DeploymentRow(ComparedFitRecord):
-    """A deployment as a row: before, or after the change."""
-
-    side: Annotated[str, Figure("", "before or after")]
-
-
-BEFORE_AFTER_COLUMNS = columns(
-    DeploymentRow,
-    "side fits max_num_seqs kv_tokens kv_budget_bytes weight_bytes tpot_s ttft_s gpus",
-)
-
-
-def before_after_table(records: Sequence[ComparedFitRecord], sentence: str) -> Table:
-    """Return the table of deployments. The first is before, the others are after."""
-    names = ["before", "after"]
-    if len(records) > 2:
-        names[1:] = [f"after {number}" for number in range(1, len(records))]
-    first = records[0]
-    answer, _, cost = sentence.partition("; ")
-    load = f"{first['batch_size']:,} requests of {first['context']:,} tokens"
-    labels = [f"{name}: {r['deployment']}" for name, r in zip(names, records, strict=True)]
-    is_mixed = len(comparable(records)) < len(records)
-    commands = [r["command"] for r in records if r["command"]]
-    return Table(
-        [{"side": name, **record} for name, record in zip(names, records, strict=True)],
-        BEFORE_AFTER_COLUMNS,
-        answer,
-        footnotes(
-            "≥ marks datasheet bounds, which are not compared with predictions." * is_mixed,
-            f"TPOT is for {load}, TTFT for one of them.",
-        ),
-        details=[*labels, *filter(None, [cost]), *commands[:-1]],
-        commands=commands[-1:],
-    )
-
-
-def before_after_chart(records: Sequence[Record]) -> Chart:
-    """Return bars of users, TPOT and TTFT of each deployment."""
-    timed = comparable(records)
-    load = f"{records[0]['batch_size']:,} requests of {records[0]['context']:,} tokens"
-    undrawn = "; bounds are not drawn next to predictions" * (len(timed) < len(records))
-    charts = []
-    for title, key in (
-        ("Users", "max_num_seqs"),
-        ("Time per token", "tpot_s"),
-        ("Time to the first token", "ttft_s"),
-    ):
-        rows, about = (timed, load + undrawn) if key.endswith("_s") else (records, load)
-        names = [row["deployment"] for row in rows]
-        values = [row[key] or 0.0 for row in rows]
-        tick = _time_tick if key.endswith("_s") else "{:,.0f}".format
-        charts.append(bar_chart(title, about, names, values, tick))
-    return joined(charts)
-
-
-def _time_tick(value: float) -> str:
-    return seconds(value) if value else "0"
