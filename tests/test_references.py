@@ -112,6 +112,5 @@ def _of_offloading() -> set[str]:
 
 def test_keys_of_a_command() -> None:
     assert record_keys("fit")["num_blocks"].type == "integer"
-    assert "tpot_difference_s" in record_keys("compare")
     with pytest.raises(UserError, match="no records of 'plott'"):
         record_keys("plott")
