@@ -65,7 +65,6 @@ LINES = [
 ]
 ASKED = [
     "fit --gpu h100 --format json -- {}",
-    "compare --deployments {!r} 'gpt2 --gpu h100' --format json",
     "roofline gpt2 --batch {!r} --format json",
     "compare gpt2 --variants {!r} --format json",
     "serve gpt2 --num-prompts 4 --isl {!r} --osl 3 --format json",
