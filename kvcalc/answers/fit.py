@@ -95,7 +95,7 @@ def run(
 
 
 def fit_points(
-    models: Sequence[str], placing: Mapping[str, Any], fit_values: Mapping[str, Any]
+    models: Sequence[str], placing: dict[str, Any], fit_values: dict[str, Any]
 ) -> "tuple[list[Point], TypedWords]":
     """Return each deployment with its options, and the words of the request."""
     from kvcalc.capacity.fit_options import read_fit_options
