@@ -18,10 +18,12 @@ from kvcalc.capacity.memory_budget import (
     LIBRARY_BYTES,
     MemoryBreakdown,
     activation_peak,
+    mtp_weights,
 )
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.model.model import Model, Mtp
+from kvcalc.model.precision import formats_of
 
 GIB = 2**30
 
@@ -168,6 +170,10 @@ def test_prediction_layers_and_drafts() -> None:
     layer = sum(w.elements for w in model.layer_weights("k"))
     assert mtp.budget.weights - plain.budget.weights == 2 * (layer + 2 * 64 * 64 + 3 * 64) == 2 * model.mtp_parameters
     assert mtp.plan.bytes_per_block == 5 * 16 * 2 * 32 * 2
+    # attention has a gate of 4,096 · 4,096, and the network has one too
+    attention, network, norms = 3 * 4096**2 + 2 * 4096 * 1024, 3 * 4096 * 12_288, 5 * 4096 + 2 * 256
+    gated = mtp_weights(load_model("qwen3.5-9b"), formats_of(load_model("qwen3.5-9b"), Precision()), Parallelism())
+    assert gated == 2 * (attention + network + 2 * 4096**2 + norms) == 486_581_248
     draft = small(1)
     beside = fit(Deployment(model, gpu), FitOptions(engine="vllm", draft=draft))
     assert beside.budget.weights - plain.budget.weights == weight_bytes(draft)

@@ -266,10 +266,11 @@ def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
     if not model.mtp:
         raise UserError(f"{model.name} has no multi-token-prediction layers")
     kind, width = model.mtp.kind, model.hidden_size
-    weights = {f"{kind}.{w.name}": w.local(ranks) for w in model.layer_weights(kind)}
-    weights["mtp.projection"] = matrix("projection", 2 * width, width)
-    weights["mtp.norms"] = vector("norms", 3 * NORM_VECTORS[model.norm] * width)
-    sizes = (formats.weight_bytes(name, weight) for name, weight in weights.items())
+    # attention and network may both have a matrix named gate
+    weights = [(f"{kind}.{w.name}", w.local(ranks)) for w in model.layer_weights(kind)]
+    weights.append(("mtp.projection", matrix("projection", 2 * width, width)))
+    weights.append(("mtp.norms", vector("norms", 3 * NORM_VECTORS[model.norm] * width)))
+    sizes = (formats.weight_bytes(name, weight) for name, weight in weights)
     return model.mtp.layers * sum(sizes)
 
 

@@ -305,7 +305,8 @@ class SGLang(CacheLayout):
 
     def concurrency(self, budget: int, length: int) -> float:
         """Return the sequences in the scarcest pool."""
-        return float(min(size / need for size, need in self._pools(budget, length)))
+        count = float(min(size / need for size, need in self._pools(budget, length)))
+        return int(count) if count.is_integer() else count
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
         """Return a request's share of the scarcest pool, as bytes of the budget."""
