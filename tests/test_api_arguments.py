@@ -23,7 +23,7 @@ def deployed(**options: Any) -> Any:
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: D.size("abc"), "context 'abc' is not a whole number"),
     (lambda: D.size(4096.5), "context '4096.5'"),  # type: ignore[arg-type]
-    (lambda: D.size(batch_size=0), "batch size '0'"),
+    (lambda: D.size(batch_size=0), "batch-size '0'"),
     (lambda: D.fit(max_num_seqs="x"), "max-num-seqs 'x'"),
     (lambda: D.fit(max_model_le=3), "unknown option 'max_model_le'. Did you mean max_model_len"),
     (lambda: deployed(dtpe="fp8"), "unknown option 'dtpe'. Did you mean dtype"),
@@ -39,7 +39,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: deployed(dtype=5), "dtype 5: Expected `str`"),
     (lambda: deployed(mla_form="x"), "unknown mla-form 'x'"),
     (lambda: deployed(memory=3), "memory 3: Expected `str`"),
-    (lambda: deployed(nodes="two"), "nodes 'two': Expected `int`"),
+    (lambda: deployed(nodes="two"), "nodes 'two' is not a whole number"),
     (lambda: deployed(tp=16, nodes=1), "one link joins 8 h100-sxm, but a node has 16"),
     (lambda: deployed(inter_node_bandwidth="x"), "inter-node-bandwidth 'x'"),
     (lambda: deploy(3, "h100"), "int is no model"),  # type: ignore[arg-type]
@@ -57,12 +57,12 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: kvcalc.load_model(3), "3 is no name of a model"),  # type: ignore[arg-type]
     (lambda: kvcalc.load_gpu(None), "None is no name of a GPU"),  # type: ignore[arg-type]
     (lambda: kvcalc.Parallelism(per_node=-1), "per_node -1"),
-    (lambda: kvcalc.plan("gpt2", users="x", context="4k"), "number of users 'x'"),
+    (lambda: kvcalc.plan("gpt2", users="x", context="4k"), "users 'x'"),
     (lambda: kvcalc.plan([], users=3, context="4k"), "a plan takes a model"),
     (lambda: kvcalc.plan(None, users=3), "None is no list of models"),  # type: ignore[arg-type]
     (lambda: D.size([]), "context: the list is empty"),
     (lambda: D.size([1024, None]), "context 'None' is not a whole number"),  # type: ignore[list-item]
-    (lambda: D.size(block_size="x"), "block size 'x'"),  # type: ignore[arg-type]
+    (lambda: D.size(block_size="x"), "block-size 'x'"),  # type: ignore[arg-type]
     (lambda: D.latency(prefix_len=[1, 2]), "prefix-len [1, 2] is a list. Call once for each value"),
     (lambda: D.serve(seed=np.array([1, 2])), "seed array([1, 2]) is a list"),
     (lambda: kvcalc.forward("gpt2", kvcalc.Batch.decode(8), stage=1), "stage 1 is not one of 1. Give 0 to 0"),

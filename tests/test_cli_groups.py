@@ -1,5 +1,7 @@
 """Options are declared in questions: a command shows the options of its questions, and gets typed questions."""
 
+import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -7,72 +9,72 @@ from conftest import Run
 
 from kvcalc import load_model
 from kvcalc.answers.deployments import parallelism_of, split_sizes
+from kvcalc.answers.pictures import FigureOptions
 from kvcalc.cli.commands import COMMANDS, function_of, parameters_of
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
+from kvcalc.question import options
 from kvcalc.question.deployment_options import DeploymentOptions, ShardingOptions
-from kvcalc.question.options import Argument, Option, Question, arguments_for, parameters_in, read_question, read_questions
-from kvcalc.units import parse_tokens
-
-
-class First(Question, frozen=True):
-    deep: Annotated[int, Option("Depth", max=9)] = 7
-    words: Annotated[list[str], Option("Names", "--words -m")] = []
-    last: Annotated[bool, Option("Last", "/--no-last")] = True
-
-
-class Second(Question, frozen=True):
-    slow: Annotated[int, Option("Slow", read=parse_tokens, list_order=2)] = 1
-    fast: Annotated[float, Option("Fast", list_order=1)] = 0.0
-    sizes: Annotated[tuple[int, ...], Option("Sizes", read=parse_tokens)] = ()
+from kvcalc.question.fit_question import FitQuestion, StudyOptions
+from kvcalc.question.options import arguments_for, parameters_in, read_question, read_questions
+from kvcalc.question.size_options import ContextOptions
 
 
 def run(
-    name: Annotated[str, Argument("Name")],
+    models: list[str],
     *,
-    first: First,
-    seconds: list[Second],
-    typed: Annotated[dict[str, Any], Second],
-    own: Annotated[int, Option("Own")] = 1,
+    study: StudyOptions,
+    shapes: list[ContextOptions],
+    figure: FigureOptions,
+    typed: Annotated[dict[str, Any], ContextOptions],
+    matrix: bool = False,
 ) -> None:
     raise AssertionError
 
 
 def test_a_question_is_replaced_by_its_options() -> None:
-    parameters = list(parameters_in(run))
-    assert [(p.name, p.default, p.names) for p in parameters[1:4]] == [
-        ("deep", 7, ["--deep"]),
-        ("words", [], ["--words", "-m"]),
-        ("last", True, ["--no-last"]),
-    ]
-    assert parameters[0].is_argument and parameters[0].is_required
+    models, lengths, *_ = parameters_in(run)
+    assert models.is_argument and models.is_required and models.is_list
+    assert (lengths.name, lengths.default, lengths.names, lengths.is_argument) == ("lengths", "", ["--lengths"], False)
+    names = {p.name: p.names for p in parameters_in(FitQuestion)}
+    assert names["max_model_len"] == ["--max-model-len", "--context"]
+    assert names["hybrid"] == ["--disable-hybrid-kv-cache-manager"]
 
 
 def test_a_command_gets_its_questions() -> None:
     """The list with the smaller number changes faster; a tuple is one value."""
-    lists = {"slow": "1k,2k", "fast": [0.5, 1], "sizes": "1,4k"}
-    values = {"name": "x", "deep": 3, "words": ["u"], "last": False, "own": 9} | lists
-    assert arguments_for(run, values) == {
-        "name": "x",
-        "first": First(3, ["u"], False),
-        "seconds": [Second(slow, fast, (1, 4096)) for slow in (1024, 2048) for fast in (0.5, 1)],
+    lists = {"context": "1k,2k", "batch_size": [1, 8]}
+    typed = arguments_for(run, {"models": ["x"], "seed": 3, "matrix": True} | lists)
+    assert typed == {
+        "models": ["x"],
+        "study": StudyOptions(seed=3),
+        "shapes": [ContextOptions(context, batch) for batch in (1, 8) for context in (1024, 2048)],
+        "figure": FigureOptions(context=(1024, 2048), batch_size=(1, 8)),
         "typed": lists,
-        "own": 9,
+        "matrix": True,
     }
 
 
 def test_values_out_of_range_or_of_another_type_are_refused() -> None:
-    for value in (-1, 10, True, 1.5):
-        with pytest.raises(UserError, match=r"deep .* is not a whole number from 0 to 9"):
-            First(deep=value)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"deep 'x': Expected `int`"):
-        read_question(First, {"deep": "x"})
-    with pytest.raises(UserError, match="slow '1,,2' has an empty item"):
-        read_questions(Second, {"slow": "1,,2"})
+    for value in (-1, (1 << 20) + 1, True, 1.5):
+        with pytest.raises(UserError, match=r"max-loras .* is not a whole number from 0 to 1,048,576"):
+            FitQuestion(max_loras=value)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="max-loras 'x' is not a whole number"):
+        read_question(FitQuestion, {"max_loras": "x"})
+    with pytest.raises(UserError, match="context '1,,2' has an empty item"):
+        read_questions(ContextOptions, {"context": "1,,2"})
     with pytest.raises(UserError, match=r"'8,000' is a list. Write 8000"):
-        read_questions(Second, {"slow": "8,000"})
+        read_questions(ContextOptions, {"context": "8,000"})
     with pytest.raises(UserError, match="the maximum is 250,000"):
-        read_questions(Second, {"slow": range(1, 1002), "fast": range(1000)})
+        read_questions(ContextOptions, {"context": range(1, 1002), "batch_size": range(1, 1001)})
+
+
+def test_every_entry_is_of_an_option() -> None:
+    """`OWNER.NAME` is about a question or a module of a command; an entry without an option would never be seen."""
+    entries = json.loads(Path(options.__file__).with_name("options.json").read_text(encoding="utf-8"))
+    names = {parameter.name for command in COMMANDS for parameter in parameters_in(function_of(command))}
+    names |= {"format", "wide", "verbose", "units", "plot", "style"}
+    assert {key.rpartition(".")[2] for key in entries} == names
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,14 +1,13 @@
 """`kvcalc calibrate` and `kvcalc validate`."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.messages import note, save_text
 from kvcalc.errors import UserError, visible
-from kvcalc.question.options import Argument, Option, Question
+from kvcalc.question.options import Question
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
@@ -23,46 +22,24 @@ FIT_KEYS = (
     "p90_abs_error"
 )
 ERROR_NOTE = "error of a row: exp(|ln(predicted/measured)|) − 1"
-_common = partial(Option, is_common=True)
-_source = partial(Option, takes="TEXT")
-Rows = Annotated[list[Path], Argument("CSV files of measured rows", takes="FILE…")]
 
 
 class SourceOptions(Question, frozen=True):
     """The source of measured rows, which the calibration repeats."""
 
-    origin: Annotated[str, _source("Source of the rows, written to the file")] = ""
-    commit: Annotated[str, _source("Commit of the rows, written to the file")] = ""
-    license_: Annotated[str, _source("License of the rows, written to the file")] = ""
-    date: Annotated[str, _source("Date of the fit, written to the file; default: today")] = ""
+    origin: str = ""
+    commit: str = ""
+    license_: str = ""
+    date: str = ""
 
 
 def run(
-    rows: Rows,
+    rows: list[Path],
     *,
-    gpu: Annotated[
-        str, _common("Measured GPU: preset or YAML file", takes="GPU", words="gpus")
-    ] = "",
-    stack: Annotated[
-        str,
-        _common(
-            "Measured software: vllm, sglang or your own name",
-            takes="NAME",
-            words="calibrations",
-        ),
-    ] = "",
-    out: Annotated[
-        str,
-        _common(
-            "YAML file to write; default: in the folder of your presets",
-            "--output -o",
-            "FILE",
-            is_output=True,
-        ),
-    ] = "",
-    all_stacks: Annotated[
-        bool, _common("Fit every GPU and stack in the rows, one file each", "--all")
-    ] = False,
+    gpu: str = "",
+    stack: str = "",
+    out: str = "",
+    all_stacks: bool = False,
     source: SourceOptions,
 ) -> Answer:
     """Fit the time models to measured rows."""
@@ -172,39 +149,14 @@ def _parameters(record: "Record") -> str:
 class ValidationOptions(Question, frozen=True):
     """How measured rows are compared with predictions."""
 
-    by: Annotated[
-        str,
-        Option(
-            "Keys of a group: op, gpu, framework, dtype, model, client; a list",
-            takes="LIST",
-        ),
-    ] = "op,gpu,framework,dtype"
-    predictions: Annotated[
-        str,
-        Option(
-            "Write every row with both predictions to a CSV file",
-            takes="FILE",
-            is_output=True,
-        ),
-    ] = ""
-    fail_above: Annotated[
-        float, Option("Exit with 1 if the median error of a group exceeds X percent")
-    ] = float("inf")
-    stack: Annotated[
-        str,
-        Option(
-            "Calibration for all rows; default: that of each row's framework",
-            takes="NAME",
-            words="calibrations",
-        ),
-    ] = ""
-    calibration_from: Annotated[
-        str,
-        Option("Use this GPU's calibrations, scaled by datasheets", takes="GPU", words="gpus"),
-    ] = ""
+    by: str = "op,gpu,framework,dtype"
+    predictions: str = ""
+    fail_above: float = float("inf")
+    stack: str = ""
+    calibration_from: str = ""
 
 
-def run_validate(rows: Rows, *, options: ValidationOptions) -> Answer:
+def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     """Compare predictions with measured rows. The status is 1 if `--fail-above` fails."""
     from kvcalc.library.load import load_gpu
     from kvcalc.serving.server_validation import served_times

@@ -1,11 +1,10 @@
 """`kvcalc models` and `kvcalc gpus`."""
 
 import shutil
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import gpu_words, model_words, models_of
-from kvcalc.question.options import Argument, Option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,18 +16,11 @@ if TYPE_CHECKING:
 
 
 def run_models(
-    name: Annotated[
-        str,
-        Argument(
-            "Model to show in full, a list, or a part of names", takes="MODEL", words="models"
-        ),
-    ] = "",
+    model_name: str = "",
     *,
-    family: Annotated[str, Option("List only models of this family")] = "",
-    attention: Annotated[
-        str, Option("List only models with this attention: mla, gqa or window")
-    ] = "",
-    import_: Annotated[str, Option("Print a config.json as a preset", "--import", "FILE")] = "",
+    family: str = "",
+    attention: str = "",
+    import_: str = "",
 ) -> Answer:
     """List model presets, or show one in full."""
     from kvcalc.library.huggingface.notes import imported
@@ -37,12 +29,14 @@ def run_models(
     if import_:
         model = load_model(import_)
         return Answer([model_record(model)], list, _yaml=imported(model))
-    if len(model_words([name])) > 1:
-        models = models_of([name])
-    elif name and not beginning(name, "models"):
-        return _model_answer(name)
+    if len(model_words([model_name])) > 1:
+        models = models_of([model_name])
+    elif model_name and not beginning(model_name, "models"):
+        return _model_answer(model_name)
     else:
-        models = all_models(family, attention, beginning(name, "models") if name else [])
+        models = all_models(
+            family, attention, beginning(model_name, "models") if model_name else []
+        )
     records = [model_record(model) for model in models]
 
     def tables() -> "list[Table]":
@@ -74,27 +68,21 @@ def _model_answer(name: str) -> Answer:
 
 
 def run_gpus(
-    name: Annotated[
-        str,
-        Argument("GPU to show in full, a list, or a part of names", takes="GPU", words="gpus"),
-    ] = "",
+    gpu_name: str = "",
     *,
-    vendor: Annotated[
-        str,
-        Option("List only GPUs of this vendor or architecture", "--vendor --family"),
-    ] = "",
+    vendor: str = "",
 ) -> Answer:
     """List GPU presets, or show one in full."""
     from kvcalc.library.load import all_gpus, beginning, load_gpu
 
-    if "," in name:
-        return _gpus_answer([load_gpu(word) for word in gpu_words(name)])
-    names = beginning(name, "gpus") if name else []
-    if not name or names:
+    if "," in gpu_name:
+        return _gpus_answer([load_gpu(word) for word in gpu_words(gpu_name)])
+    names = beginning(gpu_name, "gpus") if gpu_name else []
+    if not gpu_name or names:
         return _gpus_answer(all_gpus(vendor, names))
-    if name.lower() in {gpu.vendor.lower() for gpu in all_gpus()}:
-        return _gpus_answer(all_gpus(name))
-    return _gpu_answer(name, load_gpu(name))
+    if gpu_name.lower() in {gpu.vendor.lower() for gpu in all_gpus()}:
+        return _gpus_answer(all_gpus(gpu_name))
+    return _gpu_answer(gpu_name, load_gpu(gpu_name))
 
 
 def _gpu_answer(name: str, gpu: "Gpu") -> Answer:

@@ -1,13 +1,21 @@
 """`kvcalc compare`: variants of a model's attention."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
-from kvcalc.answers.deployments import remarks
+from kvcalc.answers.deployments import (
+    deployment_of,
+    deployments_of,
+    models_of,
+    remarks,
+    split_sizes,
+    typed_dimensions,
+)
 from kvcalc.errors import UserError
-from kvcalc.question.options import Option, Question, check_number
-from kvcalc.question.size_options import SizeOptions
+from kvcalc.question.deployment_options import DeploymentOptions
+from kvcalc.question.options import Question, check_number
+from kvcalc.question.size_options import DimensionOptions, SizeOptions
 
 if TYPE_CHECKING:
     from kvcalc.report.charts.chart import Chart
@@ -17,27 +25,35 @@ if TYPE_CHECKING:
 class VariantOptions(Question, frozen=True):
     """Variants of the attention; empty for the usual ones."""
 
-    variants: Annotated[
-        tuple[str, ...],
-        Option(
-            "Attention variants: mha, gqa:8, mqa, mla, window:4096, cla:2; a list",
-            takes="LIST",
-            is_common=True,
-            words=(
-                "none",
-                "mha",
-                "mqa",
-                "gqa:8",
-                "mla",
-                "dsa",
-                "window:4096",
-                "evict:4096",
-                "hybrid:5/window:4096",
-                "cla:2",
-            ),
-            called="attention variant",
-        ),
-    ] = ()
+    variants: tuple[str, ...] = ()
+
+
+def run(
+    model: str = "",
+    *,
+    compared: VariantOptions,
+    shapes: list[SizeOptions],
+    deploying: list[DeploymentOptions],
+    dimensions: DimensionOptions,
+) -> Answer:
+    """Compare variants of a model's attention."""
+    changes = deploying[0].set_
+    if not model and dimensions == DimensionOptions():
+        raise UserError(
+            "compare takes a model, or --layers, --heads, --kv-heads and --head-dim",
+            hint="kvcalc compare llama-7b --variants mha,gqa:8",
+        )
+    typed = typed_dimensions(dimensions, [model] if model else [], changes)
+    if typed:
+        from kvcalc.library.load import load_gpu
+
+        layers, gpu = typed.compared(), load_gpu("h100")  # no figure depends on the GPU
+        deployments = [
+            deployment_of(layers, gpu, option) for option in split_sizes(deploying, [layers])
+        ]
+    else:
+        deployments = deployments_of(models_of([model], changes), deploying)
+    return compare_answer(deployments, compared.variants, shapes, is_typed=bool(typed))
 
 
 def compare_answer(

@@ -1,13 +1,10 @@
 """`kvcalc diagnose`."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import Answer
 from kvcalc.errors import UnpredictedRelease, UserError
-from kvcalc.question.deployment_options import CONTEXT_WORDS, USER_WORDS
-from kvcalc.question.options import Argument, Option, Question
-from kvcalc.units import parse_tokens
+from kvcalc.question.options import Question, Tokens
 
 if TYPE_CHECKING:
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs
@@ -15,102 +12,35 @@ if TYPE_CHECKING:
 
     Verdict = tuple[str, DiagnosisSummary, int, int]
 
-MAX_COUNT = 10**12
 FORMATS = ("dtype", "kv_cache_dtype", "quantization")
-_override = partial(Option, panel="Overrides")
 
 
 class OverrideOptions(Question, frozen=True):
     """Values that the log does not have, or that replace its values."""
 
-    model: Annotated[
-        str,
-        Option(
-            "Model, if the log has only its path",
-            takes="MODEL",
-            is_common=True,
-            words="models",
-        ),
-    ] = ""
-    gpu: Annotated[
-        str,
-        Option("GPU, if the log does not name it", takes="GPU", is_common=True, words="gpus"),
-    ] = ""
-    dtype: Annotated[
-        str,
-        _override("Data type of weights and compute, instead of the log's", takes="DTYPE"),
-    ] = ""
-    kv_cache_dtype: Annotated[
-        str, _override("Data type of the KV cache, instead of the log's", takes="DTYPE")
-    ] = ""
-    quantization: Annotated[
-        str,
-        _override(
-            "Storage format of the weights, instead of the log's",
-            "--quantization -q",
-            "FORMAT",
-        ),
-    ] = ""
-    tp: Annotated[
-        int,
-        _override(
-            "GPUs for tensor parallelism, instead of the log's",
-            "--tensor-parallel-size --tp -tp",
-            max=MAX_COUNT,
-        ),
-    ] = 0
+    model: str = ""
+    gpu: str = ""
+    dtype: str = ""
+    kv_cache_dtype: str = ""
+    quantization: str = ""
+    tp: int = 0
 
 
 class TargetOptions(Question, frozen=True):
     """The users that must fit, and the start that is diagnosed."""
 
-    users: Annotated[
-        int,
-        Option(
-            "Concurrent users that must fit", is_common=True, called=USER_WORDS, max=MAX_COUNT
-        ),
-    ] = 0
-    context: Annotated[
-        int,
-        Option(
-            "Tokens per user; default: the engine's maximum",
-            takes="TOKENS",
-            is_common=True,
-            called=CONTEXT_WORDS,
-            read=parse_tokens,
-        ),
-    ] = 0
-    boot: Annotated[
-        int,
-        Option("Number of the start in a log with several; default: all", max=MAX_COUNT),
-    ] = 0
+    users: int = 0
+    context: Tokens = 0
+    boot: int = 0
 
 
 def run(
-    logs: Annotated[
-        list[str],
-        Argument("Start-up logs of vLLM, SGLang or llama.cpp; - is stdin", takes="LOG…"),
-    ] = [],  # noqa: B006
+    logs: list[str] = [],  # noqa: B006
     *,
-    metrics: Annotated[
-        str,
-        Option(
-            "The /metrics of a running server, as a file or an address",
-            takes="FILE",
-            is_common=True,
-        ),
-    ] = "",
+    metrics: str = "",
     overrides: OverrideOptions,
     target: TargetOptions,
-    save: Annotated[
-        str,
-        Option(
-            "Write measured overheads for `fit --from-log` to a file",
-            takes="FILE",
-            is_common=True,
-            is_output=True,
-        ),
-    ] = "",
+    save: str = "",
 ) -> Answer:
     """Explain the memory of an engine from its start-up log, and suggest changes."""
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs

@@ -18,7 +18,7 @@ from kvcalc.answers.deployments import (
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import PlacementOptions
 from kvcalc.question.fit_question import FitQuestion, StudyOptions
-from kvcalc.question.options import Argument, Option, check_number, read_questions
+from kvcalc.question.options import check_number, read_questions
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 MAX_CONFIGURATIONS = 1000
 MAX_LAYERS = 1 << 17  # layers of all pipeline stages
-FitModels = Annotated[
-    list[str],
-    Argument("Preset, file or Hub name, or -- vllm serve …", takes="MODEL…", words="models"),
-]
 
 
 class TypedWords(NamedTuple):
@@ -69,22 +65,13 @@ class TypedWords(NamedTuple):
 
 
 def run(
-    models: FitModels,
+    models: list[str],
     *,
     fit_values: Annotated[dict[str, Any], FitQuestion],
     placing: Annotated[dict[str, Any], PlacementOptions],
     studies: StudyOptions,
-    allocations: Annotated[
-        str,
-        Option(
-            "File of steps for an allocator: A 50, free A, ask 2049",
-            takes="FILE",
-            panel="Allocator studies",
-        ),
-    ] = "",
-    matrix: Annotated[
-        bool, Option("Print a matrix of users × contexts that fit", panel="Output")
-    ] = False,
+    allocations: str = "",
+    matrix: bool = False,
 ) -> Answer:
     """Compute how many users and tokens fit. The status is 1 if nothing fits."""
     points, words = fit_points(models, placing, fit_values)

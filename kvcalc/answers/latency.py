@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import deployments_of, models_of, remarks
-from kvcalc.question.deployment_options import DeploymentOptions, Models
+from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import check_number
 from kvcalc.question.serving_options import LatencyOptions
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    models: Models, *, requests: list[LatencyOptions], deploying: list[DeploymentOptions]
+    models: list[str], *, requests: list[LatencyOptions], deploying: list[DeploymentOptions]
 ) -> Answer:
     """Predict TTFT, TPOT and end-to-end time of one request."""
     loaded = models_of(models, deploying[0].set_)

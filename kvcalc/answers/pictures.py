@@ -6,20 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from kvcalc.answers.deployments import deployments_of, gpu_words, models_of
 from kvcalc.answers.messages import save_text, say
 from kvcalc.errors import UserError
-from kvcalc.question.deployment_options import (
-    CACHE_DTYPE,
-    CONTEXT_WORDS,
-    DATASHEET,
-    DTYPE,
-    GPUS,
-    USER_WORDS,
-    DeploymentOptions,
-    OneModel,
-    Price,
-)
-from kvcalc.question.options import Argument, Option, Question
-from kvcalc.question.output_options import Explain, Plot, Style
-from kvcalc.question.size_options import BATCH_SIZE
+from kvcalc.question.deployment_options import DATASHEET, DeploymentOptions
+from kvcalc.question.options import Question, Tokens
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
@@ -98,51 +86,25 @@ FIGURES = {
 class FigureOptions(Question, frozen=True):
     """The models, GPUs and axes of a figure."""
 
-    kind: Annotated[
-        str,
-        Argument(
-            "Figure to draw; without one, kvcalc lists the figures",
-            takes="FIGURE",
-            choices=tuple(FIGURES),
-        ),
-    ] = ""
-    gpu: Annotated[tuple[str, ...], GPUS] = ("h100",)
-    context: Annotated[
-        tuple[int, ...],
-        Option(
-            "Tokens per sequence, or the last context of the axis; a list",
-            takes="TOKENS",
-            called=CONTEXT_WORDS,
-            read=parse_tokens,
-        ),
-    ] = ()
-    batch_size: Annotated[tuple[int, ...], BATCH_SIZE] = (1,)
-    dtype: Annotated[tuple[str, ...], DTYPE] = ("auto",)
-    kv_cache_dtype: Annotated[tuple[str, ...], CACHE_DTYPE] = ("auto",)
-    price_per_hour: Price = 0.0
+    gpu: tuple[str, ...] = ("h100",)
+    context: Annotated[tuple[int, ...], parse_tokens] = ()
+    batch_size: Annotated[tuple[int, ...], parse_tokens] = (1,)
+    dtype: tuple[str, ...] = ("auto",)
+    kv_cache_dtype: tuple[str, ...] = ("auto",)
+    price_per_hour: float = 0.0
 
 
 def run_plot(
-    figure: FigureOptions,
-    models: Annotated[
-        list[str],
-        Argument(
-            "Models to draw, instead of the figure's default models",
-            takes="MODEL…",
-            words="models",
-        ),
-    ] = [],  # noqa: B006
+    kind: str = "",
+    models: list[str] = [],  # noqa: B006
     *,
-    plot: Plot = "-",
-    style: Style = "light",
-    input_: Annotated[
-        str,
-        Option("CSV file of measured rows, for the figure `measured`", "--input", "FILE"),
-    ] = "",
-    explain: Explain = False,
+    figure: FigureOptions,
+    plot: str = "-",
+    style: str = "light",
+    input_: str = "",
+    explain: bool = False,
 ) -> None:
     """Draw a standard figure."""
-    kind = figure.kind
     if not kind:
         for name, shown_figure in FIGURES.items():
             print(f"kvcalc plot {name:<22}{shown_figure.summary}")
@@ -228,35 +190,17 @@ def _measured_chart(models: list[str], rows: str) -> "Chart":
 class PageOptions(Question, frozen=True):
     """The load of a page."""
 
-    context: Annotated[
-        int,
-        Option(
-            "Tokens per user: 32k",
-            takes="TOKENS",
-            is_common=True,
-            called=CONTEXT_WORDS,
-            read=parse_tokens,
-        ),
-    ] = 8192
-    users: Annotated[int, Option("Concurrent users", is_common=True, called=USER_WORDS)] = 8
+    context: Tokens = 8192
+    users: int = 8
 
 
 def run_report(
-    model: OneModel,
+    model: str,
     *,
-    output: Annotated[
-        str,
-        Option(
-            "HTML file to write; - prints it",
-            "--output -o",
-            "FILE",
-            is_common=True,
-            is_output=True,
-        ),
-    ] = "report.html",
+    output: str = "report.html",
     deploying: list[DeploymentOptions],
     page: PageOptions,
-    explain: Explain = False,
+    explain: bool = False,
 ) -> None:
     """Write one self-contained HTML page."""
     from kvcalc.library.files import destination

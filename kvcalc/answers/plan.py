@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import models_of, remarks
 from kvcalc.errors import UserError
-from kvcalc.question.deployment_options import Models, Settings
-from kvcalc.question.options import Option, spelled
+from kvcalc.question.options import spelled
 from kvcalc.question.plan_options import Requirement, SpaceOptions
 
 if TYPE_CHECKING:
@@ -19,27 +18,14 @@ if TYPE_CHECKING:
 
 
 def run(
-    models: Models,
+    models: list[str],
     *,
     need: Annotated[dict[str, Any], Requirement],
     space: Annotated[dict[str, Any], SpaceOptions],
-    file: Annotated[
-        str,
-        Option("YAML file of these options; typed options override it", takes="FILE"),
-    ] = "",
-    points: Annotated[
-        str,
-        Option(
-            "Write every configuration to a .csv or .jsonl file",
-            takes="FILE",
-            panel="Output",
-            is_output=True,
-        ),
-    ] = "",
-    jobs: Annotated[
-        int, Option("Kept for old scripts; has no effect", "--jobs -j", is_hidden=True)
-    ] = 1,
-    set_: Settings = [],  # noqa: B006
+    file: str = "",
+    points: str = "",
+    jobs: int = 1,
+    set_: list[str] = [],  # noqa: B006
 ) -> Answer:
     """Find the best deployments. The status is 1 if none meets the targets."""
     loaded = models_of(models, set_)

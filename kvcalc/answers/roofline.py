@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import (
@@ -13,7 +13,7 @@ from kvcalc.answers.deployments import (
     remarks,
 )
 from kvcalc.question.deployment_options import DeploymentOptions
-from kvcalc.question.options import Argument, Option, Question, check_number
+from kvcalc.question.options import Question, check_number
 from kvcalc.question.size_options import ContextOptions
 
 if TYPE_CHECKING:
@@ -26,29 +26,12 @@ if TYPE_CHECKING:
 class PassOptions(Question, frozen=True):
     """The kind of a pass."""
 
-    phase: Annotated[
-        str,
-        Option("Phase: decode or prefill", is_common=True, choices=("decode", "prefill")),
-    ] = "decode"
-    batch: Annotated[
-        str,
-        Option(
-            "Mixed pass: 500+4x1@4k is one prompt and four decodes",
-            takes="PASS",
-            panel="Workload",
-        ),
-    ] = ""
+    phase: str = "decode"
+    batch: str = ""
 
 
 def run(
-    models: Annotated[
-        list[str],
-        Argument(
-            "Preset, file or Hub name; without it, attention of every variant",
-            takes="MODEL…",
-            words="models",
-        ),
-    ] = [],  # noqa: B006
+    models: list[str] = [],  # noqa: B006
     *,
     pass_: PassOptions,
     shapes: list[ContextOptions],

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import deployments_of, models_of, remarks
 from kvcalc.errors import UserError
-from kvcalc.question.deployment_options import DeploymentOptions, Models
-from kvcalc.question.options import Option, Question, check_number, read_questions
+from kvcalc.question.deployment_options import DeploymentOptions
+from kvcalc.question.options import Question, check_number, read_questions
 from kvcalc.question.serving_options import SchedulingOptions, ServerSettings, Workload
 
 if TYPE_CHECKING:
@@ -24,23 +24,12 @@ STATUS_INTERRUPTED = 130
 class StudyOfRates(Question, frozen=True):
     """A search for the sustained rate, and a file of all passes."""
 
-    find_rate: Annotated[
-        bool,
-        Option("Find the highest rate that meets --max-ttft and --max-tpot", panel="Workload"),
-    ] = False
-    timeline: Annotated[
-        str,
-        Option(
-            "Write every forward pass to a CSV file",
-            takes="FILE",
-            panel="Output",
-            is_output=True,
-        ),
-    ] = ""
+    find_rate: bool = False
+    timeline: str = ""
 
 
 def run(
-    models: Models,
+    models: list[str],
     *,
     load: Annotated[dict[str, Any], Workload],
     scheduling: list[SchedulingOptions],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import MAX_PASSES, MAX_ROWS, Answer, LazyRecords
 from kvcalc.answers.deployments import models_of, remarks, stored_models, typed_dimensions
-from kvcalc.question.deployment_options import Models, ShardingOptions
+from kvcalc.question.deployment_options import ShardingOptions
 from kvcalc.question.options import check_number
 from kvcalc.question.size_options import DimensionOptions, SizeOptions
 
@@ -26,7 +26,7 @@ CACHE_SIZE = {
 
 
 def run(
-    models: Models = [],  # noqa: B006
+    models: list[str] = [],  # noqa: B006
     *,
     shapes: list[SizeOptions],
     sharding: list[ShardingOptions],

@@ -10,7 +10,6 @@ from kvcalc.capacity.memory_budget import LogCorrections, read_learned
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
-from kvcalc.question.deployment_options import check_utilization
 from kvcalc.question.fit_question import STATE_DTYPES, FitQuestion
 from kvcalc.question.options import read_questions, spelled
 from kvcalc.storage.formats import canonical
@@ -43,7 +42,6 @@ class FitOptions(FitQuestion, frozen=True):
                 f"unknown state dtype {self.mamba_ssm_cache_dtype!r}",
                 hint=f"Known: {', '.join(STATE_DTYPES)}",
             )
-        check_utilization(self.gpu_memory_utilization)
         if self.from_log and self.from_log.engine != self.engine:
             raise UserError(
                 f"that log is {self.from_log.engine}'s, not {self.engine}'s",

@@ -39,7 +39,6 @@ COMMANDS = {
 }
 # Functions that are not `answers.COMMAND.run`.
 _PLACES = {
-    "compare": "cli.compare.run",
     "measure": "cli.measure.run",
     "validate": "answers.calibrate.run_validate",
     "plot": "answers.pictures.run_plot",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,13 +10,7 @@ from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import model_of
 from kvcalc.answers.messages import note, save_text
 from kvcalc.errors import UserError
-from kvcalc.question.deployment_options import (
-    CONTEXT_WORDS,
-    PROMPT_WORDS,
-    USER_WORDS,
-    Settings,
-)
-from kvcalc.question.options import Argument, Option, Question, tokens_called
+from kvcalc.question.options import Question
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
@@ -31,151 +24,56 @@ STACK = "torch"
 STATUS_INTERRUPTED = 130
 VARIANTS = ("mha", "gqa", "mqa", "mla", "dsa", "window", "cla", "recurrent")
 Tokens = tuple[int, ...]
-_common = partial(Option, is_common=True)
-_measured = partial(Option, panel="Measurement")
-_workload = partial(Option, panel="Workload")
 
 
 class ShapeOptions(Question, frozen=True):
     """Lengths and batches; () leaves them to the device and the phase."""
 
-    context: Annotated[
-        Tokens,
-        _common(
-            "Cached tokens; a list; default: by device and phase",
-            takes="TOKENS",
-            called=CONTEXT_WORDS,
-            read=parse_tokens,
-        ),
-    ] = ()
-    prefill_context: Annotated[
-        Tokens,
-        _workload(
-            "Prompt tokens of prefill only; a list",
-            takes="TOKENS",
-            read=tokens_called("prefill context"),
-        ),
-    ] = ()
-    batch_size: Annotated[
-        Tokens,
-        _common(
-            "Concurrent sequences; a list; default: by device and phase",
-            "--batch-size --bs",
-            "N",
-            called=USER_WORDS,
-            read=tokens_called("batch size"),
-        ),
-    ] = ()
+    context: Annotated[Tokens, parse_tokens] = ()
+    prefill_context: Annotated[Tokens, parse_tokens] = ()
+    batch_size: Annotated[Tokens, parse_tokens] = ()
 
 
 class MachineOptions(Question, frozen=True):
     """Where and how to measure."""
 
-    device: Annotated[
-        str,
-        _common(
-            "Device: auto (a GPU if there is one), cuda or cpu", choices=("auto", "cpu", "cuda")
-        ),
-    ] = "auto"
-    dtype: Annotated[
-        str,
-        _common(
-            "Data type: auto (bf16 on GPU, fp32 on CPU), bf16, fp16, fp32, fp64",
-            takes="DTYPE",
-            words=("auto", "bf16", "fp16", "fp32", "fp64"),
-        ),
-    ] = "auto"
-    threads: Annotated[
-        int, _measured("CPU threads; 0 uses all cores that are free", max=1 << 31)
-    ] = 0
-    kernel: Annotated[
-        str,
-        _measured(
-            "Attention kernel: auto, sdpa or plain",
-            words=("auto", "sdpa", "plain"),
-        ),
-    ] = "auto"
-    cache: Annotated[
-        str,
-        _measured("KV cache memory: contiguous or paged", choices=("contiguous", "paged")),
-    ] = "contiguous"
-    block_size: Annotated[int, Option("Tokens per KV cache block", panel="Memory")] = 16
-    seconds: Annotated[float, _measured("Seconds per measurement; 0: by device")] = 0
-    graphs: Annotated[bool, _measured("Replay CUDA graphs", "--graphs/--no-graphs")] = True
-    seed: Annotated[int, _measured("Seed of random weights and inputs", max=2**63 - 1)] = 0
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = 0
+    kernel: str = "auto"
+    cache: str = "contiguous"
+    block_size: int = 16
+    seconds: float = 0
+    graphs: bool = True
+    seed: int = 0
 
 
 class GenerationOptions(Question, frozen=True):
     """Tokens to generate, with the cache and without, instead of layers."""
 
-    generate: Annotated[
-        int,
-        _common("Generate N tokens with and without a KV cache instead of layers", max=100_000),
-    ] = 0
-    prompt_len: Annotated[
-        Tokens,
-        _workload(
-            "Prompt tokens for --generate; a list",
-            takes="TOKENS",
-            called=PROMPT_WORDS,
-            read=tokens_called("prompt length"),
-        ),
-    ] = (64,)
-    modes: Annotated[
-        str,
-        _workload(
-            "Modes of --generate: cached, uncached; a list",
-            words=("cached", "uncached"),
-        ),
-    ] = ""
-    head: Annotated[
-        str,
-        _workload(
-            "Positions of the LM head without a cache: last, all or both",
-            choices=("last", "all", "both"),
-        ),
-    ] = "both"
+    generate: int = 0
+    prompt_len: Annotated[Tokens, parse_tokens] = (64,)
+    modes: str = ""
+    head: str = "both"
 
 
 class ResultOptions(Question, frozen=True):
     """The phase, and the files to write."""
 
-    phase: Annotated[
-        str,
-        _common("Phase: decode, prefill or both", choices=("decode", "prefill", "both")),
-    ] = "both"
-    rows: Annotated[
-        str,
-        _common("Write the measured rows to a .csv file", "--output", "FILE", is_output=True),
-    ] = ""
-    save_gpu: Annotated[
-        str, _common("Save the measured ceilings as a GPU preset", takes="NAME")
-    ] = ""
-    calibration: Annotated[bool, _common("Measure and fit the time models of a new GPU")] = (
-        False
-    )
+    phase: str = "both"
+    rows: str = ""
+    save_gpu: str = ""
+    calibration: bool = False
 
 
 def run(
-    model: Annotated[
-        str,
-        Argument(
-            "Preset, file or Hub name; without it, a standard layer",
-            takes="MODEL",
-            words="models",
-        ),
-    ] = "",
+    model: str = "",
     *,
-    variant: Annotated[
-        list[str],
-        _common(
-            "Attention variant to measure, such as mla or gqa:4; repeatable", words=VARIANTS
-        ),
-    ] = [],  # noqa: B006
+    variant: list[str] = [],  # noqa: B006
     shapes: ShapeOptions,
     machine_options: MachineOptions,
     generation: GenerationOptions,
-    set_: Settings = [],  # noqa: B006
+    set_: list[str] = [],  # noqa: B006
     result: ResultOptions,
 ) -> Answer:
     """Time the layers on this machine and compare them with the prediction."""

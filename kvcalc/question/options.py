@@ -1,11 +1,13 @@
 """Declare options once, and read their values from the command line or from Python.
 
-A question is a frozen struct. The annotation of each field has an `Option`:
+The fields of a question, a frozen struct, are options. So are the parameters of a command's
+function. Their annotation says how a text is read:
 
-    rate: Annotated[float, Option("Requests per second", read=parse_rate, list_order=2)] = inf
+    rate: Annotated[float, parse_rate] = inf
 
-The command line, help, completion, suggestions, the Python API and the reference page read this
-declaration. The module imports nothing heavy, because `--help` imports it.
+`options.json` has the help, the names and the limits of each option. The command line, help,
+completion, suggestions, the Python API and the reference page read both. The module imports nothing
+heavy, because `--help` imports it.
 """
 
 import inspect
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from math import prod
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
@@ -42,10 +45,11 @@ PANELS = (
 )
 MAX_QUESTIONS = 250_000  # combinations of lists
 MIN_HOST_BYTES = 1 << 20  # a smaller number is probably GiB without the unit
+Tokens = Annotated[int, parse_tokens]
 
 
-class Option(msgspec.Struct, frozen=True):
-    """An option of a command. The annotated field gives type and default.
+class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of `options.json` about an option or an argument.
 
     Attributes:
         help: One phrase of at most 70 characters that needs no other line to be understood.
@@ -57,8 +61,6 @@ class Option(msgspec.Struct, frozen=True):
         choices: All valid values.
         words: Values that completion offers, or the name of a list that completion knows.
         called: Names that other tools give the option, without dashes, for suggestions.
-        read: Returns the value of (text, option name) and raises UserError. Without it, the
-            value has the type of the field.
         list_order: Above 0, a list makes one question for each item. With several lists, the list
             with the smallest number changes fastest.
         min, max: Smallest and largest number, if there is a `max`.
@@ -74,7 +76,6 @@ class Option(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] | str = ()
     called: str = ""
-    read: Callable[[str, str], Any] | None = None
     list_order: int = 0
     min: int = 0
     max: int = 0
@@ -82,29 +83,30 @@ class Option(msgspec.Struct, frozen=True):
     is_hidden: bool = False
 
 
-class Argument(Option, frozen=True):
-    """A word without a name, such as MODEL."""
-
-
 class Question(msgspec.Struct, frozen=True):
     """Options that belong together. Raises UserError for a value beyond its option's limits."""
 
     def __post_init__(self) -> None:
-        for parameter in _limited(type(self)):
-            parameter.check(getattr(self, parameter.name))
+        for parameter in parameters_in(type(self)):
+            if parameter.option.max or parameter.option.choices:
+                parameter.check(getattr(self, parameter.name))
 
 
 class Parameter(NamedTuple):
-    """An option or argument of a question or a command."""
+    """An option or argument of a question or a command.
+
+    Attributes:
+        parse: Returns the value of (text, option name) and raises UserError. Without it, the
+            value has the type of the field.
+        is_argument: Whether it is a word without a name, such as MODEL.
+    """
 
     name: str
     type: Any
     default: Any
     option: Option
-
-    @property
-    def is_argument(self) -> bool:
-        return isinstance(self.option, Argument)
+    parse: Callable[[str, str], Any] | None = None
+    is_argument: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -127,7 +129,7 @@ class Parameter(NamedTuple):
     @property
     def is_text(self) -> bool:
         """Whether the command line passes the value on as a text."""
-        return bool(self.option.read or self.option.list_order or self.is_tuple)
+        return bool(self.parse or self.option.list_order or self.is_tuple)
 
     @property
     def declarations(self) -> list[str]:
@@ -150,6 +152,10 @@ class Parameter(NamedTuple):
 
     def check(self, value: Any) -> None:
         """Raise UserError if the value is beyond the option's limits."""
+        if self.is_tuple and isinstance(value, tuple):
+            for item in value:
+                self.check(item)
+            return
         option, text = self.option, f"{spelled(self.name)} {value!r}"
         if value == self.default:
             return
@@ -187,31 +193,66 @@ class Parameter(NamedTuple):
         name, value = spelled(self.name), plain(value)
         if isinstance(value, msgspec.Struct):
             return value
-        if self.option.read:
-            return self.option.read(str(value), name)
+        if self.parse:
+            return self.parse(str(value), name)
         kind = get_args(self.type)[0] if self.is_tuple else self.type
         try:
             return msgspec.convert(value, kind, strict=False)
         except msgspec.ValidationError as error:
+            if kind in (int, int | None):
+                raise UserError(f"{name} {value!r} is not a whole number") from None
             raise UserError(f"{name} {value!r}: {error}") from None
 
 
-def parameters_in(run: Callable[..., Any]) -> Iterable[Parameter]:
-    """Yield the options of a command or a question. A question is replaced by its options."""
-    for parameter in inspect.signature(run).parameters.values():
-        if spec := question_in(parameter.annotation):
-            yield from parameters_in(spec)
-        elif get_origin(parameter.annotation) is Annotated:
-            kind, option = get_args(parameter.annotation)
-            default = parameter.default
-            if get_origin(kind) is list and default is not inspect.Parameter.empty:
-                default = []  # a struct shows its factory
-            yield Parameter(parameter.name, kind, default, option)
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    entries = Path(__file__).with_name("options.json").read_bytes()
+    return msgspec.json.decode(entries, type=dict[str, dict[str, Any]])
+
+
+def option_of(owner: Any, name: str) -> Option | None:
+    """Return the entry of an option; None for a field that is no option.
+
+    The entry of the name is for all owners. `OWNER.NAME` replaces parts of it, if the owner is
+    this question or this module of a command.
+    """
+    if isinstance(owner, type):
+        owners = [base.__name__ for base in reversed(owner.__mro__)]
+    else:
+        owners = [owner.__module__.rpartition(".")[2]]
+    keys = [name, *(f"{owner_name}.{name}" for owner_name in owners)]
+    entries = [_entries()[key] for key in keys if key in _entries()]
+    if not entries:
+        return None
+    merged: dict[str, Any] = {}
+    for entry in entries:
+        merged |= entry
+    return msgspec.convert(merged, Option)
 
 
 @cache
-def _limited(spec: Any) -> list[Parameter]:
-    return [p for p in parameters_in(spec) if p.option.max or p.option.choices]
+def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
+    """Return the options of a command or a question. A question is replaced by its options.
+
+    Parameters of a command that are not keyword-only are arguments.
+    """
+    parameters: list[Parameter] = []
+    for parameter in inspect.signature(run).parameters.values():
+        annotation, default = parameter.annotation, parameter.default
+        if spec := question_in(annotation):
+            parameters += parameters_in(spec)
+        elif option := option_of(run, parameter.name):
+            is_annotated = get_origin(annotation) is Annotated
+            kind, parse = get_args(annotation) if is_annotated else (annotation, None)
+            if get_origin(kind) is list and default is not inspect.Parameter.empty:
+                default = []  # a struct shows its factory
+            is_argument = (
+                not isinstance(run, type) and parameter.kind is not parameter.KEYWORD_ONLY
+            )
+            parameters.append(
+                Parameter(parameter.name, kind, default, option, parse, is_argument)
+            )
+    return parameters
 
 
 def question_in(annotation: Any) -> type[Question] | None:
@@ -227,20 +268,20 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
     `Annotated[dict, Q]` has the values as they were typed.
     """
     arguments: dict[str, Any] = {}
+    own = {parameter.name: parameter for parameter in parameters_in(run)}
     for name, parameter in inspect.signature(run).parameters.items():
         kind = parameter.annotation
         if spec := question_in(kind):
             typed = {p.name: values[p.name] for p in parameters_in(spec) if p.name in values}
             if kind is spec:
                 arguments[name] = read_question(spec, typed)
+            elif get_origin(kind) is list:
+                arguments[name] = read_questions(spec, typed)
             else:
-                arguments[name] = (
-                    read_questions(spec, typed) if get_origin(kind) is list else typed
-                )
+                arguments[name] = typed
         elif name in values:
-            type_, declared = get_args(kind)
-            option = Parameter(name, type_, parameter.default, declared)
-            arguments[name] = option.read(values[name]) if option.is_text else values[name]
+            value = values[name]
+            arguments[name] = own[name].read(value) if own[name].is_text else value
     return arguments
 
 
@@ -318,11 +359,6 @@ def spelled(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
-def tokens_called(label: str) -> Callable[[str, str], int]:
-    """Return a token parser whose messages use another name than the option's."""
-    return lambda text, name: parse_tokens(text, label)
-
-
 def tokens_or_none(text: str, name: str) -> int:
     """Return a token count from 0 up."""
     return parse_tokens(text, name, minimum=0)
@@ -346,26 +382,18 @@ def seconds_or_none(text: str, name: str) -> float:
     return 0.0 if text.strip() in ("0", "0.0") else parse_seconds(text, name)
 
 
-def whole_number(text: str, name: str) -> int:
-    """Return a whole number."""
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{name} {text!r} is not a whole number") from None
-
-
 def memory_share(text: str, name: str) -> float:
-    """Return a share of the memory; an explicit 0 is refused."""
+    """Return a share of the memory above 0."""
     value = number_or_nan(text)
-    if math.isnan(value):
-        raise UserError(f"{name} {text!r} is not a number")
-    if not value:
-        raise UserError(f"{name} 0 leaves no memory")
+    if not 0 < value <= 1:
+        raise UserError(
+            f"{name} {text} is not above 0 and at most 1", hint="Write 0.9 for 90 %"
+        )
     return value
 
 
 def parse_number(text: str, name: str) -> float:
-    """Return a finite number from 0 up. Raise UserError, which names `what`, otherwise."""
+    """Return a finite number from 0 up. Raises UserError otherwise."""
     value = number_or_nan(text)
     if not 0 <= value < 1e15:
         raise UserError(f"{name} {text!r} is not a number from 0 up")
@@ -378,16 +406,3 @@ def number_or_nan(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def parse_acceptance(text: str, name: str) -> float:
-    """Return a share of draft tokens."""
-    value = number_or_nan(text)
-    if math.isnan(value):
-        raise UserError(
-            f"acceptance rate {text.strip()!r} is not a number",
-            hint="Write 0.8, or 0.3,0.5,0.7,0.9",
-        )
-    if not 0 <= value <= 1:
-        raise UserError(f"acceptance rate {value} is not between 0 and 1")
-    return value

@@ -19,7 +19,6 @@ REFUSED = {
     ("size", *["gpt2"] * 3000): "3,000 models; the maximum is",
     ("fit", "gpt2", "--gpu", ",".join(["h100"] * 3000)): "3,000 GPUs; the maximum is",
     ("fit", "llama-3.1-405b", "--pp", "126", "--max-num-seqs", "1,2,3,4,5,6,7,8"): "1,008 pipeline stages; the maximum is",
-    ("roofline", "gpt2", "--context", THOUSAND): "1,000 tables; the maximum is 100",
     ("roofline", "gpt2", "--context", THOUSAND, "--format", "json"): "1,000 passes; the maximum is 500",
     ("latency", "gpt2", "--isl", THOUSAND, "--osl", THOUSAND): "1,000,000 rows; the maximum is",
     (
