@@ -120,8 +120,8 @@ def test_a_broken_file_is_refused_by_line(kvcalc: Run, tmp_path: Path, content: 
 
 def test_a_script_is_read_as_written(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("memory 1k # binary\n\nx 3\nfree x\nask 5\n")
-    script = read_script(str(tmp_path / "s"))
-    assert script.memory == 1024
-    assert [step.text for step in script.steps] == ["x 3", "free x", "ask 5"]
+    steps, memory = read_script(str(tmp_path / "s"))
+    assert memory == 1024
+    assert [step.text for step in steps] == ["x 3", "free x", "ask 5"]
     with pytest.raises(UserError, match="none"):
         read_script(str(tmp_path / "none"))

@@ -74,8 +74,8 @@ def test_loading_is_as_slow_as_the_disk_or_the_link(kvcalc: Run) -> None:
     (record,) = kvcalc("fit llama-3.1-8b --format json").records
     assert record["load_disk_s"] is None and record["load_s"] == size / 64e9
     shown = kvcalc("fit llama-3.1-8b -v").out
-    assert "251 ms from host to GPU" in shown and "`--disk-bandwidth 55.4GB/s`" in shown
-    assert "2.29 s from disk to host, 251 ms from host to GPU\n" in kvcalc("fit llama-3.1-8b --disk-bandwidth 7GB/s -v").out
+    assert "from host to GPU 251 ms" in shown
+    assert "from disk to host 2.29 s" in kvcalc("fit llama-3.1-8b --disk-bandwidth 7GB/s -v").out
 
 
 # ---- weights that stay in the host's memory
@@ -163,30 +163,22 @@ def test_a_draft_stays_on_the_gpu() -> None:
 def test_kv_heads_fewer_than_gpus_are_held_twice() -> None:
     """Llama-3.1-70B on 16 GPUs: each KV head on two; its projections [8192, 128] in 80 layers with it; norms on all."""
     model = load_model("llama-3.1-70b")
-    found = replicas(model, formats_of(model, Precision()), Parallelism(16))
-    assert found.cache == [("k", 8, 2), ("v", 8, 2)]
-    each = 80 * 8192 * 128 * 2
-    assert found.weights == {"k": each, "v": each, "norms": 80 * 2 * 8192 * 2, "final_norm": 8192 * 2}
-    assert replicas(model, formats_of(model, Precision()), Parallelism(8)).cache == []
-    assert replicas(model, formats_of(model, Precision()), Parallelism(1)) == ({}, [])
+    formats, projection = formats_of(model, Precision()), 80 * 8192 * 128 * 2
+    norms = {"norms": 80 * 2 * 8192 * 2, "final_norm": 8192 * 2}
+    assert replicas(model, formats, Parallelism(16)) == ({"k": projection, "v": projection, **norms}, {"k": 2, "v": 2})
+    assert replicas(model, formats, Parallelism(8))[1] == {}
+    assert replicas(model, formats, Parallelism(1)) == ({}, {})
 
 
 def test_latents_are_held_on_every_gpu(kvcalc: Run) -> None:
     """DeepSeek-V3: 61 projections [7168, 512 + 64] and [7168, 1536] whole on each of 8, beside the latents."""
     model = load_model("deepseek-v3")
-    found = replicas(model, formats_of(model, Precision("bf16")), Parallelism(8))
-    assert found.cache == [("latent", 1, 8), ("rope_key", 1, 8)]
-    assert found.weights["kv_down"] == 61 * 7168 * 576 * 2
-    assert found.weights["q_down"] == 61 * 7168 * 1536 * 2
-    assert not {"q_up", "kv_up", "o", "embedding", "lm_head"} & set(found.weights)
+    weights, copies = replicas(model, formats_of(model, Precision("bf16")), Parallelism(8))
+    assert copies == {"latent": 8, "rope_key": 8}
+    assert weights["kv_down"] == 61 * 7168 * 576 * 2
+    assert weights["q_down"] == 61 * 7168 * 1536 * 2
+    assert not {"q_up", "kv_up", "o", "embedding", "lm_head"} & set(weights)
     (record,) = kvcalc("fit deepseek-v3 --gpu h200 --tp 8 --dtype bf16 --format json").records
-    assert record["kv_copies"] == 8 and record["replicated_weight_bytes"] == sum(found.weights.values())
-    out = " ".join(kvcalc("fit deepseek-v3 --gpu h200 --tp 8 -v").out.split("\n  "))
-    assert "KV cache, by GPUs: latent on 8, rope key on 8" in out and "Weights on every GPU: q down" in out
-    assert "1/8 of the vocabulary" in out
-
-
-def test_context_parallel_ranks_share_what_would_be_copies() -> None:
-    """2 ranks of the 8 hold other tokens: 4 copies of each row are left."""
-    model = load_model("deepseek-v3")
-    assert replicas(model, formats_of(model, Precision()), Parallelism(8, dcp=2)).cache == [("latent", 1, 4), ("rope_key", 1, 4)]
+    assert record["kv_copies"] == 8 and record["replicated_weight_bytes"] == sum(weights.values())
+    # 2 ranks of the 8 store other tokens
+    assert replicas(model, formats_of(model, Precision()), Parallelism(8, dcp=2))[1] == {"latent": 4, "rope_key": 4}

@@ -336,9 +336,9 @@ def _allocations_answer(fit: "Fit", path: str) -> Answer:
     """Return the result of a file of allocation steps in the cache of a deployment."""
     from kvcalc.capacity.allocations import play, read_script
 
-    script = read_script(path)
-    slots = script.memory or fit.plan.tokens(fit.kv_budget, fit.length)
-    played = play(script.steps, slots, fit.length, fit.plan.block_size or 16)
+    steps, memory = read_script(path)
+    slots = memory or fit.plan.tokens(fit.kv_budget, fit.length)
+    played = play(steps, slots, fit.length, fit.plan.block_size or 16)
 
     def tables() -> Any:
         from kvcalc.report.text.fit_text import allocation_table

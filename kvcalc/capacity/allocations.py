@@ -23,98 +23,9 @@ from kvcalc.library.files import read_text
 from kvcalc.records import Record
 from kvcalc.units import parse_tokens
 
-
-class FreeList:
-    """Holes of a memory in order of their addresses, with first fit.
-
-    Attributes:
-        free: Free slots in all holes.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.free = capacity
-        self._starts = [0]
-        self._sizes = [capacity]
-
-    @property
-    def largest(self) -> int:
-        """Slots of the largest hole; 0 if there is none."""
-        return max(self._sizes, default=0)
-
-    @property
-    def holes(self) -> list[tuple[int, int]]:
-        """Start and size of each hole, in order."""
-        return [*zip(self._starts, self._sizes, strict=True)]
-
-    def take(self, size: int) -> int:
-        """Cut slots off the first hole that is large enough. Return their start, or −1."""
-        if size > self.largest:
-            return -1
-        index = next(i for i, hole in enumerate(self._sizes) if hole >= size)
-        start = self._starts[index]
-        self._cut(index, size)
-        return start
-
-    def take_from(self, start: int, size: int) -> bool:
-        """Cut slots off the hole at `start`. Return False if it is not large enough."""
-        index = bisect_left(self._starts, start)
-        is_hole = index < len(self._starts) and self._starts[index] == start
-        if not is_hole or self._sizes[index] < size:
-            return False
-        self._cut(index, size)
-        return True
-
-    def release(self, start: int, size: int) -> None:
-        """Free slots again, and join them with neighbouring holes."""
-        self.free += size
-        index = bisect_left(self._starts, start)
-        if index < len(self._starts) and self._starts[index] == start + size:
-            size += self._sizes.pop(index)
-            del self._starts[index]
-        if index and self._starts[index - 1] + self._sizes[index - 1] == start:
-            self._sizes[index - 1] += size
-        else:
-            self._starts.insert(index, start)
-            self._sizes.insert(index, size)
-
-    def _cut(self, index: int, size: int) -> None:
-        """Remove the first slots of a hole."""
-        self.free -= size
-        if self._sizes[index] > size:
-            self._starts[index] += size
-            self._sizes[index] -= size
-        else:
-            del self._starts[index], self._sizes[index]
-
-
 Z_99 = 2.3263478740408408  # 99th percentile of a standard normal distribution
 # largest ratio of the 99th percentile to the mean
 MAX_RATIO = exp(Z_99**2 / 2)
-
-
-class LogNormal(NamedTuple):
-    """Mean and standard deviation of the logarithm of a length."""
-
-    mu: float
-    sigma: float
-
-
-def lognormal(mean: int, p99: int) -> LogNormal:
-    """Compute the log-normal distribution with this mean and 99th percentile.
-
-    ln(p99/mean) = z·σ − σ²/2 has the smaller root σ = z − √(z² − 2·ln(p99/mean)); μ = ln(mean) −
-    σ²/2. If both are equal, each length is the mean.
-
-    Raises:
-        UserError: The percentile is below the mean, or too far above it for any σ.
-    """
-    if not mean <= p99 <= mean * MAX_RATIO:
-        raise UserError(
-            f"no log-normal distribution has mean {mean:,} and 99th percentile {p99:,}",
-            hint=f"The percentile is at least the mean and at most {MAX_RATIO:.1f} times it",
-        )
-    sigma = Z_99 - sqrt(max(0.0, Z_99**2 - 2 * log(p99 / mean)))
-    return LogNormal(log(mean) - sigma**2 / 2, sigma)
 
 
 NUM_SAMPLES = 1000  # lengths from a distribution
@@ -171,25 +82,21 @@ def external(lengths: Sequence[int], capacity: int, seed: int = 0) -> Fragmentat
     rng = random.Random(seed)
     fitting = [length for length in lengths if length <= capacity][:MAX_REQUESTS]
     requests = fitting * max(1, min(20, MAX_REQUESTS // max(1, len(fitting))))
-    holes = FreeList(capacity)
-    running: list[tuple[int, int]] = []
-    failures = free_sum = largest_sum = 0
-    for length in requests:
-        while (start := holes.take(length)) < 0:
-            if holes.free >= length:
-                failures += 1
-                free_sum += holes.free
-                largest_sum += holes.largest
+    memory = FirstFitAllocator(capacity)
+    running: list[str] = []
+    free, largest = [], []
+    for number, length in enumerate(requests):
+        while not memory.store(str(number), length):
+            if memory.free >= length:
+                free.append(memory.free)
+                largest.append(memory.largest)
             index = rng.randrange(len(running))
             running[index], running[-1] = running[-1], running[index]
-            holes.release(*running.pop())
-        running.append((start, length))
-    count = max(1, failures)
+            memory.remove(running.pop())
+        running.append(str(number))
+    total = capacity * max(1, len(free))
     return FragmentationResult(
-        requests=len(requests),
-        failures=failures,
-        free=free_sum / count / capacity,
-        largest=largest_sum / count / capacity,
+        len(requests), len(free), sum(free) / total, sum(largest) / total
     )
 
 
@@ -234,9 +141,27 @@ def sample_lengths(text: str, seed: int = 0) -> list[int]:
             f"{text!r} should read lognormal:MEAN,P99", hint="For example lognormal:512,4k"
         )
     mean = parse_tokens(words[0], "mean")
-    shape = lognormal(mean, parse_tokens(words[1], "99th percentile"))
+    mu, sigma = lognormal(mean, parse_tokens(words[1], "99th percentile"))
     rng = random.Random(seed)
-    return [max(1, round(rng.lognormvariate(*shape))) for _ in range(NUM_SAMPLES)]
+    return [max(1, round(rng.lognormvariate(mu, sigma))) for _ in range(NUM_SAMPLES)]
+
+
+def lognormal(mean: int, p99: int) -> tuple[float, float]:
+    """Return mean μ and deviation σ of the logarithm of a length, by its mean and 99th percentile.
+
+    ln(p99/mean) = z·σ − σ²/2 has the smaller root σ = z − √(z² − 2·ln(p99/mean)); μ = ln(mean) −
+    σ²/2. If both are equal, each length is the mean.
+
+    Raises:
+        UserError: The percentile is below the mean, or too far above it for any σ.
+    """
+    if not mean <= p99 <= mean * MAX_RATIO:
+        raise UserError(
+            f"no log-normal distribution has mean {mean:,} and 99th percentile {p99:,}",
+            hint=f"The percentile is at least the mean and at most {MAX_RATIO:.1f} times it",
+        )
+    sigma = Z_99 - sqrt(max(0.0, Z_99**2 - 2 * log(p99 / mean)))
+    return log(mean) - sigma**2 / 2, sigma
 
 
 MAX_STEPS, MAX_SCRIPT_BYTES, MAX_SLOTS = 10_000, 1 << 20, 1 << 27
@@ -248,6 +173,7 @@ class AllocationStep(NamedTuple):
     """One line of a script.
 
     Attributes:
+        line: Number of the line.
         name: The sequence; "" if the line only asks whether a new sequence would fit.
         tokens: Tokens of the sequence; 0 to release it.
     """
@@ -263,14 +189,7 @@ class AllocationStep(NamedTuple):
         return f"{self.name} {self.tokens}" if self.tokens else f"free {self.name}"
 
 
-class AllocationScript(NamedTuple):
-    """Steps of a file, and the tokens of memory that it names, or 0."""
-
-    steps: tuple[AllocationStep, ...]
-    memory: int
-
-
-class FirstFitAllocator(FreeList):
+class FirstFitAllocator:
     """Pieces of exact size, each in the first hole that fits it. A piece grows only into the hole
     after it.
 
@@ -279,8 +198,23 @@ class FirstFitAllocator(FreeList):
     """
 
     def __init__(self, memory: int) -> None:
-        super().__init__(memory)
+        self._starts, self._sizes = [0], [memory]  # of the holes, in order
         self.pieces: dict[str, tuple[int, int]] = {}
+
+    @property
+    def holes(self) -> list[tuple[int, int]]:
+        """Start and size of each hole, in order."""
+        return [*zip(self._starts, self._sizes, strict=True)]
+
+    @property
+    def free(self) -> int:
+        """Free slots in all holes."""
+        return sum(self._sizes)
+
+    @property
+    def largest(self) -> int:
+        """Slots of the largest hole; 0 if there is none."""
+        return max(self._sizes, default=0)
 
     def can_start(self, tokens: int) -> bool:
         """Return whether a new sequence would fit."""
@@ -288,20 +222,38 @@ class FirstFitAllocator(FreeList):
 
     def store(self, name: str, tokens: int) -> bool:
         """Store a sequence, or let it grow to `tokens`. Return False if it does not fit."""
-        if name in self.pieces:
-            start, size = self.pieces[name]
-            fits = tokens == size or self.take_from(start + size, tokens - size)
+        start, size = self.pieces.get(name, (0, 0))
+        more = tokens - size
+        if more > self.largest:
+            return False
+        if size:
+            index = bisect_left(self._starts, start + size)
+            is_next = index < len(self._starts) and self._starts[index] == start + size
+            if more and not (is_next and self._sizes[index] >= more):
+                return False
         else:
-            start = self.take(tokens)
-            fits = start >= 0
-        if fits:
-            self.pieces[name] = (start, tokens)
-        return fits
+            index = next(i for i, hole in enumerate(self._sizes) if hole >= more)
+            start = self._starts[index]
+        self.pieces[name] = start, tokens
+        if more:
+            self._starts[index] += more
+            self._sizes[index] -= more
+            if not self._sizes[index]:
+                del self._starts[index], self._sizes[index]
+        return True
 
     def remove(self, name: str) -> None:
-        """Release a sequence, if it is stored."""
-        if name in self.pieces:
-            self.release(*self.pieces.pop(name))
+        """Release a sequence, if it is stored, and join its slots with neighbouring holes."""
+        start, size = self.pieces.pop(name, (0, 0))
+        index = bisect_left(self._starts, start)
+        if self._starts[index : index + 1] == [start + size]:
+            size += self._sizes.pop(index)
+            del self._starts[index]
+        if index and self._starts[index - 1] + self._sizes[index - 1] == start:
+            self._sizes[index - 1] += size
+        elif size:
+            self._starts.insert(index, start)
+            self._sizes.insert(index, size)
 
 
 class PagedAllocator:
@@ -352,9 +304,6 @@ class PagedAllocator:
         return Waste(allocated, sum(self.tokens.values()))
 
 
-Allocator = FirstFitAllocator | PagedAllocator
-
-
 class AllocationRun(NamedTuple):
     """One record a step, and the allocators after the last step."""
 
@@ -374,12 +323,12 @@ def play(
             f"{memory:,} token slots are too many to play allocations in",
             hint="Begin the file with memory TOKENS",
         )
-    slots, pages = (
-        PagedAllocator(memory, longest, max_blocks=1),
-        PagedAllocator(memory, block),
+    run = AllocationRun(
+        records=[],
+        slots=PagedAllocator(memory, longest, max_blocks=1),
+        first_fit=FirstFitAllocator(memory),
+        pages=PagedAllocator(memory, block),
     )
-    pieces = FirstFitAllocator(memory)
-    records: list[Record] = []
     for step in steps:
         record: dict[str, Any] = {
             "line": step.line,
@@ -387,73 +336,76 @@ def play(
             "tokens": step.tokens or None,
             "memory_tokens": memory,
         }
-        allocators: dict[str, Allocator] = {
-            "contiguous": slots,
-            "first_fit": pieces,
-            "paged": pages,
+        allocators: dict[str, FirstFitAllocator | PagedAllocator] = {
+            "contiguous": run.slots,
+            "first_fit": run.first_fit,
+            "paged": run.pages,
         }
         for name, allocator in allocators.items():
-            record[name] = _run_step(allocator, step)
+            if not step.name:
+                record[name] = allocator.can_start(step.tokens)
+            elif step.tokens:
+                record[name] = allocator.store(step.name, step.tokens)
+            else:
+                record[name] = None
+                allocator.remove(step.name)
             record[f"{name}_free_tokens"] = allocator.free
         record |= {
-            "contiguous_free_slots": len(slots.queue),
-            "first_fit_largest_hole": pieces.largest,
-            "paged_free_blocks": len(pages.queue),
-            "block_table": pages.tables.get(step.name),
+            "contiguous_free_slots": len(run.slots.queue),
+            "first_fit_largest_hole": run.first_fit.largest,
+            "paged_free_blocks": len(run.pages.queue),
+            "block_table": run.pages.tables.get(step.name),
         }
-        records.append(record)
-    return AllocationRun(records, slots, pieces, pages)
+        run.records.append(record)
+    return run
 
 
-def _run_step(allocator: Allocator, step: AllocationStep) -> bool | None:
-    """Return whether the step is granted; None for a release."""
-    if not step.name:
-        return allocator.can_start(step.tokens)
-    if step.tokens:
-        return allocator.store(step.name, step.tokens)
-    allocator.remove(step.name)
-    return None
-
-
-def read_script(text: str) -> AllocationScript:
+def read_script(text: str) -> tuple[list[AllocationStep], int]:
     """Read a file of `NAME TOKENS` (a sequence that starts or grows), `free NAME`, `ask TOKENS`,
     and first `memory TOKENS`.
 
     Blank lines and text after # are skipped. Raises UserError with the line.
+
+    Returns:
+        The steps, and the tokens of memory that the file names, or 0.
     """
     stored_tokens: dict[str, int] = {}
     steps: list[AllocationStep] = []
     memory = 0
     for number, line in enumerate(read_text(Path(text), MAX_SCRIPT_BYTES).splitlines(), 1):
         words = line.partition("#")[0].split()
+        if not words:
+            continue
         try:
-            if len(words) == 2 and words[0] == "memory" and not steps and not memory:
+            if words[0] != "memory":
+                steps.append(AllocationStep(number, *_parse_step(words, stored_tokens)))
+            elif len(words) == 2 and not steps and not memory:
                 memory = parse_tokens(words[1], "memory")
-            elif words:
-                steps.append(_parse_step(number, words, stored_tokens))
+            else:
+                raise UserError(f"{' '.join(words)!r} is no step", hint=FORMS)
         except UserError as error:
             raise UserError(error.what, f"{text}, line {number}", error.hint) from None
     if not 0 < len(steps) <= MAX_STEPS:
         raise UserError(f"holds {len(steps):,} steps, not 1 to {MAX_STEPS:,}", text, FORMS)
-    return AllocationScript(tuple(steps), memory)
+    return steps, memory
 
 
-def _parse_step(number: int, words: list[str], stored_tokens: dict[str, int]) -> AllocationStep:
-    """Parse one line, and update the tokens of each sequence."""
-    if len(words) != 2 or words[0] == "memory":
+def _parse_step(words: list[str], stored_tokens: dict[str, int]) -> tuple[str, int]:
+    """Return the name and tokens of a line, and update the tokens of each sequence."""
+    name, amount = words if len(words) == 2 else ("", "")
+    if not amount:
         raise UserError(f"{' '.join(words)!r} is no step", hint=FORMS)
-    first, second = words
-    if first == "free":
-        if stored_tokens.pop(second, None) is None:
-            raise UserError(f"{second!r} has no tokens to release")
-        return AllocationStep(number, second, 0)
-    tokens = parse_tokens(second, "tokens")
-    if first == "ask":
-        return AllocationStep(number, "", tokens)
-    if tokens < stored_tokens.get(first, 0):
+    if name == "free":
+        if not stored_tokens.pop(amount, 0):
+            raise UserError(f"{amount!r} has no tokens to release")
+        return amount, 0
+    tokens = parse_tokens(amount, "tokens")
+    if name == "ask":
+        return "", tokens
+    if tokens < stored_tokens.get(name, 0):
         raise UserError(
-            f"{first!r} has {stored_tokens[first]:,} tokens and cannot shrink to {tokens:,}",
-            hint=f"Release it: free {first}",
+            f"{name!r} has {stored_tokens[name]:,} tokens and cannot shrink to {tokens:,}",
+            hint=f"Release it: free {name}",
         )
-    stored_tokens[first] = tokens
-    return AllocationStep(number, first, tokens)
+    stored_tokens[name] = tokens
+    return name, tokens

@@ -186,7 +186,7 @@ def _placement_keys(result: Fit) -> Record:
         is_predicted = options.engine in preset_files(f"calibrations/{gpu.name}")
         operators = host.operators(Batch.decode(1))
         offload_s = float(host.host_seconds(operators, measured=is_predicted))
-    copies = replicas(result.model, result.formats, result.ranks)
+    copied_weights, copies = replicas(result.model, result.formats, result.ranks)
     checkpoint = weight_bytes(result.model, deployment.precision)
     load_disk_s = checkpoint / options.disk_bandwidth if options.disk_bandwidth else None
     load_link_s = result.terms.language / link if link else None
@@ -196,8 +196,8 @@ def _placement_keys(result: Fit) -> Record:
         "startup_bytes": result.terms.startup_bytes,
         "cpu_offload_bytes": offloaded,
         "cpu_offload_s": offload_s,
-        "replicated_weight_bytes": sum(copies.weights.values()),
-        "kv_copies": max((count for *_, count in copies.cache), default=1),
+        "replicated_weight_bytes": sum(copied_weights.values()),
+        "kv_copies": max(copies.values(), default=1),
         "checkpoint_bytes": checkpoint,
         "load_disk_s": load_disk_s,
         "load_link_s": load_link_s,

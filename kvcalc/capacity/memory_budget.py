@@ -341,22 +341,15 @@ def read_learned(path: str, name: str = "") -> LogCorrections:
         raise UserError(f"is not what diagnose --save writes: {error}", path) from None
 
 
-class Replicas(NamedTuple):
-    """Weights and cache rows that several GPUs of a group store.
-
-    Attributes:
-        weights: Bytes of one GPU by the weight's name, largest first.
-        cache: (role, units, GPUs with the same unit) of each kind of row.
-    """
-
-    weights: dict[str, int]
-    cache: list[tuple[str, int, int]]
-
-
-def replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
-    """Return the data that a pipeline stage's group of tp GPUs stores more than once.
+def replicas(
+    model: Model, formats: Formats, ranks: Parallelism
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the data that several GPUs of a pipeline stage's group store.
 
     Decode-context parallelism spreads a row's copies over tokens again.
+
+    Returns:
+        Bytes of one GPU by the weight's name, and GPUs with the same unit by the role of a row.
     """
     weights: dict[str, int] = {}
     for name, weight, count in model.walk() if ranks.tp > 1 else ():
@@ -365,18 +358,15 @@ def replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
         if local.elements * ranks.tp >= 2 * weight.elements and not weight.expert:
             short = name.rpartition(".")[2]
             weights[short] = weights.get(short, 0) + count * formats.weight_bytes(name, local)
-    copies: dict[tuple[str, int, bool], int] = {}
+    copies: dict[str, int] = {}
     for layer in model.kinds.values():
         for entry in () if layer.shares_cache else layer.entries:
-            is_spread = bool(entry.grows and not entry.limit)
-            if not entry.is_stored_by_other_layer:
-                num_copies = ranks.share(entry.heads) * ranks.tp // entry.heads
-                key = entry.role, entry.heads, is_spread
-                copies[key] = num_copies // (ranks.dcp if is_spread else 1)
-    return Replicas(
-        dict(sorted(weights.items(), key=lambda item: -item[1])),
-        [(role, heads, count) for (role, heads, _), count in copies.items() if count > 1],
-    )
+            is_spread = entry.grows and not entry.limit
+            num_ranks = ranks.tp // (ranks.dcp if is_spread else 1)
+            count = ranks.share(entry.heads) * num_ranks // entry.heads
+            if count > 1 and not entry.is_stored_by_other_layer:
+                copies[entry.role] = max(count, copies.get(entry.role, 0))
+    return weights, copies
 
 
 def offloaded_bytes(

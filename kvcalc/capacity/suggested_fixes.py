@@ -4,7 +4,7 @@ Each change is tried before it is named.
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -79,9 +79,13 @@ class Advice(NamedTuple):
         for words, change in self.fixes.items():
             gpus = change.deployment.parallelism.gpus
             fixes.append(f"`{words}`" + (f" ({gpus:,} GPUs)" if gpus != self.num_gpus else ""))
-        listed = " or ".join(filter(None, [", ".join(fixes[:-1]), *fixes[-1:]]))
-        parts.append(f"it fits with {listed}" if fixes else NO_FIX)
+        parts.append(f"it fits with {joined(fixes)}" if fixes else NO_FIX)
         return "; ".join(parts)
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return a list in words: a, b or c."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def try_change(

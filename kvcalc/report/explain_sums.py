@@ -64,7 +64,7 @@ def explain_fit(fitted: Fit, record: Record) -> str:
             f"a decode step reads {_bytes(fitted.content.step_read(fitted.length))}",
         ],
         "6. What fits": _fit_lines(fitted),
-        "7. Links": placement_lines(fitted, record),
+        "7. Links": placement_lines(record),
     }
     lines = [
         f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}"

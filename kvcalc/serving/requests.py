@@ -179,10 +179,10 @@ def length_sampler(text: str, name: str, is_spread: bool = False) -> Callable[[A
         raise UserError(f"{name} {text!r}: {high:,} is below {low:,}", hint=spellings)
     if kind == "uniform":
         return partial(_draw_uniform, low, high)
-    shape = lognormal(low, high)
+    mu, sigma = lognormal(low, high)
 
     def draw(rng: Any, count: int) -> Any:
-        lengths = np.rint(rng.lognormal(shape.mu, shape.sigma, count))
+        lengths = np.rint(rng.lognormal(mu, sigma, count))
         return np.clip(lengths, 1, MAX_LEN).astype(np.int64)
 
     return draw

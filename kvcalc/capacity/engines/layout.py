@@ -266,14 +266,22 @@ class CacheLayout:
 
     def describe(self, length: int) -> list[str]:
         """Return the layout with numbers, one line for each part."""
-        return []
+        lines = []
+        for demand in self.demands:
+            count, unit = demand.count(length), f"{demand.unit:,} B"
+            blocks = (
+                f"{count:,} blocks of {demand.block:,} tokens" if demand.cap else f"{count:,}"
+            )
+            limit = f" (limit: {demand.cause})" if demand.cause else ""
+            lines.append(f"{blocks} × {unit} = {count * demand.unit:,} B{limit}")
+        return lines
 
     def max_sequences(self, budget: Any, length: int, shared: int = 0) -> Any:
         """Return the sequences of `length` tokens that fit, for an int or an array of budgets."""
         return by_number(
             budget,
-            lambda size: search_cost(
-                lambda n: self.needed(n, length, shared), self.pool(int(size))
+            lambda size: largest(
+                lambda n: self.needed(n, length, shared) <= self.pool(int(size))
             ),
         )
 
@@ -289,7 +297,8 @@ class CacheLayout:
 
     def max_length(self, budget: int, sequences: int, shared: int = 0) -> int | None:
         """Return the maximum length of concurrent sequences in the pool; None without a limit."""
-        length = search_cost(lambda s: self.needed(sequences, s, shared), self.pool(budget))
+        pool = self.pool(budget)
+        length = largest(lambda tokens: self.needed(sequences, tokens, shared) <= pool)
         return None if length == MAX_TOKENS else length
 
 
@@ -469,31 +478,6 @@ def largest(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int:
     while high < limit and fits(high):
         high *= 2
     return bisect_left(range(1, min(high, limit) + 1), True, key=lambda n: not fits(n))
-
-
-def search_cost(cost: Callable[[int], int], pool: int, limit: int = MAX_TOKENS) -> int:
-    """Return the largest number up to `limit` whose cost is within a pool, or 0.
-
-    The cost must never fall. The search takes few steps if the cost is nearly a line: it tries the
-    line through both ends, and the middle in every third step.
-    """
-    low, high = 0, limit
-    low_cost, high_cost = cost(low), cost(high)
-    if high_cost <= pool:
-        return limit
-    step = 0
-    while high - low > 1:
-        step += 1
-        middle = (low + high) // 2
-        if step % 3 and low_cost <= pool:
-            middle = low + (pool - low_cost) * (high - low) // (high_cost - low_cost)
-        middle = min(max(middle, low + 1), high - 1)
-        value = cost(middle)
-        if value <= pool:
-            low, low_cost = middle, value
-        else:
-            high, high_cost = middle, value
-    return low
 
 
 def segments(demands: Sequence[BlockDemand]) -> list[Record]:

@@ -305,22 +305,6 @@ class LlamaCpp(CacheLayout):
             sizes["host_cache_bytes"] = self.host.needed(sequences, length)
         return sizes
 
-    def describe(self, length: int) -> list[str]:
-        cells = self.cells(1, length)
-        lines = [
-            f"{cells:,} cells × {self.full:,} B in layers without a window = "
-            f"{cells * self.full:,} B"
-        ]
-        if self.window:
-            cells = self.window_cells(1, length)
-            lines.append(
-                f"{cells:,} cells (least of all and {self.limit:,} + {self.ubatch:,}, padded "
-                f"to {PAD}) × {self.window:,} B in layers with one = {cells * self.window:,} B"
-            )
-        if self.state:
-            lines.append(f"recurrent states, in another buffer: {self.state:,} B a sequence")
-        return lines
-
 
 def _pad(cells: int) -> int:
     return -(-cells // PAD) * PAD

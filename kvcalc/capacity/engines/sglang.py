@@ -318,25 +318,6 @@ class SGLang(CacheLayout):
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         return self._token_bytes(self.slots(budget)) + self._state_bytes(budget)
 
-    def describe(self, length: int) -> list[str]:
-        lines = [
-            f"slot of a token: {self.full:,} B in layers without a window, pages of "
-            f"{self.block_size} tokens"
-        ]
-        if self.window:
-            lines.append(
-                f"slot in window pool: {self.window:,} B, {WINDOW_SHARE} of as many slots, "
-                f"{self.limit:,} tokens each"
-            )
-        if self.state:
-            draft = self.draft_states
-            lines.append(
-                f"states: {self.state:,} B a slot, {self.request_states} slots a sequence"
-                f"{f', {draft} more for draft tokens' if draft else ''}, one for padding; "
-                f"{STATE_SHARE} of the bytes that keys and values get"
-            )
-        return lines
-
 
 def _plan(
     layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int

@@ -42,11 +42,6 @@ class TensorRtLlm(BlockPool):
         )
         self.notes = (note,) if has_windows else ()
 
-    def describe(self, length: int) -> list[str]:
-        return [
-            f"blocks of {self.block_size} tokens over all layers: {self.bytes_per_block:,} B"
-        ]
-
 
 def _plan(
     layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int

@@ -20,7 +20,7 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.row_names import keep_distinguishing_columns, shared_words
-from kvcalc.report.text.fit_text import NAMES, assumptions_line
+from kvcalc.report.text.fit_text import NAMES, WASTES, assumptions_line
 from kvcalc.report.text.roofline_text import levels
 from kvcalc.report.text.tables import plural, seconds
 from kvcalc.units import format_bytes
@@ -33,11 +33,6 @@ PARTS = {
     "activations": "activation_bytes",
     "overhead": "overhead_bytes",
     "KV cache": "kv_budget_bytes",
-}
-WASTES = {
-    "contiguous slots": "contiguous_waste",
-    "pieces of exact size": "external_waste",
-    "pages": "paged_waste",
 }
 # values that distinguish configurations, the weightiest first
 WORDING = {

@@ -5,14 +5,21 @@ Further parts: sentences about batches that do not fit, `fit --allocations` and 
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.allocations import ENTRY_BYTES, AllocationRun
 from kvcalc.capacity.command_line import command_of
-from kvcalc.capacity.memory_budget import replicas
-from kvcalc.capacity.suggested_fixes import NO_FIX, ConfigChange, advice, small_cache
+from kvcalc.capacity.suggested_fixes import (
+    NO_FIX,
+    Advice,
+    ConfigChange,
+    advice,
+    joined,
+    small_cache,
+)
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.deployment import MemoryRecord
 from kvcalc.records.fit import AllocationRecord, FitRow
@@ -25,7 +32,6 @@ from kvcalc.report.text.tables import (
     digits,
     distinct_notes,
     plural,
-    seconds,
     without_named_engine,
 )
 from kvcalc.units import format_bytes, scale_of
@@ -48,11 +54,11 @@ UTILIZATION_NAMES = {
     "sglang": "mem_fraction_static",
     "trtllm": "free_gpu_memory_fraction",
 }
-WASTES = (
-    ("contiguous slots", "contiguous_waste"),
-    ("pieces of exact size", "external_waste"),
-    ("pages", "paged_waste"),
-)
+WASTES = {
+    "contiguous slots": "contiguous_waste",
+    "pieces of exact size": "external_waste",
+    "pages": "paged_waste",
+}
 
 
 def fit_table(
@@ -71,6 +77,7 @@ def fit_table(
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
     has_misses = not all(f.fits for f in fits)
+    varies = varied(records, "requested_num_seqs")
     rows = []
     for record, result in zip(records, fits, strict=True):
         low, high = record["kv_budget_low_bytes"], record["kv_budget_high_bytes"]
@@ -78,53 +85,54 @@ def fit_table(
         row = {
             "verdict": ("yes" if result.fits else "no") if has_misses else None,
             "missing_bytes": None if result.fits else -result.headroom,
+            "required_users": record["requested_num_seqs"] if varies else None,
             "longest": "no limit" if longest is None else f"{longest:,}",
             "range": None if low is None else f"{format_bytes(low)} – {format_bytes(high)}",
         }
-        if varied(records, "requested_num_seqs"):
-            row["required_users"] = record["requested_num_seqs"]
         rows.append({**record, **row})
     table_columns = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
-    closest = max(range(len(fits)), key=lambda i: (fits[i].sequences, _headroom(fits[i])))
-    index = 0 if fits[0].fits else closest
-    notes = ["", basis_line(records, fits), *_accuracy(fits, index)]
+    result = max(fits, key=lambda f: (f.sequences, f.headroom))
+    if fits[0].fits:
+        result = fits[0]
+    notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
     command = records[0]["command"]
-    if fits[index].fits:
+    fixes: list[ConfigChange | None] = [small_cache(result)]
+    if result.fits:
         title = _fit_sentence(records, fits)
-        notes += _hints(records[0], fits[0])
+        notes += _hints(records[0], fixes[0])
     else:
-        title, fixes, command = _missing_sentence(fits, fits[index], typed or {}, all_experts)
-        notes.append(fixes)
-    details = _details(records, fits, index)
+        advised = advice(result, all_experts=all_experts)
+        name = (typed or {}).get(result.model.name, "")
+        flags = advice(result, name, as_command=True) if typed else None
+        title, note, command = _missing_sentence(
+            result, len(fits), flags if flags and flags.fixes else advised, name
+        )
+        fixes += advised.fixes.values() if advised else ()
+        notes.append(note)
+    details = _details(records, fits, result, fixes)
     commands = [command] if command else []
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
-
-
-def _headroom(result: Fit) -> int:
-    return int(result.plan.pool(result.kv_budget)) - result.needed.cache - result.shortage
 
 
 def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     """Return the users that fit on the first configuration, at its shortest and longest length."""
     record, first = records[0], fits[0]
-    place, users = place_of(first), plural(first.sequences, "user")
+    place, users = place_of(record), plural(first.sequences, "user")
     last = [f for f in fits if f.requested == first.requested and f.engine is first.engine][-1]
+    counts = f"{users} of {first.length:,} tokens"
     if last.length != first.length:
-        counts = f"{users} of {first.length:,} tokens or {last.sequences:,} of {last.length:,}"
+        counts += f" or {last.sequences:,} of {last.length:,}"
     elif last.options.wanted != first.options.wanted:
-        lengths = [
-            "unlimited" if f.longest is None else f"{f.longest:,}" for f in (first, last)
-        ]
+        lengths = [(f.longest and f"{f.longest:,}") or "unlimited" for f in (first, last)]
         counts = (
             f"{plural(first.options.wanted, 'user')} of {lengths[0]} tokens or "
             f"{last.options.wanted:,} of {lengths[1]}"
         )
     else:
-        counts = f"{users} of {first.length:,} tokens"
         low, maximum = record["low_num_seqs"], first.model.max_context or 0
         if low and low < first.sequences:
             counts += f", at least {low:,},"
-        if len({place_of(f) for f in fits}) > 1:
+        if len({place_of(r) for r in records}) > 1:
             place += ", the smallest that fits"
         elif first.length == first.longest and first.length < maximum:
             place += f", less than the model's maximum of {maximum:,}"
@@ -136,40 +144,44 @@ def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
 
 
 def _missing_sentence(
-    fits: Sequence[Fit], nearest: Fit, typed: Mapping[str, str], all_experts: bool
+    closest: Fit, num_configs: int, advised: Advice | None, name: str
 ) -> tuple[str, str, str | None]:
     """Return the missing memory, the options that help, and the command line with the first of
-    them."""
-    name = typed.get(nearest.model.name, "")
-    advised = advice(nearest, name, as_command=True) if typed else None
-    if advised is None or not advised.fixes:
-        advised = advice(nearest, all_experts=all_experts)
+    them.
+
+    Args:
+        num_configs: Number of configurations, of which none fits.
+        name: The model in an engine's command line; "" for its own name.
+    """
     assert advised is not None
-    count, length = nearest.options.wanted, f"{nearest.length:,} tokens"
+    count, length = closest.options.wanted, f"{closest.length:,} tokens"
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
-    problem = f"{place_of(nearest)}: {advised.missing}."
-    if len(fits) > 1:
-        title = (
-            f"None of {len(fits):,} configurations fits {requests}, the closest is {problem}"
-        )
-    else:
+    ranks = closest.ranks
+    place = place_name(closest.gpu.name, ranks.gpus, ranks.tp, ranks.pp, ranks.dp)
+    title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
+    if num_configs == 1:
         verb = "do not" if count > 1 else "does not"
-        title = f"{requests[0].upper()}{requests[1:]} {verb} fit on {problem}"
+        title = f"{requests[0].upper()}{requests[1:]} {verb} fit on"
+    title += f" {place}: {advised.missing}."
     if not advised.fixes:
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
-    *others, last = (f"`{fix}`" for fix in advised.fixes)
-    listed = f"{', '.join(others)} or {last}" if others else last
     change = next(iter(advised.fixes.values()))
     written = command_of(change.deployment, change.options, name)
-    return title, f"It fits with {listed}.", written.line if written else None
+    fixes = joined([f"`{fix}`" for fix in advised.fixes])
+    return title, f"It fits with {fixes}.", written.line if written else None
 
 
-def place_of(result: Fit) -> str:
+def place_name(gpu: str, gpus: int, tp: int, pp: int, dp: int) -> str:
     """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
-    ranks = result.ranks
-    sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp}
+    sizes = {"tp": tp, "pp": pp, "dp": dp}
     split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    return f"{ranks.gpus}× {result.gpu.name}" + (f" with {split}" if split else "")
+    return f"{gpus}× {gpu}" + (f" with {split}" if split else "")
+
+
+def place_of(record: Record) -> str:
+    """Return `place_name` of a record."""
+    keys = "gpu gpus tensor_parallel_size pipeline_parallel_size data_parallel_size"
+    return place_name(*(record[key] for key in keys.split()))
 
 
 def varied(records: Sequence[Record], key: str) -> bool:
@@ -207,8 +219,11 @@ def assumptions_line(records: Sequence[Record]) -> str:
     if not varied(records, "requested_model_len"):
         words.append(f"{records[0]['requested_model_len']:,} tokens")
     settings = [] if varied(records, "engine") else _utilization(records)
-    tokens = f"max_num_batched_tokens {_value_range(records, 'max_num_batched_tokens', ',')}"
-    return ", ".join([*([" of ".join(words)] if words else []), *settings, tokens])
+    return ", ".join([*filter(None, [" of ".join(words)]), *settings, _batched(records)])
+
+
+def _batched(records: Sequence[Record]) -> str:
+    return f"max_num_batched_tokens {_value_range(records, 'max_num_batched_tokens', ',')}"
 
 
 def _value_range(records: Sequence[Record], key: str, form: str) -> str:
@@ -217,16 +232,15 @@ def _value_range(records: Sequence[Record], key: str, form: str) -> str:
     return " to ".join(f"{value:{form}}" for value in dict.fromkeys((min(values), max(values))))
 
 
-def _accuracy(fits: Sequence[Fit], index: int) -> list[str]:
+def _accuracy(result: Fit, num_configs: int) -> list[str]:
     """Return the range of the KV cache budget, if the engine's memory has one."""
-    result = fits[index]
     has_range = result.engine.has_memory_range and not result.has_given_cache
     if not has_range or not result.budget_at("high"):
         return []
     low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
     if low[-3:] == high[-3:]:
         low = low[:-4]
-    gpu = f"{result.gpu.name}: " if len(fits) > 1 else ""
+    gpu = f"{result.gpu.name}: " if num_configs > 1 else ""
     source = f"in 90 % of published {result.options.engine} starts"
     if result.options.from_log:
         source = "corrected by the log"
@@ -234,27 +248,29 @@ def _accuracy(fits: Sequence[Fit], index: int) -> list[str]:
     return [f"{gpu}KV cache/GPU {low} to {high} {source}{end}"]
 
 
-def _hints(record: Record, result: Fit) -> list[str]:
-    """Return a warning, or the users that a smaller cache dtype fits."""
-    wastes = [
-        f"{name} {record[key]:.1%}" for name, key in WASTES if record.get(key) is not None
-    ]
+def _hints(record: Record, change: ConfigChange | None) -> list[str]:
+    """Return the waste, a warning, or the users that a smaller cache dtype fits."""
+    wastes = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
     if wastes:
-        return [f"Waste: {', '.join(wastes)}"]
+        return [f"Waste: {', '.join(f'{name} {share:.1%}' for name, share in wastes.items())}"]
     if record["low_num_seqs"] == 0:
         return ["At the low end of this range no user fits."]
-    if change := small_cache(result):
+    if change:
         return [f"With `{shlex.join(change.words)}`, {plural(change.sequences, 'user')} fit."]
     return []
 
 
-def _details(records: Sequence[Record], fits: Sequence[Fit], index: int) -> list[str]:
+def _details(
+    records: Sequence[Record],
+    fits: Sequence[Fit],
+    result: Fit,
+    fixes: Sequence[ConfigChange | None],
+) -> list[str]:
     """Return the notes for `--verbose`: settings, bytes of a request, transfers and memory."""
-    first, result = records[0], fits[index]
-    tokens = _value_range(records, "max_num_batched_tokens", ",")
-    lines = [f"max_num_batched_tokens {tokens}"]
+    first = records[0]
+    lines = [_batched(records)]
     lines += cost_lines(next((r for r in records if len(r["breakpoints"]) > 1), first))
-    lines += placement_lines(fits[0], first)
+    lines += placement_lines(first)
     if len(fits) > 1 and any(f.length > (f.model.max_context or f.length) for f in fits):
         lines.append("Max context is at most the model's maximum, unless more is requested.")
     lines += [note for f in fits for note in f.notes]
@@ -262,10 +278,7 @@ def _details(records: Sequence[Record], fits: Sequence[Fit], index: int) -> list
         usable, memory = format_bytes(gpu.usable_bytes), format_bytes(gpu.memory_bytes)
         lines.append(f"{gpu.name}: the system lets the GPU use {usable} of {memory} by default")
     # published quality of the formats that the answer suggests, for this model only
-    changes: list[ConfigChange | None] = [small_cache(result)]
-    if advised := advice(result):
-        changes += advised.fixes.values()
-    qualities = (change.quality for change in changes if change)
+    qualities = (change.quality for change in fixes if change)
     lines += [text for text in qualities if is_measured_on(result.model.name, text)]
     return [*dict.fromkeys(lines), memory_line(result)]
 
@@ -292,81 +305,47 @@ def cost_lines(record: Record) -> list[str]:
     """Return the bytes of one request, from each breakpoint on."""
     lines = []
     for piece in record["breakpoints"]:
-        slope, fixed, start = (
-            piece[k] for k in ("bytes_per_token", "fixed_bytes", "from_tokens")
-        )
-        per_token = f"{slope:,}" if isinstance(slope, int) else f"{slope:,.1f}"
+        slope, fixed = piece["bytes_per_token"], piece["fixed_bytes"]
+        start, blocks = piece["from_tokens"], piece["block_tokens"]
         sizes = [f"{fixed:,} bytes"] if fixed or not slope else []
-        sizes += [f"{per_token} bytes per token"] if slope else []
+        if slope:
+            per_token = f"{slope:,}" if isinstance(slope, int) else f"{slope:,.1f}"
+            sizes.append(f"{per_token} bytes per token")
         begin = f"From {start:,} tokens, a request" if start else "A request"
-        blocks = piece["block_tokens"]
         rounded = f", in blocks of {blocks:,} tokens" if blocks > 1 and slope else ""
         cause = f" ({piece['cause']} full)" if piece["cause"] else ""
         lines.append(f"{begin} needs {' + '.join(sizes)}{rounded}{cause}")
     return lines
 
 
-def placement_lines(result: Fit, record: Record) -> list[str]:
+# Notes on a record. A part after | is left out if a key of it is null or 0; the note, if one of
+# its first part is.
+PLACEMENT_NOTES = """
+CPU memory stores {cpu_offload_bytes} of weights, read in every pass|, {cpu_offload_s} each
+CPU memory stores the KV cache of {offload_num_seqs} more users, {offload_tokens} tokens
+A decode step over them moves {offload_step_bytes}|, at least {offload_step_s}
+Returning one of them takes at least {offload_return_s}|, computing it again {recompute_s}
+Disaggregated serving transfers {transfer_bytes} per request|, at least {transfer_s}
+Every GPU stores {replicated_weight_bytes} of replicated weights; GPUs with the same row of the \
+KV cache: {kv_copies}
+Loading {checkpoint_bytes} of weights takes at least {load_s}|; from disk to host \
+{load_disk_s}|; from host to GPU {load_link_s}
+"""
+
+
+def placement_lines(record: Record) -> list[str]:
     """Return the data in CPU memory, on several GPUs and transferred, with the times."""
     lines = []
-    if size := record["cpu_offload_bytes"]:
-        duration = record["cpu_offload_s"]
-        time_note = f", {seconds(duration)} each" if duration else ""
-        lines.append(
-            f"CPU memory stores {format_bytes(size)} of weights, read in every pass{time_note}"
-        )
-    if (users := record.get("offload_num_seqs")) is not None:
-        host = format_bytes(result.options.kv_offloading_bytes)
-        tokens = f"{record['offload_tokens']:,} tokens"
-        lines.append(
-            f"CPU memory of {host} per GPU stores the KV cache of {plural(users, 'user')}, {tokens}"
-        )
-        moved = format_bytes(record["offload_step_bytes"])
-        lines.append(
-            f"A decode step over them moves {moved}{_at_least(record['offload_step_s'])}"
-        )
-        if return_s := record["offload_return_s"]:
-            again = record["recompute_s"]
-            computed = f", computing it again {seconds(again)}" if again else ""
-            lines.append(f"Returning one of them takes at least {seconds(return_s)}{computed}")
-    size = format_bytes(record["transfer_bytes"])
-    duration = _at_least(record["transfer_s"])
-    lines.append(f"Disaggregated serving transfers {size} per request{duration}")
-    return [*lines, *_replicated(result), *_loading(result, record)]
-
-
-def _at_least(duration: float | None) -> str:
-    return f", at least {seconds(duration)}" if duration else ""
-
-
-def _replicated(result: Fit) -> list[str]:
-    """Return the weights and cache rows that several GPUs store."""
-    ranks = result.ranks
-    if ranks.tp == 1:
-        return []
-    copies = replicas(result.model, result.formats, ranks)
-    weights = [f"{name} {format_bytes(size)}" for name, size in copies.weights.items()]
-    rows = [f"{role} on {count}" for role, _, count in copies.cache]
-    lines = [f"Weights on every GPU: {', '.join(weights)}".replace("_", " ")] if weights else []
-    if rows:
-        lines.append(
-            f"Replicated rows of the KV cache, by GPUs: {', '.join(rows)}".replace("_", " ")
-        )
-    return [*lines, f"Embedding and head: 1/{ranks.tp} of the vocabulary on each GPU"]
-
-
-def _loading(result: Fit, record: Record) -> list[str]:
-    """Return the times to load the weights."""
-    names = {"load_disk_s": "from disk to host", "load_link_s": "from host to GPU"}
-    parts = [f"{seconds(record[key])} {name}" for key, name in names.items() if record[key]]
-    if not parts:
-        return []
-    size = format_bytes(record["checkpoint_bytes"])
-    lines = [f"Loading {size} of weights takes at least {', '.join(parts)}"]
-    host = result.gpu.host
-    if not record["load_disk_s"] and host and host.disk_bytes_per_s:
-        rate = f"{host.disk_bytes_per_s / 1e9:g}GB/s"
-        lines.append(f"`--disk-bandwidth {rate}` adds the disk of an {host.name}")
+    for note in PLACEMENT_NOTES.strip().splitlines():
+        parts = []
+        for part in note.split("|"):
+            keys = re.findall(r"{(\w+)}", part)
+            if all(record.get(key) for key in keys):
+                shown = columns(FitRow, " ".join(keys))
+                parts.append(part.format(**{c.key: c.show(record[c.key]) for c in shown}))
+            elif not parts:
+                break
+        lines += ["".join(parts)] if parts else []
     return lines
 
 
@@ -462,16 +441,19 @@ def allocation_table(run: AllocationRun, longest: int, max_num_seqs: int) -> Tab
     block = pages.block
     entries = sum(map(len, pages.tables.values()))
     max_entries = max_num_seqs * -(-longest // block)
-    details = [f"First fit: {_memory_map(run)}"]
-    for name, table in pages.tables.items():
-        details.append(f"block table of {name}, logical → physical: {_block_runs(table)}")
-    details.append(
-        f"block tables: {entries:,} entries of {ENTRY_BYTES} bytes = {entries * ENTRY_BYTES:,} B"
-    )
-    details.append(
+    spans = [(start, name, size) for name, (start, size) in run.first_fit.pieces.items()]
+    spans += [(start, "free", size) for start, size in run.first_fit.holes]
+    memory_map = " | ".join(f"{name} {size:,}" for _, name, size in sorted(spans))
+    details = [
+        f"First fit: {memory_map}",
+        *(
+            f"block table of {name}, logical → physical: {_block_runs(table)}"
+            for name, table in pages.tables.items()
+        ),
+        f"block tables: {entries:,} entries of {ENTRY_BYTES} bytes = {entries * ENTRY_BYTES:,} B",
         f"block tables of {max_num_seqs:,} × {longest:,} tokens: {max_entries:,} entries = "
-        f"{max_entries * ENTRY_BYTES:,} B"
-    )
+        f"{max_entries * ENTRY_BYTES:,} B",
+    ]
     num_slots = len(slots.queue) + len(slots.tables)
     notes = [
         "",
@@ -497,13 +479,6 @@ def allocation_table(run: AllocationRun, longest: int, max_num_seqs: int) -> Tab
     return Table(run.records, ALLOCATION_COLUMNS, title, notes, details=details)
 
 
-def _memory_map(run: AllocationRun) -> str:
-    """Return the pieces and holes of first fit in order."""
-    spans = [(start, name, size) for name, (start, size) in run.first_fit.pieces.items()]
-    spans += [(start, "free", size) for start, size in run.first_fit.holes]
-    return " | ".join(f"{name} {size:,}" for _, name, size in sorted(spans))
-
-
 def _block_runs(table: list[int]) -> str:
     """Return runs in which logical and physical blocks count up together: 0–2 → 5–7, 3 → 1."""
     runs = []
@@ -514,21 +489,15 @@ def _block_runs(table: list[int]) -> str:
     return ", ".join(runs) or "none"
 
 
-def _deployed(record: Record) -> str:
-    tp = record["tensor_parallel_size"]
-    split = f" with tp {tp}" if tp > 1 else ""
-    return f"{record['model']} on {record['gpus']}× {record['gpu']}{split}"
-
-
 def _matrix_sentence(records: Sequence[Record]) -> str:
     """Return the most users that fit, and the longest context."""
-    place = _deployed(records[0])
+    place = f"{records[0]['model']} on {place_of(records[0])}"
     cells = [(r["users"], r["context"]) for r in records if r["fits"]]
     if not cells:
         return f"{place} fits none of these."
-    widest, longest = max(cells), max(cells, key=lambda cell: cell[::-1])
-    texts = [f"{users:,} × {context:,} tokens" for users, context in (widest, longest)]
-    return f"{place} fits {' or '.join(dict.fromkeys(texts))}."
+    corners = dict.fromkeys((max(cells), max(cells, key=lambda cell: cell[::-1])))
+    texts = [f"{users:,} × {context:,} tokens" for users, context in corners]
+    return f"{place} fits {' or '.join(texts)}."
 
 
 def matrix_table(records: Sequence[Record]) -> Table:
@@ -566,7 +535,12 @@ def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
     num_columns = max(len({r["context"] for r in records}) for records in matrices)
     charts = [_heat_map(records, size, num_columns) for records in matrices]
     if len(charts) == 1:
-        return [charts[0]._replace(title=f"{_deployed(firsts[0])}: what fits", subtitle=about)]
+        return [
+            charts[0]._replace(
+                title=f"{firsts[0]['model']} on {place_of(firsts[0])}: what fits",
+                subtitle=about,
+            )
+        ]
     keys = ("model", "gpu", "tensor_parallel_size")
     places = [{**r, "gpu": f"{r['gpus']}× {r['gpu']}"} for r in firsts]
     names = sides(places, keys).names
@@ -584,16 +558,16 @@ def _heat_map(records: Sequence[Record], size: int, num_columns: int) -> Chart:
         num_columns: Columns of the picture's widest map.
     """
     max_bytes = max((r["headroom_bytes"] for r in records), default=1) or 1
-    series = []
-    for users in dict.fromkeys(r["users"] for r in records):
-        cells = [r for r in records if r["users"] == users]
-        depths = [
-            max(0.0, r["headroom_bytes"] / max_bytes) if r["fits"] else -1.0 for r in cells
-        ]
-        signs = ["" if r["fits"] else "−" for r in cells]
-        sizes = [digits(abs(r["headroom_bytes"]) / size) for r in cells]
-        labels = tuple(map("".join, zip(signs, sizes, strict=True)))
-        series.append(Series(f"{users:,}", (), tuple(depths), "cells", labels=labels))
+    depths: dict[int, list[float]] = defaultdict(list)
+    labels: dict[int, list[str]] = defaultdict(list)
+    for r in records:
+        free, users = r["headroom_bytes"], r["users"]
+        depths[users].append(max(0.0, free / max_bytes) if r["fits"] else -1.0)
+        labels[users].append(f"{'−' * (not r['fits'])}{digits(abs(free) / size)}")
+    series = [
+        Series(f"{users:,}", (), tuple(row), "cells", labels=tuple(labels[users]))
+        for users, row in depths.items()
+    ]
     contexts = dict.fromkeys(_context_name(r["context"]) for r in records)
     axis = Axis("context, tokens", shown=(float(num_columns),))
     return Chart("", "", axis, Axis("users"), tuple(series), tuple(contexts))
