@@ -15,7 +15,7 @@ from kvcalc.capacity.engines import CacheLayout
 from kvcalc.capacity.engines.engine import Defaults
 from kvcalc.capacity.engines.layout import content_of
 from kvcalc.capacity.fit_options import FitOptions
-from kvcalc.capacity.memory_budget import budget
+from kvcalc.capacity.memory_budget import MemoryBreakdown
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.model.pipeline import stages
@@ -88,26 +88,17 @@ class BatchedFit(NamedTuple):
         """
         import numpy as np
 
-        fit, engine = self.fit, self.fit.engine
+        fit = self.fit
         result = np.empty((len(self.plans), len(self.gpus), len(counts)), dtype=np.int64)
         for rows, stage in zip(result, self.plans, strict=True):
             start = fit.startup(stage, -(-counts // fit.ranks.dp))
-            starts = [msgspec.structs.replace(start, gpu=gpu) for gpu in self.gpus]
-            groups: dict[object, list[int]] = {}
-            for index, gpu_start in enumerate(starts):
-                groups.setdefault(engine.memory_key(gpu_start), []).append(index)
-            for indices in groups.values():
-                terms = fit.memory(starts[indices[0]], fit.estimate)
-                gpus = [self.gpus[index] for index in indices]
-                memory = np.array([gpu.memory_bytes for gpu in gpus])[:, None]
-                share = budget(
-                    memory=np.array([gpu.usable_bytes for gpu in gpus])[:, None],
-                    utilization=np.array([self.utilizations[i] for i in indices])[:, None],
-                    terms=terms,
-                    basis=fit.utilization_basis,
-                    excludes_activations=engine.excludes_activations,
-                )
-                rows[indices] = share.cache - (terms.margin * memory).astype(np.int64)
+            terms: dict[object, MemoryBreakdown] = {}
+            for index, gpu in enumerate(self.gpus):
+                gpu_start = msgspec.structs.replace(start, gpu=gpu)
+                key = fit.engine.memory_key(gpu_start)
+                if key not in terms:
+                    terms[key] = fit.memory(gpu_start, fit.estimate)
+                rows[index] = fit.remaining_bytes(terms[key], self.utilizations[index], gpu)
         return result
 
 

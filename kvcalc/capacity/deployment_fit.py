@@ -197,21 +197,25 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             terms = terms._replace(overhead={"given": overhead})
         return terms if None in sizes else terms._replace(margin=0.0)
 
-    def budget_of(self, terms: MemoryBreakdown, utilization: float = 0.0) -> Budget:
-        """Return the budget under the engine's utilization, or another one."""
+    def budget_of(
+        self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
+    ) -> Budget:
+        """Return the budget under the engine's utilization, or another one, on another GPU."""
         return budget(
-            memory=self.gpu.usable_bytes,
+            memory=(gpu or self.gpu).usable_bytes,
             utilization=utilization or self.utilization,
             terms=terms,
             basis=self.utilization_basis,
             excludes_activations=self.engine.excludes_activations,
         )
 
-    def remaining_bytes(self, terms: MemoryBreakdown, utilization: float = 0.0) -> int:
+    def remaining_bytes(
+        self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
+    ) -> Any:
         """Return the bytes that the terms and their margin leave for the cache; negative if they
         exceed the share."""
-        margin = int(terms.margin * self.gpu.memory_bytes)
-        return int(self.budget_of(terms, utilization).cache) - margin
+        margin = int(terms.margin * (gpu or self.gpu).memory_bytes)
+        return self.budget_of(terms, utilization, gpu).cache - margin
 
     def cache_bytes(self, stage: int, terms: MemoryBreakdown) -> int:
         """Return the cache of a stage: as in the options, or the remaining bytes."""
