@@ -5,6 +5,7 @@ The keys of `batch_memory` tell whether a batch fits; records of times share the
 
 import shlex
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,6 +44,100 @@ class Typed(NamedTuple):
 AS_CALLED = Typed()
 
 
+# Keys of a record in order, with the attribute of the fit that is their value. `_computed` has the
+# values of the other keys; it lacks keys that a record need not have.
+KEYS = """
+model model.name
+engine options.engine
+gpu gpu.name
+gpus ranks.gpus
+tensor_parallel_size ranks.tp
+pipeline_parallel_size ranks.pp
+data_parallel_size ranks.dp
+dtype formats.weights_label
+kv_cache_dtype
+fits fits
+weights_fit budget.weights_fit
+memory_bytes budget.memory
+gpu_memory_utilization utilization
+utilization_of utilization_basis
+share_bytes budget.share
+weight_bytes terms.weights
+language_weight_bytes terms.language
+extra_weight_bytes terms.extra_bytes
+host_weight_bytes
+mtp_weight_bytes
+draft_weight_bytes
+activation_bytes budget.activation
+overhead_bytes budget.overhead
+kv_budget_bytes
+kv_budget_low_bytes
+kv_budget_high_bytes
+budget estimate
+shortage_bytes shortage
+advice
+advice_quality
+block_size plan.block_size
+page_bytes plan.page_bytes
+bytes_per_block plan.bytes_per_block
+num_blocks
+blocks_per_request
+kv_tokens
+max_concurrency
+max_num_seqs sequences
+max_model_len longest
+requested_model_len length
+requested_num_seqs options.wanted
+low_num_seqs
+unshared_num_seqs
+longest_context longest_context
+capacity_sequences capacity
+needed_utilization needed.utilization
+needed_kv_cache_memory_bytes needed.cache
+greatest_num_seqs needed.sequences
+greatest_model_len needed.length
+small_cache_num_seqs
+kv_cache_allocated_bytes
+window_cache_bytes
+state_bytes
+host_cache_bytes
+max_num_batched_tokens settings.max_num_batched_tokens
+transfer_bytes
+transfer_s
+offload_num_seqs
+offload_step_bytes
+offload_step_s
+offload_tokens
+offload_return_s
+recompute_s
+machine_memory_bytes gpu.memory_bytes
+startup_bytes terms.startup_bytes
+cpu_offload_bytes
+cpu_offload_s
+replicated_weight_bytes
+kv_copies
+checkpoint_bytes
+load_disk_s
+load_link_s
+load_s
+lengths
+mean_length
+contiguous_waste
+contiguous_waste_tokens
+contiguous_num_seqs
+external_waste
+external_failures
+external_requests
+external_largest_hole
+paged_waste
+paged_waste_tokens
+paged_num_seqs
+command
+kvcalc_command
+breakpoints
+"""
+
+
 def fit_record(
     result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Typed = AS_CALLED
 ) -> Record:
@@ -53,102 +148,88 @@ def fit_record(
         seed: Seed of the simulated allocator.
         typed: The words of the request.
     """
-    options, ranks, plan = result.options, result.ranks, result.plan
+    computed = _computed(result, typed) | (
+        _waste_keys(result, lengths, seed) if lengths else {}
+    )
+    record: dict[str, Any] = {}
+    for line in KEYS.strip().splitlines():
+        key, _, attribute = line.partition(" ")
+        if attribute:
+            record[key] = attrgetter(attribute)(result)
+        elif key in computed:
+            record[key] = computed[key]
+    return record
+
+
+def _computed(result: Fit, typed: Typed) -> dict[str, Any]:
+    """Return the keys of a record that are more than an attribute of the fit."""
+    options, plan, terms = result.options, result.plan, result.terms
+    cache, length, count = result.kv_budget, result.length, result.num_requested
+    has_range = result.engine.has_memory_range or result.has_given_cache
+    low, _, high = (result.budget_at(name) if has_range else None for name in ESTIMATES)
+    advised = advice(result, all_experts=typed.all_experts)
+    smaller = small_cache(result)
+    offloaded = offloaded_bytes(
+        result.model, result.formats, result.ranks, result.stage, options.cpu_offload_gb
+    )
+    copied_weights, copies = replicas(result.model, result.formats, result.ranks)
+    checkpoint = weight_bytes(result.model, result.deployment.precision)
+    link = result.gpu.host_link_bytes_per_s
+    load_times = (
+        checkpoint / options.disk_bandwidth if options.disk_bandwidth else None,
+        terms.language / link if link else None,
+    )
     return {
-        "model": result.model.name,
-        "engine": options.engine,
-        "gpu": result.gpu.name,
-        "gpus": ranks.gpus,
-        "tensor_parallel_size": ranks.tp,
-        "pipeline_parallel_size": ranks.pp,
-        "data_parallel_size": ranks.dp,
-        "dtype": result.formats.weights_label,
         "kv_cache_dtype": options.cache_label(result.formats.kv_cache_dtype),
-        "fits": result.fits,
-        **_memory_keys(result, typed),
-        **_capacity_keys(result),
-        "kv_cache_allocated_bytes": plan.allocated(
-            result.kv_budget, result.num_requested, result.length
-        ),
-        **plan.extra_buffers(result.num_requested, result.length),
-        "max_num_batched_tokens": result.settings.max_num_batched_tokens,
+        **({"host_weight_bytes": terms.host} if terms.host else {}),
+        "mtp_weight_bytes": result.extra_weights.get("mtp"),
+        "draft_weight_bytes": result.extra_weights.get("draft"),
+        "kv_budget_bytes": result.budget_at("middle"),
+        "kv_budget_low_bytes": low,
+        "kv_budget_high_bytes": high,
+        "advice": advised.text if advised else None,
+        "advice_quality": (advised.quality or None) if advised else None,
+        "num_blocks": plan.num_blocks(cache),
+        "blocks_per_request": plan.request_blocks(length),
+        "kv_tokens": plan.tokens(cache, length),
+        "max_concurrency": plan.concurrency(cache, length),
+        "low_num_seqs": result.sequences_at("low") if has_range else None,
+        "unshared_num_seqs": without_sharing(result) if options.shared_prefix else None,
+        "small_cache_num_seqs": smaller.sequences if smaller else None,
+        "kv_cache_allocated_bytes": plan.allocated(cache, count, length),
+        **plan.extra_buffers(count, length),
         **_transfer_keys(result),
-        **_placement_keys(result),
-        **(_waste_keys(result, lengths, seed) if lengths else {}),
+        "cpu_offload_bytes": offloaded,
+        "cpu_offload_s": _offload_seconds(result, offloaded) if link else None,
+        "replicated_weight_bytes": sum(copied_weights.values()),
+        "kv_copies": max(copies.values(), default=1),
+        "checkpoint_bytes": checkpoint,
+        "load_disk_s": load_times[0],
+        "load_link_s": load_times[1],
+        "load_s": max(filter(None, load_times), default=None),  # loading overlaps both
         **_command_keys(result, typed),
         "breakpoints": plan.breakpoints(),
     }
 
 
-def _memory_keys(result: Fit, typed: Typed) -> Record:
-    """Return the memory of one GPU, and advice if something is missing."""
-    terms, budget = result.terms, result.budget
-    has_range = result.engine.has_memory_range or result.has_given_cache
-    low, _, high = (result.budget_at(name) if has_range else None for name in ESTIMATES)
-    advised = advice(result, all_experts=typed.all_experts)
-    return {
-        "weights_fit": budget.weights_fit,
-        "memory_bytes": budget.memory,
-        "gpu_memory_utilization": result.utilization,
-        "utilization_of": result.utilization_basis,
-        "share_bytes": budget.share,
-        "weight_bytes": terms.weights,
-        "language_weight_bytes": terms.language,
-        "extra_weight_bytes": terms.weights - terms.language,
-        **({"host_weight_bytes": terms.host} if terms.host else {}),
-        "mtp_weight_bytes": result.extra_weights.get("mtp"),
-        "draft_weight_bytes": result.extra_weights.get("draft"),
-        "activation_bytes": budget.activation,
-        "overhead_bytes": budget.overhead,
-        "kv_budget_bytes": result.budget_at("middle"),
-        "kv_budget_low_bytes": low,
-        "kv_budget_high_bytes": high,
-        "budget": result.estimate,
-        "shortage_bytes": result.shortage,
-        "advice": advised.text if advised else None,
-        "advice_quality": (advised.quality or None) if advised else None,
-    }
-
-
-def _capacity_keys(result: Fit) -> Record:
-    """Return blocks, sequences and lengths, the limits, and sequences under other settings."""
-    plan, cache, length = result.plan, result.kv_budget, result.length
-    options, limits, smaller = result.options, result.needed, small_cache(result)
-    has_range = result.engine.has_memory_range or result.has_given_cache
-    return {
-        "block_size": plan.block_size,
-        "page_bytes": plan.page_bytes,
-        "bytes_per_block": plan.bytes_per_block,
-        "num_blocks": plan.num_blocks(cache),
-        "blocks_per_request": plan.request_blocks(length),
-        "kv_tokens": plan.tokens(cache, length),
-        "max_concurrency": plan.concurrency(cache, length),
-        "max_num_seqs": result.sequences,
-        "max_model_len": result.longest,
-        "requested_model_len": length,
-        "requested_num_seqs": options.wanted,
-        "low_num_seqs": result.sequences_at("low") if has_range else None,
-        "unshared_num_seqs": without_sharing(result) if options.shared_prefix else None,
-        "longest_context": result.longest_context,
-        "capacity_sequences": result.capacity,
-        "needed_utilization": limits.utilization,
-        "needed_kv_cache_memory_bytes": limits.cache,
-        "greatest_num_seqs": limits.sequences,
-        "greatest_model_len": limits.length,
-        "small_cache_num_seqs": smaller.sequences if smaller else None,
-    }
+def _offload_seconds(result: Fit, offloaded: int) -> float:
+    """Return the seconds of a decode step's reads of weights in host memory."""
+    deployment = msgspec.structs.replace(result.deployment, host_weights=offloaded)
+    # as `latency` times this engine
+    is_predicted = result.options.engine in preset_files(f"calibrations/{result.gpu.name}")
+    operators = deployment.operators(Batch.decode(1))
+    return float(deployment.host_seconds(operators, measured=is_predicted))
 
 
 def _transfer_keys(result: Fit) -> Record:
     """Return the transfer of one sequence to a decoding GPU, and a step over sequences whose cache
     is in host memory."""
     gpu, length, content = result.gpu, result.length, result.content
-    size = content.needed(1, length)
+    size, host_bytes = content.needed(1, length), result.options.kv_offloading_bytes
     keys: dict[str, Any] = {
         "transfer_bytes": size,
         "transfer_s": size / gpu.link_bytes_per_s if gpu.link_bytes_per_s else None,
     }
-    host_bytes = result.options.kv_offloading_bytes
     if not host_bytes:
         return keys
     sequences = result.plan.max_extra_sequences(host_bytes, length)
@@ -160,8 +241,7 @@ def _transfer_keys(result: Fit) -> Record:
         recompute_s = float(prefill.seconds(Batch.prefill(length)))
     except UserError:  # a GPU without matrix peaks
         recompute_s = None
-    return {
-        **keys,
+    return keys | {
         "offload_num_seqs": sequences * result.ranks.dp,
         "offload_step_bytes": read,
         "offload_step_s": read / link if link else None,
@@ -171,41 +251,7 @@ def _transfer_keys(result: Fit) -> Record:
     }
 
 
-def _placement_keys(result: Fit) -> Record:
-    """Return the weights in host memory with their time, the data on several GPUs, and the time to
-    load the weights."""
-    gpu, options, deployment = result.gpu, result.options, result.deployment
-    offloaded = offloaded_bytes(
-        result.model, result.formats, result.ranks, result.stage, options.cpu_offload_gb
-    )
-    offload_s = None
-    link = gpu.host_link_bytes_per_s
-    if link:
-        host = msgspec.structs.replace(deployment, host_weights=offloaded)
-        # as `latency` times this engine
-        is_predicted = options.engine in preset_files(f"calibrations/{gpu.name}")
-        operators = host.operators(Batch.decode(1))
-        offload_s = float(host.host_seconds(operators, measured=is_predicted))
-    copied_weights, copies = replicas(result.model, result.formats, result.ranks)
-    checkpoint = weight_bytes(result.model, deployment.precision)
-    load_disk_s = checkpoint / options.disk_bandwidth if options.disk_bandwidth else None
-    load_link_s = result.terms.language / link if link else None
-    times = [time for time in (load_disk_s, load_link_s) if time is not None]
-    return {
-        "machine_memory_bytes": gpu.memory_bytes,
-        "startup_bytes": result.terms.startup_bytes,
-        "cpu_offload_bytes": offloaded,
-        "cpu_offload_s": offload_s,
-        "replicated_weight_bytes": sum(copied_weights.values()),
-        "kv_copies": max(copies.values(), default=1),
-        "checkpoint_bytes": checkpoint,
-        "load_disk_s": load_disk_s,
-        "load_link_s": load_link_s,
-        "load_s": max(times, default=None),  # loading overlaps both
-    }
-
-
-def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> Record:
+def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> dict[str, Any]:
     """Return the waste of three allocators for these lengths, cut at max_model_len, in the token
     slots of the pool."""
     requests = [min(length, result.length) for length in lengths]
@@ -234,15 +280,14 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> Record:
 def _command_keys(result: Fit, typed: Typed) -> Record:
     """Return the engine's command line, and the command line of `fit` with it."""
     written = command_of(result.deployment, result.options, typed.model)
-    if written is None:
-        return {"command": None, "kvcalc_command": None}
-    is_file = typed.gpu.lower().endswith((".yaml", ".yml"))
-    gpu = typed.gpu if is_file else result.gpu.name
-    options = shlex.join(["--gpu", gpu, *typed.options, *written.options])
-    return {
-        "command": written.line,
-        "kvcalc_command": f"kvcalc fit {options} -- {written.line}",
-    }
+    line = kvcalc_line = None
+    if written:
+        line = written.line
+        is_file = typed.gpu.lower().endswith((".yaml", ".yml"))
+        gpu = typed.gpu if is_file else result.gpu.name
+        words = shlex.join(["--gpu", gpu, *typed.options, *written.options])
+        kvcalc_line = f"kvcalc fit {words} -- {line}"
+    return {"command": line, "kvcalc_command": kvcalc_line}
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:
@@ -309,13 +354,13 @@ def matrix_records(
     return records
 
 
-KEYS = ("fits", "kv_budget_bytes", "kv_needed_bytes", "max_num_seqs", "memory_note")
+MEMORY_KEYS = ("fits", "kv_budget_bytes", "kv_needed_bytes", "max_num_seqs", "memory_note")
 
 
 def batch_memory(
     deployment: TimedDeployment, groups: Sequence[tuple[int, int]], **options: Any
 ) -> Record:
-    """Return the keys of KEYS for a batch. They are `fit`'s figures for the same settings.
+    """Return the keys of MEMORY_KEYS for a batch. They are `fit`'s figures for the same settings.
 
     If the engine refuses the model, `memory_note` is its refusal and the other keys are None.
     `fits` is then False if even the content of the cache does not fit.
@@ -334,7 +379,7 @@ def batch_memory(
     try:
         return _batch_memory(deployment, requested, groups)
     except UserError as error:
-        record: dict[str, Any] = dict.fromkeys(KEYS) | {"memory_note": str(error)}
+        record: dict[str, Any] = dict.fromkeys(MEMORY_KEYS) | {"memory_note": str(error)}
     content = msgspec.structs.replace(deployment, engine="none")
     minimum = FitOptions(engine="none", max_model_len=longest, users=users)
     try:
@@ -347,7 +392,7 @@ def batch_memory(
 def pass_with_memory(
     deployment: TimedDeployment, records: list[Record], batch: Batch
 ) -> list[Record]:
-    """Return the records of `roofline`, with the keys of KEYS in the total of the pass."""
+    """Return the records of `roofline`, with the keys of MEMORY_KEYS in the total of the pass."""
     groups = [(int(group.count), int(group.new + group.past)) for group in batch.groups]
     return [*records[:-1], {**records[-1], **batch_memory(deployment, groups)}]
 
@@ -366,4 +411,4 @@ def _batch_memory(
         has_memory = result.has_given_cache or not result.shortage
         fits = has_memory and needed <= int(plan.pool(result.kv_budget))
     values = fits, result.kv_budget, needed, result.sequences, None
-    return dict(zip(KEYS, values, strict=True))
+    return dict(zip(MEMORY_KEYS, values, strict=True))

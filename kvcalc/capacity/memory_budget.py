@@ -116,8 +116,12 @@ class MemoryBreakdown(NamedTuple):
     host: int = 0
 
     @property
+    def extra_bytes(self) -> int:
+        return sum(self.extra.values())
+
+    @property
     def weights(self) -> int:
-        return self.language + sum(self.extra.values())
+        return self.language + self.extra_bytes
 
     @property
     def startup_bytes(self) -> int:
