@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import Answer
-from kvcalc.errors import UnpredictedRelease, UserError
+from kvcalc.errors import UserError
 from kvcalc.question.options import Question, Tokens
 
 if TYPE_CHECKING:
@@ -80,10 +80,7 @@ def run(
 def _save_corrections(path: str, verdict: "Verdict") -> None:
     from kvcalc.answers.messages import save_text
 
-    corrections = verdict[1].corrections
-    if corrections is None:
-        raise UserError("vLLM's V0 engine is not predicted, so its log gives no corrections")
-    save_text(path, corrections.text())
+    save_text(path, verdict[1].corrections.text())
 
 
 def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:
@@ -113,7 +110,7 @@ def _verdicts(
     """Return log, verdict, number and count of each requested start, and add to the notes."""
     from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots
-    from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
+    from kvcalc.diagnosis.log_verdict import summarize_diagnosis
 
     boots, remarks = read_boots(log)
     notes += remarks
@@ -123,12 +120,8 @@ def _verdicts(
     for number, boot in enumerate(boots, 1):
         if target.boot not in (0, number):
             continue
-        try:
-            diagnosis = diagnose(boot, inputs)
-            notes += diagnosis.remarks
-            summary = summarize_diagnosis(diagnosis, target.users, target.context)
-        except UnpredictedRelease as error:
-            notes.append(error.what)
-            summary = summarize_v0(boot, inputs.model, inputs.gpu)
+        diagnosis = diagnose(boot, inputs)
+        notes += diagnosis.remarks
+        summary = summarize_diagnosis(diagnosis, target.users, target.context)
         verdicts.append((log, summary, number, len(boots)))
     return verdicts

@@ -279,17 +279,13 @@ def _parse_arguments(text: str) -> list[tuple[str, Any]]:
 def _complete_figures(boot: Boot) -> None:
     """Compute the figures that a log states only in parts.
 
-    The peak of torch includes weights. SGLang's cache is keys and values of all pools, and states.
+    SGLang's cache is keys and values of all pools, and states.
     The fullest of llama.cpp's devices counts.
     """
     figures = boot.figures
     weights = figures.get("weights")
-    if weights is not None:
-        if "torch_peak" in figures:
-            activations = max(0, figures.pop("torch_peak") - weights)
-            figures.setdefault("activations", activations)
-        if "consumed" in figures:
-            figures.setdefault("libraries", figures["consumed"] - weights)
+    if weights is not None and "consumed" in figures:
+        figures.setdefault("libraries", figures["consumed"] - weights)
     if boot.engine == "sglang":
         keys_and_values = figures.get("keys_and_values", 0) + figures.get("keys", 0)
         cache_bytes = keys_and_values + figures.get("values", 0)

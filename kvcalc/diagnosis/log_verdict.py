@@ -8,7 +8,6 @@ import shlex
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,9 +17,10 @@ from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, fit_record
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
-from kvcalc.diagnosis.startup import Boot, find_gpu
+from kvcalc.diagnosis.startup import Boot
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.batch import Parallelism
+from kvcalc.model.precision import Precision
 from kvcalc.records.diagnose import AdviceRecord, DiagnoseRecord
 from kvcalc.storage.quantization import loss_of
 from kvcalc.timing.deployment import TimedDeployment
@@ -36,7 +36,6 @@ FAILURES = {
     "out_of_memory": "an allocation ran out of memory",
     "weights": "the weights do not fit",
 }
-V0_ITEMS = "memory share weights activations libraries graphs cache"
 SUMMARY_KEYS = "fits failure tokens max_num_seqs command taken change advice"
 
 
@@ -58,22 +57,30 @@ class ChangeCandidate(NamedTuple):
     flags: str = ""
     cost: str = ""
 
-    def changed(
-        self, cost: str = "", deployment: Mapping[str, Any] = {}, **options: Any
-    ) -> "ChangeCandidate":
-        """Return a candidate with changed options and fields of the deployment, and its flags."""
-        candidate = self._replace(
-            deployment=msgspec.structs.replace(self.deployment, **deployment),
-            options=msgspec.structs.replace(self.options, **options),
+    def changed(self, values: Mapping[str, Any], cost: str = "") -> "ChangeCandidate":
+        """Return a candidate with other values of options, formats or `parallelism`, and its
+        flags."""
+        formats: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, value in values.items():
+            (formats if name in Precision.__struct_fields__ else others)[name] = value
+        ranks = others.pop("parallelism", self.deployment.parallelism)
+        precision = msgspec.structs.replace(self.deployment.precision, **formats)
+        deployment = msgspec.structs.replace(
+            self.deployment, precision=precision, parallelism=ranks
         )
-        old = command_of(self.deployment, self.options)
-        new = command_of(candidate.deployment, candidate.options)
-        words = [self.flags] if self.flags else []
-        if old and new:
-            for name, flag_words in new.words.items():
-                if flag_words != old.words.get(name):
-                    words.append(shlex.join(flag_words))
-        return candidate._replace(flags=" ".join(words), cost=self.cost or cost)
+        options = msgspec.structs.replace(self.options, **others)
+        old, new = command_of(self.deployment, self.options), command_of(deployment, options)
+        flags = [self.flags] if self.flags else []
+        for name, words in new.words.items() if old and new else ():
+            if old and words != old.words.get(name):
+                flags.append(shlex.join(words))
+        return self._replace(
+            deployment=deployment,
+            options=options,
+            flags=" ".join(flags),
+            cost=self.cost or cost,
+        )
 
     @property
     def required_users(self) -> int:
@@ -114,11 +121,11 @@ class ChangeCandidate(NamedTuple):
         longest = max(
             self.options.max_model_len or self.diagnosis.predicted.length, self.tokens
         )
-        candidate = self.changed(max_model_len=longest)._replace(flags=self.flags)
+        candidate = self.changed({"max_model_len": longest})._replace(flags=self.flags)
         options = msgspec.structs.replace(candidate.options, users=self.required_users)
         fitted = fit(self.deployment, options)
         if not fitted.fits:
-            candidate = candidate.changed(max_model_len=self.tokens)
+            candidate = candidate.changed({"max_model_len": self.tokens})
             options = msgspec.structs.replace(options, max_model_len=self.tokens)
             fitted = fit(self.deployment, options)
         record = fit_record(fitted, typed=Typed(model=self.diagnosis.command.named))
@@ -142,16 +149,15 @@ def find_changes(start: ChangeCandidate) -> list[AdviceRecord]:
     share.
     """
     advice: list[AdviceRecord] = []
-    for is_combined in (False, True):
-        kinds = [_larger_shares(start), *_option_changes(start), *_deployment_changes(start)]
-        for candidates in kinds[is_combined:]:
-            if is_combined:
-                candidates = chain.from_iterable(map(_larger_shares, candidates))
-            tried = (candidate.advice() for candidate in candidates)
-            advice += islice(filter(None, tried), 1)
-        if advice:
-            break
+    for candidates in chain([_larger_shares(start)], _changes(start)):
+        advice += _first_advice(candidates)
+    for candidates in () if advice else _changes(start):
+        advice += _first_advice(chain.from_iterable(map(_larger_shares, candidates)))
     return advice[:MAX_CHANGES]
+
+
+def _first_advice(candidates: Iterable[ChangeCandidate]) -> Iterator[AdviceRecord]:
+    return islice(filter(None, (candidate.advice() for candidate in candidates)), 1)
 
 
 def _first_that_fits(candidates: Sequence[ChangeCandidate]) -> Sequence[ChangeCandidate]:
@@ -160,22 +166,24 @@ def _first_that_fits(candidates: Sequence[ChangeCandidate]) -> Sequence[ChangeCa
     return candidates[first : first + 1]
 
 
-def _larger_shares(start: ChangeCandidate) -> Iterable[ChangeCandidate]:
+def _larger_shares(start: ChangeCandidate) -> Sequence[ChangeCandidate]:
     """Return the smallest share of the memory that fits, in hundredths, below the free share.
 
     If other processes occupy the share, return the next smaller share.
     """
-    diagnosis = start.diagnosis
-    if start.options.engine == "llama.cpp" or start.options.kv_cache_memory_bytes:
+    diagnosis, options = start.diagnosis, start.options
+    if options.engine == "llama.cpp" or options.kv_cache_memory_bytes:
         return []
     corrections, used = diagnosis.corrections, diagnosis.predicted.utilization
     free = min(MAX_UTILIZATION, 1 - corrections.others_bytes / corrections.memory_bytes)
     shares = [hundredths / 100 for hundredths in range(1, int(free * 100) + 1)]
     if diagnosis.boot.failure == "occupied":
         lower = [share for share in shares if share < used]
-        return [start.changed(gpu_memory_utilization=share) for share in lower[-1:]]
+        return [start.changed({"gpu_memory_utilization": share}) for share in lower[-1:]]
     higher = [share for share in shares if share > used]
-    return _first_that_fits([start.changed(gpu_memory_utilization=share) for share in higher])
+    return _first_that_fits(
+        [start.changed({"gpu_memory_utilization": share}) for share in higher]
+    )
 
 
 def _halves(value: int, minimum: int) -> Iterator[int]:
@@ -185,47 +193,55 @@ def _halves(value: int, minimum: int) -> Iterator[int]:
         yield value
 
 
-def _option_changes(start: ChangeCandidate) -> Iterator[Iterable[ChangeCandidate]]:
-    """Yield changes of each kind that need less memory outside the cache: fewer tokens per pass,
-    fewer sequences, no CUDA graphs, no images."""
-    options, engine = start.options, start.options.engine
-    tokens = start.diagnosis.predicted.settings.max_num_batched_tokens
-    cost = "longer prompts take more passes"
-    yield (
-        start.changed(cost, max_num_batched_tokens=count)
-        for count in _halves(tokens, 64 if engine == "llama.cpp" else MIN_TOKENS)
-    )
-    if engine == "vllm":
-        min_count = max(start.users, MIN_SEQUENCES)
-        yield (
-            start.changed("no more at once", max_num_seqs=count)
-            for count in _halves(options.max_num_seqs or 1024, min_count)
-        )
-    if engine != "llama.cpp" and not options.enforce_eager:
-        yield [start.changed("slower steps", enforce_eager=True)]
-    if engine == "vllm" and start.deployment.model.vision and options.images != 0:
-        limits = '{"image": 0, "video": 0}'
-        yield [start.changed("text alone", limit_mm_per_prompt=limits)]
+def _changes(start: ChangeCandidate) -> Iterator[Iterable[ChangeCandidate]]:
+    """Yield the candidates of each kind of change, the smallest change first.
 
-
-def _deployment_changes(start: ChangeCandidate) -> Iterator[Iterable[ChangeCandidate]]:
-    """Yield changes of each kind of the deployment: an 8-bit cache, layers on the host, more GPUs,
-    8-bit weights. fp8 needs a GPU that computes in it."""
-    deployment, precision = start.deployment, start.deployment.precision
-    ranks = deployment.parallelism
-    is_llama_cpp = start.options.engine == "llama.cpp"
+    First are changes that need less memory outside the cache, then changes of the deployment. fp8
+    needs a GPU that computes in it.
+    """
+    options, deployment = start.options, start.deployment
+    model, ranks, precision = deployment.model, deployment.parallelism, deployment.precision
+    is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
     has_fp8 = "fp8" in deployment.gpu.flops_per_s
-    dtype = "q8_0" if is_llama_cpp else "fp8"
-    if (is_llama_cpp or has_fp8) and deployment.formats.kv_cache_dtype not in SMALL_CACHES:
-        smaller = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
-        yield [start.changed(loss_of("cache", dtype), {"precision": smaller})]
+    is_narrow = deployment.formats.kv_cache_dtype in SMALL_CACHES
+    is_quantized = precision.quantization or model.quantization or precision.dtype == "fp8"
+    cache_dtype = "q8_0" if is_llama_cpp else "fp8"
+    tokens = start.diagnosis.predicted.settings.max_num_batched_tokens
+    token_counts = _halves(tokens, 64 if is_llama_cpp else MIN_TOKENS)
+    counts = _halves(options.max_num_seqs or 1024, max(start.users, MIN_SEQUENCES))
+    # condition, name of the changed field, its values, and the cost in words
+    kinds: tuple[tuple[Any, str, Iterable[Any], str], ...] = (
+        (True, "max_num_batched_tokens", token_counts, "longer prompts take more passes"),
+        (is_vllm, "max_num_seqs", counts, "no more at once"),
+        (
+            not is_llama_cpp and not options.enforce_eager,
+            "enforce_eager",
+            [True],
+            "slower steps",
+        ),
+        (
+            is_vllm and model.vision and options.images != 0,
+            "limit_mm_per_prompt",
+            ['{"image": 0, "video": 0}'],
+            "text alone",
+        ),
+        (
+            (is_llama_cpp or has_fp8) and not is_narrow,
+            "kv_cache_dtype",
+            [cache_dtype],
+            loss_of("cache", cache_dtype),
+        ),
+    )
+    for applies, name, values, cost in kinds:
+        if applies:
+            yield (start.changed({name: value}, cost) for value in values)
     if is_llama_cpp:
-        layers = start.options.n_gpu_layers
-        if layers < 0:
-            layers = deployment.model.layers + 1
-        counts = range(layers - 1, 1, -1) if deployment.gpu.per != "SoC" else ()
+        layers = options.n_gpu_layers if options.n_gpu_layers >= 0 else model.layers + 1
+        layer_counts = range(layers - 1, 1, -1) if deployment.gpu.per != "SoC" else ()
         cost = "the other layers run on the host, slower"
-        yield _first_that_fits([start.changed(cost, n_gpu_layers=n) for n in counts])
+        yield _first_that_fits(
+            [start.changed({"n_gpu_layers": count}, cost) for count in layer_counts]
+        )
         return
     wider = []
     tp = ranks.tp
@@ -233,11 +249,10 @@ def _deployment_changes(start: ChangeCandidate) -> Iterator[Iterable[ChangeCandi
         tp *= 2
         ep = tp * ranks.dp if ranks.ep > 1 else 1
         wider.append(Parallelism(tp, ranks.pp, ranks.dp, ep, ranks.dcp))
-    yield (start.changed(f"{ranks.gpus} GPUs", {"parallelism": ranks}) for ranks in wider)
-    is_quantized = precision.quantization or deployment.model.quantization
-    if has_fp8 and not is_quantized and precision.dtype != "fp8":
-        narrower = msgspec.structs.replace(precision, dtype="auto", quantization="fp8")
-        yield [start.changed(loss_of("weights", "fp8"), {"precision": narrower})]
+    yield (start.changed({"parallelism": ranks}, f"{ranks.gpus} GPUs") for ranks in wider)
+    if has_fp8 and not is_quantized:
+        formats = {"dtype": "auto", "quantization": "fp8"}
+        yield [start.changed(formats, loss_of("weights", "fp8"))]
 
 
 def _longest_flag(start: ChangeCandidate) -> str:
@@ -253,7 +268,7 @@ def _longest_flag(start: ChangeCandidate) -> str:
     tokens = min(lengths, default=0) // 256 * 256
     if not 0 < tokens < diagnosis.predicted.length:
         return ""
-    shorter = start._replace(users=1, tokens=tokens).changed(max_model_len=tokens)
+    shorter = start._replace(users=1, tokens=tokens).changed({"max_model_len": tokens})
     return shorter.flags if shorter.fit() else ""
 
 
@@ -263,14 +278,14 @@ class DiagnosisSummary(NamedTuple):
     Attributes:
         boot: The engine start.
         model: The model's name.
-        gpu: The GPU's name; '' if unknown.
+        gpu: The GPU's name.
         gpus: Number of GPUs.
         items: Memory items by their keys in ITEM_NAMES.
         outcome: Whether the engine started, and its KV cache or the missing memory.
         capacity: The users that fit, as logged and as predicted.
         remedy: The changes that help; '' if none is needed.
         changes: The changes that help.
-        corrections: Corrections for later fits; None if the start is not predicted.
+        corrections: Corrections for later fits.
         answers: Further keys of the last record, by name.
     """
 
@@ -281,17 +296,16 @@ class DiagnosisSummary(NamedTuple):
     items: Mapping[str, MemoryItem]
     outcome: str
     capacity: str
-    remedy: str = ""
-    changes: Sequence[AdviceRecord] = ()
-    corrections: LogCorrections | None = None
-    answers: dict[str, Any] = {}
+    remedy: str
+    changes: Sequence[AdviceRecord]
+    corrections: LogCorrections
+    answers: dict[str, Any]
 
     @property
     def basis(self) -> str:
         """Model, GPUs and engine."""
-        gpus = f"{self.gpus}× {self.gpu}" if self.corrections else self.gpu or "an unknown GPU"
         engine = f"{self.boot.engine} {printable(self.boot.version, 40)}".strip()
-        return f"{self.model} on {gpus}, {engine}"
+        return f"{self.model} on {self.gpus}× {self.gpu}, {engine}"
 
     def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
         """Return one record per memory item, and last the summary.
@@ -413,36 +427,3 @@ def _remedy(boot: Boot, changes: Sequence[AdviceRecord], length_flag: str) -> st
         text = f"It fits with {', '.join(others)}{' or ' if others else ''}{last}."
     is_occupied = boot.failure == "occupied"
     return f"Stop the processes that use the memory. {text}" if is_occupied else text
-
-
-def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary:
-    """Return the figures of a log of vLLM's V0 engine, without a prediction.
-
-    Args:
-        model: A name instead of the log's.
-        gpu: A name instead of the log's.
-    """
-    try:
-        preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
-    except UserError:  # several GPUs have this memory
-        preset = None
-    cache, tokens = boot.size("cache"), boot.counts.get("tokens")
-    cache_text = f" with {format_bytes(cache)} of KV cache" if cache else ""
-    outcome = f"The engine started{cache_text}."
-    if boot.failure:
-        outcome = f"Failed: {FAILURES[boot.failure]}."
-    cells_text = f"the cache stores {tokens:,} tokens, " if tokens else ""
-    sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory or None}
-    return DiagnosisSummary(
-        boot=boot,
-        model=printable(model or boot.model, 80),
-        gpu=gpu or (preset.name if preset else printable(boot.gpu, 80)),
-        gpus=prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp")),
-        items={
-            key: MemoryItem(logged, None)
-            for key, logged in sizes.items()
-            if logged is not None and logged >= 0
-        },
-        outcome=outcome,
-        capacity=f"{cells_text}vLLM's V0 engine is not predicted",
-    )
