@@ -4,6 +4,8 @@ A part is one mixer (attention or recurrent) or one FFN. A new variant is one ne
 `weights`, and for a mixer `cache` and `label`.
 """
 
+from functools import lru_cache
+from math import prod
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -11,7 +13,7 @@ import msgspec
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight, WeightKind
+from kvcalc.layers.weights import Weight, WeightKind, matrix, table, vector
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none
@@ -22,11 +24,46 @@ StateDtype = Literal["fp32", "bf16", "fp16"]
 def parse_sides(text: str) -> dict[str, tuple[str, str]]:
     """Return the two sides of each matrix. Example: `q: D × H·d` gives {"q": ("D", "H·d")}."""
     sides: dict[str, tuple[str, str]] = {}
-    for matrix in filter(None, text.split(";")):
-        name, _, product = matrix.partition(":")
+    for line in filter(None, text.split(";")):
+        name, _, product = line.partition(":")
         inputs, outputs = product.split(" × ")
         sides[name.strip()] = (inputs.strip(), outputs.strip())
     return sides
+
+
+def _number(size: str, letters: dict[str, int]) -> int:
+    """Return the number of a sum of products. Example: `2·H·d + H` is 2,080 for H 32 and d 32."""
+    total = 0
+    for product in size.split(" + "):
+        factors = product.split("·")
+        total += prod(letters[word] if word in letters else int(word) for word in factors)
+    return total
+
+
+@lru_cache(1024)
+def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
+    """Return the weights that the lines of a part list."""
+    letters = part.letters() | {"D": hidden_size}
+    weights = []
+    for name, text, options in part.lines():
+        size, _, units = text.partition(" / ")
+        shards = _number(units or "1", letters)
+        inputs, _, outputs = size.rpartition(" × ")
+        columns = _number(outputs, letters)
+        if not inputs:
+            weights.append(vector(name, columns, shards))
+            continue
+        rows = _number(inputs, letters)
+        if "table" in options:
+            weights.append(table(name, rows, columns, shards))
+            continue
+        is_row_parallel = "rows" in options or (outputs == "D" and bool(units))
+        copies = _number(options.get("copies", "1"), letters)
+        bias = "bias" in options and bool(getattr(part, options["bias"], True))
+        weights.append(
+            matrix(name, rows, columns, bias, shards, rows_in=is_row_parallel, copies=copies)
+        )
+    return tuple(weights)
 
 
 class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -35,22 +72,39 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     Attributes:
         STATE_FLOPS: FLOPs of a scan for each state element and token.
         ROLE: Role of the matrix products.
-        SIDES: Sides of matrices, such as `q: D × H·d; o: H·d × D`.
         LETTERS: Letter and field of each size, such as `H=num_attention_heads d=head_dim`.
+        WEIGHTS: A line per weight. `o: H·d × D / H, bias o_bias` is a matrix [H·d, D] that tensor
+            parallelism divides by heads, with a bias if the field `o_bias` is true. `norm: d` is a
+            vector. `if` and `unless` name a field on which the weight depends, `copies` a size,
+            `table` a lookup table. A divided matrix with D outputs, or with `rows`, is
+            row-parallel.
     """
 
     STATE_FLOPS: ClassVar[int] = 4
     ROLE: ClassVar[Role] = Role.PROJECTION
-    SIDES: ClassVar[str] = ""
     LETTERS: ClassVar[str] = ""
+    WEIGHTS: ClassVar[str] = ""
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Return every parameter of this part for a hidden size."""
-        raise TypeError(f"{type(self).__name__} lists no weights")
+        return _listed_weights(self, hidden_size)
+
+    def lines(self) -> list[tuple[str, str, dict[str, str]]]:
+        """Return name, size and options of each line of `WEIGHTS` that applies."""
+        lines = []
+        for line in self.WEIGHTS.strip().splitlines():
+            name, _, text = line.strip().partition(": ")
+            size, *words = text.split(", ")
+            options = {word.partition(" ")[0]: word.partition(" ")[2] for word in words}
+            is_present = getattr(self, options.get("if", ""), True)
+            if is_present and not getattr(self, options.get("unless", ""), False):
+                lines.append((name, size, options))
+        return lines
 
     def dims(self) -> dict[str, tuple[str, str]]:
         """Return the two sides of each matrix as letters for formulas; D is the hidden size."""
-        return parse_sides(self.SIDES)
+        sides = (f"{name}: {size.partition(' / ')[0]}" for name, size, _ in self.lines())
+        return parse_sides(";".join(side for side in sides if " × " in side))
 
     def letters(self) -> dict[str, int]:
         """Return the values of the letters in `dims`, except D; 0 for a missing size."""

@@ -240,6 +240,10 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 is_variant = family in ("gemm", "decode_attention") and form.startswith(family)
                 if form != family and not is_variant:
                     return f"laws.{family}.{kind}", f"holds a law of form {form!r}"
+                for name, limits in entry.law.ranges().items():
+                    if not limits.minimum <= getattr(entry.law, name) <= limits.maximum:
+                        text = f"is not from {limits.minimum:g} to {limits.maximum:g}"
+                        return f"laws.{family}.{kind}.law.{name}", text
         return "", ""
 
 

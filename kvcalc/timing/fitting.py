@@ -29,7 +29,7 @@ from kvcalc.timing.calibration import (
     to_yaml,
 )
 from kvcalc.timing.kernel_models.families import FAMILIES, AnyLaw, kind_of
-from kvcalc.timing.kernel_models.fused_moe import NOTES, Candidates
+from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
     GpuParameters,
@@ -70,12 +70,7 @@ SHARED_LATENT_KERNELS = {
     "Hopper": (("sglang", "flash_attention", "bfloat16"), ("trtllm", "default", "fp8")),
     "Blackwell": (("sglang", "trtllm_mla", "bfloat16"), ("sglang", "trtllm_mla", "fp8")),
 }
-ERROR_FIELDS = (
-    "median_abs_error",
-    "p90_abs_error",
-    "fitted_median_abs_error",
-    "fitted_p90_abs_error",
-)
+ERROR_FIELDS = [name for name in Entry.__struct_fields__ if name.endswith("_error")]
 Validator = Callable[[Calibration, Gpu, Sequence[MeasuredRow]], dict[Any, Validated]]
 
 
@@ -83,73 +78,27 @@ class FittedKernelModel(NamedTuple):
     """The result of one family and kind.
 
     Attributes:
-        rows: Number of rows.
-        entry: The fitted kernel model; None if there are too few rows or no kernel model.
+        members: The rows.
         measured: Microseconds [rows].
         predicted: Held-out predictions [rows]; NaN without a fit.
-        why: The reason why there is no entry.
-        members: The rows.
+        entry: The fitted kernel model; None if there are too few rows or no kernel model.
         refused: Set if a kernel model was fitted and its error is too large.
+        why: The reason why there is no entry.
     """
 
     family: str
     kind: str
-    rows: int
-    entry: Entry | None
+    members: Sequence[MeasuredRow]
     measured: Array
     predicted: Array
-    why: str = ""
-    members: Sequence[MeasuredRow] = ()
+    entry: Entry | None = None
     refused: Refused | None = None
+    why: str = ""
 
-
-class _FitRows(NamedTuple):
-    """Rows of one family and kind, with the kernel models that may fit them.
-
-    Attributes:
-        candidates: Kernel models with their fixed fields.
-        parameters: Datasheet figures of the GPU.
-        shape: Arrays [rows].
-        measured: Microseconds [rows].
-        weight: Weights [rows], or None for equal weights.
-        like: The usual kernel model for such data, if the rows are few and of a second kernel.
-    """
-
-    candidates: Candidates
-    parameters: GpuParameters
-    shape: tuple[Array, ...]
-    measured: Array
-    weight: Array | None
-    like: KernelModel | None
-
-    def select(self, mask: Array) -> "_FitRows":
-        """Return the rows at which a mask [rows] is true."""
-        return self._replace(
-            shape=tuple(column[mask] for column in self.shape),
-            measured=self.measured[mask],
-            weight=None if self.weight is None else self.weight[mask],
-        )
-
-    def best_fit(self, starts: int) -> KernelModel:
-        """Return the best of the candidate kernel models after their fits."""
-        rows = self.parameters, self.shape, self.measured, self.weight, starts
-        if self.like is not None:
-            return fit(type(self.like), *rows, self.like, **self.candidates[0][1]).law
-        ends = [fit(law, *rows, **fixed) for law, fixed in self.candidates]
-        return min(ends, key=lambda end: end.loss).law
-
-    def held_out(self, folds: Array) -> Array:
-        """Return predictions [rows], each by a fit without the row's fold [rows]."""
-        import numpy as np
-
-        predicted = np.empty_like(self.measured)
-        for fold in range(FOLDS):
-            mask = folds == fold
-            if not mask.any() or mask.all():
-                mask = np.arange(len(folds)) % FOLDS == fold
-            law = self.select(~mask).best_fit(FOLD_STARTS)
-            predicted[mask] = law.us(self.parameters, *self.select(mask).shape)
-        return predicted
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.members)
 
 
 def calibrate(
@@ -162,6 +111,8 @@ def calibrate(
 
     Raises UserError if the GPU lacks a figure that kernel models need.
     """
+    import numpy as np
+
     parameters = figures_of(gpu)
     cells: dict[tuple[str, str], list[MeasuredRow]] = {}
     for row in rows:
@@ -172,27 +123,21 @@ def calibrate(
     fits: dict[tuple[str, str], FittedKernelModel] = {}
     for (op, kind), members in sorted(cells.items()):
         progress(f"{op} {kind}: {len(members)} rows")
+        measured = np.array([row.time_us for row in members])
+        result = FittedKernelModel(op, kind, members, measured, measured * np.nan)
         if op == "mla_decode_module":  # the families of its kernels come before it
             calibration = Calibration(gpu=gpu.name, stack=stack, **_entries(fits.values()))
             kernels = mla_kernels_us(kind, columns_of(members), parameters, calibration)
             if kernels is None:
-                fits[op, kind] = _no_fit(op, kind, members, "no law of its kernels")
+                fits[op, kind] = result._replace(why="no law of its kernels")
                 continue
             timed = zip(members, kernels.tolist(), strict=True)
             members = [row._replace(shape=(*row.shape, us)) for row, us in timed]
+            result = result._replace(members=members)
         usual = fits.get((op, kind.rpartition("/")[0]))
         usual_law = usual.entry.law if usual and usual.entry else None
-        fits[op, kind] = _fit(kind, members, gpu, stack, usual_law)
+        fits[op, kind] = _fit(result, gpu, stack, usual_law)
     return list(fits.values())
-
-
-def _no_fit(op: str, kind: str, rows: Sequence[MeasuredRow], reason: str) -> FittedKernelModel:
-    import numpy as np
-
-    measured = np.array([row.time_us for row in rows])
-    return FittedKernelModel(
-        op, kind, len(rows), None, measured, predicted=measured * np.nan, why=reason
-    )
 
 
 def _entries(fits: Iterable[FittedKernelModel]) -> Record:
@@ -208,65 +153,93 @@ def _entries(fits: Iterable[FittedKernelModel]) -> Record:
 
 
 def _fit(
-    kind: str, rows: list[MeasuredRow], gpu: Gpu, stack: str, usual: KernelModel | None
+    result: FittedKernelModel, gpu: Gpu, stack: str, usual: KernelModel | None
 ) -> FittedKernelModel:
-    """Return the fit of rows of one operation and kind.
+    """Return the result of rows after their fit.
 
     Args:
+        result: The rows.
         usual: The stack's usual kernel model for such data, if the rows are of a second kernel.
     """
     import numpy as np
 
-    op = rows[0].op
+    op, kind, rows, measured, *_ = result
     family = FAMILIES.get(op)
     candidates = family.candidates(kind, stack, gpu) if family else ()
     if family is None or not candidates:
-        return _no_fit(op, kind, rows, "no law for it")
+        return result._replace(why="no law for it")
     like = usual if len(rows) < OWN_ROWS else None
     min_rows = MIN_PULLED_ROWS if all(law.PULL for law, _ in candidates) else MIN_ROWS
     if like:
         min_rows = MIN_SECOND_ROWS
+        candidates = ((type(like), candidates[0][1]),)
     if len(rows) < min_rows:
-        return _no_fit(op, kind, rows, f"fewer than {min_rows} rows")
+        return result._replace(why=f"fewer than {min_rows} rows")
 
-    measured = np.array([row.time_us for row in rows])
     shape = columns_of(rows)
-    weight = family.weight(*shape) if family.weight else None
+    weight = family.weight(*shape) if family.weight else np.ones_like(measured)
     parameters = figures_of(gpu)
-    fit_rows = _FitRows(candidates, parameters, shape, measured, weight, like)
-    held_out = fit_rows.held_out(np.array([_fold(row) for row in rows]))
-    law = fit_rows.best_fit(STARTS)
+
+    def best_fit(mask: Array, starts: int) -> KernelModel:
+        """Return the best kernel model after fits of the rows at which a mask [rows] is true."""
+        columns = tuple(column[mask] for column in shape)
+        data = parameters, columns, measured[mask], weight[mask], starts, like
+        fits = [fit(law, *data, **fixed) for law, fixed in candidates]
+        return min(fits, key=lambda fitted: fitted.loss).law
+
+    held_out = _held_out(best_fit, rows, parameters, shape)
+    law = best_fit(measured > 0, STARTS)
     fitted = law.us(parameters, *shape)
+    result = result._replace(predicted=held_out)
     median, p90 = errors(held_out, measured)
-    result = FittedKernelModel(op, kind, len(rows), None, measured, held_out, members=rows)
 
     # With fewer rows, held-out errors are not reliable.
     checked = held_out if len(rows) >= MIN_ROWS else fitted
-    usual_rows = np.ones(len(rows), bool) if weight is None else weight >= MIN_WEIGHT
+    usual_rows = weight >= MIN_WEIGHT
     if not usual_rows.any():
         usual_rows = ~usual_rows
     usual_p90 = errors(checked[usual_rows], measured[usual_rows])[1]
     reason = UNTRUSTED.get((gpu.name, stack, op), "")
     if usual_p90 > MAX_ERROR and not reason:
         reason = f"a tenth of its usual rows are missed by {usual_p90:.0%} or more"
+    figures: dict[str, Any] = {
+        "rows": len(rows),
+        "median_abs_error": median,
+        "p90_abs_error": p90,
+    }
     if reason:
         cause = POOR_FITS.get(op, {}).get(gpu.name)
         reason = f"{reason}; {cause}" if cause else reason
-        refused = Refused(
-            rows=len(rows), median_abs_error=median, p90_abs_error=p90, why=reason
-        )
-        return result._replace(why=reason, refused=refused)
+        return result._replace(why=reason, refused=Refused(why=reason, **figures))
     fitted_median, fitted_p90 = errors(fitted, measured)
     entry = Entry(
         law=cast("AnyLaw", law),
-        rows=len(rows),
-        median_abs_error=median,
-        p90_abs_error=p90,
         fitted_median_abs_error=fitted_median,
         fitted_p90_abs_error=fitted_p90,
         note=NOTES.get((stack, kind), ""),
+        **figures,
     )
     return result._replace(entry=entry)
+
+
+def _held_out(
+    best_fit: Callable[[Array, int], KernelModel],
+    rows: Sequence[MeasuredRow],
+    parameters: GpuParameters,
+    shape: tuple[Array, ...],
+) -> Array:
+    """Return predictions [rows], each by a fit without the row's fold."""
+    import numpy as np
+
+    folds = np.array([_fold(row) for row in rows])
+    predicted = np.empty(len(rows))
+    for fold in range(FOLDS):
+        mask = folds == fold
+        if not mask.any() or mask.all():
+            mask = np.arange(len(rows)) % FOLDS == fold
+        law = best_fit(~mask, FOLD_STARTS)
+        predicted[mask] = law.us(parameters, *(column[mask] for column in shape))
+    return predicted
 
 
 def _fold(row: MeasuredRow) -> int:
@@ -323,29 +296,18 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     for fitted in fits:
         entry = fitted.entry
         law = entry.law if entry else None
-        record: dict[str, Any] = {
-            "family": fitted.family,
-            "kind": fitted.kind,
-            "form": str(law.__struct_config__.tag) if law else None,
-            "rows": fitted.rows,
-        }
-        for name in ERROR_FIELDS:
-            record[name] = getattr(entry, name, None)
-        record["parameters"] = {n: getattr(law, n) for n in law.ranges()} if law else {}
-        record["why"] = fitted.why
-        records.append(record)
+        records.append(
+            {
+                "family": fitted.family,
+                "kind": fitted.kind,
+                "form": str(law.__struct_config__.tag) if law else None,
+                "rows": fitted.rows,
+                **{name: getattr(entry, name, None) for name in ERROR_FIELDS},
+                "parameters": {n: getattr(law, n) for n in law.ranges()} if law else {},
+                "why": fitted.why,
+            }
+        )
     return records
-
-
-def stacks_among(tables: Sequence[MeasurementFile]) -> list[tuple[Gpu, str]]:
-    """Return each known GPU with each framework of its rows, in order of their names."""
-    pairs = {(row.gpu, row.framework) for table in tables for row in table.rows}
-    gpus: dict[tuple[str, str], Gpu] = {}
-    for name, stack in pairs:
-        gpu = find_gpu(name)
-        if gpu and stack:
-            gpus[gpu.name, stack] = gpu
-    return [(gpu, stack) for (_, stack), gpu in sorted(gpus.items(), key=lambda item: item[0])]
 
 
 def chosen_rows(
@@ -427,13 +389,7 @@ def _rows_of_gpu(
     return selected_rows
 
 
-class StackCalibration(NamedTuple):
-    """The calibration file of a GPU and a stack, and a record of each family and kind."""
-
-    gpu: Gpu
-    stack: str
-    text: str
-    fits: list[Record]
+StackCalibration = tuple[Gpu, str, str, list[Record]]  # GPU, stack, text of the file, records
 
 
 def calibrated_stacks(
@@ -442,9 +398,13 @@ def calibrated_stacks(
     validator: Validator | None = None,
 ) -> Iterator[StackCalibration]:
     """Yield the calibration of each GPU and stack of the rows, if a family could be fitted."""
+    pairs = {(row.gpu, row.framework) for table in tables for row in table.rows}
+    gpus = {
+        (gpu.name, stack): gpu for name, stack in pairs if stack and (gpu := find_gpu(name))
+    }
     jobs = [
         (gpu, stack, chosen_rows(tables, gpu, stack, lambda text: None))
-        for gpu, stack in stacks_among(tables)
+        for (_, stack), gpu in sorted(gpus.items(), key=lambda item: item[0])
     ]
     with ProcessPoolExecutor() as pool:
         results = pool.map(partial(_calibrate_stack, about=about, validator=validator), jobs)
@@ -459,4 +419,4 @@ def _calibrate_stack(
     if not any(fit.entry or fit.refused for fit in fits):
         return None
     calibration = make_calibration(fits, gpu, stack, rows, about, validator)
-    return StackCalibration(gpu, stack, to_yaml(calibration), fit_records(fits))
+    return gpu, stack, to_yaml(calibration), fit_records(fits)

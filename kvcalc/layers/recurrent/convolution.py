@@ -11,10 +11,12 @@ State per sequence and layer: kernel − 1 columns of D channels. Sources: Liqui
 report, section 2; transformers, `lfm2`.
 """
 
+from typing import ClassVar
+
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Size, Sublayer
 from kvcalc.layers.recurrent.delta_rule import conv_state
-from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.layers.weights import Weight, vector
 
 
 class Convolutions(Sublayer, frozen=True, tag="convolutions"):
@@ -53,24 +55,16 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
 class ShortConv(Sublayer, frozen=True, tag="short_conv"):
     """A depthwise convolution of `width` channels between two gates."""
 
+    LETTERS: ClassVar[str] = "W=width k=conv_kernel b=bias"
+    WEIGHTS: ClassVar[str] = """
+        in: D × 3·W / W, bias bias
+        conv: W·k + W·b / W
+        out: W × D / W, bias bias
+    """
+
     width: Size
     conv_kernel: Size = 3
     bias: bool = False
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: in [D, 3·W], conv [W, k], out [W, D], each with a bias if `bias`."""
-        return (
-            matrix("in", hidden_size, 3 * self.width, self.bias, shards=self.width),
-            vector("conv", self.width * (self.conv_kernel + self.bias), shards=self.width),
-            matrix(
-                "out",
-                self.width,
-                hidden_size,
-                self.bias,
-                shards=self.width,
-                rows_in=True,
-            ),
-        )
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: kernel − 1 columns of W channels."""

@@ -20,27 +20,23 @@ from typing import ClassVar
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Count, Size, StateDtype, Sublayer
 from kvcalc.layers.recurrent.delta_rule import conv_state, recurrent_state
-from kvcalc.layers.weights import Weight, matrix, vector
 
 
 class Lightning(Sublayer, frozen=True, tag="lightning"):
     """Linear attention of num_attention_heads heads, with norm and gate before the output
     projection."""
 
+    LETTERS: ClassVar[str] = "H=num_attention_heads d=head_dim"
+    WEIGHTS: ClassVar[str] = """
+        qkv: D × 3·H·d / H
+        gate: D × H·d / H
+        norm: H·d / H
+        out: H·d × D / H
+    """
+
     num_attention_heads: Size
     head_dim: Size
     state_dtype: StateDtype = "fp32"
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: qkv [D, 3·H·d], gate [D, H·d], norm [H·d], out [H·d, D]."""
-        heads = self.num_attention_heads
-        inner = heads * self.head_dim
-        return (
-            matrix("qkv", hidden_size, 3 * inner, shards=heads),
-            matrix("gate", hidden_size, inner, shards=heads),
-            vector("norm", inner, shards=heads),
-            matrix("out", inner, hidden_size, shards=heads, rows_in=True),
-        )
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: d × d per head."""
@@ -63,6 +59,27 @@ class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
     inputs that it and its FFN each keep.
     """
 
+    LETTERS: ClassVar[str] = (
+        "H=num_heads d=head_dim rd=decay_low_rank_dim ra=a_low_rank_dim rv=v_low_rank_dim rg=gate_low_rank_dim"
+    )
+    WEIGHTS: ClassVar[str] = """
+        receptance: D × H·d / H
+        key: D × H·d / H
+        value: D × H·d / H
+        decay_down: D × rd
+        a_down: D × ra
+        v_down: D × rv, if v_low_rank_dim
+        gate_down: D × rg
+        decay_up: rd × H·d / H, bias
+        a_up: ra × H·d / H, bias
+        v_up: rv × H·d / H, bias, if v_low_rank_dim
+        gate_up: rg × H·d / H
+        time_mix: 6·D
+        scales: 3·H·d / H
+        norm: 2·H·d / H
+        out: H·d × D / H
+    """
+
     # state·a and its outer product with b, the outer product of values and keys, state·r
     STATE_FLOPS: ClassVar[int] = 6
 
@@ -74,36 +91,6 @@ class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
     gate_low_rank_dim: Size
     shift_size: Size
     state_dtype: StateDtype = "fp32"
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: receptance, key, value [D, H·d] and out [H·d, D]; four pairs [D, r]
-        and [r, H·d]; mixes, scales and the norm."""
-        heads = self.num_heads
-        inner = heads * self.head_dim
-        ranks = {
-            "decay": self.decay_low_rank_dim,
-            "a": self.a_low_rank_dim,
-            "v": self.v_low_rank_dim,
-        }
-        low = {
-            **{name: rank for name, rank in ranks.items() if rank},
-            "gate": self.gate_low_rank_dim,
-        }
-        return (
-            *(
-                matrix(name, hidden_size, inner, shards=heads)
-                for name in ("receptance", "key", "value")
-            ),
-            *(matrix(f"{name}_down", hidden_size, rank) for name, rank in low.items()),
-            *(
-                matrix(f"{name}_up", rank, inner, bias=name != "gate", shards=heads)
-                for name, rank in low.items()
-            ),
-            vector("time_mix", 6 * hidden_size),
-            vector("scales", 3 * inner, shards=heads),
-            vector("norm", 2 * inner, shards=heads),
-            matrix("out", inner, hidden_size, shards=heads, rows_in=True),
-        )
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: two last inputs, and d × d per head."""
@@ -121,6 +108,15 @@ class RgLru(Sublayer, frozen=True, tag="rg_lru"):
     """A recurrent block of lru_width channels; its two gates are block-diagonal over num_heads
     blocks."""
 
+    LETTERS: ClassVar[str] = "W=lru_width H=num_heads w=block_width k=conv_kernel"
+    WEIGHTS: ClassVar[str] = """
+        x: D × W / H, bias
+        y: D × W / H, bias
+        conv: W·k + W / H
+        gates: w × 2·w / H, bias, copies H
+        decay: W / H
+        out: W × D / H, bias
+    """
     STATE_FLOPS: ClassVar[int] = 0  # the recurrence is elementwise
 
     lru_width: Size
@@ -128,27 +124,17 @@ class RgLru(Sublayer, frozen=True, tag="rg_lru"):
     conv_kernel: Size = 4
     state_dtype: StateDtype = "fp32"
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: x and y [D, W], conv [W, k], two gates of H blocks [W/H, W/H], a
-        decay per channel, out [W, D]; all biases."""
-        width, heads = self.lru_width, self.num_heads
-        block = width // heads
-        return (
-            matrix("x", hidden_size, width, bias=True, shards=heads),
-            matrix("y", hidden_size, width, bias=True, shards=heads),
-            vector("conv", width * (self.conv_kernel + 1), shards=heads),
-            matrix("gates", block, 2 * block, bias=True, shards=heads, copies=heads),
-            vector("decay", width, shards=heads),
-            matrix("out", width, hidden_size, bias=True, shards=heads, rows_in=True),
-        )
+    @property
+    def block_width(self) -> int:
+        return self.lru_width // self.num_heads
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: kernel − 1 columns of W channels, and one state
         per channel."""
-        block = self.lru_width // self.num_heads
+        width = self.block_width
         return (
-            conv_state(self.num_heads, block, self.conv_kernel),
-            recurrent_state(self.num_heads, 1, block, self.state_dtype),
+            conv_state(self.num_heads, width, self.conv_kernel),
+            recurrent_state(self.num_heads, 1, width, self.state_dtype),
         )
 
     def problem(self) -> str:

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.part import Size, StateDtype, Sublayer
-from kvcalc.layers.weights import Weight, matrix, vector
 
 
 def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
@@ -47,13 +46,19 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
             engine's default in an engine.
     """
 
+    WEIGHTS: ClassVar[str] = """
+        qk: D × 2·Hk·dk / Hk
+        v_gate: D × 2·Hv·dv / Hv
+        step_decay: D × 2·Hv / Hv
+        conv_qk: 2·Hk·dk·k + 2·Hk·dk·b / Hk
+        conv_v: Hv·dv·k + Hv·dv·b / Hv
+        a_dt: 2·Hv / Hv
+        norm: dv
+        out: Hv·dv × D / Hv
+    """
     STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
-    SIDES: ClassVar[str] = (
-        "qk: D × 2·Hk·dk; v_gate: D × 2·Hv·dv; step_decay: D × 2·Hv; out: Hv·dv × D"
-    )
     LETTERS: ClassVar[str] = (
-        "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim "
-        "dv=linear_value_head_dim"
+        "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim dv=linear_value_head_dim k=linear_conv_kernel_dim b=conv_bias"
     )
 
     linear_num_key_heads: Size
@@ -63,23 +68,6 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
     linear_conv_kernel_dim: Size = 4
     conv_bias: bool = False
     state_dtype: StateDtype | None = None
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: q and k [D, Hk·dk], v and gate [D, Hv·dv], step and decay [D, Hv],
-        conv, A, step bias, norm [dv], out."""
-        kh, vh = self.linear_num_key_heads, self.linear_num_value_heads
-        keys, values = kh * self.linear_key_head_dim, vh * self.linear_value_head_dim
-        columns = self.linear_conv_kernel_dim + self.conv_bias
-        return (
-            matrix("qk", hidden_size, 2 * keys, shards=kh),
-            matrix("v_gate", hidden_size, 2 * values, shards=vh),
-            matrix("step_decay", hidden_size, 2 * vh, shards=vh),
-            vector("conv_qk", 2 * keys * columns, shards=kh),
-            vector("conv_v", values * columns, shards=vh),
-            vector("a_dt", 2 * vh, shards=vh),
-            vector("norm", self.linear_value_head_dim),
-            matrix("out", values, hidden_size, shards=vh, rows_in=True),
-        )
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: kernel − 1 columns of queries, keys and values,
@@ -117,6 +105,23 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
         full_gate: Whether the gate is one matrix even if `factored` (Kimi-K3).
     """
 
+    LETTERS: ClassVar[str] = "H=num_heads d=head_dim k=conv_kernel"
+    WEIGHTS: ClassVar[str] = """
+        q: D × H·d / H
+        k: D × H·d / H
+        v: D × H·d / H
+        conv: 3·H·d·k / H
+        decay_down: D × d, if factored
+        gate_down: D × d, if has_factored_gate
+        decay_up: d × H·d / H, if factored
+        decay_up: D × H·d / H, unless factored
+        gate_up: d × H·d / H, bias gate_bias, if has_factored_gate
+        gate_up: D × H·d / H, bias gate_bias, unless has_factored_gate
+        step: D × H / H
+        a_dt: H + H·d / H
+        norm: d
+        out: H·d × D / H
+    """
     STATE_FLOPS: ClassVar[int] = 6
 
     num_heads: Size
@@ -127,37 +132,9 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
     full_gate: bool = False
     state_dtype: StateDtype = "fp32"
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: q, k, v [D, H·d]; decay and gate as [D, d] and [d, H·d], or [D, H·d];
-        step [D, H]; conv; A, bias; norm; out."""
-        heads, d = self.num_heads, self.head_dim
-        inner = heads * d
-        through = [
-            *(["decay"] if self.factored else []),
-            *(["gate"] if self.factored and not self.full_gate else []),
-        ]
-        return (
-            *(matrix(n, hidden_size, inner, shards=heads) for n in ("q", "k", "v")),
-            vector("conv", 3 * inner * self.conv_kernel, shards=heads),
-            *(matrix(f"{name}_down", hidden_size, d) for name in through),
-            matrix(
-                "decay_up",
-                d if "decay" in through else hidden_size,
-                inner,
-                shards=heads,
-            ),
-            matrix(
-                "gate_up",
-                d if "gate" in through else hidden_size,
-                inner,
-                self.gate_bias,
-                shards=heads,
-            ),
-            matrix("step", hidden_size, heads, shards=heads),
-            vector("a_dt", heads + inner, shards=heads),
-            vector("norm", d),
-            matrix("out", inner, hidden_size, shards=heads, rows_in=True),
-        )
+    @property
+    def has_factored_gate(self) -> bool:
+        return self.factored and not self.full_gate
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: kernel − 1 columns of queries, keys and values,

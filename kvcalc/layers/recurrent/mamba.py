@@ -11,7 +11,6 @@ from typing import ClassVar
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Size, StateDtype, Sublayer
 from kvcalc.layers.recurrent.delta_rule import conv_state, recurrent_state
-from kvcalc.layers.weights import Weight, matrix, vector
 
 
 class Mamba(Sublayer, frozen=True, tag="mamba"):
@@ -27,6 +26,23 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
             engine's default in an engine.
     """
 
+    LETTERS: ClassVar[str] = (
+        "E=intermediate_size N=state_size R=time_step_rank k=conv_kernel b=conv_bias g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
+    )
+    WEIGHTS: ClassVar[str] = """
+        in: D × 2·E / E, bias proj_bias
+        conv: E·k + E·b / E
+        x: Eg × R + 2·N / Eg, rows, copies g
+        dt: R × Hg / Hg, bias, copies g
+        a: H / H, if num_heads
+        a: H·N / H, unless num_heads
+        d: H / H
+        out: E × D / E, bias proj_bias
+        dt_norm: R, if inner_norms
+        b_norm: N, if inner_norms
+        c_norm: N, if inner_norms
+    """
+
     intermediate_size: Size
     state_size: Size
     time_step_rank: Size
@@ -38,52 +54,17 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
     inner_norms: bool = False
     state_dtype: StateDtype | None = None
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: in [D, 2·E], conv [E, k], x [E, R + 2N], dt [R, E] with bias, A [E,
-        N], D [E], out [E, D].
+    @property
+    def group_size(self) -> int:
+        return self.intermediate_size // self.n_mamba_heads
 
-        With num_heads H: dt [R, H] with bias, A [H], D [H].
-        """
-        inner, states, rank, heads = (
-            self.intermediate_size,
-            self.state_size,
-            self.time_step_rank,
-            self.n_mamba_heads,
-        )
-        steps = self.num_heads or inner
-        norms = (
-            (
-                vector("dt_norm", rank),
-                vector("b_norm", states),
-                vector("c_norm", states),
-            )
-            if self.inner_norms
-            else ()
-        )
-        return (
-            matrix("in", hidden_size, 2 * inner, self.proj_bias, shards=inner),
-            vector("conv", inner * (self.conv_kernel + self.conv_bias), shards=inner),
-            matrix(
-                "x",
-                inner // heads,
-                rank + 2 * states,
-                shards=inner // heads,
-                rows_in=True,
-                copies=heads,
-            ),
-            matrix(
-                "dt",
-                rank,
-                steps // heads,
-                bias=True,
-                shards=steps // heads,
-                copies=heads,
-            ),
-            vector("a", steps * (1 if self.num_heads else states), shards=steps),
-            vector("d", steps, shards=steps),
-            matrix("out", inner, hidden_size, self.proj_bias, shards=inner, rows_in=True),
-            *norms,
-        )
+    @property
+    def num_steps(self) -> int:
+        return self.num_heads or self.intermediate_size
+
+    @property
+    def group_steps(self) -> int:
+        return self.num_steps // self.n_mamba_heads
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: kernel − 1 columns of E channels, and a state
@@ -110,8 +91,18 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
     """A Mamba-2 block of num_heads heads of head_dim, with n_groups shared B and C of
     state_size."""
 
-    SIDES: ClassVar[str] = "in: D × 2·H·d + H; in_bc: D × 2·G·N; out: H·d × D"
-    LETTERS: ClassVar[str] = "H=num_heads d=head_dim G=n_groups N=state_size"
+    WEIGHTS: ClassVar[str] = """
+        in: D × 2·H·d + H / H, bias proj_bias
+        in_bc: D × 2·G·N / G, bias proj_bias
+        conv: H·d·k + H·d·b / H
+        conv_bc: 2·G·N·k + 2·G·N·b / G
+        a_d_dt: 3·H / H
+        norm: H·d / H, if gate_norm
+        out: H·d × D / H, bias has_out_bias
+    """
+    LETTERS: ClassVar[str] = (
+        "H=num_heads d=head_dim G=n_groups N=state_size k=conv_kernel b=conv_bias"
+    )
 
     num_heads: Size
     head_dim: Size
@@ -124,25 +115,9 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
     out_bias: bool | None = None
     state_dtype: StateDtype | None = None
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: in [D, 2·E + 2·G·N + H], conv over E + 2·G·N channels, A, D and step
-        bias per head, norm [E], out [E, D]."""
-        inner, heads, shared = (
-            self.num_heads * self.head_dim,
-            self.num_heads,
-            self.n_groups * self.state_size,
-        )
-        out_bias = self.proj_bias if self.out_bias is None else self.out_bias
-        columns = self.conv_kernel + self.conv_bias
-        return (
-            matrix("in", hidden_size, 2 * inner + heads, self.proj_bias, shards=heads),
-            matrix("in_bc", hidden_size, 2 * shared, self.proj_bias, shards=self.n_groups),
-            vector("conv", inner * columns, shards=heads),
-            vector("conv_bc", 2 * shared * columns, shards=self.n_groups),
-            vector("a_d_dt", 3 * heads, shards=heads),
-            *((vector("norm", inner, shards=heads),) if self.gate_norm else ()),
-            matrix("out", inner, hidden_size, out_bias, shards=heads, rows_in=True),
-        )
+    @property
+    def has_out_bias(self) -> bool:
+        return self.proj_bias if self.out_bias is None else self.out_bias
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: kernel − 1 columns of E + 2·G·N channels, and a

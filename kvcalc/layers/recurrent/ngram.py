@@ -7,13 +7,13 @@ successive primes, one per hash. Sources: transformers, `qwen4_exp`; tensors of 
 """
 
 from functools import cache
+from typing import ClassVar
 
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator
 from kvcalc.layers.part import Size, Sublayer, Tokens
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.recurrent.delta_rule import conv_state
-from kvcalc.layers.weights import Weight, matrix, table, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
@@ -23,6 +23,17 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     follows.
     """
 
+    LETTERS: ClassVar[str] = (
+        "R=table_rows w=table_width h=hashes S=streams C=hidden_size k=conv_kernel"
+    )
+    WEIGHTS: ClassVar[str] = """
+        ngram_table: R × w / R, table
+        ngram_key: h·w × S·C
+        ngram_value: h·w × D
+        ngram_norms: 3·S·C
+        ngram_conv: S·C·k
+    """
+
     table_rows: Tokens
     table_width: Size
     hashes: Size
@@ -30,21 +41,6 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     hidden_size: Size
     conv_kernel: Size = 4
     dilation: Size = 1
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: table [rows, w], key [h·w, S·D], value [h·w, D], norms of key, query
-        and convolution [S·D], conv [S·D, k]."""
-        inputs, channels = (
-            self.hashes * self.table_width,
-            self.streams * self.hidden_size,
-        )
-        return (
-            table("ngram_table", self.table_rows, self.table_width, shards=self.table_rows),
-            matrix("ngram_key", inputs, channels),
-            matrix("ngram_value", inputs, hidden_size),
-            vector("ngram_norms", 3 * channels),
-            vector("ngram_conv", channels * self.conv_kernel),
-        )
 
     def operators(self, p: Pass) -> list[Operator]:
         """Return operators: the rows that each token reads, then the operators of any
@@ -73,28 +69,17 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     They give one key per residual stream, and one value.
     """
 
+    LETTERS: ClassVar[str] = "R=table_rows w=table_width h=hashes S=streams"
+    WEIGHTS: ClassVar[str] = """
+        engram_table: R × w / R, table
+        engram_kv: h·w × S·D + D
+        engram_scales: 2·S·D
+    """
+
     table_rows: Tokens
     table_width: Size
     hashes: Size
     streams: Size
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: table [rows, w], keys and value [h·w, (S + 1)·D], scales of keys and
-        queries [S·D] each."""
-        return (
-            table(
-                "engram_table",
-                self.table_rows,
-                self.table_width,
-                shards=self.table_rows,
-            ),
-            matrix(
-                "engram_kv",
-                self.hashes * self.table_width,
-                (self.streams + 1) * hidden_size,
-            ),
-            vector("engram_scales", 2 * self.streams * hidden_size),
-        )
 
     def operators(self, p: Pass) -> list[Operator]:
         """Return operators: the rows that each token reads, their product, and the

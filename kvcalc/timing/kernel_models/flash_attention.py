@@ -42,7 +42,7 @@ threads). An SM runs 2,048 threads.
     t       = t0 + attend + 4·batch·S·q_heads·head_dim/(em·BW) + write
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from kvcalc.arithmetic import ceil, is_any, maximum, minimum, select, sqrt, where
 from kvcalc.records import Settings
@@ -54,7 +54,6 @@ from kvcalc.timing.kernel_models.kernel_model import (
     by_width,
     missed_share,
     pnorm,
-    within,
 )
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -64,15 +63,6 @@ ROWS = 64  # query heads of one tile
 COMBINE_US, COMBINE_PART_US = 2.0, 0.05
 # query heads per KV head that tensor-core kernels take; some stacks use a kernel per head for more
 MAX_GROUP = 32
-
-LaunchTime = Annotated[float, within(0.3, 60)]
-TileTime = Annotated[float, within(0.05, 30)]
-ReadRate = Annotated[float, within(5e3, 1e6)]
-WidthFactor = Annotated[float, within(0.1, 4)]
-RateFactor = Annotated[float, within(0.02, 8)]
-TimeFactor = Annotated[float, within(0.1, 20)]
-CacheShare = Annotated[float, within(0.05, 1.5)]
-MemoryShare = Annotated[float, within(0.5, 1.1)]
 
 
 class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
@@ -95,6 +85,18 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         parts: Maximum number of parts into which a kernel splits the cache.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.3 60
+        tau 0.05 30
+        r 5e3 1e6
+        cap 0.05 1.5
+        tramp 0.1 40
+        r64 0.1 4
+        r256 0.1 4
+        rx 0.02 8
+        tx 0.1 20
+        reach 0.5 1.1
+    """
     CHOICES: ClassVar[tuple[Settings, ...]] = (
         *({"wide": wide} for wide in ("grouped", "per_head", "windowed")),
         *({"wide": wide, "parts": 1} for wide in ("grouped", "per_head")),
@@ -104,16 +106,16 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
     wide: Literal["grouped", "per_head", "windowed"] = "grouped"
     cold: bool = False
     parts: int = 128
-    t0: LaunchTime = 7
-    tau: TileTime = 2.5
-    r: ReadRate = 1e5
-    cap: CacheShare = 0.7
-    tramp: Annotated[float, within(0.1, 40)] = 5
-    r64: WidthFactor = 0.8
-    r256: WidthFactor = 0.8
-    rx: RateFactor = 1
-    tx: TimeFactor = 1
-    reach: MemoryShare = 0.95
+    t0: float = 7
+    tau: float = 2.5
+    r: float = 1e5
+    cap: float = 0.7
+    tramp: float = 5
+    r64: float = 0.8
+    r256: float = 0.8
+    rx: float = 1
+    tx: float = 1
+    reach: float = 0.95
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, q_heads, kv_heads, head_dim, kv_len, window = shape
@@ -190,6 +192,18 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
         rule: Rule of the split, as in `split_parts`.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.3 60
+        tb 1e-4 0.2
+        tau 0.05 30
+        r 5e3 1e6
+        r64 0.1 4
+        r256 0.1 4
+        rx 0.02 8
+        tx 0.1 20
+        cap 0.05 1.5
+        reach 0.5 1.1
+    """
     CHOICES: ClassVar[tuple[Settings, ...]] = ({"wide": "grouped"}, {"wide": "per_head"})
 
     bytes: Literal[1, 2] = 2
@@ -197,16 +211,16 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
     cold: bool = False
     rule: Rule = "flash3"
     parts: int = 128
-    t0: LaunchTime = 7
-    tb: Annotated[float, within(1e-4, 0.2)] = 0.01
-    tau: TileTime = 2
-    r: ReadRate = 7e4
-    r64: WidthFactor = 0.8
-    r256: WidthFactor = 0.8
-    rx: RateFactor = 1
-    tx: TimeFactor = 1
-    cap: CacheShare = 0.7
-    reach: MemoryShare = 0.95
+    t0: float = 7
+    tb: float = 0.01
+    tau: float = 2
+    r: float = 7e4
+    r64: float = 0.8
+    r256: float = 0.8
+    rx: float = 1
+    tx: float = 1
+    cap: float = 0.7
+    reach: float = 0.95
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, q_heads, kv_heads, head_dim, kv_len, window = shape
@@ -296,21 +310,33 @@ class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
     `us` takes one more array, the mean keys that a query sees, if there is a past.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.5 80
+        ec 0.02 1.1
+        em 0.05 3
+        ew 0.02 3
+        block 0.005 20
+        tau 0.02 30
+        tail 0.01 1
+        a64 0.1 3
+        wide 0.1 3
+        aw 0.1 3
+    """
     CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"rows": "packed"}, {"rows": "plain"})
     PULL: ClassVar[float] = 2.0
 
     compute: int = 2
     rows: Literal["packed", "plain"] = "packed"
-    t0: Annotated[float, within(0.5, 80)] = 10
-    ec: Annotated[float, within(0.02, 1.1)] = 0.6
-    em: Annotated[float, within(0.05, 3)] = 0.7
-    ew: Annotated[float, within(0.02, 3)] = 0.6
-    block: Annotated[float, within(0.005, 20)] = 1
-    tau: Annotated[float, within(0.02, 30)] = 1
-    tail: Annotated[float, within(0.01, 1)] = 0.3
-    a64: Annotated[float, within(0.1, 3)] = 0.7
-    wide: Annotated[float, within(0.1, 3)] = 1.1
-    aw: Annotated[float, within(0.1, 3)] = 0.9
+    t0: float = 10
+    ec: float = 0.6
+    em: float = 0.7
+    ew: float = 0.6
+    block: float = 1
+    tau: float = 1
+    tail: float = 0.3
+    a64: float = 0.7
+    wide: float = 1.1
+    aw: float = 0.9
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, q_heads, kv_heads, head_dim, length, window, *past_keys = shape

@@ -71,7 +71,6 @@ from kvcalc.timing.kernel_models.kernel_model import (
     GpuParameters,
     KernelModel,
     pnorm,
-    within,
 )
 
 Candidates = tuple[tuple[type[KernelModel], Settings], ...]
@@ -260,6 +259,17 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
     a uniform router is used.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 1 150
+        ec 0.05 1
+        em 0.05 1
+        p 1 10
+        r 1e4 3e6
+        r1 3e3 1e6
+        tau 0.001 30
+        be 0.02 100
+        ts 1e-5 0.1
+    """
     SOFTNESS: ClassVar[float] = 0.06
     PULL: ClassVar[float] = 0.8
     CHOICES: ClassVar[tuple[Settings, ...]] = tuple(
@@ -273,15 +283,15 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         "menu", "vllm", "vllm_block", "sglang", "sglang_block", "marlin", "openai"
     ] = "menu"
     tuned: tuple[tuple[int, int], ...] = ()
-    t0: Annotated[float, within(1, 150)] = 22
-    ec: Annotated[float, within(0.05, 1)] = 0.8
-    em: Annotated[float, within(0.05, 1)] = 0.9
-    p: Annotated[float, within(1, 10)] = 1.4
-    r: Annotated[float, within(1e4, 3e6)] = 1e5
-    r1: Annotated[float, within(3e3, 1e6)] = 6e4
-    tau: Annotated[float, within(0.001, 30)] = 1
-    be: Annotated[float, within(0.02, 100)] = 0.3
-    ts: Annotated[float, within(1e-5, 0.1)] = 4e-4
+    t0: float = 22
+    ec: float = 0.8
+    em: float = 0.9
+    p: float = 1.4
+    r: float = 1e5
+    r1: float = 6e4
+    tau: float = 1
+    be: float = 0.3
+    ts: float = 4e-4
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         tokens, hidden, inter, top, experts, tp, ep, *load = shape
@@ -475,10 +485,6 @@ def cells_of(shape: ExpertsShape) -> tuple[str, ...]:
 
 SWITCH_RANKS = 8
 MEASURED_RANKS = 8
-BarrierTime = Annotated[float, within(0.3, 60)]
-LinkShare = Annotated[float, within(0.02, 1.5)]
-LargeShare = Annotated[float, within(0.1, 1.5)]
-DoublingFactor = Annotated[float, within(0.7, 1.4)]
 
 
 class AllReduce(KernelModel, frozen=True, tag="allreduce"):
@@ -493,16 +499,29 @@ class AllReduce(KernelModel, frozen=True, tag="allreduce"):
         g2, g3: Factors on e2 and e3 for each doubling of the ranks.
     """
 
-    h: Annotated[float, within(0.005, 10)] = 0.1
-    a1: BarrierTime = 4
-    e1: LinkShare = 0.5
-    a2: Annotated[float, within(0.3, 120)] = 10
-    e2: LinkShare = 0.6
-    a3: Annotated[float, within(3, 300)] = 40
-    e3: LargeShare = 0.75
-    es: LargeShare = 0.6
-    g2: DoublingFactor = 1
-    g3: DoublingFactor = 1
+    RANGES: ClassVar[str] = """
+        h 0.005 10
+        a1 0.3 60
+        e1 0.02 1.5
+        a2 0.3 120
+        e2 0.02 1.5
+        a3 3 300
+        e3 0.1 1.5
+        es 0.1 1.5
+        g2 0.7 1.4
+        g3 0.7 1.4
+    """
+
+    h: float = 0.1
+    a1: float = 4
+    e1: float = 0.5
+    a2: float = 10
+    e2: float = 0.6
+    a3: float = 40
+    e3: float = 0.75
+    es: float = 0.6
+    g2: float = 1
+    g3: float = 1
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         ranks, size = shape

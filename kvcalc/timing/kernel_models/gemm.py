@@ -33,7 +33,7 @@ In serving, other weights replace them between two calls: the L2 is cold, and mi
 """
 
 import math
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -44,7 +44,6 @@ from kvcalc.timing.kernel_models.kernel_model import (
     KernelModel,
     missed_share,
     pnorm,
-    within,
 )
 
 FP8_TILES = (
@@ -64,14 +63,6 @@ ROUNDING = 1e-9  # share of a time, more than its rounding error
 # bytes per µs at which partial sums of a split, in the L2, are written and read again
 PARTIALS_RATE = 6e6
 
-Share = Annotated[float, within(0.2, 1.1)]
-Sharpness = Annotated[float, within(1, 8)]
-QuantizingShare = Annotated[float, within(0.05, 1.2)]
-Prologue = Annotated[float, within(0.02, 10)]
-PartialWave = Annotated[float, within(0.01, 1)]
-ResidentShare = Annotated[float, within(0.02, 1.5)]
-L2Rate = Annotated[float, within(3e5, 6e7)]
-
 
 class Gemm(KernelModel, frozen=True, tag="gemm"):
     """bf16 GEMMs that read their weights from memory.
@@ -88,14 +79,22 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
     the products compute in.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.2 40
+        ec 0.2 1.1
+        em 0.2 1.1
+        p 1 8
+        tr 0.2 30
+        r 1e4 1e6
+    """
     TILES: ClassVar[tuple[tuple[int, int], ...]] = BF16_TILES
 
-    t0: Annotated[float, within(0.2, 40)] = 2.6
-    ec: Share = 0.8
-    em: Share = 0.85
-    p: Sharpness = 2.5
-    tr: Annotated[float, within(0.2, 30)] = 2.2
-    r: Annotated[float, within(1e4, 1e6)] = 1.6e5
+    t0: float = 2.6
+    ec: float = 0.8
+    em: float = 0.85
+    p: float = 2.5
+    tr: float = 2.2
+    r: float = 1.6e5
 
     def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
         """Return microseconds to move `weights` bytes of weights and the bytes of inputs and
@@ -186,16 +185,25 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
         sg: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.2 60
+        ec 0.2 1.1
+        p 1 8
+        tr 0.2 30
+        bq 0.05 1.2
+        pro 0.02 10
+        sg 0.01 1
+    """
     TILES: ClassVar[tuple[tuple[int, int], ...]] = FP8_TILES
 
     bytes: float = 1.0
-    t0: Annotated[float, within(0.2, 60)] = 4.0
-    ec: Share = 0.75
-    p: Sharpness = 2
-    tr: Annotated[float, within(0.2, 30)] = 2.5
-    bq: QuantizingShare = 0.45
-    pro: Prologue = 1.0
-    sg: PartialWave = 0.3
+    t0: float = 4.0
+    ec: float = 0.75
+    p: float = 2
+    tr: float = 2.5
+    bq: float = 0.45
+    pro: float = 1.0
+    sg: float = 0.3
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         m, _, k, *_ = shape
@@ -224,14 +232,25 @@ class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
     `us` takes one more array, bytes per weight, if the weights are stored in another format.
     """
 
-    t0: Annotated[float, within(0.2, 60)] = 4.3
-    ec: Share = 0.72
-    em: Share = 0.82
-    p: Sharpness = 2
-    bq: QuantizingShare = 0.6
-    pro: Prologue = 0.8
-    sg: PartialWave = 0.9
-    row: Annotated[float, within(1e-5, 0.1)] = 2e-3
+    RANGES: ClassVar[str] = """
+        t0 0.2 60
+        ec 0.2 1.1
+        em 0.2 1.1
+        p 1 8
+        bq 0.05 1.2
+        pro 0.02 10
+        sg 0.01 1
+        row 1e-5 0.1
+    """
+
+    t0: float = 4.3
+    ec: float = 0.72
+    em: float = 0.82
+    p: float = 2
+    bq: float = 0.6
+    pro: float = 0.8
+    sg: float = 0.9
+    row: float = 2e-3
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         m, n, k, *stored = shape
@@ -271,9 +290,14 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
         cold: Whether the weights are never in the L2, as in serving.
     """
 
+    RANGES: ClassVar[str] = """
+        cap 0.02 1.5
+        l2 3e5 6e7
+    """
+
     cold: bool = False
-    cap: ResidentShare = 0.17
-    l2: L2Rate = 3e6
+    cap: float = 0.17
+    l2: float = 3e6
 
     def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
         return _resident_us(self, machine, weights, others)
@@ -287,10 +311,15 @@ class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resi
         cap, l2, cold: As in `ResidentGemm`.
     """
 
+    RANGES: ClassVar[str] = """
+        cap 0.02 1.5
+        l2 3e5 6e7
+    """
+
     cold: bool = False
     pro: float = 0.0
-    cap: ResidentShare = 0.17
-    l2: L2Rate = 3e6
+    cap: float = 0.17
+    l2: float = 3e6
 
     def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
         return _resident_us(self, machine, weights, others)

@@ -10,7 +10,7 @@ the maximum of a roofline, p = 1 the plain sum.
 """
 
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -91,16 +91,19 @@ class KernelModel(
     kw_only=True,
     tag_field="form",
 ):
-    """A kernel model. Its annotated float fields are the fitted parameters; other fields select a
+    """A kernel model. Its fields with a range are the fitted parameters; other fields select a
     form.
 
     Attributes:
+        RANGES: A line per parameter: name, minimum and maximum. A subclass inherits the lines of
+            its base; a parameter that it sets to 0 is not fitted.
         CHOICES: Alternatives of the other fields, which a fit tries.
         SOFTNESS: Relative error at which a fit changes from squares to absolute values.
         PULL: Number of e-folds from its typical value at which a parameter costs as much as one
             such error of one row; 0 for no cost.
     """
 
+    RANGES: ClassVar[str] = ""
     CHOICES: ClassVar[tuple[Settings, ...]] = ({},)
     SOFTNESS: ClassVar[float] = 0.04
     PULL: ClassVar[float] = 0.0
@@ -111,25 +114,20 @@ class KernelModel(
         raise NotImplementedError
 
     @classmethod
+    @cache
     def ranges(cls) -> dict[str, Range]:
-        """Return the range of each fitted parameter."""
-        return _ranges(cls)
-
-
-@cache
-def _ranges(law: type[KernelModel]) -> dict[str, Range]:
-    ranges = {}
-    defaults = {f.name: f.default for f in msgspec.structs.fields(law)}
-    for name, hint in get_type_hints(law, include_extras=True).items():
-        if name in defaults and get_args(hint)[:1] == (float,):
-            meta = get_args(hint)[1]
-            ranges[name] = Range(float(meta.ge), float(meta.le), defaults[name])
-    return ranges
-
-
-def within(minimum: float, maximum: float) -> msgspec.Meta:
-    """Return the type of a parameter with its range."""
-    return msgspec.Meta(ge=minimum, le=maximum)
+        """Return the range of each fitted parameter, in the order of the fields."""
+        limits: dict[str, tuple[float, float]] = {}
+        for law in reversed(cls.__mro__):
+            for line in vars(law).get("RANGES", "").strip().splitlines():
+                name, low, high = line.split()
+                limits[name] = float(low), float(high)
+        defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
+        return {
+            name: Range(*limits[name], typical)
+            for name, typical in defaults.items()
+            if name in limits and typical
+        }
 
 
 def attended(length: Array, window: Array) -> Array:
@@ -172,8 +170,13 @@ class Elementwise(KernelModel, frozen=True, tag="elementwise"):
         em: Share of the datasheet's bandwidth.
     """
 
-    t0: Annotated[float, within(0.1, 20)] = 1.5
-    em: Annotated[float, within(0.05, 1.1)] = 0.8
+    RANGES: ClassVar[str] = """
+        t0 0.1 20
+        em 0.05 1.1
+    """
+
+    t0: float = 1.5
+    em: float = 0.8
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         (moved,) = shape

@@ -44,27 +44,20 @@ products: norms, RoPE, quantisation, copies and the write of the cache.
     overhead = t0 + t1·log2(b) + th·h + b·(tb + tbh·h)
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from kvcalc.arithmetic import ceil, clip, hypot, log2, maximum, minimum, select, where
 from kvcalc.records import Settings
-from kvcalc.timing.kernel_models.flash_attention import (
-    CacheShare,
-    MemoryShare,
-    TileTime,
-    best_split,
-)
+from kvcalc.timing.kernel_models.flash_attention import best_split
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
     GpuParameters,
     KernelModel,
     missed_share,
-    within,
 )
 
 ROWS, BLOCK, LATENT, ROPE = 64, 64, 512, 64
 COMBINE_US = 2.5  # time of the kernel that combines a split
-ReachedShare = Annotated[float, within(0.05, 1.2)]
 
 
 class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
@@ -86,18 +79,31 @@ class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
         cold: Whether the cache is never in the L2, as in serving.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.3 80
+        tau 0.05 30
+        r 5e3 2e6
+        ec 0.05 1.2
+        cap 0.05 1.5
+        tramp 0.1 60
+        cast 1e-3 40
+        reach 0.5 1.1
+        h32 0.3 1.5
+        h64 0.3 1.5
+    """
+
     bytes: int = 2
     cold: bool = False
-    t0: Annotated[float, within(0.3, 80)] = 6.3
-    tau: TileTime = 5.5
-    r: Annotated[float, within(5e3, 2e6)] = 3e5
-    ec: ReachedShare = 0.9
-    cap: CacheShare = 0.4
-    tramp: Annotated[float, within(0.1, 60)] = 7
-    cast: Annotated[float, within(1e-3, 40)] = 0.05
-    reach: MemoryShare = 0.95
-    h32: Annotated[float, within(0.3, 1.5)] = 1
-    h64: Annotated[float, within(0.3, 1.5)] = 1
+    t0: float = 6.3
+    tau: float = 5.5
+    r: float = 3e5
+    ec: float = 0.9
+    cap: float = 0.4
+    tramp: float = 7
+    cast: float = 0.05
+    reach: float = 0.95
+    h32: float = 1
+    h64: float = 1
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, heads, length = shape
@@ -140,6 +146,13 @@ class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
     mean keys that a query sees, and the width of a key and a value together.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.5 120
+        ec 0.02 1.2
+        em 0.05 1.2
+        tau 0.005 30
+        cast 0.05 40
+    """
     CHOICES: ClassVar[tuple[Settings, ...]] = tuple(
         {"attends": form, "tiles": tiles, "stair": stair}
         for form in ("expanded", "absorbed")
@@ -152,11 +165,11 @@ class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
     attends: Literal["expanded", "absorbed"] = "expanded"
     tiles: Literal["plain", "packed"] = "plain"
     stair: float = 0.4
-    t0: Annotated[float, within(0.5, 120)] = 14
-    ec: Annotated[float, within(0.02, 1.2)] = 0.65
-    em: ReachedShare = 0.8
-    tau: Annotated[float, within(0.005, 30)] = 1.2
-    cast: Annotated[float, within(0.05, 40)] = 2
+    t0: float = 14
+    ec: float = 0.65
+    em: float = 0.8
+    tau: float = 1.2
+    cast: float = 2
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, heads, length, *past = shape
@@ -219,6 +232,18 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
     and top-k.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 1 400
+        ti 0.1 150
+        t1 0.05 60
+        em 0.1 1.2
+        a1 0.005 10
+        ei 0.02 1.2
+        kt 0.1 150
+        ta 0.1 500
+        ts 1e-5 0.5
+        he 50 3000
+    """
     CHOICES: ClassVar[tuple[Settings, ...]] = tuple(
         {"graphs": graphs, "heads": heads, "walk": walk, "host": host}
         for graphs, host in (
@@ -239,16 +264,16 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
     heads: int = 500
     walk: Literal["whole", "shared"] = "whole"
     host: float = HOST_RATIO
-    t0: Annotated[float, within(1, 400)] = 40
-    ti: Annotated[float, within(0.1, 150)] = 25
-    t1: Annotated[float, within(0.05, 60)] = 3.5
-    em: Annotated[float, within(0.1, 1.2)] = 0.85
-    a1: Annotated[float, within(0.005, 10)] = 0.25
-    ei: Annotated[float, within(0.02, 1.2)] = 0.6
-    kt: Annotated[float, within(0.1, 150)] = 6
-    ta: Annotated[float, within(0.1, 500)] = 20
-    ts: Annotated[float, within(1e-5, 0.5)] = 8e-3
-    he: Annotated[float, within(50, 3000)] = 600
+    t0: float = 40
+    ti: float = 25
+    t1: float = 3.5
+    em: float = 0.85
+    a1: float = 0.25
+    ei: float = 0.6
+    kt: float = 6
+    ta: float = 20
+    ts: float = 8e-3
+    he: float = 600
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, heads, length, *widths, top = shape
@@ -324,14 +349,21 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
     `us` takes batch, q_heads, kv_len, and the microseconds of the module's kernels.
     """
 
+    RANGES: ClassVar[str] = """
+        t0 0.1 150
+        t1 0.01 40
+        th 1e-3 2
+        tb 1e-4 1
+        tbh 1e-5 0.05
+    """
     SOFTNESS: ClassVar[float] = 0.06
     PULL: ClassVar[float] = 1.0
 
-    t0: Annotated[float, within(0.1, 150)] = 10
-    t1: Annotated[float, within(0.01, 40)] = 2
-    th: Annotated[float, within(1e-3, 2)] = 0.05
-    tb: Annotated[float, within(1e-4, 1)] = 0.02
-    tbh: Annotated[float, within(1e-5, 0.05)] = 1e-3
+    t0: float = 10
+    t1: float = 2
+    th: float = 0.05
+    tb: float = 0.02
+    tbh: float = 1e-3
 
     def overhead_us(self, tokens: Array, heads: Array) -> Array:
         """Return the microseconds in addition to the kernels. More tokens than MAX_TOKENS count as
