@@ -43,22 +43,22 @@ class RooflinePoint(NamedTuple):
     """Operators of one pass with similar intensities.
 
     Attributes:
-        kind: Index into KINDS.
-        name: Names of the operators, or KINDS.
+        kind: Name of their kind.
+        name: Names of the operators, or their kind.
         x: FLOP per byte.
         y: FLOP per second at the datasheet bound.
         share: Share of the pass's bound.
-        predicted: FLOP per second as calibrated; None without a calibration.
+        predicted: FLOP per second as calibrated; 0 without a calibration.
         step: Batch size and context of the pass.
     """
 
-    kind: int
+    kind: str
     name: str
     x: float
     y: float
     share: float
-    predicted: float | None
-    step: tuple[int, ...]
+    predicted: float
+    step: list[int]
 
 
 def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
@@ -74,42 +74,39 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
         UserError: A GPU has no matrix peak.
     """
     operators = [row for rows in passes for row in _operators(rows)]
+    intensities = [row["intensity"] for row in operators]
     ends = [
-        min([0.5, *(row["intensity"] / 3 for row in operators)]),
-        max([4000.0, *(row["intensity"] * 2 for row in operators)]),
+        min([0.5, *(x / 3 for x in intensities)]),
+        max([4000.0, *(x * 2 for x in intensities)]),
     ]
     groups: dict[tuple[str, ...], list[Pass]] = {}
     for rows in passes:
         words = tuple(text.format(rows[0][key]) for key, text in WORDING.items())
         groups.setdefault(words, []).append(rows)
-    is_brief = len(groups) > MAX_LABELLED
-    dtypes = _dtypes(operators)
     charts = []
     for words, group in zip(
         keep_distinguishing_columns([*groups]), groups.values(), strict=True
     ):
-        chart = _deployment_chart(group, gpus, dtypes, ends, is_brief)
+        chart = _deployment_chart(group, gpus, operators, ends, len(groups) > MAX_LABELLED)
         charts.append(chart._replace(title=" ".join(words).removeprefix("on ")))
     heights = [y for chart in charts for series in chart.series for y in series.ys]
     y_axis = FLOPS_AXIS._replace(shown=[min(heights), 2 * max(heights)])
-    parts = [chart.subtitle.split("; ") for chart in charts]
-    common = [part for part in parts[0] if all(part in other for other in parts)]
-    for number, own in enumerate(parts):
-        subtitle = "; ".join(part for part in own if part not in common)
-        charts[number] = charts[number]._replace(subtitle=subtitle, y=y_axis)
+    charts = [chart._replace(y=y_axis) for chart in charts]
     firsts = [rows[0] for rows in passes]
-    title = " ".join(
-        shared_words(firsts, {key: WORDING[key] for key in ("model", "phase", "gpu")})
-    )
+    keys = ["model", "phase", "gpu"]
     if firsts[0]["tensor_parallel_size"] > 1:
-        title += "".join(shared_words(firsts, {"tensor_parallel_size": ", tp {}"}))
+        keys.append("tensor_parallel_size")
+    title = f"Roofline: {' '.join(shared_words(firsts, {key: WORDING[key] for key in keys}))}"
+    loads = ", ".join(
+        f"{word} {_listed({rows[key] for rows in firsts})}" for key, word in SWEPT.items()
+    )
     key = "points: at the datasheet bound"
     if any(row["time_s"] for row in operators):
         key = "filled: at the datasheet bound; hollow: as calibrated"
-    over = (f"Roofline: {title}", "; ".join([*common, key]))
     if len(charts) == 1:
-        return charts[0]._replace(title=over[0], subtitle=over[1])
-    return joined([charts[0]._replace(over=over), *charts[1:]])
+        subtitle = f"{loads}; {charts[0].subtitle}; {key}"
+        return charts[0]._replace(title=title, subtitle=subtitle)
+    return joined([charts[0]._replace(over=(title, f"{loads}; {key}")), *charts[1:]])
 
 
 def _operators(rows: Pass) -> list[Record]:
@@ -126,56 +123,40 @@ def _dtypes(operators: Iterable[Record]) -> list[str]:
 def _deployment_chart(
     passes: Sequence[Pass],
     gpus: Sequence[Gpu],
-    dtypes: Sequence[str],
+    operators: Sequence[Record],
     ends: Sequence[float],
     is_brief: bool,
 ) -> Chart:
     """Return the passes of one deployment in one phase. Brief charts name roofs in words."""
-    cards = {gpu.name: gpu for gpu in gpus}
-    gpu = cards.pop(passes[0][0]["gpu"])
-    own_peaks = {gpu.peak(dtype)[0] for rows in passes for dtype in _dtypes(rows[:-1])}
-    own_roofs = roofs(gpu, [dtype for dtype in dtypes if gpu.peak(dtype)[0] in own_peaks], ends)
+    (gpu,) = {gpu.name: gpu for gpu in gpus if gpu.name == passes[0][0]["gpu"]}.values()
     series = [
         roof._replace(label="", kind="quiet")
-        for other in cards.values()
-        for roof in roofs(other, dtypes, ends)
-        if roof.kind == "solid"
+        for other in gpus
+        for roof in roofs(other, _dtypes(operators), ends)
+        if roof.kind == "solid" and other.name != gpu.name
     ]
-    steps = {key: sorted({rows[0][key] for rows in passes}) for key in SWEPT}
-    about = [", ".join(f"{word} {_listed(steps[key])}" for key, word in SWEPT.items())]
-    about.append(si_tick("B/s")(gpu.bandwidth_bytes_per_s))
-    if is_brief:
-        names = [text for roof in own_roofs for text in (roof.label, *roof.labels) if text]
-        about.append(", ".join(names))
-        own_roofs = [roof._replace(label="", labels=()) for roof in own_roofs]
+    about = [si_tick("B/s")(gpu.bandwidth_bytes_per_s)]
+    for roof in roofs(gpu, _dtypes(row for rows in passes for row in rows[:-1]), ends):
+        if is_brief:
+            about += filter(None, (roof.label, *roof.labels))
+            roof = roof._replace(label="", labels=())
+        series.append(roof)
     missing = [rows[-1] for rows in passes if rows[-1].get("fits") is False]
     if len(missing) == len(passes):
         about.append("does not fit in the memory")
     elif missing:
         loads = [f"{row['batch_size']:,} × {row['context']:,} tokens" for row in missing]
         about.append(f"beyond the memory: {', '.join(loads)}")
-    series += own_roofs
-    points = [point for rows in passes for point in _points(rows)]
-    labels = _labels(points, [len(values) > 1 for values in steps.values()], is_brief)
-    points.sort(key=lambda point: -point.share)
-    for kind in dict.fromkeys(point.kind for point in points):  # the larger gets labels first
-        same = [point for point in points if point.kind == kind]
-        xs = [point.x for point in same]
-        sizes = [point.share for point in same]
-        texts = [labels.get(id(point), "") for point in same]
-        ys = [point.y for point in same]
-        series.append(Series(KINDS[kind], xs, ys, "points", sizes, texts, kind))
-        if any(point.predicted for point in same):
-            predicted = [point.predicted or 0.0 for point in same]
-            series.append(Series("", xs, predicted, "hollow", sizes, colour=kind))
+    series += _point_series(passes)
     return Chart("", "; ".join(about), INTENSITY_AXIS, FLOPS_AXIS, series, areas="of the pass")
 
 
-def _listed(values: Sequence[int]) -> str:
+def _listed(values: Iterable[int]) -> str:
     """Return 1, 8, 64, or the first and the last of many values."""
-    if len(values) > MAX_NAMES:
-        return f"{values[0]:,} to {values[-1]:,}"
-    return ", ".join(f"{value:,}" for value in values)
+    ordered = sorted(values)
+    if len(ordered) > MAX_NAMES:
+        return f"{ordered[0]:,} to {ordered[-1]:,}"
+    return ", ".join(f"{value:,}" for value in ordered)
 
 
 def _clusters(items: Iterable[Item], intensity: Callable[[Item], float]) -> list[list[Item]]:
@@ -188,69 +169,89 @@ def _clusters(items: Iterable[Item], intensity: Callable[[Item], float]) -> list
     return groups
 
 
-def _points(rows: Pass) -> list[RooflinePoint]:
+def _points(rows: Pass, kind: str) -> list[RooflinePoint]:
     """Return the points of a pass: operators of a kind with similar intensities."""
     points = []
-    for kind, name in enumerate(KINDS):
-        same = [row for row in _operators(rows) if (row["role"] != "core") == kind]
-        for group in _clusters(same, lambda row: float(row["intensity"])):
-            flops, size, bound, share, time = (
-                sum(row[key] or 0 for row in group)
-                for key in ("flops", "bytes", "roofline_s", "share", "time_s")
+    same = [row for row in _operators(rows) if (row["role"] == "core") == (kind == KINDS[0])]
+    for group in _clusters(same, lambda row: float(row["intensity"])):
+        flops, size, bound, share, time = (
+            sum(row[key] or 0 for row in group)
+            for key in ("flops", "bytes", "roofline_s", "share", "time_s")
+        )
+        names = [*dict.fromkeys(row["operator"] for row in group)]
+        is_listed = kind == KINDS[1] and len(names) <= MAX_NAMES
+        points.append(
+            RooflinePoint(
+                kind=kind,
+                name=", ".join(names) if is_listed else kind,
+                x=flops / size,
+                y=flops / bound,
+                share=share,
+                predicted=flops / time if all(row["time_s"] for row in group) else 0.0,
+                step=[rows[0][key] for key in SWEPT],
             )
-            names = [*dict.fromkeys(row["operator"] for row in group)]
-            is_listed = kind and len(names) <= MAX_NAMES
-            points.append(
-                RooflinePoint(
-                    kind=kind,
-                    name=", ".join(names) if is_listed else name,
-                    x=flops / size,
-                    y=flops / bound,
-                    share=share,
-                    predicted=flops / time if all(row["time_s"] for row in group) else None,
-                    step=tuple(rows[0][key] for key in SWEPT),
-                )
-            )
+        )
     return points
 
 
-def _labels(
-    points: Sequence[RooflinePoint], is_swept: Sequence[bool], is_brief: bool
-) -> dict[int, str]:
+def _point_series(passes: Sequence[Pass]) -> list[Series]:
+    """Return the points of each kind, and the kind with the largest point first."""
+    points = [point for kind in KINDS for rows in passes for point in _points(rows, kind)]
+    points.sort(key=lambda point: -point.share)
+    labels = _labels(points)
+    series = []
+    for kind in dict.fromkeys(point.kind for point in points):  # the larger gets labels first
+        same = [point for point in points if point.kind == kind]
+        xs = [point.x for point in same]
+        filled = Series(
+            label=kind,
+            xs=xs,
+            ys=[point.y for point in same],
+            kind="points",
+            sizes=[point.share for point in same],
+            labels=[labels.get(id(point), "") for point in same],
+            colour=KINDS.index(kind),
+        )
+        predicted = [point.predicted for point in same]
+        series.append(filled)
+        if any(predicted):
+            series.append(filled._replace(label="", ys=predicted, kind="hollow", labels=()))
+    return series
+
+
+def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
     """Return labels by id of the point: its name, and its steps of a sweep.
 
     A label is at the largest of the points of a name that are close together. If attention and
-    GEMMs both move in a sweep, only the ends of their ways have labels. Brief labels name steps
-    only, because the key names the kinds.
+    GEMMs both move in a sweep, only the ends of their ways have labels.
     """
-    by_name: dict[tuple[int, str], list[RooflinePoint]] = {}
+    by_name: dict[str, list[RooflinePoint]] = {}
     for point in points:
-        by_name.setdefault((point.kind, point.name), []).append(point)
+        by_name.setdefault(point.name, []).append(point)
     places = {
         name: _clusters(same, lambda point: point.x)
-        for (kind, name), same in by_name.items()
-        if kind == 0 or max(point.share for point in same) >= MIN_SHARE
+        for name, same in by_name.items()
+        if name == KINDS[0] or max(point.share for point in same) >= MIN_SHARE
     }
     num_moving = sum(len(clusters) > 1 for clusters in places.values())
     labels = {}
     for name, clusters in places.items():
         if len(clusters) > (MAX_STEPS if num_moving == 1 else 2):
             clusters = [clusters[0], clusters[-1]]
-        for number, cluster in enumerate(clusters):
-            is_named = number == 0 or num_moving > 1
-            words = [name] if is_named and not (is_brief and name in KINDS) else []
+        for cluster in clusters:
+            words = [name] if cluster is clusters[0] or num_moving > 1 else []
             for index, word in enumerate(SWEPT.values()):
-                values = sorted({point.step[index] for point in cluster})
+                values = {point.step[index] for point in cluster}
                 if len(values) < len({point.step[index] for point in points}):
                     words.append(f"{word} {_listed(values)}")
-                elif is_swept[index] and not is_brief:
-                    words.append(f"every {word}")
             labels[id(max(cluster, key=lambda point: point.share))] = ", ".join(words)
     return labels
 
 
-def _peaks(gpu: Gpu, dtypes: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """Return the ridge point and the peak of a GPU for the data types, by their names.
+def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series]:
+    """Return a roof and its ridge point for each peak of a GPU, between intensities, in grey.
+
+    A first intensity of 0 begins each roof just below its ridge point.
 
     Raises:
         UserError: The GPU has no matrix peak.
@@ -260,23 +261,13 @@ def _peaks(gpu: Gpu, dtypes: Sequence[str]) -> dict[str, tuple[float, float]]:
     names: dict[float, list[str]] = {}
     for dtype in dict.fromkeys(gpu.peak(dtype)[1] for dtype in dtypes):
         names.setdefault(gpu.flops_per_s[dtype], []).append(dtype)
-    return {
-        f"{', '.join(same)} {peak / 1e12:g} TFLOP/s": (peak / gpu.bandwidth_bytes_per_s, peak)
-        for peak, same in names.items()
-    }
-
-
-def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series]:
-    """Return a roof and its ridge point for each peak of a GPU, between intensities, in grey.
-
-    Raises:
-        UserError: The GPU has no matrix peak.
-    """
     series = []
-    low, high = ends
-    for name, (ridge, peak) in _peaks(gpu, dtypes).items():
+    for peak, same in names.items():
+        ridge = peak / gpu.bandwidth_bytes_per_s
+        low = ends[0] or ridge / BELOW_RIDGE
+        name = f"{', '.join(same)} {peak / 1e12:g} TFLOP/s"
         ys = [low * gpu.bandwidth_bytes_per_s, peak, peak]
-        series.append(Series(name, [low, ridge, high], ys, "solid", colour=GREY))
+        series.append(Series(name, [low, ridge, ends[1]], ys, "solid", colour=GREY))
         text = f"ridge point {ridge:.1f}"
         series.append(Series("", [ridge], [peak], "points", [0.0], [text], GREY))
     return series
@@ -298,10 +289,10 @@ def attention_chart(
     last = 2 * max(record["intensity"] for record in (*records, *sweep))
     series = []
     for other in others:
-        for name, (ridge, peak) in _peaks(other, dtypes).items():
-            label = f"{other.name} {name}, ridge point {ridge:.1f}"
-            xs, ys = [ridge / BELOW_RIDGE, ridge, last], [peak / BELOW_RIDGE, peak, peak]
-            series.append(Series(label, xs, ys, "quiet"))
+        for roof in roofs(other, dtypes, [0, last]):
+            if roof.kind == "solid":
+                label = f"{other.name} {roof.label}, ridge point {roof.xs[1]:.1f}"
+                series.append(Series(label, roof.xs, roof.ys, "quiet"))
     for roof in roofs(gpu, dtypes, [0.5, last]):
         label = f"{gpu.name} {roof.label}" if others and roof.label else roof.label
         series.append(roof._replace(label=label))
@@ -330,23 +321,23 @@ def _attention_points(
     """
     series = []
     bound = [r for r in records if r["phase"] == "prefill" and r["to_knee"] <= 1]
-    ranked = [*bound, *(record for record in records if record not in bound)]
-    prefill = ", ".join(
+    prefill = [
         f"{r['attention'].removesuffix(' prefill')} {r['intensity']:,.0f}" for r in bound
-    )
-    for record in ranked:  # the widest label first
+    ]
+    for record in sorted(records, key=lambda record: record not in bound):
         name = record["attention"]
         colour = next(n for n, family in enumerate(FAMILIES) if name.startswith(family))
         path = [_place(r) for r in sweep if r["attention"] == name]
         xs, ys = zip(*path, strict=True)
         series.append(Series("", xs, ys, "span", colour=colour))
-        key, label = "", f"{name}: {record['intensity']:,.0f}"
+        label = f"{name}: {record['intensity']:,.0f}"
         if record["to_knee"] > 1 and not num_others:
             label += f" (gap {record['to_knee']:,.3g}×)"
+        key = ""
         if record in bound and num_others > 2:  # roofs leave no room
             key, label = label, ""
         elif record in bound:
-            label = f"prefill {prefill}" if record is bound[0] else ""
+            label = f"prefill {', '.join(prefill)}" if record is bound[0] else ""
         x, y = _place(record)
         texts = [label] if label else []
         series.append(Series(key, [x], [y], "points", [0.12], texts, colour))

@@ -4,36 +4,32 @@ Lines are drawn in braille, eight dots per cell, with a mark at the end. Bars ar
 cells. If standard output is not Unicode, ASCII replaces these characters.
 """
 
-import itertools
 import math
-import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from kvcalc.report.charts.chart import MARKERS, Axis, Chart
 
 HEIGHT = 20  # rows of a grid
 MARKS = "●■▲◆○□△◇"  # one per series
-COLOURS = (34, 33, 32, 35, 36, 31, 90, 94)  # one per mark, of the terminal's palette
 LEVEL = "·"  # sign of a limit
 BRAILLE = 0x2800  # the cell without dots
 # bits of a braille cell by row from below, and column
 DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
-ASCII = str.maketrans("●■▲◆○□△◇█·│└─–…×÷≥≤−", "ox#*+@%&#.|+--.x/><-")
+ASCII = str.maketrans("●■▲◆○□△◇·│└─–…×÷≥≤−", "ox#*+@%&.|+--.x/><-")
 HIDDEN = ("limit", "upright", "span", "band")  # kinds that are not drawn as lines or points
-COLOUR_CODE = re.compile(r"\x1b\[\d+m")
 
 
-def sketch(chart: Chart, width: int = 0, has_colour: bool = False) -> str:
+def sketch(chart: Chart, width: int = 0) -> str:
     """Return the charts of a picture below each other, with a key below each.
 
     Args:
         chart: The picture.
         width: Columns; 0 for the width of the terminal.
-        has_colour: Whether series have colours.
     """
     columns = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160))
     pictures = []
@@ -44,135 +40,104 @@ def sketch(chart: Chart, width: int = 0, has_colour: bool = False) -> str:
         if part.is_heat:
             lines += _heat_lines(part, columns)
         elif part.categories:
-            lines += _bar_lines(part, columns, has_colour)
+            lines += _bar_lines(part, columns)
         else:
             lines += _grid_lines(part, columns)
         pictures.append("\n".join(lines))
-    text = "\n\n".join(pictures)
-    return text if has_colour else COLOUR_CODE.sub("", text)
+    return "\n\n".join(pictures)
 
 
 def print_sketch(chart: Chart) -> None:
-    """Print a picture with the colours and characters of standard output."""
-    has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    text = sketch(chart, has_colour=has_colour)
+    """Print a picture with the characters of standard output."""
+    text = sketch(chart)
     if not (sys.stdout.encoding or "").lower().startswith("utf"):
         text = re.sub("[\u2800-\u28ff]", "*", text).translate(ASCII)
     print(text)
 
 
-def _paint(sign: str, number: int) -> str:
-    """Return a sign in the colour of a series; -1 has no colour."""
-    return f"\x1b[{COLOURS[number % len(COLOURS)]}m{sign}\x1b[0m" if number >= 0 else sign
-
-
-def _mark(number: int) -> str:
-    return MARKS[number % len(MARKS)]
-
-
-def _key_lines(entries: Sequence[tuple[str, int, str]], columns: int) -> list[str]:
-    """Return the key, from the sign, the number and the name of each series."""
+def _key_lines(entries: Iterable[tuple[str, str]], columns: int) -> list[str]:
+    """Return the key, from the sign and the name of each series."""
     lines = []
-    for sign, number, name in entries:
-        if name:
-            first, *others = textwrap.wrap(name, columns - 4)
-            lines += [f"  {_paint(sign, number)} {first}", *(f"    {line}" for line in others)]
+    for sign, name in entries:
+        lines += textwrap.wrap(
+            name, columns, initial_indent=f"  {sign} ", subsequent_indent="    "
+        )
     return lines
 
 
-def _scale(axis: Axis, values: Sequence[float]) -> tuple[Callable[[float], float], str, str]:
-    """Return a function from values to shares of the axis, and the texts at both ends."""
-    low, high = min(values, default=1.0), max(values, default=1.0)
-
-    def share(value: float) -> float:
-        if high == low:
-            return 0.0
-        if axis.log:
-            return math.log(value / low) / math.log(high / low)
-        return (value - low) / (high - low)
-
-    return share, axis.tick(low), axis.tick(high)
-
-
-class _Canvas:
-    """A grid of signs and the numbers of their series, by row from below and column."""
-
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
-        self.cells: dict[tuple[int, int], tuple[str, int]] = {}
-
-    def put(self, x: float, y: float, sign: str, number: int) -> None:
-        """Write a sign at shares of the width and height, or add dots to dots of a cell."""
-        place = _index(y, 4 * HEIGHT), _index(x, 2 * self.columns)
-        cell = place[0] // 4, place[1] // 2
-        if not sign:
-            previous = self.cells.get(cell, (" ", -1))[0]
-            if previous in MARKS:
-                return
-            sign = chr(max(ord(previous), BRAILLE) | DOTS[place[0] % 4][place[1] % 2])
-        self.cells[cell] = sign, number
-
-    def line(self, start: tuple[float, float], end: tuple[float, float], number: int) -> None:
-        """Draw a straight line of dots. Marks stay."""
-        (x0, y0), (x1, y1) = start, end
-        steps = 1 + int(max(abs(x1 - x0) * 2 * self.columns, abs(y1 - y0) * 4 * HEIGHT))
-        for share in (step / steps for step in range(steps + 1)):
-            self.put(x0 + (x1 - x0) * share, y0 + (y1 - y0) * share, "", number)
-
-    def rows(self) -> list[str]:
-        """Return the rows from the top, in colour."""
-        return [
-            "".join(
-                _paint(*self.cells.get((row, column), (" ", -1)))
-                for column in range(self.columns)
-            ).rstrip()
-            for row in reversed(range(HEIGHT))
-        ]
-
-
-def _index(share: float, count: int) -> int:
-    return min(count - 1, max(0, round(share * (count - 1))))
+def _share_of(axis: Axis, values: Sequence[float]) -> Callable[[float], float]:
+    """Return a function from values to shares of an axis that ends at the outermost values."""
+    scale: Callable[[float], float] = math.log if axis.log else float
+    low = scale(min(values))
+    length = scale(max(values)) - low or 1.0
+    return lambda value: (scale(value) - low) / length
 
 
 def _grid_lines(chart: Chart, columns: int) -> list[str]:
     """Return lines and points on a grid, with the values at the ends of both axes."""
     visible = [s for s in chart.series if s.kind not in HIDDEN]
     visible = [s for s in visible if s.kind not in ("hollow", "quiet") or s.label]
-    limits = [s for s in chart.series if s.kind in ("limit", "upright")]
-    levels = [s.ys[0] for s in limits if s.kind == "limit"]
-    x_share, x_low, x_high = _scale(chart.x, [x for s in visible for x in s.xs])
-    y_share, low, high = _scale(chart.y, [*(y for s in visible for y in s.ys), *levels])
-    margin = max(len(low), len(high)) + 2
-    canvas = _Canvas(columns - margin)
-    for series in limits:
-        for share in (n / columns for n in range(columns + 1)):
-            if series.kind == "limit":
-                canvas.put(share, y_share(series.ys[0]), LEVEL, -1)
-            else:
-                canvas.put(x_share(series.xs[0]), share, LEVEL, -1)
+    levels = [s for s in chart.series if s.kind == "limit"]
+    uprights = [s for s in chart.series if s.kind == "upright"]
+    xs = [x for series in (*visible, *uprights) for x in series.xs]
+    ys = [y for series in (*visible, *levels) for y in series.ys]
+    x_share, y_share = _share_of(chart.x, xs), _share_of(chart.y, ys)
+    low, high = chart.y.tick(min(ys)), chart.y.tick(max(ys))
+    margin = max(len(low), len(high))
+    width = columns - margin - 2
+    cells: dict[tuple[int, int], str] = {}  # signs by row from below, and column
+
+    def place(x: float, y: float) -> tuple[int, int]:
+        """Return the row and the column of the dot at shares of the axes."""
+        return round(y * (4 * HEIGHT - 1)), round(x * (2 * width - 1))
+
+    for series in levels:
+        row = place(0, y_share(series.ys[0]))[0] // 4
+        cells |= dict.fromkeys(((row, column) for column in range(width)), LEVEL)
+    for series in uprights:
+        column = place(x_share(series.xs[0]), 0)[1] // 2
+        cells |= dict.fromkeys(((row, column) for row in range(HEIGHT)), LEVEL)
     key = []
-    numbers: dict[int, int] = {}
+    marks: dict[int, str] = {}
     for index, series in enumerate(visible):
         colour = series.colour if series.colour >= 0 else -index - 1
-        number = numbers.setdefault(colour, len(numbers))
-        places = [(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys, strict=True)]
+        mark = marks.setdefault(colour, MARKS[len(marks) % len(MARKS)])
+        places = [
+            place(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys, strict=True)
+        ]
         if series.kind not in MARKERS:
-            for start, end in itertools.pairwise(places):
-                canvas.line(start, end, number)
+            for start, end in pairwise(places):
+                _draw_line(cells, start, end)
             places = places[-1:]
-        for x, y in places:
-            canvas.put(x, y, _mark(number), number)
-        name = series.label or ", ".join(filter(None, series.labels))
-        key.append((_mark(number), number, name))
-    key += [(LEVEL, -1, series.label) for series in limits]
-    rows = [f"{'':{margin - 2}} │{row}" for row in canvas.rows()]
-    rows[0] = f"{high:>{margin - 2}}{rows[0][margin - 2 :]}"
-    rows[-1] = f"{low:>{margin - 2}}{rows[-1][margin - 2 :]}"
-    room = max(1, canvas.columns - len(x_low) - len(x_high))
+        cells |= {(row // 4, column // 2): mark for row, column in places}
+        key.append((mark, series.label or ", ".join(filter(None, series.labels))))
+    key += [(LEVEL, series.label) for series in (*levels, *uprights)]
+    lines = [chart.y.title]
+    for row in reversed(range(HEIGHT)):
+        text = "".join(cells.get((row, column), " ") for column in range(width)).rstrip()
+        name = {0: low, HEIGHT - 1: high}.get(row, "")
+        lines.append(f"{name:>{margin}} │{text}")
+    low, high = chart.x.tick(min(xs)), chart.x.tick(max(xs))
+    room = max(1, width - len(low) - len(high))
     title = chart.x.title if len(chart.x.title) < room else ""
-    rows.append(" " * (margin - 1) + "└" + "─" * canvas.columns)
-    rows.append(" " * margin + x_low + f"{title:^{room}}" + x_high)
-    return [chart.y.title, *rows, *_key_lines(key, columns)]
+    lines.append(" " * (margin + 1) + "└" + "─" * width)
+    lines.append(" " * (margin + 2) + low + f"{title:^{room}}" + high)
+    return [*lines, *_key_lines(key, columns)]
+
+
+def _draw_line(
+    cells: dict[tuple[int, int], str], start: tuple[int, int], end: tuple[int, int]
+) -> None:
+    """Add the dots of a straight line to cells. Marks stay."""
+    steps = max(1, abs(end[0] - start[0]), abs(end[1] - start[1]))
+    for step in range(steps + 1):
+        row, column = (
+            round(a + (b - a) * step / steps) for a, b in zip(start, end, strict=True)
+        )
+        sign = cells.get((row // 4, column // 2), " ")
+        if sign not in MARKS:
+            dots = max(ord(sign), BRAILLE) | DOTS[row % 4][column % 2]
+            cells[row // 4, column // 2] = chr(dots)
 
 
 def _heat_lines(chart: Chart, width: int) -> list[str]:
@@ -187,33 +152,26 @@ def _heat_lines(chart: Chart, width: int) -> list[str]:
     return lines
 
 
-def _bar_lines(chart: Chart, columns: int, is_solid: bool) -> list[str]:
+def _bar_lines(chart: Chart, columns: int) -> list[str]:
     """Return bars with their texts behind them, and limits as rows of their own."""
     parts = [s for s in chart.series if s.kind == "bar"]
-    totals = [sum(lengths) for lengths in zip(*(part.ys for part in parts), strict=True)]
-    texts = parts[-1].labels or [*map(chart.y.tick, totals)]
-    rows = [
-        (name, text, lengths)
-        for name, text, *lengths in zip(
-            chart.categories, texts, *(part.ys for part in parts), strict=True
-        )
-    ]
-    rows += [(s.label, "", [s.ys[0]]) for s in chart.series if s.kind == "limit"]
+    bars = [*zip(*(part.ys for part in parts), strict=True)]
+    texts = parts[-1].labels or [chart.y.tick(sum(lengths)) for lengths in bars]
+    rows = [(name, text, MARKS) for name, text in zip(chart.categories, texts, strict=True)]
+    for series in chart.series:
+        if series.kind == "limit":
+            rows.append((series.label, "", LEVEL))
+            bars.append((series.ys[0],))
     margin = min(max(len(name) for name, *_ in rows), columns // 2) + 2
-    longest = max(sum(lengths) for *_, lengths in rows) or 1.0
     room = columns - margin - max(12, *(len(text) + 2 for text in texts))
+    scale = room / (max(map(sum, bars)) or 1.0)
     lines = []
-    for index, (name, text, lengths) in enumerate(rows):
+    for (name, text, signs), lengths in zip(rows, bars, strict=True):
         *above, last = textwrap.wrap(name, margin - 2)
         row = f"{last:<{margin}}"
-        ends = [
-            round(room * end / longest) for end in itertools.accumulate(lengths, initial=0.0)
-        ]
-        for number, (start, end) in enumerate(itertools.pairwise(ends)):
-            sign = "█" if is_solid else _mark(number)
-            if index >= len(texts):
-                sign, number = LEVEL, -1
-            row += _paint(sign * (end - start), number)
+        for number in range(len(lengths)):
+            end = margin + round(scale * sum(lengths[: number + 1]))
+            row = row.ljust(end, signs[number % len(signs)])
         lines += [*above, f"{row} {text}".rstrip()]
-    key = [(_mark(number), number, part.label) for number, part in enumerate(parts)]
+    key = [(MARKS[number % len(MARKS)], part.label) for number, part in enumerate(parts)]
     return [*lines, *_key_lines(key, columns)]
