@@ -6,16 +6,15 @@ import pytest
 from conftest import Run
 from specs import compressed, grouped, latent, of_kinds, stack
 
-from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_gpu, load_model, total
+from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_model, total
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import TOP_K_FLOPS
 from kvcalc.layers.recurrent import Mamba2
-from kvcalc.planning.comparison import over_heads, usual_variants
+from kvcalc.planning.comparison import usual_variants
 from kvcalc.planning.quality import QUALITY, quality_of
 from kvcalc.planning.variants import FORMS, variant
-from kvcalc.timing.deployment import TimedDeployment
 
 
 def mixer(text: str, name: str = "llama-7b") -> object:
@@ -254,19 +253,6 @@ def test_a_hybrid_of_layers_that_see_windows_already() -> None:
     assert limited == 62 - 62 // 5
     with pytest.raises(UserError, match="names what its other layers see"):
         variant(load_model("gemma-3-27b"), "hybrid:5")
-
-
-def test_over_heads_everything_is_a_share_of_mha() -> None:
-    found = over_heads(TimedDeployment(load_model("llama-7b"), load_gpu("h100")), 8192, 1)
-    assert found and found.heads == [1, 2, 4, 8, 16, 32]
-    assert found.cache == [n / 32 for n in found.heads]
-    assert found.step[-1] == 1 and found.step == sorted(found.step)
-    (_, counts, scores), (_, _, dense) = found.published
-    assert counts == [1, 8, 32] and scores == [46.6 / 47.2, 47.1 / 47.2, 1.0] and dense == [37.9 / 45.2, 41.2 / 45.2, 1.0]
-    assert over_heads(TimedDeployment(load_model("falcon-7b"), load_gpu("h100")), 1024, 1)  # MQA: what more heads would cost
-    two = over_heads(TimedDeployment(stack(grouped(heads=2, groups=2)), load_gpu("h100")), 1024, 1)
-    assert two and (two.heads, two.cache) == ([1, 2], [0.5, 1.0])
-    assert over_heads(TimedDeployment(stack(grouped(heads=1, groups=1)), load_gpu("h100")), 1024, 1) is None
 
 
 @pytest.mark.parametrize(("context", "reduction"), [(16_384, 64), (32_768, 128)])

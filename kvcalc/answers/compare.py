@@ -98,8 +98,8 @@ def compare_answer(
         from kvcalc.planning.sweeps import comparison_sweep
         from kvcalc.report.charts.comparison_plot import compare_chart
 
-        load, last = (batches[0], contexts[0]), max(contexts[-1], 131072)
-        sweep = comparison_sweep(deployments, variants, load, last)
+        last = max(contexts[-1], 131072)
+        sweep = comparison_sweep(deployments, variants, batches[0], last)
         return [compare_chart(deployments, records, sweep)]
 
     return Answer(records, tables, draw, _notes=remarks([model], max(contexts)))

@@ -17,7 +17,7 @@ from kvcalc.model.forward_pass import forward, total
 from kvcalc.model.memory import size_record
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
-from kvcalc.planning.quality import OVER_HEADS, quality_of
+from kvcalc.planning.quality import quality_of
 from kvcalc.planning.variants import Variant, variant
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
@@ -28,7 +28,6 @@ from kvcalc.timing.operator_times import roofline_records
 # query heads and their width in Llama-3.1-405B and DeepSeek-V3 (their config.json)
 HEADS, WIDTH = 128, 128
 SHAPE = f"one layer of {HEADS} heads of {WIDTH}"
-MAX_HEAD_COUNTS = 10  # numbers of KV heads in a comparison
 
 
 class AttentionPoint(NamedTuple):
@@ -115,55 +114,9 @@ def attention_records(
     return records
 
 
-class OverHeads(NamedTuple):
-    """A model over its number of KV heads, as shares of MHA.
-
-    Attributes:
-        heads: Numbers of KV heads that divide the query heads.
-        cache: Stored bytes.
-        step: Seconds of a decode step.
-        published: Title, KV heads and scores of published tables.
-    """
-
-    heads: list[int]
-    cache: list[float]
-    step: list[float]
-    published: list[tuple[str, list[int], list[float]]]
-
-
 def _query_heads(model: Model) -> set[int]:
     parts = [part for layer in model.kinds.values() for part in layer.mixers]
     return {part.as_mha()[0] for part in parts if part.attends}
-
-
-def over_heads(deployment: TimedDeployment, context: int, batch_size: int) -> OverHeads | None:
-    """Return a model over its KV heads; None if layers differ in query heads, or have one."""
-    query_heads = _query_heads(deployment.model)
-    max_heads = max(query_heads, default=1)
-    if len(query_heads) > 1 or max_heads == 1:
-        return None
-    heads = [n for n in range(1, max_heads + 1) if max_heads % n == 0][-MAX_HEAD_COUNTS:]
-    cache_bytes, steps = [], []
-    for number in heads:
-        model = variant(deployment.model, f"gqa:{number}").model
-        varied = msgspec.structs.replace(deployment, model=model)
-        cache_bytes.append(varied.cache_size(context, batch_size).stored)
-        steps.append(float(varied.seconds(Batch.decode(context, batch_size))))
-    published = [
-        (
-            f"{what} ({source})",
-            [number or max_heads for number, _ in points],
-            [score / points[-1][1] for _, score in points],
-        )
-        for (what, source), points in OVER_HEADS.items()
-        if max_heads > max(number for number, _ in points)
-    ]
-    return OverHeads(
-        heads=heads,
-        cache=[size / cache_bytes[-1] for size in cache_bytes],
-        step=[seconds / steps[-1] for seconds in steps],
-        published=published,
-    )
 
 
 def usual_variants(model: Model) -> str:

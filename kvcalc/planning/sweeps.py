@@ -23,13 +23,12 @@ from kvcalc.model.memory import cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.planning.best_configs import BestConfigs
-from kvcalc.planning.comparison import OverHeads, attention_records, over_heads
+from kvcalc.planning.comparison import attention_records
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.pareto_front import knees, reason
 from kvcalc.planning.variants import Variant
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.records import Record
-from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.request_record import (
     drafting,
     latency_records,
@@ -150,14 +149,15 @@ def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> Sp
             f"deepseek-v3.2 and deepseek-v3; {kinds}"
         )
 
-    def reads_less(context: int) -> bool:
-        sparse_bytes, dense_bytes = (
-            cache_size(m, context, precision=precision).read / m.layers
-            for m in (*sparse, *dense)
-        )
-        return sparse_bytes < dense_bytes
+    def layer_bytes(model: Model, context: int) -> float:
+        return cache_size(model, context, precision=precision).read / model.layers
 
-    crossing = bisect_left(range(last + 1), True, lo=1, key=reads_less)
+    crossing = bisect_left(
+        range(last + 1),
+        True,
+        lo=1,
+        key=lambda context: layer_bytes(sparse[0], context) < layer_bytes(dense[0], context),
+    )
     contexts = sorted({*geometric_steps(256, last), min(crossing, last)})
     return SparseReads(
         dense=cache_curve(dense[0], precision, contexts),
@@ -306,7 +306,7 @@ class SpeculationCurve(NamedTuple):
     num_draft_tokens: int
     can_fit: bool | None
     speedups: list[float]
-    batch_sizes: list[int]
+    batch_sizes: list[float]
     min_rates: list[float]
     max_num_seqs: int | None
 
@@ -335,21 +335,20 @@ def _speculation(
     single = structs.replace(request, batch_size=1)
     length = request.mid_length
     times = step_times(deployment, draft, length, request.batch_size, count)
-    batches = geometric_steps(1, MAX_BATCH, 2)
-    loaded = step_times(deployment, draft, length, float_array(batches), count)
+    batches = float_array(geometric_steps(1, MAX_BATCH, 2))
+    loaded = step_times(deployment, draft, length, batches, count)
     rates = np.linspace(0, 1, 1001)
     tokens = [expected_tokens(float(rate), count) for rate in rates]
     needed_tokens = (loaded.draft_s + loaded.verify_s) / loaded.plain_s
-    min_rates = np.interp(needed_tokens, tokens, rates)
-    paying = [i for i, needed in enumerate(needed_tokens) if needed <= tokens[-1]]
+    is_faster = needed_tokens <= tokens[-1]
     return SpeculationCurve(
         deployment=deployment,
         draft=draft.model.name,
         num_draft_tokens=count,
         can_fit=request_memory(deployment, request)["fits"],
         speedups=[float(times.speedup(rate)) for rate in ACCEPTANCE_RATES],
-        batch_sizes=[batches[i] for i in paying],
-        min_rates=[float(min_rates[i]) for i in paying],
+        batch_sizes=batches[is_faster].tolist(),
+        min_rates=np.interp(needed_tokens[is_faster], tokens, rates).tolist(),
         max_num_seqs=request_memory(deployment, single)["max_num_seqs"],
     )
 
@@ -381,45 +380,32 @@ def cost_curves(
             fits = fit(deployment, options_for(deployment, max_model_len=context))
             if fits.sequences:
                 users[context] = min(MAX_USERS, fits.sequences)
-        contexts = [*users]
-        costs = [
-            _costs(deployment, contexts, counts, price_per_hour or 1.0) if contexts else []
-            for counts in (list(users.values()), [1] * len(users))
-        ]
-        curves.append(CostCurve(deployment, contexts, *costs))
+        costs: list[list[float]] = [[], []]
+        price = (price_per_hour or 1.0) * deployment.parallelism.gpus
+        for cost, counts in zip(costs, ([*users.values()], [1] * len(users)), strict=True):
+            if users:
+                batch = Batch.decode(float_array([*users]), float_array(counts))
+                cost += (price / 3600 * deployment.seconds(batch) / counts * 1e6).tolist()
+        curves.append(CostCurve(deployment, [*users], *costs))
     return curves
 
 
-def _costs(
-    deployment: TimedDeployment, contexts: list[int], users: list[int], price: float
-) -> list[float]:
-    batch = Batch.decode(float_array(contexts), float_array(users))
-    gpus = deployment.parallelism.gpus
-    steps = deployment.seconds(batch)
-    return [
-        cost_per_million(price, gpus, float(step_s), count)
-        for step_s, count in zip(steps, users, strict=True)
-    ]
-
-
 class ComparisonSweep(NamedTuple):
-    """Curves of variants on deployments: cache over contexts, and shares of MHA over KV heads.
+    """Curves of variants on deployments over contexts.
 
     Attributes:
         cache_curves: A list per deployment with a curve per variant.
         budgets: KV cache budget in bytes of one GPU, by the GPU's name.
-        heads: Shares over the number of KV heads per deployment; None without such a number.
     """
 
     cache_curves: list[list[CacheCurve]]
     budgets: dict[str, int]
-    heads: list[OverHeads | None]
 
 
 def comparison_sweep(
     deployments: Sequence[TimedDeployment],
     variants: Sequence[tuple[str, Variant]],
-    load: tuple[int, int],
+    batch_size: int,
     last: int,
 ) -> ComparisonSweep:
     """Return the curves that the pictures of `compare` need in addition to its records.
@@ -427,40 +413,30 @@ def comparison_sweep(
     Args:
         deployments: Deployments of one model.
         variants: Names and variants; the first is the reference.
-        load: Batch size and context of the shares over KV heads.
+        batch_size: Batch size of the cache curves.
         last: Last context of the cache curves.
     """
-    batch_size, context = load
-    curves = []
-    budgets = {}
+    sweep = ComparisonSweep([], {})
     for deployment in deployments:
-        row = []
+        curves = []
         for name, variant in variants:
             precision = deployment.precision
             if variant.kv_cache_dtype:
                 precision = structs.replace(precision, kv_cache_dtype=variant.kv_cache_dtype)
-            row.append(
-                cache_curve(
-                    variant.model,
-                    precision,
-                    contexts_up_to(last),
-                    batch_size,
-                    deployment.parallelism,
-                    variant_label(name, variant.model.attention),
-                )
+            curve = cache_curve(
+                variant.model,
+                precision,
+                contexts_up_to(last),
+                batch_size,
+                deployment.parallelism,
+                f"{variant.model.attention} as it is" if name == "none" else name,
             )
-        curves.append(row)
+            curves.append(curve)
+        sweep.cache_curves.append(curves)
         reference = structs.replace(deployment, model=variants[0][1].model)
-        budget = batch_memory(reference, [(1, 1)])["kv_budget_bytes"]
-        if budget:
-            budgets[deployment.gpu.name] = budget
-    heads = [over_heads(d, context, batch_size) for d in deployments]
-    return ComparisonSweep(curves, budgets, heads)
-
-
-def variant_label(variant: str, attention: str) -> str:
-    """Return the name of a variant; `none` has the name of the model's attention."""
-    return f"{attention} as it is" if variant == "none" else variant
+        if budget := batch_memory(reference, [(1, 1)])["kv_budget_bytes"]:
+            sweep.budgets[deployment.gpu.name] = budget
+    return sweep
 
 
 class FrontCurve(NamedTuple):
@@ -491,11 +467,11 @@ class FrontCurve(NamedTuple):
 def front_curve(answer: BestConfigs) -> FrontCurve:
     """Return the Pareto front of an answer of `plan`."""
     front = answer.front
-    first = answer.best[0] if answer.best else None
     best = None
-    if first and first.tpot:
+    if answer.best and answer.best[0].tpot:
+        first = answer.best[0]
         rate = first.tokens_per_s_per_gpu or 0.0
-        best = (first.tpot, rate / answer.prices.get(first.gpu, 1.0))
+        best = (answer.best[0].tpot, rate / answer.prices.get(first.gpu, 1.0))
     return FrontCurve(
         answer=answer,
         tpot_s=front.xs.tolist(),

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.report.charts.chart import (
@@ -23,15 +22,6 @@ CROWD = 60  # points of a series above which they are small
 EARLY = 0.9  # share of the axes' width; a line that ends before it is labelled on the axes
 FITS, FAILS = "#0072B2", "#D55E00"  # colours of cells
 FEW_ROWS = 10  # rows whose names may have several lines
-# steps within a decade, from the most to the fewest
-DECADE_STEPS = (
-    (1, 2, 3, 4, 5, 6, 7, 8, 9),
-    (1, 1.5, 2, 3, 4, 5, 6, 8),
-    (1, 1.5, 2, 3, 5, 7),
-    (1, 2, 3, 5),
-    (1, 2, 5),
-    (1, 3),
-)
 MAX_DECADES = 3.3  # the longest axis with ticks within decades
 MIN_DECADES = math.log10(6)  # the shortest axis with logarithmic ticks
 
@@ -69,11 +59,7 @@ def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
         return LogLocator(base=2, numticks=2 * max_ticks // 3 if is_bytes else max_ticks)
     decades = math.log10(high / low) if axis.log else 0.0
     if decades >= MIN_DECADES:
-        steps: Sequence[float] = (1,)
-        for candidate in reversed(DECADE_STEPS) if decades < MAX_DECADES else ():
-            ratios = [b / a for a, b in itertools.pairwise([*candidate, 10])]
-            if math.log10(min(ratios)) >= decades / max_ticks:
-                steps = candidate
+        steps = (1, 2, 5) if decades < min(MAX_DECADES, max_ticks / 3) else (1,)
         return LogLocator(base=10, subs=steps, numticks=max_ticks)
     if is_bytes:
         return MultipleLocator(2 ** math.ceil(math.log2(2 * (high - low) / max_ticks)))
@@ -90,6 +76,7 @@ class Panel:
         style: Style of the picture.
         width: Width of the axes with all texts, in inches.
         axis_specs: Axes with ticks, by matplotlib's name, `x` or `y`.
+        title: Text of the title.
         ends: Labels of lines, right of the axes.
         points: Labels of points, on the axes.
         sums: Texts at the ends of bars.
@@ -104,6 +91,7 @@ class Panel:
         self.chart = chart
         self.style = style
         self.width = width
+        self.title: Any = None
         self.ends: list[Any] = []
         self.cells: list[Any] = []
         self.points: list[Any] = []
@@ -221,7 +209,7 @@ class Panel:
                 axes.axhline(ys[0], **dotted)
             case "upright":
                 axes.axvline(xs[0], **dotted, label=series.label)
-            case "points" | "hollow" | "quiet points":
+            case "points" | "hollow":
                 self._draw_markers(series, number)
             case "band":
                 axes.fill_between(xs, series.lows, ys, color=line["color"], alpha=0.18, lw=0)
@@ -246,9 +234,6 @@ class Panel:
         if series.kind == "hollow":
             inside = "none" if series.sizes else self.style.paper  # hides the line below
             look = {"facecolors": inside, "edgecolors": paint, "linewidths": 1.5}
-        elif series.kind == "quiet points":
-            look = {"color": self.style.ink, "edgecolors": "none"}
-            alpha = 0.15
         is_named = any(text.startswith(series.label) for text in series.labels)
         self.axes.scatter(
             series.xs,

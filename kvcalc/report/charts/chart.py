@@ -1,20 +1,17 @@
 """Pictures as data. Builders make charts from records; `drawing` and `terminal` draw them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, visible
-from kvcalc.report.charts.series_styles import skip_grey
-from kvcalc.units import format_bytes, format_si
+from kvcalc.units import format_bytes, format_seconds, format_si
 
-MAX_SERIES = 8  # named series on one chart
-MULTIPLE_SERIES = 6  # named series on each of several charts
-MAX_CURVES = 56  # named series of a picture
+MAX_CURVES = 16  # named lines of a chart
 MAX_NAMES = 120  # named points of a chart
 COLUMNS = ("xs", "ys", "lows", "sizes", "labels")  # fields with a value per point
 LINES = ("line", "solid", "dashed", "edge")
-MARKERS = ("points", "hollow", "quiet points")
+MARKERS = ("points", "hollow")
 
 
 class Series(NamedTuple):
@@ -27,7 +24,7 @@ class Series(NamedTuple):
         kind: How the series is drawn:
             - lines: `line`, `solid` (never dashed), `dashed`, `edge` (thin), `span` (broad and
               faint) and `quiet` (thin and grey)
-            - markers: `points`, `hollow` and `quiet points` (grey)
+            - markers: `points` and `hollow`
             - `band`: the area between `lows` and `ys`
             - `limit`: a horizontal line at its only y
             - `upright`: a vertical line at its only x
@@ -106,11 +103,22 @@ def drawable(chart: Chart) -> Chart:
     Coordinates become floats.
 
     Raises:
-        UserError: A chart has no point that its axes can show.
+        UserError: A chart has no point that its axes can show, or too many names.
     """
     series = [_drawable_series(part, chart) for part in chart.series]
     if not any(part.ys for part in series if part.kind != "upright"):
         raise UserError("there is nothing to draw: no point has figures above 0")
+    curves = sum(bool(part.label) for part in series if part.kind in LINES)
+    points = 0 if chart.categories else sum(len(part.labels) for part in series)
+    for count, noun, maximum in (
+        (points, "points with names", MAX_NAMES),
+        (curves, "curves", MAX_CURVES),
+    ):
+        if count > maximum:
+            raise UserError(
+                f"{count:,} {noun} are more than the {maximum} that a picture shows",
+                hint="Ask for fewer, or take the figures with --format csv",
+            )
     return chart._replace(
         title=visible(chart.title),
         subtitle=visible(chart.subtitle),
@@ -126,23 +134,18 @@ def _drawable_series(series: Series, chart: Chart) -> Series:
     series = series._replace(label=visible(series.label), labels=[*map(visible, series.labels)])
     if chart.categories:
         return series
-    columns = {name: column for name, column in series._asdict().items() if name in COLUMNS}
-    columns = {
-        name: column for name, column in columns.items() if len(column) == len(series.ys)
+    columns: dict[str, Any] = {
+        name: column
+        for name, column in series._asdict().items()
+        if name in COLUMNS and len(column) == len(series.ys)
     }
     axes = {"xs": chart.x, "ys": chart.y, "lows": chart.y}
-    is_shown = [
-        all(
-            value is not None and (value > 0 or not axes[name].log)
-            for name, value in zip(columns, values, strict=True)
-            if name in axes
-        )
-        for values in zip(*columns.values(), strict=True)
-    ]
-    shown: dict[str, Any] = {
-        name: [*compress(column, is_shown)] for name, column in columns.items()
-    }
-    shown |= {name: [*map(float, shown[name])] for name in axes if name in shown}
+    is_shown = [True] * len(series.ys)
+    for name in columns.keys() & axes.keys():
+        columns[name] = [float("nan") if v is None else float(v) for v in columns[name]]
+        low = 0.0 if axes[name].log else float("-inf")
+        is_shown = [known and v > low for known, v in zip(is_shown, columns[name], strict=True)]
+    shown = {name: [*compress(column, is_shown)] for name, column in columns.items()}
     return series._replace(**shown)
 
 
@@ -172,6 +175,11 @@ def plain_tick(value: float) -> str:
 def share_tick(value: float) -> str:
     """Return a share in percent: 0.145 gives 14.5%."""
     return f"{100 * value:.3g}%"
+
+
+def time_tick(value: float) -> str:
+    """Return a time from seconds: 0.002 gives 2 ms."""
+    return format_seconds(value) if value else "0"
 
 
 def times_tick(value: float) -> str:
@@ -230,68 +238,3 @@ def joined(charts: Sequence[Chart]) -> Chart:
         last = chart._replace(next_chart=last)
     assert last is not None
     return last
-
-
-def in_multiples(charts: Sequence[Chart]) -> list[Chart]:
-    """Return the charts; a chart with too many series becomes several with a few series each.
-
-    The series that end highest come first. Charts with equally many series have the order of the
-    first of them, so that a series looks the same in all.
-
-    Raises:
-        UserError: A picture has more than MAX_CURVES series or MAX_NAMES named points.
-    """
-    multiples: list[Chart] = []
-    orders: dict[int, list[int]] = {}
-    for chart in charts:
-        groups = [] if chart.categories else _style_groups(chart.series)
-        num_names = 0 if chart.categories else sum(len(part.labels) for part in chart.series)
-        for count, noun, maximum in (
-            (num_names, "points with names", MAX_NAMES),
-            (len(groups), "curves", MAX_CURVES),
-        ):
-            if count > maximum:
-                raise UserError(
-                    f"{count:,} {noun} are more than the {maximum} that a picture shows",
-                    hint="Ask for fewer, or take the figures with --format csv",
-                )
-        if len(groups) <= MAX_SERIES:
-            multiples.append(chart)
-            continue
-        ends = [max(series.ys[-1] for series in group) for group in groups]
-        by_end = sorted(range(len(groups)), key=lambda index: -ends[index])
-        ranked = [groups[index] for index in orders.setdefault(len(groups), by_end)]
-        count = -(-len(ranked) // MULTIPLE_SERIES)
-        bounds = [len(ranked) * number // count for number in range(count + 1)]
-        multiples += [_multiple(chart, ranked, low, high) for low, high in pairwise(bounds)]
-    return multiples
-
-
-def _style_groups(series: Sequence[Series]) -> list[list[Series]]:
-    """Return the lines and markers of each colour that has a name."""
-    groups: dict[int, list[Series]] = {}
-    for number, part in enumerate(series):
-        if part.kind in (*LINES, *MARKERS, "band"):
-            groups.setdefault(number if part.colour < 0 else part.colour, []).append(part)
-    return [group for group in groups.values() if any(part.label for part in group)]
-
-
-def _multiple(chart: Chart, ranked: Sequence[list[Series]], low: int, high: int) -> Chart:
-    """Return a chart that names `ranked[low:high]` and shows the other series in grey."""
-    quiet_series, named_series = [], []
-    for number, group in enumerate(ranked):
-        for series in group:
-            if low <= number < high:
-                named_series.append(series._replace(colour=skip_grey(number)))
-            elif series.kind != "band":
-                kind = "quiet points" if series.kind in MARKERS else "quiet"
-                quiet_series.append(Series("", series.xs, series.ys, kind))
-    grouped = {id(series) for group in ranked for series in group}
-    others = [series for series in chart.series if id(series) not in grouped]
-    note = "series without a name are grey"
-    return chart._replace(
-        title=f"{chart.title}: {low + 1} to {high} of {len(ranked)}",
-        subtitle=note if low else "; ".join(filter(None, [chart.subtitle, note])),
-        series=[*quiet_series, *named_series, *others],
-        next_chart=None,
-    )

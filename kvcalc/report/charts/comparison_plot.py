@@ -13,8 +13,7 @@ from kvcalc.report.charts.chart import (
     bytes_tick,
     joined,
     plain_tick,
-    share_tick,
-    tokens_tick,
+    time_tick,
 )
 from kvcalc.report.charts.latency_plot import deployment_names
 from kvcalc.report.charts.size_plot import cache_vs_context
@@ -24,21 +23,17 @@ from kvcalc.report.text.plan_text import deployment_words, requirement_words, se
 from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
 
 if TYPE_CHECKING:
-    from kvcalc.planning.comparison import OverHeads
     from kvcalc.planning.sweeps import ComparisonSweep, FrontCurve
     from kvcalc.timing.deployment import TimedDeployment
 
-SHARING = ("mha", "gqa", "mqa")  # variants that change the number of KV heads
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("KV cache stored", "kv_cache_bytes", bytes_tick),
     ("Read by a decode step", "kv_cache_read_bytes", bytes_tick),
     ("Attention's FLOP per byte read", "attention_intensity", "{:,.3g}".format),
-    ("Decode step", "time_s", lambda value: seconds(value) if value else "0"),
+    ("Decode step", "time_s", time_tick),
 )
 MAX_ROWS = 12  # rows of a heat map
 MAX_LIMITS = 3  # budgets next to the cache curves; otherwise only the smallest and the largest
-MAX_CURVES = 3  # deployments with a curve of decode steps
-PUBLISHED_AREA = 0.1  # area of markers of published scores
 Rows = dict[str, list[Record]]
 
 
@@ -47,7 +42,7 @@ def compare_chart(
     records: Sequence[Record],
     sweep: "ComparisonSweep",
 ) -> Chart:
-    """Return the figures of each variant, their cache over contexts, and shares over KV heads.
+    """Return the figures of each variant, their cache over contexts.
 
     Args:
         deployments: Deployments of one model.
@@ -58,13 +53,15 @@ def compare_chart(
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
     timed_rows = comparable(records) if is_timed else records
     _, names = deployment_names(deployments)
-    per_deployment = len(records) // len(deployments)
     loads = [*dict.fromkeys(map(_load, records))]
     shown_loads = loads[: max(1, MAX_ROWS // len(deployments))]
     rows: Rows = {}
     for index, record in enumerate(records):
         load = _load(record)
-        words = [names[index // per_deployment], load if len(shown_loads) > 1 else ""]
+        words = [
+            names[index * len(deployments) // len(records)],
+            load if len(shown_loads) > 1 else "",
+        ]
         if load in shown_loads:
             row = ", ".join(filter(None, words)) or deployments[0].gpu.name
             rows.setdefault(row, []).append(record)
@@ -84,14 +81,6 @@ def compare_chart(
         for row in sweep.cache_curves
     ]
     charts += {str(curve.series): curve for curve in curves}.values()
-    if is_timed and any(record["variant"].lower().startswith(SHARING) for record in records):
-        heads = {
-            name: shares
-            for number, (name, shares) in enumerate(zip(names, sweep.heads, strict=True))
-            if shares and records[number * per_deployment] in timed_rows
-        }
-        load = f", {loads[0]}" if len(shown_loads) > 1 else ""
-        charts += [_heads_chart(f"Fewer KV heads{load}", heads)] if heads else []
     about = [*loads] if len(loads) == 1 else []
     if len(shown_loads) < len(loads):
         about = [f"the first {len(shown_loads)} of {len(loads)} requested loads"]
@@ -143,26 +132,6 @@ def _figure_chart(title: str, key: str, tick: Callable[[float], str], rows: Rows
                 about = "orange: does not fit in the memory"
         series.append(Series(name, (), depths, "cells", labels=[*map(tick, row)]))
     return Chart(title, about, Axis(""), Axis(""), series, variants)
-
-
-def _heads_chart(title: str, heads: "dict[str, OverHeads]") -> Chart:
-    """Return a chart of cache, step and published scores over KV heads, as shares of MHA's.
-
-    Deployments whose steps have equal shares, to a percent, have one curve.
-    """
-    first = next(iter(heads.values()))
-    series = [Series("KV cache", first.heads, first.cache)]
-    names: dict[tuple[float, ...], str] = {}
-    for name, shares in heads.items():
-        names.setdefault(tuple(round(share, 2) for share in shares.step), name)
-    for name in [*names.values()][:MAX_CURVES]:
-        label = f"decode step, {name}" if len(names) > 1 else "decode step"
-        series.append(Series(label, first.heads, heads[name].step))
-    for label, counts, scores in first.published:
-        series.append(Series(label, counts, scores, "points", [PUBLISHED_AREA] * len(scores)))
-    x = Axis("KV heads", tick=tokens_tick)
-    y = Axis("share of MHA", log=False, tick=share_tick)
-    return Chart(title, "", x, y, series)
 
 
 POINTS = "a point is a deployment that no other beats in both"

@@ -16,8 +16,8 @@ from typing import Any
 
 from kvcalc.errors import UserError, printable
 from kvcalc.library.files import destination, write_text
-from kvcalc.report.charts.axes import Panel, axis_values, marker_area, row_names
-from kvcalc.report.charts.chart import Chart, drawable, in_multiples
+from kvcalc.report.charts.axes import Panel, marker_area, row_names
+from kvcalc.report.charts.chart import Chart, drawable
 from kvcalc.report.charts.labels import (
     NAME_LETTERS,
     anchor,
@@ -136,47 +136,26 @@ def figure(chart: Chart, style: Style) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    charts = in_multiples(drawable(chart).chain())
-    count = len(charts)
-    is_shared = count > 2 and len({*map(_axes_key, charts)}) == 1
-    columns = min(count, 2 if count == 4 else 3)
-    if is_shared and (count > 9 or count in (4, 8)):
-        columns = 4
-    rows = -(-count // columns)
+    charts = drawable(chart).chain()
+    columns = {4: 2}.get(len(charts)) or min(len(charts), 3 if len(charts) < 10 else 4)
+    rows = -(-len(charts) // columns)
     width = min(style.size[0] * columns, MAX_WIDTH)
-    style, height = _fit_style(charts, style, width / columns, rows, is_shared)
+    style, height = _fit_style(charts, style, width / columns, rows)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
     page = Figure(figsize=(width, rows * height), dpi=style.dpi, layout=engine)
     FigureCanvasAgg(page)
-    panels: list[Panel] = []
-    for number, chart_part in enumerate(charts):
-        first = panels[0].axes if panels and is_shared else None
-        axes = page.add_subplot(rows, columns, number + 1, sharex=first, sharey=first)
-        panels.append(Panel(axes, chart_part, style, width / columns, height))
-        if is_shared and number % columns:
-            axes.set_ylabel("")
-            axes.tick_params(labelleft=False)
-        if is_shared and number + columns < count:
-            axes.set_xlabel("")
-            axes.tick_params(labelbottom=False)
+    panels = [
+        Panel(page.add_subplot(rows, columns, number), part, style, width / columns, height)
+        for number, part in enumerate(charts, 1)
+    ]
     _add_legend(page, charts, style)
-    _settle(page, panels, columns, is_shared)
+    _settle(page, panels, columns)
     page.set_layout_engine("none")
     return page
 
 
-def _axes_key(chart: Chart) -> tuple[object, ...]:
-    """Return a key that is equal for charts that can share ticks."""
-    if chart.is_heat:
-        return (*chart.categories, *(s.label for s in chart.series))
-    if chart.categories:
-        return (id(chart),)
-    values = [axis_values(chart, name) for name in "xy"]
-    return chart.x.title, chart.y.title, *map(min, values), *map(max, values)
-
-
 def _fit_style(
-    charts: Sequence[Chart], style: Style, width: float, rows: int, is_shared: bool
+    charts: Sequence[Chart], style: Style, width: float, rows: int
 ) -> tuple[Style, float]:
     """Return the style with its font and characters per label, and the inches of a row.
 
@@ -185,30 +164,29 @@ def _fit_style(
         style: Style of the picture.
         width: Width of a chart in inches.
         rows: Number of rows.
-        is_shared: Whether all charts have equal axes.
     """
     smallest = MIN_SHARE * style.font if style.is_page else MIN_FONT
-    ems = 22 if is_shared else 38  # widths of a letter m in a chart
-    font = min(style.font * (0.8 if rows > 1 else 1.0), max(width * 72 / ems, smallest))
+    font = min(style.font * (0.8 if rows > 1 else 1.0), max(width * 72 / 38, smallest))
     num_lines = 0
     for chart in charts:
-        letters = min(NAME_LETTERS, int(0.4 * width * 72 / (0.5 * font)))
-        names = [line for name in row_names(chart) for line in name.split("\n")]
+        letters = min(NAME_LETTERS, int(0.8 * width * 72 / font))
+        names = "\n".join(row_names(chart) or [" " * 10]).split("\n")
         texts = [s for s in chart.series if s.kind not in ("bar", "cells")]
-        labels = [text for s in texts for text in (s.label, *s.labels) if text]
-        ends = [line for text in labels for line in wrapped(text, letters).split("\n")]
+        labels = [
+            wrapped(text, letters) for s in texts for text in (s.label, *s.labels) if text
+        ]
+        ends = "\n".join(labels).split("\n")
         num_lines = max(num_lines, len(names), len(ends))
-        sides = max(map(len, names), default=10) + 0.85 * max(map(len, ends), default=6)
+        sides = max(map(len, names)) + 0.85 * max(6, *map(len, ends))
         font = min(font, max(smallest, (width - 1.2) * 72 / (0.6 * sides)))
     height = style.size[1] / rows
-    if rows > 1:
-        height = max(height, 3.1 if is_shared else 3.75)
-    share = min(1.0, max(0.65, 7.0 / (0.85 * font)))  # texts may be so much smaller
-    height = max(height, 0.36 * height + num_lines * share * font * 1.3 / 72)
-    if style.is_page:
-        height = max(style.size[1] / rows, 0.6 * height) if rows > 1 else style.size[1]
-    letters = min(NAME_LETTERS, int(0.4 * width * 72 / (0.5 * font)))
-    return style._replace(font=font, letters=letters), height
+    if not style.is_page:
+        height = max(height, 3.75 if rows > 1 else 0.0)
+        share = min(1.0, max(0.65, 7.0 / (0.85 * font)))  # texts may be so much smaller
+        height = max(height, 0.36 * height + num_lines * share * font * 1.3 / 72)
+    return style._replace(
+        font=font, letters=min(NAME_LETTERS, int(0.8 * width * 72 / font))
+    ), height
 
 
 def _add_legend(page: Any, charts: Sequence[Chart], style: Style) -> None:
@@ -242,95 +220,87 @@ def _add_legend(page: Any, charts: Sequence[Chart], style: Style) -> None:
             handle.set_sizes([style.font * 4])
 
 
-class _Head:
-    """A title, and the assumptions below it.
+def _write_head(title: Any, texts: tuple[str, str], font: float, pixels: float) -> Any:
+    """Write a title, and the assumptions below it, in lines of at most that many pixels.
 
-    Attributes:
-        title: Text of the title.
-        about: Text of the assumptions, which follows the title.
+    Returns:
+        Text of the assumptions, which follows the title.
     """
+    from matplotlib.text import Annotation
 
-    def __init__(self, title: Any, texts: tuple[str, str], font: float, pixels: float) -> None:
-        """Write both texts in lines of at most that many pixels."""
-        from matplotlib.text import Annotation
-
-        self.title = title
-        self.about = Annotation(
-            "",
-            (0, 0),
-            xycoords=title,
-            xytext=(0, -0.25 * font),
-            textcoords="offset points",
-            fontsize=font * 0.75,
-            va="top",
-        )
-        title.figure.add_artist(self.about)
-        self.about.set_in_layout(False)
-        title.set(fontsize=font, fontweight="bold")
-        renderer = title.figure.canvas.get_renderer()
-        for artist, text, max_lines in ((title, texts[0], 3), (self.about, texts[1], 5)):
-            letters = len(text) or 1
-            artist.set_text(text)
-            while (width := text_box(artist, renderer).width) > pixels and letters > 12:
-                letters = min(letters - 1, int(letters * pixels / width))
-                artist.set_text(wrapped(text, letters, max_lines))
-
-    @property
-    def num_lines(self) -> int:
-        """Number of lines of the assumptions."""
-        text = self.about.get_text()
-        return text.count("\n") + 1 if text else 0
+    about = Annotation(
+        "",
+        (0, 0),
+        xycoords=title,
+        xytext=(0, -0.25 * font),
+        textcoords="offset points",
+        fontsize=font * 0.75,
+        va="top",
+    )
+    title.figure.add_artist(about)
+    about.set_in_layout(False)
+    title.set(fontsize=font, fontweight="bold")
+    renderer = title.figure.canvas.get_renderer()
+    for artist, text, max_lines in ((title, texts[0], 3), (about, texts[1], 5)):
+        letters = len(text) or 1
+        artist.set_text(text)
+        while (width := text_box(artist, renderer).width) > pixels and letters > 12:
+            letters = min(letters - 1, int(letters * pixels / width))
+            artist.set_text(wrapped(text, letters, max_lines))
+    return about
 
 
-def _settle(page: Any, panels: Sequence[Panel], columns: int, is_shared: bool) -> None:
+def _num_lines(text: Any) -> int:
+    return len(text.get_text().splitlines())
+
+
+def _settle(page: Any, panels: Sequence[Panel], columns: int) -> None:
     """Lay the page out and move every text to its place."""
-    style = panels[0].style
+    font = panels[0].style.font
     renderer = page.canvas.get_renderer()
     lay_out = partial(page.get_layout_engine().execute, page)
-    if panels[0].chart.over[0]:
+    over = panels[0].chart.over
+    if over[0]:
         title = page.suptitle("", x=0.12 / page.get_size_inches()[0], ha="left")
-        pixels = page.bbox.width - 2 * style.font
-        head = _Head(title, panels[0].chart.over, style.font * 1.3, pixels)
-        title.set_text(title.get_text() + "\n" * head.num_lines)
-        head.about.set(va="bottom", position=(0, 0))
+        about = _write_head(title, over, font * 1.3, page.bbox.width - 2 * font)
+        title.set_text(title.get_text() + "\n" * _num_lines(about))
+        about.set(va="bottom", position=(0, 0))
     lay_out()
     lefts = [_left_of(panel, renderer) for panel in panels]
-    heads = []
-    for number, panel in enumerate(panels):
-        is_last = number % columns == columns - 1 or panel is panels[-1]
-        right = page.bbox.width if is_last else lefts[number + 1]
-        title = panel.axes.set_title("", loc="left", y=1.0)
-        texts = (panel.chart.title, panel.chart.subtitle)
-        pixels = right - lefts[number] - style.font
-        heads.append(_Head(title, texts, style.font * 1.2, pixels))
-    for first in range(0, len(heads), columns):
-        row = range(first, min(first + columns, len(heads)))
-        num_lines = max(heads[number].num_lines for number in row)
-        for number in row:
-            panels[number].axes.set_title(
-                heads[number].title.get_text(),
+    for first in range(0, len(panels), columns):
+        row = [*zip(panels, lefts, strict=True)][first : first + columns]
+        rights = [*(left for _, left in row[1:]), page.bbox.width]
+        abouts = []
+        for (panel, left), right in zip(row, rights, strict=True):
+            panel.title = panel.axes.set_title("", loc="left", y=1.0)
+            texts = (panel.chart.title, panel.chart.subtitle)
+            abouts.append(_write_head(panel.title, texts, font * 1.2, right - left - font))
+        pad = font * (0.9 + 1.1 * max(map(_num_lines, abouts)))
+        for panel, _ in row:
+            panel.axes.set_title(
+                panel.title.get_text(),
                 loc="left",
-                fontsize=style.font * 1.2,
+                fontsize=font * 1.2,
                 fontweight="bold",
-                pad=style.font * (0.9 + 1.1 * num_lines),
+                pad=pad,
             )
+    has_changed = True
     for _ in range(6):  # texts that move change the layout
+        if not has_changed:
+            break
         lay_out()
         has_changed = False
         for panel in panels:
             _place_end_labels(panel, renderer)
             for text in place_labels(panel.axes, panel.points, panel.ends, renderer):
-                if not is_shared:
-                    panel.move_out(text)
-                    has_changed = True
-        if not has_changed:
-            break
-    for panel, head in zip(panels, heads, strict=True):
+                panel.move_out(text)
+                has_changed = True
+    for panel in panels:
         if panel.chart.categories:
             panel.fit_rows(renderer)
         panel.fit_ticks(renderer)
         frame = panel.axes.get_window_extent(renderer)
-        head.title.set_x((_left_of(panel, renderer) - frame.x0) / frame.width)
+        panel.title.set_x((_left_of(panel, renderer) - frame.x0) / frame.width)
 
 
 def _left_of(panel: Panel, renderer: Any) -> float:

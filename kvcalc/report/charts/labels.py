@@ -104,16 +104,16 @@ class LabelPosition(NamedTuple):
 
     Attributes:
         box: Box of the text with a margin.
-        leader: Path from the marker, over the place at which it is free, to the text. None for a
-            label near its marker.
-        offset: Offset of the text from its marker, in points.
-        side: Side of the text at the offset, from 0 (left edge) to 1.
+        leader: Places from the marker, over the place at which it is free, to the text. Empty for
+            a label near its marker.
+        centre: Offset of the text's centre from its marker, in pixels.
+        distance: Pixels from the box to the marker's edge.
     """
 
     box: Any
-    leader: Any
-    offset: tuple[float, float]
-    side: float
+    leader: list[tuple[float, float]]
+    centre: tuple[float, float]
+    distance: float
 
 
 def place_labels(
@@ -137,109 +137,79 @@ def place_labels(
     from matplotlib.path import Path
 
     frame = axes.get_window_extent(renderer)
+    pixels = axes.figure.dpi / 72
     markers = markers_on(axes)
     lines = lines_on(axes)
     for text in end_texts:
-        ends = [anchor(text), text.anncoords.transform(text.get_position())]
-        lines.append((Path(ends), 1.0))
+        lines.append((Path([anchor(text), text.anncoords.transform(text.get_position())]), 1.0))
     boxes: list[Any] = []
     unplaced = []
     for text in texts:
-        best, faults = _best_position(text, (frame, renderer), markers, boxes, lines)
         x, y = anchor(text)
+        near = NEAR * text.get_fontsize() * pixels
+        others = [m for m in markers if not m.contains(x, y) and abs(m.x0 + m.x1 - 2 * x) > 2]
+        best, least = None, (1 << 30, 0, 0)
+        for position in _positions(text, frame, renderer):
+            box, leader = position.box, position.leader
+            covered = box.count_overlaps([*markers, *boxes]) + count_crossed(lines, box)
+            crossings = 0
+            margin = position.distance + 1
+            if leader:
+                path, free_part = Path(leader), Path(leader[1:])
+                covered += sum(path.intersects_bbox(other) for other in boxes)
+                margin = near / 2
+                crossings = sum(
+                    free_part.intersects_path(line, filled=False) for line, _ in lines
+                )
+            misread = box.padded(margin).count_overlaps(others)
+            if leader:
+                misread += sum(path.intersects_bbox(m.padded(near / 4)) for m in others)
+            if (covered, misread, crossings) < least:
+                best, least = position, (covered, misread, crossings)
+            if not any(least):
+                break
         way_out = Path([(x + 2 * text.get_fontsize(), y), (frame.x1, y)])
-        is_free = not any(way_out.intersects_path(path, filled=False) for path, _ in lines)
-        if best is None or faults[0] or (faults[-1] and is_free):
+        is_free = not any(way_out.intersects_path(line, filled=False) for line, _ in lines)
+        if least[0] or (least[-1] and is_free):
             unplaced.append(text)
         if best is None:
             continue
-        text.set_position(best.offset)
-        text.set_ha({0.0: "left", 1.0: "right"}.get(best.side, "center"))
-        text.arrow_patch.set_visible(best.leader is not None)
+        text.set_position([offset / pixels for offset in best.centre])
+        text.set_ha("center")
+        text.arrow_patch.set_visible(bool(best.leader))
         boxes.append(best.box)
         if best.leader:
-            lines.append((best.leader, 1.0))
+            lines.append((Path(best.leader), 1.0))
     return unplaced
-
-
-def _best_position(
-    text: Any,
-    page: tuple[Any, Any],
-    markers: Sequence[Any],
-    boxes: Sequence[Any],
-    lines: Sequence[tuple[Any, float]],
-) -> tuple[LabelPosition | None, tuple[int, ...]]:
-    """Return the first position with the smallest faults, and its faults.
-
-    Args:
-        text: Annotation of a point.
-        page: Box of the axes, and renderer of the figure.
-        markers: Boxes of all markers.
-        boxes: Boxes of the labels placed so far.
-        lines: Paths and half widths of lines on the axes and of leaders.
-    """
-    from matplotlib.path import Path
-
-    x, y = anchor(text)
-    pixels = text.figure.dpi / 72
-    near = NEAR * text.get_fontsize() * pixels
-    others = [m for m in markers if not m.contains(x, y) and abs(m.x0 + m.x1 - 2 * x) > 2]
-    best, min_faults = None, (1 << 30, 0, 0)
-    for position in _positions(text, *page):
-        box, leader = position.box, position.leader
-        covered = box.count_overlaps([*markers, *boxes])
-        covered += count_crossed(lines, box)
-        if leader:
-            covered += sum(leader.intersects_bbox(other) for other in boxes)
-            misread = box.padded(near / 2).count_overlaps(others)
-            misread += sum(leader.intersects_bbox(m.padded(near / 4)) for m in others)
-            free_part = Path(leader.vertices[1:])
-            crossings = sum(free_part.intersects_path(path, filled=False) for path, _ in lines)
-        else:
-            nearest_x = min(max(x, box.x0), box.x1)
-            nearest_y = min(max(y, box.y0), box.y1)
-            distance = math.dist((x, y), (nearest_x, nearest_y))
-            distance -= text.arrowprops["shrinkB"] * pixels
-            misread = box.padded(distance + 1).count_overlaps(others)
-            crossings = 0
-        faults = (covered, misread, crossings)
-        if faults < min_faults:
-            best, min_faults = position, faults
-        if not any(faults):
-            break
-    return best, min_faults
 
 
 def _positions(text: Any, frame: Any, renderer: Any) -> Iterator[LabelPosition]:
     """Yield the positions of a label within the axes, the nearest first."""
-    from matplotlib.path import Path
     from matplotlib.transforms import Bbox
 
     pixels = text.figure.dpi / 72
     font = text.get_fontsize() * pixels
     radius = text.arrowprops["shrinkB"] * pixels
-    size = text_box(text, renderer)
+    width, height = text_box(text, renderer).size
     x, y = anchor(text)
     for distance, side, angle in itertools.product(DISTANCES, SIDES, ANGLES):
-        dx, dy = distance * math.cos(angle), 1.2 * distance * math.sin(angle)
-        if abs(dx) > 0.3 * distance:
+        dx, dy = distance * font * math.cos(angle), 1.2 * distance * font * math.sin(angle)
+        if abs(dx) > 0.3 * distance * font:
             if side != SIDES[0]:
                 continue
             side = float(dx < 0)
-        x0 = x + dx * font - side * size.width
-        y0 = y + dy * font - size.height / 2
-        box = Bbox.from_bounds(x0, y0, size.width, size.height).padded(max(2, 0.15 * font), 2)
+        centre = dx + (0.5 - side) * width, dy
+        middle = x + centre[0], y + dy
+        box = Bbox.from_bounds(middle[0] - width / 2, middle[1] - height / 2, width, height)
+        box = box.padded(max(2, 0.15 * font), 2)
         if not (frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)):
             continue
-        leader = None
+        leader = []
         if font * (distance - NEAR) > radius:
-            middle = (x0 + size.width / 2, y0 + size.height / 2)
-            share = (NEAR * font + radius) / math.dist((x, y), middle)
-            start = (x + share * (middle[0] - x), y + share * (middle[1] - y))
-            leader = Path([(x, y), start, middle])
-        shift = (0.5 - side) * size.width if 0 < side < 1 else 0.0
-        offset = ((dx * font + shift) / pixels, dy * font / pixels)
-        yield LabelPosition(box, leader, offset, side)
+            share = (NEAR * font + radius) / math.hypot(*centre)
+            leader = [(x, y), (x + share * centre[0], y + share * dy), middle]
+        gap = max(box.x0 - x, x - box.x1, 0), max(box.y0 - y, y - box.y1, 0)
+        yield LabelPosition(box, leader, centre, math.hypot(*gap) - radius)
 
 
 def spread(

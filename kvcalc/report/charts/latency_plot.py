@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.errors import UserError, few
 from kvcalc.report.charts.chart import (
     CONTEXT_AXIS,
-    MAX_SERIES,
     Axis,
     Chart,
     Series,
@@ -83,10 +82,7 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
         )
     )
     notes = time_note([record for curve in curves for record in curve.records]) + undrawn
-    if len(curves) > MAX_SERIES:
-        times = times._replace(over=(common, notes))
-    else:
-        times = times._replace(subtitle=f"{common}; {notes}")
+    times = times._replace(subtitle="; ".join(filter(None, [common, notes])))
     batch_sizes = [record["batch_size"] for record in curves[0].records]
     note = curve_note(times.series, batch_sizes)
     return joined([times, rates._replace(subtitle=f"output tokens of all sequences{note}")])

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from kvcalc.errors import UserError, few
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
-    MAX_SERIES,
     Axis,
     Chart,
     Series,
@@ -15,6 +14,7 @@ from kvcalc.report.charts.chart import (
     joined,
     plain_tick,
     share_tick,
+    time_tick,
     tokens_tick,
     whole_tick,
 )
@@ -45,7 +45,7 @@ WORDING = {
     "rate": "{:.3g} requests/s",
     "basis": "times: {}",
 }
-Servers = dict[str, list[Record]]
+Servers = dict[str, dict[float, list[Record]]]  # by name and load
 
 
 def load_chart(records: Sequence[Record]) -> Chart:
@@ -58,49 +58,46 @@ def load_chart(records: Sequence[Record]) -> Chart:
     if not completed:
         raise UserError("no request was served: there is nothing to draw")
     served = comparable(completed)
-    swept = "rate"
-    if (
-        len({r.get("rate") for r in served})
-        == 1
-        < len({r.get("max_concurrency") for r in served})
+    loads, others = "rate", "max_concurrency"
+    if len({r.get(loads) for r in served}) == 1 < len({r.get(others) for r in served}):
+        loads, others = others, loads
+    # all requests arrive together if there is no rate
+    places = [float(record.get(loads) or record["requests_per_s"]) for record in served]
+    names = sides(served, [*SERVER, others]).names
+    servers: Servers = {name: {} for name in names}
+    for load, name, record in sorted(
+        zip(places, names, served, strict=True), key=lambda row: row[0]
     ):
-        swept = "max_concurrency"
-    names = sides(served, [*SERVER, *({"rate", "max_concurrency"} - {swept})]).names
-    servers: Servers = {}
-    for name, record in sorted(
-        zip(names, served, strict=True), key=lambda pair: _load(pair[1], swept)
-    ):
-        servers.setdefault(name, []).append(record)
-    servers = {name: servers[name] for name in dict.fromkeys(names)}
+        servers[name].setdefault(load, []).append(record)
     about = _common_words(served)
     if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
         about += f"; not drawn without a prediction: {few([*bounds])}"
-    if all(len({_load(r, swept) for r in rows}) == 1 for rows in servers.values()):
-        first, *others = _bars(servers)
-        return joined([first._replace(subtitle=about), *others])
-    percentiles = PERCENTILES if len(servers) <= MAX_BANDS else PERCENTILES[-1:]
+    if all(len(points) == 1 for points in servers.values()):
+        first, *charts = _bars(servers)
+        return joined([first._replace(subtitle=about), *charts])
+    x = Axis("requests per second", tick=plain_tick)
+    if loads != "rate":
+        x = Axis("clients", tick=tokens_tick)
+    x = x._replace(log=max(places) > LOG_RANGE * min(places))
+    has_bands = len(servers) <= MAX_BANDS
     charts = []
     for figure, title in TIMES.items():
+        percentiles = PERCENTILES if has_bands else PERCENTILES[-1:]
         keys = {f"p{p}": f"{figure}_p{p}_s" for p in percentiles}
-        charts.append(_over_load(servers, swept, title, keys, seconds))
+        about_times = "" if has_bands else "99th percentile"
+        y = Axis("", tick=seconds)
+        charts.append(Chart(title, about_times, x, y, _over_load(servers, keys)))
     for title, key, tick in FIGURES[:2]:
         if all(r.get(key) for r in served):
-            charts.append(_over_load(servers, swept, title, {"": key}, tick))
-    marks = _saturation_marks(servers, swept) if len(servers) <= MAX_BANDS else []
+            y = Axis("", log=False, tick=tick)
+            charts.append(Chart(title, "", x, y, _over_load(servers, {"": key})))
+    marks = _saturation_marks(servers, loads) if has_bands else []
     for number, chart in enumerate(charts):
         unnamed = [mark._replace(label="") if number else mark for mark in marks]
         charts[number] = chart._replace(series=[*chart.series, *unnamed])
-    if len(servers) > MAX_SERIES:
-        charts[0] = charts[0]._replace(over=(about, ""))
-    else:
-        subtitle = "; ".join(filter(None, [charts[0].subtitle, about]))
-        charts[0] = charts[0]._replace(subtitle=subtitle)
+    subtitle = "; ".join(filter(None, [charts[0].subtitle, about]))
+    charts[0] = charts[0]._replace(subtitle=subtitle)
     return joined(charts)
-
-
-def _load(record: Record, swept: str) -> float:
-    """Return the requested load, or the request rate if all requests arrive together."""
-    return float(record.get(swept) or record["requests_per_s"])
 
 
 def _common_words(records: Sequence[Record]) -> str:
@@ -108,71 +105,61 @@ def _common_words(records: Sequence[Record]) -> str:
     return ", ".join(shared_words(places, WORDING))
 
 
-def _over_load(
-    servers: Servers,
-    swept: str,
-    title: str,
-    keys: Mapping[str, str],
-    tick: Callable[[float], str],
-) -> Chart:
+def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
     """Return figures of each server over the load, with bands between several of one server.
 
     Args:
-        servers: Records of each server, in the order of the load.
-        swept: Key of the load.
-        title: Title of the chart.
+        servers: Records of each server.
         keys: Keys of the figures by their names.
-        tick: Function that writes a figure.
     """
     series = []
-    for number, (name, records) in enumerate(servers.items()):
-        timed = [r for r in records if all(r.get(key) for key in keys.values())]
-        if not timed:
-            continue
-        xs = [_load(r, swept) for r in timed]
-        columns = {label: [r[key] for r in timed] for label, key in keys.items()}
+    for number, (name, points) in enumerate(servers.items()):
+        rows = [(load, r) for load, records in points.items() for r in records]
+        rows = [(load, r) for load, r in rows if all(r.get(key) for key in keys.values())]
+        xs = [load for load, _ in rows]
+        columns = {label: [r[key] for _, r in rows] for label, key in keys.items()}
         for lows, ys in pairwise(columns.values()):
             series.append(Series("", xs, ys, "band", colour=number, lows=lows))
+        kind = "line"
         for label, ys in columns.items():
-            kind = "line" if label == next(iter(columns)) else "edge"
             label = f"{name} {label}".strip() if len(keys) > 1 else name
             series.append(Series(label, xs, ys, kind, colour=number))
-    loads = [_load(r, swept) for records in servers.values() for r in records]
-    is_log = max(loads) > LOG_RANGE * min(loads)
-    x = Axis("requests per second", is_log, plain_tick)
-    if swept != "rate":
-        x = Axis("clients", is_log, tokens_tick)
-    about = "99th percentile" if [*keys] == ["p99"] else ""
-    return Chart(title, about, x, Axis("", log=tick is seconds, tick=tick), series)
+            kind = "edge"
+    return series
 
 
-def _saturation_marks(servers: Servers, swept: str) -> list[Series]:
+def _saturation_marks(servers: Servers, loads: str) -> list[Series]:
     """Return a vertical line at the load from which each server cannot keep up.
 
     That is `capacity_requests_per_s`, or the smallest number of clients that reach ENOUGH of the
     largest request rate. A server that keeps up with all loads has no line.
     """
-    loads: dict[float, list[str]] = {}
-    for name, records in servers.items():
-        if swept == "rate":
+    marks: dict[float, list[str]] = {}
+    for name, points in servers.items():
+        records = [record for group in points.values() for record in group]
+        if loads == "rate":
             load = records[0].get("capacity_requests_per_s")
             is_saturated = any(r.get("diverges") for r in records)
         else:
             enough = ENOUGH * max(r["requests_per_s"] for r in records)
-            load = min(_load(r, swept) for r in records if r["requests_per_s"] >= enough)
-            is_saturated = load < _load(records[-1], swept)
+            load = min(r[loads] for r in records if r["requests_per_s"] >= enough)
+            is_saturated = load < max(points)
         if is_saturated and load:
-            loads.setdefault(load, []).append(name)
-    marks = []
-    for load, names in loads.items():
-        name = f"{names[0]}: " if len(names) < len(servers) else ""
-        marks.append(Series(f"{name}saturated from {load:.3g} on", [load], [1.0], "upright"))
-    return marks
+            marks.setdefault(load, []).append(name)
+    return [
+        Series(
+            f"{names[0]}: " * (len(names) < len(servers)) + f"saturated from {load:.3g} on",
+            [load],
+            [1.0],
+            "upright",
+        )
+        for load, names in marks.items()
+    ]
 
 
 def _bars(servers: Servers) -> list[Chart]:
     """Return bars of percentiles of each time, and of other figures, at one load."""
-    firsts = [records[0] for records in servers.values()]
+    firsts = [records[0] for points in servers.values() for records in points.values()]
     charts = []
     for figure, title in TIMES.items():
         p50, p90, p99 = ([r[f"{figure}_p{p}_s"] or 0 for r in firsts] for p in PERCENTILES)
@@ -185,18 +172,14 @@ def _bars(servers: Servers) -> list[Chart]:
             f"{seconds(low)} … {seconds(high)}" if high else ""
             for low, high in zip(p50, p99, strict=True)
         ]
-        charts.append(bar_chart(title, "", servers, parts, _time_tick, texts))
+        charts.append(bar_chart(title, "", servers, parts, time_tick, texts))
     for title, key, tick in FIGURES:
-        values = [r[key] for r in firsts if r.get(key) is not None]
-        if any(values) and len(values) == len(firsts):
+        values = [r.get(key) for r in firsts]
+        if any(values) and None not in values:
             chart = bar_chart(title, "", servers, values, tick)
             bars = chart.series[0]._replace(colour=GREY)  # percentiles have the other colours
             charts.append(chart._replace(series=[bars]))
     return charts
-
-
-def _time_tick(value: float) -> str:
-    return seconds(value) if value else "0"
 
 
 def occupancy_chart(run: "SimulationResult") -> Chart:
@@ -208,15 +191,20 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
     log = run.served.logs[0]
     if not log.rows:
         raise UserError("no request was served: there is nothing to draw")
-    edges = [row.start_s for row in log.rows]
-    edges.append(log.rows[-1].start_s + log.rows[-1].duration_s)
-    lengths = [row.duration_s for row in log.rows]
+    rows = log.rows
+    edges = [row.start_s for row in rows] + [rows[-1].start_s + rows[-1].duration_s]
+    lengths = [row.duration_s for row in rows]
     if log.stride > 1:
         lengths = [end - start for start, end in pairwise(edges)]
     budget = run.pool.budget
-    xs, allocated = _means(edges, lengths, [r.kv_allocated_bytes / budget for r in log.rows])
-    _, used = _means(edges, lengths, [r.kv_stored_bytes / budget for r in log.rows])
-    _, batch = _means(edges, lengths, [r.sequences for r in log.rows])
+    (xs, allocated), (_, used), (_, batch) = (
+        _means(edges, lengths, values)
+        for values in (
+            [row.kv_allocated_bytes / budget for row in rows],
+            [row.kv_stored_bytes / budget for row in rows],
+            [row.sequences for row in rows],
+        )
+    )
     unused = [
         1 - part / all_ if all_ else 0 for part, all_ in zip(used, allocated, strict=True)
     ]
@@ -229,32 +217,30 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
         Series("cache used", xs, used, colour=1),
     ]
     x = Axis("time", log=False, tick="{:.3g} s".format)
-    y = Axis("", log=False, tick=share_tick)
-    return joined(
-        [
-            Chart(
+    charts = [
+        Chart(title, subtitle, x, Axis("", log=False, tick=tick), series)
+        for title, subtitle, tick, series in (
+            (
                 "Cache allocated and used",
                 f"shares of the KV cache budget; {about}",
-                x,
-                y,
+                share_tick,
                 cache,
             ),
-            Chart(
+            (
                 "Allocated, but without a token",
                 f"{waste:.1%} on average" if waste is not None else "",
-                x,
-                y,
+                share_tick,
                 [Series("", xs, unused)],
             ),
-            Chart(
+            (
                 "Sequences in the batch",
                 f"at most {run.limits.max_num_seqs:,}",
-                x,
-                y._replace(tick=whole_tick),
+                whole_tick,
                 [Series("", xs, batch)],
             ),
-        ]
-    )
+        )
+    ]
+    return joined(charts)
 
 
 def _means(

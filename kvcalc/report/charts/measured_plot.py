@@ -15,7 +15,6 @@ from kvcalc.report.charts.chart import (
     si_tick,
     whole_tick,
 )
-from kvcalc.report.charts.series_styles import skip_grey
 from kvcalc.report.text.tables import plural, seconds
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def predicted_against_measured(
         if not pairs:
             continue
         xs, ys = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)], strict=True)
-        series.append(Series(name, xs, ys, "points", colour=skip_grey(len(series))))
+        series.append(Series(name, xs, ys, "points", colour=len(series)))
         ratios = sorted(abs(math.log(p / m)) for m, p in pairs)
         median = math.expm1(ratios[len(ratios) // 2])
         errors.append(f"{len(pairs):,} rows, median error {100 * median:.1f}%")

@@ -74,12 +74,6 @@ def colour(number: int, style: Style) -> str:
     return PALETTE[place] if place else style.blue
 
 
-def skip_grey(number: int) -> int:
-    """Return the palette index of a series, if no series may be grey."""
-    rounds, place = divmod(number, len(PALETTE) - 1)
-    return rounds * len(PALETTE) + place + (place >= GREY)
-
-
 def dashes(number: int) -> Any:
     """Return the dashes of a line. They shift when colours repeat, so 64 lines differ."""
     return DASHES[(number + number // len(PALETTE)) % len(DASHES)]

@@ -175,7 +175,7 @@ def _sections(deployment: TimedDeployment, request: PageRequest, fitted: Fit) ->
             variants.append((name, variant(model, name)))
     names = ",".join(name for name, _ in variants)
     compared = compare_records(variants, deployment, [context], [users])
-    sweep = comparison_sweep([deployment], variants, (users, context), max(context, 1024))
+    sweep = comparison_sweep([deployment], variants, users, max(context, 1024))
     options = LatencyOptions(input_len=PROMPT, output_len=OUTPUT, batch_size=users)
 
     def command(name: str, *words: object) -> str:
