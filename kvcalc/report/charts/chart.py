@@ -145,7 +145,9 @@ def _drawable_series(series: Series, chart: Chart) -> Series:
         columns[name] = [float("nan") if v is None else float(v) for v in columns[name]]
         low = 0.0 if axes[name].log else float("-inf")
         is_shown = [known and v > low for known, v in zip(is_shown, columns[name], strict=True)]
-    shown = {name: [*compress(column, is_shown)] for name, column in columns.items()}
+    shown: dict[str, Any] = {
+        name: [*compress(column, is_shown)] for name, column in columns.items()
+    }
     return series._replace(**shown)
 
 

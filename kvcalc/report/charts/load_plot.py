@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UserError, few
 from kvcalc.records import Record
@@ -174,7 +174,7 @@ def _bars(servers: Servers) -> list[Chart]:
         ]
         charts.append(bar_chart(title, "", servers, parts, time_tick, texts))
     for title, key, tick in FIGURES:
-        values = [r.get(key) for r in firsts]
+        values: list[Any] = [r.get(key) for r in firsts]
         if any(values) and None not in values:
             chart = bar_chart(title, "", servers, values, tick)
             bars = chart.series[0]._replace(colour=GREY)  # percentiles have the other colours
