@@ -1,7 +1,8 @@
 """`kvcalc measure`: layers, generation, or the rows of a new calibration."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +16,9 @@ from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
+    from kvcalc.measure.ceilings import Ceilings
     from kvcalc.measure.machine import Machine
-    from kvcalc.measure.run import Job, MeasureSettings, Result
+    from kvcalc.measure.run import MeasureSettings, Result
     from kvcalc.records import Record
     from kvcalc.report.charts.chart import Chart
 
@@ -24,13 +26,14 @@ STACK = "torch"
 STATUS_INTERRUPTED = 130
 VARIANTS = ("mha", "gqa", "mqa", "mla", "dsa", "window", "cla", "recurrent")
 Tokens = tuple[int, ...]
+# number of steps, and a function of (ceilings, progress) that yields results
+Job = tuple[int, Callable[[Any, Callable[[str, int], None]], Iterator[Any]]]
 
 
 class ShapeOptions(Question, frozen=True):
     """Lengths and batches; () leaves them to the device and the phase."""
 
     context: Annotated[Tokens, parse_tokens] = ()
-    prefill_context: Annotated[Tokens, parse_tokens] = ()
     batch_size: Annotated[Tokens, parse_tokens] = ()
 
 
@@ -40,11 +43,7 @@ class MachineOptions(Question, frozen=True):
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0
-    kernel: str = "auto"
-    cache: str = "contiguous"
-    block_size: int = 16
     seconds: float = 0
-    graphs: bool = True
     seed: int = 0
 
 
@@ -53,8 +52,6 @@ class GenerationOptions(Question, frozen=True):
 
     generate: int = 0
     prompt_len: Annotated[Tokens, parse_tokens] = (64,)
-    modes: str = ""
-    head: str = "both"
 
 
 class ResultOptions(Question, frozen=True):
@@ -82,11 +79,10 @@ def run(
     _check(result, shapes, generation, "model" if model else "--variant" if variant else "")
     require_torch()
     from kvcalc.measure.machine import find_machine, load_note, seed_random
-    from kvcalc.measure.run import settings as measure_settings
+    from kvcalc.measure.run import measure_settings
 
     machine = find_machine(machine_options.device, machine_options.threads)
-    names = ["dtype", "kernel", "cache", "block_size", "seconds", "graphs"]
-    settings = measure_settings(machine, **{n: getattr(machine_options, n) for n in names})
+    settings = measure_settings(machine, machine_options.dtype, machine_options.seconds)
     seed_random(machine_options.seed)
     loaded = model_of(model, set_) if model else None
     job = None
@@ -118,7 +114,7 @@ def _check(
     excluded = layers or ("--generate" if generation.generate else "")
     if result.calibration and excluded:
         raise UserError(f"--calibration measures shapes of its own, and takes no {excluded}")
-    if generation.generate and (shapes.context or shapes.prefill_context):
+    if generation.generate and shapes.context:
         raise UserError(
             "--context is of layers, and --generate measures none", hint="Use --prompt-len"
         )
@@ -131,19 +127,13 @@ def _generation_job(
     settings: "MeasureSettings",
     shapes: ShapeOptions,
     generation: GenerationOptions,
-) -> "Job":
-    from kvcalc.measure.run import decoders, generation_job, generation_requests
+) -> Job:
+    from kvcalc.measure.run import generation_requests, generations
 
-    requests = generation_requests(
-        decoders(model, variants),
-        generation.prompt_len,
-        generation.generate,
-        shapes.batch_size or [1],
-        settings,
-        generation.modes,
-        generation.head,
-    )
-    return generation_job(requests, machine)
+    lengths = generation.prompt_len, generation.generate, shapes.batch_size
+    requests = generation_requests(model, variants, *lengths, settings.dtype, machine)
+    steps = sum(request.steps for request in requests)
+    return steps, partial(generations, requests, machine)
 
 
 def _layers_job(
@@ -153,12 +143,12 @@ def _layers_job(
     settings: "MeasureSettings",
     shapes: ShapeOptions,
     phase: str,
-) -> "Job":
-    from kvcalc.measure.run import layers_job, planned, stacks
+) -> Job:
+    from kvcalc.measure.run import measured, planned, stacks
 
-    lists = list(shapes.context), list(shapes.prefill_context), list(shapes.batch_size)
-    cases = planned(stacks(model, variants, machine), phase, machine, *lists)
-    return layers_job(cases, settings, machine, note)
+    models = stacks(model, variants, machine)
+    cases = planned(models, phase, machine, shapes.context, shapes.batch_size)
+    return len(cases), partial(measured, cases, settings, machine, note)
 
 
 @contextmanager
@@ -170,22 +160,25 @@ def _progress(unit: str, total: int) -> Iterator[Callable[[str, int], None]]:
         yield lambda text, done: move(description=text, completed=done) if move else None
 
 
-def _measured_gpu(
+def _measured_ceilings(
     machine: "Machine",
     settings: "MeasureSettings",
-    dtypes: Sequence[str],
     name: str,
     begin: Callable[[str, int], None],
-) -> "tuple[Any, Gpu]":
+) -> "tuple[Ceilings, Gpu]":
     """Measure the ceilings of the machine. Return them, and the machine as a GPU preset.
 
     Args:
-        name: If not empty, the preset is saved under this name.
+        name: If not empty, the preset is saved under this name, with the rates of all dtypes.
     """
     from kvcalc.measure.ceilings import as_gpu, measured_ceilings, preset_path, save
+    from kvcalc.measure.torch_cache import DTYPES
 
     path = preset_path(name) if name else None
-    ceilings = measured_ceilings(machine, dtypes, lambda text: begin(text, 0), settings.seconds)
+    dtypes = dict.fromkeys([settings.dtype, "bf16", "fp32", *(DTYPES if name else ())])
+    ceilings = measured_ceilings(
+        machine, [*dtypes], lambda text: begin(text, 0), settings.seconds
+    )
     gpu = as_gpu(machine, ceilings, name or "measured")
     if path:
         save(gpu, path)
@@ -194,17 +187,15 @@ def _measured_gpu(
 
 
 def _results(
-    job: "Job", machine: "Machine", settings: "MeasureSettings", save_gpu: str
+    job: Job, machine: "Machine", settings: "MeasureSettings", save_gpu: str
 ) -> "tuple[list[Result], int]":
     """Return the results and the exit status. Ctrl-C keeps the records so far."""
-    from kvcalc.measure.run import ceiling_dtypes
-
     results: list[Result] = []
+    steps, run_job = job
     try:
-        with _progress("steps", job.steps) as begin:
-            dtypes = ceiling_dtypes(settings.dtype, bool(save_gpu))
-            ceilings, gpu = _measured_gpu(machine, settings, dtypes, save_gpu, begin)
-            for result in job.results(ceilings, gpu, begin):
+        with _progress("steps", steps) as begin:
+            ceilings, _ = _measured_ceilings(machine, settings, save_gpu, begin)
+            for result in run_job(ceilings, begin):
                 results.append(result)
     except KeyboardInterrupt:
         note(f"interrupted: {len(results)} records were measured and are kept")
@@ -263,13 +254,11 @@ def _calibration_answer(
     status = 0
     try:
         with _progress("steps", 200) as begin:
-            dtypes = ("bf16", "fp32")
-            _, gpu = _measured_gpu(machine, settings, dtypes, result.save_gpu, begin)
+            _, gpu = _measured_ceilings(machine, settings, result.save_gpu, begin)
             gpu = fitted_gpu(machine, gpu)
         shapes = planned(machine, gpu)
         with _progress("shapes", len(shapes)) as begin:
-            timing = settings.seconds, settings.graphs
-            for row in measured(shapes, machine, *timing, note, begin):
+            for row in measured(shapes, machine, settings.seconds, note, begin):
                 records.append({**row, "gpu": (preset or gpu).name})
     except KeyboardInterrupt:
         note(f"interrupted: {len(records)} rows were measured and are kept")

@@ -46,11 +46,8 @@ PRESETS = {  # by a part of the vendor's name
     "L40S": "l40s",
     "RTX PRO 6000 Blackwell Server": "rtx-pro-6000-blackwell",
 }
-MLA = (
-    512,
-    64,
-    128,
-)  # kv_lora_rank, qk_rope_head_dim and v_head_dim that the format means by MLA
+# kv_lora_rank, qk_rope_head_dim and v_head_dim that the format means by MLA
+MLA = (512, 64, 128)
 
 
 def gpu_name(device: str) -> str:
@@ -229,7 +226,6 @@ def measured(
     shapes: list[Shape],
     machine: Machine,
     seconds: float,
-    graphs: bool,
     warn: Callable[[str], None],
     progress: Callable[[str, int], None],
 ) -> Iterator[Record]:
@@ -239,7 +235,6 @@ def measured(
         shapes: Kernel calls to time.
         machine: The machine to measure on.
         seconds: Time to spend on each call.
-        graphs: Whether to replay CUDA graphs.
         warn: Receives a message for each shape that this machine cannot run.
         progress: Receives the next step and the number of finished steps.
     """
@@ -248,7 +243,7 @@ def measured(
         make_calls = _gemm if shape.op == "gemm" else _attention
         try:
             with torch.no_grad():
-                time = timed(make_calls(shape, machine), machine, seconds, graphs)
+                time = timed(make_calls(shape, machine), machine, seconds)
         except (RuntimeError, NotImplementedError) as error:
             reason = str(error).splitlines()[0][:120]
             warn(f"{shape.op} {shape.dtype} {shape.counts}: {reason}; left out")

@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base_layer import Mixer
 from kvcalc.measure.machine import Machine
-from kvcalc.measure.torch_cache import DTYPES, TorchLayerCache, model_caches
+from kvcalc.measure.torch_cache import DTYPES, LayerCache, cache_tensors, model_caches
 from kvcalc.model.model import Layer, Model
 from kvcalc.planning.variants import variant
 
@@ -30,15 +30,8 @@ def standard_model(heads: int) -> Model:
     """Return one MHA layer with `heads` heads of width 128; the hidden size is heads · 128."""
     mixer = Grouped(num_attention_heads=heads, num_key_value_heads=heads, head_dim=128)
     kinds = {"full": Layer(parts=(mixer,))}
-    return _bare(
-        Model(
-            name="standard",
-            hidden_size=heads * 128,
-            vocab_size=1,
-            layers=1,
-            kinds=kinds,
-        )
-    )
+    width = heads * 128
+    return _bare(Model(name="standard", hidden_size=width, vocab_size=1, layers=1, kinds=kinds))
 
 
 def variant_layers(base: Model, text: str) -> Model:
@@ -193,65 +186,48 @@ class LayerStack:
         shape = case.batch_size, case.new, case.model.hidden_size
         self.x = torch.randn(shape, device=machine.device).to(DTYPES[dtype])
 
-    def caches(self, block_size: int = 0) -> list[TorchLayerCache]:
+    def caches(self) -> list[LayerCache]:
         """Return one cache per layer. A layer that shares a cache gets the cache of its owner."""
         case, x = self.case, self.x
-        size = case.batch_size, case.context, x.dtype, x.device
-        return model_caches(case.model, *size, block_size=block_size)
+        return model_caches(case.model, case.batch_size, case.context, x.dtype, x.device)
 
-    def step(self, caches: Sequence[TorchLayerCache]) -> Tensor:
+    def step(self, caches: Sequence[LayerCache]) -> Tensor:
         """Run whole layers: projections, cache write, attention or scan, output projection."""
         x = self.x
         for mixer, cache in zip(self.mixers, caches, strict=True):
             x = mixer(x, cache, self.case.past)
         return x
 
-    def core(self) -> Callable[[Sequence[TorchLayerCache]], None]:
+    def core(self) -> Callable[[Sequence[LayerCache]], None]:
         """Return a function that runs only attention (or the scan) of each layer, on fixed
         projections."""
-        prepared = [mixer.prepare(self.x, self.case.past) for mixer in self.mixers]
+        past = self.case.past
+        prepared = [mixer.prepare(self.x, past) for mixer in self.mixers]
 
-        def step(caches: Sequence[TorchLayerCache]) -> None:
+        def step(caches: Sequence[LayerCache]) -> None:
             for mixer, inputs, cache in zip(self.mixers, prepared, caches, strict=True):
-                mixer.core(inputs, cache, self.case.past)
+                mixer.core(inputs, cache, past)
 
         return step
 
 
-def _tensors(caches: Iterable[TorchLayerCache]) -> list[Tensor]:
-    """Return the tensors of all caches; a shared cache counts once."""
-    return [tensor for cache in dict.fromkeys(caches) for tensor in cache.tensors]
-
-
-def storage_bytes(caches: Iterable[TorchLayerCache]) -> int:
-    """Return the bytes of all tensors; a shared cache counts once."""
-    return sum(tensor.untyped_storage().nbytes() for tensor in _tensors(caches))
-
-
 def allocated(
-    make: Callable[[], list[TorchLayerCache]], machine: Machine
-) -> tuple[list[TorchLayerCache], int]:
+    make: Callable[[], list[LayerCache]], machine: Machine
+) -> tuple[list[LayerCache], int]:
     """Return caches and the bytes that the allocator reserved for them.
 
-    On a GPU, torch's allocator counts them, block tables included. On Linux, the C library does.
+    On a GPU, torch's allocator counts them. On Linux, the C library does. Elsewhere, they are the
+    aligned storage.
     """
     if machine.cuda:
         bytes_before = torch.cuda.memory_allocated(machine.device)
         caches = make()
         return caches, torch.cuda.memory_allocated(machine.device) - bytes_before
     caches = make()
-    return caches, sum(map(_reserved_bytes, _tensors(caches)))
-
-
-def _reserved_bytes(tensor: Tensor) -> int:
-    """Return the bytes that the C library reserved for a tensor, or its aligned storage."""
-    storage = tensor.untyped_storage()
+    storages = [tensor.untyped_storage() for tensor in cache_tensors(caches)]
     if sys.platform == "linux" and "mimalloc" not in torch.__config__.show().lower():
         with suppress(OSError, AttributeError):
             usable_size = ctypes.CDLL(None).malloc_usable_size
-            usable_size.argtypes, usable_size.restype = (
-                [ctypes.c_void_p],
-                ctypes.c_size_t,
-            )
-            return int(usable_size(storage.data_ptr()))
-    return -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
+            usable_size.argtypes, usable_size.restype = [ctypes.c_void_p], ctypes.c_size_t
+            return caches, sum(usable_size(storage.data_ptr()) for storage in storages)
+    return caches, sum(-(-s.nbytes() // ALIGNMENT) * ALIGNMENT for s in storages)

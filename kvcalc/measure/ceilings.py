@@ -64,9 +64,7 @@ def summary(times: list[float], graph: bool = False) -> Timing:
     return Timing(median(ordered), low, high, len(ordered), graph)
 
 
-def timed(
-    calls: Sequence[Step], machine: Machine, seconds: float = 1.0, graphs: bool = True
-) -> Timing:
+def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
     """Return the time of one of `calls`, which run one after the other for about `seconds`.
 
     Calls on different inputs prevent that one finds its data in the last-level cache. There are at
@@ -80,7 +78,7 @@ def timed(
     replay: Step = step
     is_captured = False
     if machine.cuda:
-        replay, is_captured = _captured(step, machine, graphs)
+        replay, is_captured = _captured(step, machine)
     replay()
     times: list[float] = []
     begun = time.perf_counter()
@@ -115,7 +113,7 @@ def _device_seconds(step: Step) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def _captured(step: Step, machine: Machine, graphs: bool) -> tuple[Step, bool]:
+def _captured(step: Step, machine: Machine) -> tuple[Step, bool]:
     """Return a replay of the step's CUDA graph and True, or the step and False."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -124,16 +122,14 @@ def _captured(step: Step, machine: Machine, graphs: bool) -> tuple[Step, bool]:
             step()
     torch.cuda.current_stream().wait_stream(stream)
     machine.synchronize()
-    if graphs:
-        try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-        except RuntimeError:
-            machine.synchronize()
-        else:
-            return graph.replay, True
-    return step, False
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError:
+        machine.synchronize()
+        return step, False
+    return graph.replay, True
 
 
 class Ceilings(NamedTuple):

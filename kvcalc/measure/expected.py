@@ -1,4 +1,4 @@
-"""Predict the time of a pass on this machine from measured rates, and explain differences.
+"""Predict the time of a pass on this machine from measured rates, and name differences.
 
 Each operator of `forward` is timed at its measured rate, one after the other:
 
@@ -19,24 +19,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import roofline, total_bound, total_seconds
-from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import ACTIVATION_FLOPS
-from kvcalc.measure.ceilings import Ceilings, once
+from kvcalc.measure.ceilings import once
+from kvcalc.measure.layers.base_layer import join_heads, split_heads
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.machine import Machine
 from kvcalc.measure.torch_cache import DTYPES
 from kvcalc.model.forward_pass import total
-from kvcalc.model.model import Layer, Model
-from kvcalc.units import format_bytes
 
-GATHERS = ("index", "index_select", "gather", "embedding")
-SCATTERS = ("index_put_", "_index_put_impl_", "index_copy_", "scatter_", "copy_")
 ACTIVATION_ELEMENTS = 1 << 18
 MIN_MATRIX_SIDE = 16  # convolutions and vectors are narrower
 KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
@@ -63,108 +58,66 @@ def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
     return Bound(total_seconds(points), total_bound(points), int(cost.bytes), int(cost.flops))
 
 
-class Traffic(NamedTuple):
-    """Work of one step as torch runs it.
+class OperationCount(TorchDispatchMode):
+    """Counts the torch operations that run in this context.
 
     Attributes:
-        calls: Number of torch operations, including views.
+        calls: Number of operations, including views.
         launches: Number of operations that read or write memory.
-        bytes: Bytes that these operations read and write.
     """
 
-    calls: int
-    launches: int
-    bytes: int
-
-
-class _OperationCounter(TorchDispatchMode):
-    calls = launches = bytes = 0
+    calls = launches = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
         self.calls += 1
-        read = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
-        wrote = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
-        name = func._overloadpacket.__name__
-        storages = {t.untyped_storage()._cdata for t in read}
-        is_view = all(t.untyped_storage()._cdata in storages for t in wrote)
-        if is_view and not name.endswith("_"):
-            return out
-        self.launches += 1
-        moved = [*read, *wrote]
-        if name in GATHERS:  # reads only the gathered rows
-            moved = 2 * wrote
-        elif name in SCATTERS:  # the last input is the written rows
-            moved = 2 * read[-1:]
-        self.bytes += sum(_stored_bytes(tensor) for tensor in moved)
-        return out
+        self.launches += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
-def traffic_of(step: Callable[[], object]) -> Traffic:
-    """Run `step` once and return its traffic."""
-    with torch.no_grad(), _OperationCounter() as counter:
+def count_operations(step: Callable[[], object]) -> OperationCount:
+    """Run `step` once and count its operations."""
+    with torch.no_grad(), OperationCount() as count:
         step()
-    return Traffic(counter.calls, counter.launches, counter.bytes)
+    return count
 
 
-def _stored_bytes(tensor: Tensor) -> int:
-    """Return the stored bytes of a tensor; an expanded dimension counts once."""
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= size if stride else 1
-    return elements * tensor.element_size()
-
-
-def difference(
-    bound: Bound,
-    measured_s: float,
-    traffic: Traffic,
-    launch_s: float,
-    unfused_s: float,
-    is_resident: bool,
-) -> tuple[str, str]:
-    """Return why a time differs from its bound, and a sentence with the numbers.
+def difference(bound: Bound, measured_s: float, launching_s: float, is_resident: bool) -> str:
+    """Return in a word why a time differs from its bound.
 
     Args:
         bound: The bound on the measured ceilings.
         measured_s: Measured seconds.
-        traffic: Traffic of the step as torch ran it.
-        launch_s: Seconds to launch one operation.
-        unfused_s: Seconds of the traffic at the measured bandwidth.
+        launching_s: Seconds to launch the operations.
         is_resident: Whether the data fits the last-level cache.
     """
     ratio = measured_s / bound.seconds
-    launching = traffic.launches * launch_s / measured_s
-    if launching >= 0.5:
-        share = min(1.0, launching)
-        text = f"{traffic.launches} operations to launch take about {share:.0%} of the time"
-        return "launch-bound", text
-    if is_resident:
-        return (
-            "cache-resident",
-            f"its {format_bytes(bound.bytes)} stay in the last-level cache",
-        )
-    if ratio < 1 / CLOSE:
-        text = f"faster than the bound ({ratio:.2f}×): part of the data was in the last-level cache"
-        return "cache-resident", text
-    if ratio <= CLOSE:
-        return f"{bound.limit}-bound", f"within {CLOSE}× of its {bound.limit} bound"
-    if unfused_s >= CLOSE * bound.seconds:
-        factor = traffic.bytes / bound.bytes
-        return "unfused", f"plain torch moves {factor:.1f}× the bytes of one fused pass"
-    return (
-        "kernel",
-        f"torch's kernels reach {1 / ratio:.0%} of the {bound.limit} ceiling here",
-    )
+    if launching_s >= measured_s / 2:
+        return "launch-bound"
+    if is_resident or ratio < 1 / CLOSE:
+        return "cache-resident"
+    return f"{bound.limit}-bound" if ratio <= CLOSE else "kernel"
 
 
-class ProductTimes(NamedTuple):
-    """Seconds per weight element of x [rows, k] · W [k, n], at ascending numbers of rows."""
+class MachineRates(NamedTuple):
+    """Rates of this machine during a generation.
+
+    Attributes:
+        rows: Ascending numbers of rows of the timed products x [rows, k] · W [k, n].
+        product_s: Seconds per element of W, for each number of rows.
+        vector_s: Seconds per vector FLOP of an activation function.
+        host_s: Seconds of the host per torch operation.
+        gpu: The measured ceilings as a preset.
+        is_cuda: Whether the host launches kernels ahead of the device.
+    """
 
     rows: tuple[int, ...]
-    seconds: tuple[float, ...]
+    product_s: tuple[float, ...]
+    vector_s: float
+    host_s: float
+    gpu: Gpu
+    is_cuda: bool
 
     def product_seconds(self, rows: float, elements: float) -> float:
         """Return the seconds of a product whose weights have `elements` elements.
@@ -172,52 +125,19 @@ class ProductTimes(NamedTuple):
         Between measured numbers of rows the time is linear. Above the largest it grows with the
         rows. Below the smallest it is constant.
         """
-        per_element = float(np.interp(rows, self.rows, self.seconds))
+        per_element = float(np.interp(rows, self.rows, self.product_s))
         return per_element * elements * max(1.0, rows / self.rows[-1])
 
-
-class MachineRates(NamedTuple):
-    """Rates of this machine during a generation.
-
-    Attributes:
-        products: Times of products with few rows.
-        vector_s: Seconds per vector FLOP of an activation function.
-        host_s: Seconds of the host per torch operation.
-        copy_bytes_per_s: Bytes read plus bytes written by a copy, per second.
-        gpu: The measured ceilings as a preset.
-        is_cuda: Whether the host launches kernels ahead of the device.
-    """
-
-    products: ProductTimes
-    vector_s: float
-    host_s: float
-    copy_bytes_per_s: float
-    gpu: Gpu
-    is_cuda: bool
-
-    def pass_seconds(
-        self,
-        operators: Sequence[Operator],
-        calls: int,
-        extra_bytes: int = 0,
-    ) -> float:
-        """Return the predicted seconds of a pass.
-
-        Args:
-            operators: Operators of the pass.
-            calls: Number of torch operations of the pass.
-            extra_bytes: Bytes that are copied in addition to the operators.
-        """
-        work = extra_bytes / self.copy_bytes_per_s
-        for operator in operators:
-            work += operator.count * self._operator_seconds(operator)
+    def pass_seconds(self, operators: Sequence[Operator], calls: int) -> float:
+        """Return the predicted seconds of a pass with `calls` torch operations."""
+        work = sum(op.count * self._operator_seconds(op) for op in operators)
         host = calls * self.host_s
         return max(work, host) if self.is_cuda else work + host
 
     def _operator_seconds(self, operator: Operator) -> float:
         shape, cost = operator.shape, operator.cost
         if isinstance(shape, GemmShape):
-            return self.products.product_seconds(float(shape.m), float(shape.n * shape.k))
+            return self.product_seconds(float(shape.m), float(shape.n * shape.k))
         if isinstance(shape, AttentionShape):
             return self._attention_seconds(shape, operator.form == "absorbed")
         seconds = cost.vector_flops * self.vector_s
@@ -243,7 +163,7 @@ class MachineRates(NamedTuple):
                 keys = min(keys, past + (new + KEY_BLOCK) / 2)
                 heads = 1
             rows = new * heads
-            products = self.products.product_seconds(rows, keys * (shape.key + shape.value))
+            products = self.product_seconds(rows, keys * (shape.key + shape.value))
             softmax = rows * keys * SOFTMAX_FLOPS * self.vector_s
             seconds += count * shape.heads / heads * (products + softmax)
         return seconds
@@ -271,8 +191,8 @@ class RateSampler:
         self.x = torch.randn(ACTIVATION_ELEMENTS, device=machine.device).to(DTYPES[dtype])
         parts = [part for layer in decoder.model.kinds.values() for part in layer.parts]
         self.is_gated = any(isinstance(part, Dense) and part.gated for part in parts)
-        self.narrow_step = _narrow_step(machine, dtype)
-        self.narrow_calls = traffic_of(self.narrow_step).calls
+        self.narrow = torch.ones(1, 8, 8, device=machine.device).to(DTYPES[dtype])
+        self.narrow_calls = count_operations(self._narrow_step).calls
         self.samples: list[list[float]] = []
 
     def sample(self) -> None:
@@ -284,16 +204,23 @@ class RateSampler:
             for rows in self.rows:
                 products.append(self._product_seconds(rows))
                 # after a large product, because real weights also evict code from the caches
-                hosts.append(once(self.narrow_step, self.machine) / self.narrow_calls)
+                hosts.append(once(self._narrow_step, self.machine) / self.narrow_calls)
         self.samples.append([vector_s, statistics.median(hosts), *products])
 
-    def rates(self, ceilings: Ceilings, gpu: Gpu) -> MachineRates:
+    def rates(self, gpu: Gpu) -> MachineRates:
         """Return the medians of all samples."""
         columns = zip(*self.samples, strict=True)
         vector_s, host_s, *products = (statistics.median(column) for column in columns)
-        times = ProductTimes(self.rows, tuple(products))
         is_cuda = self.machine.cuda
-        return MachineRates(times, vector_s, host_s, ceilings.copy_bytes_per_s, gpu, is_cuda)
+        return MachineRates(self.rows, tuple(products), vector_s, host_s, gpu, is_cuda)
+
+    def _narrow_step(self) -> None:
+        """Run two layers of width 8, whose time is that of the host: one with cold code."""
+        x = self.narrow
+        for _ in range(2):
+            heads = split_heads(F.linear(F.layer_norm(x, (8,)), x[0]), 2)
+            mixed = join_heads(F.scaled_dot_product_attention(heads, heads, heads))
+            x = x + F.linear(F.gelu(F.linear(mixed, x[0])), x[0])
 
     def _activate(self) -> Tensor:
         if self.is_gated:
@@ -307,30 +234,3 @@ class RateSampler:
         inputs = [weight.new_ones(rows, weight.shape[1]) for weight in layer]
         seconds = once(lambda: [*map(F.linear, inputs, layer)], self.machine)
         return seconds / sum(weight.numel() for weight in layer)
-
-
-def _narrow_step(machine: Machine, dtype: str) -> Callable[[], Tensor]:
-    """Return a decode step of one layer of width 8, whose time is that of the host."""
-    mixer = Grouped(
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=4,
-        q_bias=True,
-        k_bias=True,
-        v_bias=True,
-        o_bias=True,
-    )
-    layer = Layer(parts=(mixer, Dense(intermediate_size=8, bias=True, gated=False)))
-    model = Model(
-        name="narrow",
-        hidden_size=8,
-        vocab_size=8,
-        layers=1,
-        kinds={"full": layer},
-        norm="layer",
-        position_embeddings=8,
-    )
-    decoder = Decoder(model).to(machine.device, DTYPES[dtype])
-    caches = decoder.caches(1, 8)
-    token = torch.zeros(1, 1, dtype=torch.long, device=machine.device)
-    return lambda: decoder(token, caches, 4)

@@ -12,16 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.cost import AttentionShape, Operator
-from kvcalc.measure.cases import storage_bytes
-from kvcalc.measure.ceilings import Ceilings, once, summary
-from kvcalc.measure.expected import MachineRates, RateSampler, bound_of, traffic_of
+from kvcalc.layers.cost import Operator
+from kvcalc.measure.ceilings import once, summary
+from kvcalc.measure.expected import MachineRates, RateSampler, bound_of, count_operations
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.machine import Machine
-from kvcalc.measure.torch_cache import DTYPES, TorchLayerCache
+from kvcalc.measure.torch_cache import DTYPES, cache_tensors, storage_bytes
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import cache_size
 from kvcalc.model.model import Model
@@ -29,8 +28,6 @@ from kvcalc.model.precision import Precision
 from kvcalc.records import Record
 from kvcalc.units import format_bytes
 
-MODES = ("cached", "uncached")
-HEADS = ("last", "all", "both")
 FEW_ROWS = (1, 8, 32)  # always sampled
 GRID = 5  # further row counts, evenly spaced from the prompt to the last step
 MAX_SAMPLES = 25  # of the machine's rates in one run
@@ -38,39 +35,19 @@ Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 
 
 class Mode(NamedTuple):
-    """A way to generate: with or without a cache.
+    """A way to generate.
 
     Attributes:
-        name: One of `MODES`.
+        name: `cached`, which passes one new token in each step, or `uncached`.
         head: Positions of the LM head: last or all.
     """
 
     name: str
     head: str = "last"
 
-    @property
-    def has_cache(self) -> bool:
-        """Whether a step passes only one new token."""
-        return self.name == "cached"
 
-
-def modes_of(names: str, head: str) -> tuple[Mode, ...]:
-    """Return the modes in `names` ('' for all), with the cached mode first.
-
-    Raises:
-        UserError: A mode or the head is unknown.
-    """
-    if head not in HEADS:
-        raise UserError(f"unknown head {head!r}", hint=f"Known: {', '.join(HEADS)}")
-    requested = [name.strip() for name in names.split(",")] if names else list(MODES)
-    for name in requested:
-        if name not in MODES:
-            raise UserError(f"unknown mode {name!r}", hint=nearest(name, MODES))
-    modes = [Mode("cached")]
-    if "uncached" in requested:
-        positions = ("last", "all") if head == "both" else (head,)
-        modes += [Mode("uncached", position) for position in positions]
-    return tuple(modes)
+CACHED = Mode("cached")
+MODES = (CACHED, Mode("uncached"), Mode("uncached", "all"))
 
 
 class GenerationRequest(NamedTuple):
@@ -82,9 +59,7 @@ class GenerationRequest(NamedTuple):
         new_tokens: Generated tokens.
         batch_size: Sequences.
         dtype: Type of weights and cache.
-        modes: Modes to run.
         variant: Printed name of the model.
-        block_size: Tokens per block of a paged cache; 0 for a contiguous cache.
     """
 
     model: Model
@@ -92,9 +67,7 @@ class GenerationRequest(NamedTuple):
     new_tokens: int
     batch_size: int
     dtype: str
-    modes: tuple[Mode, ...] = (Mode("cached"), Mode("uncached"))
     variant: str = ""
-    block_size: int = 0
 
     @property
     def tokens(self) -> int:
@@ -103,7 +76,13 @@ class GenerationRequest(NamedTuple):
     @property
     def steps(self) -> int:
         """Number of passes of all modes."""
-        return self.new_tokens * len(self.modes)
+        return self.new_tokens * len(MODES)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache at the end."""
+        precision = Precision(self.dtype)
+        return cache_size(self.model, self.tokens, self.batch_size, precision).stored
 
     def operators(self, mode: Mode, step: int) -> tuple[Operator, ...]:
         """Return the operators of a step: the prompt, then one token, or all tokens without a
@@ -112,7 +91,7 @@ class GenerationRequest(NamedTuple):
         MLA is absorbed for one new token and expanded otherwise.
         """
         length = self.prompt_len + step
-        is_decode = length == 1 or bool(mode.has_cache and step)
+        is_decode = length == 1 or bool(mode == CACHED and step)
         make_batch = Batch.decode if is_decode else Batch.prefill
         return forward(
             self.model,
@@ -121,37 +100,6 @@ class GenerationRequest(NamedTuple):
             mla_form="absorbed" if is_decode else "expanded",
             all_positions=mode.head == "all",
         )
-
-    def predicted_bytes(self, mode: Mode) -> int:
-        """Return the cache bytes at the end."""
-        if not mode.has_cache:
-            return 0
-        size = cache_size(
-            self.model,
-            self.tokens,
-            self.batch_size,
-            Precision(self.dtype),
-            self.block_size or 16,
-        )
-        return size.allocated if self.block_size else size.stored
-
-    def extra_bytes(self, mode: Mode, step: int) -> int:
-        """Return the bytes that a step moves in addition to its operators.
-
-        A paged cache copies the rows that it reads.
-        """
-        if not (mode.has_cache and self.block_size):
-            return 0
-        attention = (
-            o for o in self.operators(mode, step) if isinstance(o.shape, AttentionShape)
-        )
-        return sum(2 * o.count * int(o.cost.cache_read_bytes) for o in attention)
-
-    def caches(self, decoder: Decoder, mode: Mode) -> list[TorchLayerCache] | None:
-        """Return one empty cache per layer, or None for a mode without a cache."""
-        if not mode.has_cache:
-            return None
-        return decoder.caches(self.batch_size, self.tokens, block_size=self.block_size)
 
     @property
     def rows(self) -> set[int]:
@@ -169,11 +117,9 @@ def check(request: GenerationRequest, machine: Machine) -> None:
             f"{model.name} has {model.position_embeddings:,} positions, but the request needs"
             f" {request.tokens - 1:,}"
         )
-    has_all_logits = any(mode.head == "all" for mode in request.modes)
-    logits = model.vocab_size * (request.tokens if has_all_logits else 1)
-    work = request.batch_size * (2 * logits + 8 * request.tokens * model.hidden_size)
-    needed = (model.parameters + work) * DTYPES[request.dtype].itemsize
-    needed += sum(2 * request.predicted_bytes(mode) for mode in request.modes)
+    work = 2 * model.vocab_size * request.tokens + 8 * request.tokens * model.hidden_size
+    elements = model.parameters + request.batch_size * work
+    needed = elements * DTYPES[request.dtype].itemsize + 2 * request.cache_bytes
     free = machine.free_bytes()
     if needed > free:
         raise UserError(
@@ -203,12 +149,15 @@ class GenerationRun:
         length = request.prompt_len
         self.tokens = prompt.new_zeros(request.batch_size, request.tokens)
         self.tokens[:, :length] = prompt
-        self.cache = request.caches(decoder, mode)
+        self.cache = None
+        if mode == CACHED:
+            self.cache = decoder.caches(request.batch_size, request.tokens)
         self.calls = []
-        for past in (0, length - 1) if mode.has_cache else (0,):
-            traffic = traffic_of(partial(self._next_token, past, length))
-            self.calls.append(traffic.calls)
-        self.cache = request.caches(decoder, mode)
+        for past in (0, length - 1) if self.cache else (0,):
+            count = count_operations(partial(self._next_token, past, length))
+            self.calls.append(count.calls)
+        for tensor in cache_tensors(self.cache or ()):
+            tensor.zero_()
         self.seconds: list[float] = []
 
     def _next_token(self, past: int, length: int) -> Tensor:
@@ -229,11 +178,8 @@ class GenerationRun:
 
     def predicted(self, step: int, rates: MachineRates) -> float:
         """Return the predicted seconds of a step on this machine."""
-        return rates.pass_seconds(
-            self.request.operators(self.mode, step),
-            self.calls[min(step, len(self.calls) - 1)],
-            self.request.extra_bytes(self.mode, step),
-        )
+        calls = self.calls[min(step, len(self.calls) - 1)]
+        return rates.pass_seconds(self.request.operators(self.mode, step), calls)
 
     def record(self, steps: int, rates: MachineRates) -> Record:
         """Return the record of the first `steps` tokens."""
@@ -260,12 +206,8 @@ class GenerationRun:
             "ratio_p10": ratios.low,
             "ratio_p90": ratios.high,
             "bound_total_s": sum(bound.seconds for bound in bounds),
-            "predicted_extra_bytes": sum(
-                request.extra_bytes(mode, step) for step in range(steps)
-            ),
-            "predicted_bytes": request.predicted_bytes(mode),
+            "predicted_bytes": request.cache_bytes if self.cache else 0,
             "allocated_bytes": storage_bytes(self.cache) if self.cache else 0,
-            "cache": f"paged:{request.block_size}" if request.block_size else "contiguous",
             "host_s": self.calls[-1] * rates.host_s,
             "dtype": request.dtype,
             **machine.columns,
@@ -277,11 +219,11 @@ class GenerationRun:
 def generated(
     request: GenerationRequest,
     machine: Machine,
-    ceilings: Ceilings,
     gpu: Gpu,
     progress: Progress,
+    done: int = 0,
 ) -> Iterator[Record]:
-    """Yield one record per mode.
+    """Yield one record per mode; `gpu` has the measured ceilings, `done` counts earlier steps.
 
     After Ctrl-C, the records cover the tokens that all modes have generated; then KeyboardInterrupt
     is raised.
@@ -291,25 +233,20 @@ def generated(
         decoder = Decoder(request.model).to(machine.device, DTYPES[request.dtype])
         size = (request.batch_size, request.prompt_len)
         prompt = torch.randint(request.model.vocab_size, size, device=machine.device)
-        runs = [
-            GenerationRun(request, mode, decoder, prompt, machine) for mode in request.modes
-        ]
+        runs = [GenerationRun(request, mode, decoder, prompt, machine) for mode in MODES]
         sampler = RateSampler(decoder, machine, request.dtype, sorted(request.rows))
         try:
             for step in range(request.new_tokens):
                 if step % max(1, request.new_tokens // MAX_SAMPLES) == 0:
                     sampler.sample()
-                for number, run in enumerate(runs):
-                    progress(
-                        f"{run.mode.name}, token {step + 1:,}",
-                        step * len(runs) + number,
-                    )
+                for number, run in enumerate(runs, done + step * len(runs)):
+                    progress(f"{run.mode.name}, token {step + 1:,}", number)
                     run.step()
         except KeyboardInterrupt:
             is_interrupted = True
     steps = min(len(run.seconds) for run in runs)
     if steps:
-        rates = sampler.rates(ceilings, gpu)
+        rates = sampler.rates(gpu)
         records = [run.record(steps, rates) for run in runs]
         cached, end = records[0], request.prompt_len + steps
         for run, record in zip(runs, records, strict=True):

@@ -1,7 +1,6 @@
 """Measure layers or generations on this machine, and compare each time with its prediction.
 
-`layers_job` and `generation_job` describe one run: the number of steps of its progress bar, and an
-iterator of records. The functions at the end choose shapes, lengths and dtypes by device.
+The functions at the end choose shapes, lengths and dtypes by device.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from kvcalc.errors import UserError, nearest
-from kvcalc.gpu.gpu import Gpu
+from kvcalc.errors import UserError
 from kvcalc.layers.attention import Sparse
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
@@ -27,26 +25,18 @@ from kvcalc.measure.cases import (
     build_mixers,
     stacks_of,
     standard_model,
-    storage_bytes,
     variant_layers,
     variant_model,
 )
-from kvcalc.measure.ceilings import Ceilings, timed
-from kvcalc.measure.expected import Bound, bound_of, difference, traffic_of
-from kvcalc.measure.generation import (
-    GenerationRequest,
-    Progress,
-    check,
-    generated,
-    modes_of,
-)
+from kvcalc.measure.ceilings import Ceilings, as_gpu, timed
+from kvcalc.measure.expected import Bound, bound_of, count_operations, difference
+from kvcalc.measure.generation import GenerationRequest, Progress, check, generated
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.layers.grouped_layer import KERNELS
 from kvcalc.measure.layers.latent_layer import MAX_SCORED
 from kvcalc.measure.machine import Machine
-from kvcalc.measure.torch_cache import DTYPES, TorchLayerCache
+from kvcalc.measure.torch_cache import DTYPES, LayerCache, fill, storage_bytes
 from kvcalc.model.forward_pass import forward
-from kvcalc.model.memory import CacheSize, cache_size
+from kvcalc.model.memory import cache_size
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.records import Record
@@ -55,38 +45,20 @@ from kvcalc.units import format_bytes
 
 MAX_COPIES = 64
 PAST_CACHE = 4  # size of all rotating inputs ÷ last-level cache
-CacheStep = Callable[[Sequence[TorchLayerCache]], object]
+CacheStep = Callable[[Sequence[LayerCache]], object]
 Result = tuple[Case | None, Record]
 
 
 class MeasureSettings(NamedTuple):
-    """Settings of a measurement.
-
-    Attributes:
-        dtype: Type of weights, products and cache.
-        kernel: Attention kernel: auto, sdpa or plain.
-        block_size: Tokens per block of a paged cache; 0 for a contiguous cache.
-        seconds: Time to spend on each of the two times of a case.
-        graphs: Whether to replay CUDA graphs.
-    """
+    """Type of weights, products and cache, and seconds to spend on each time of a case."""
 
     dtype: str
-    kernel: str = "auto"
-    block_size: int = 0
-    seconds: float = 1.0
-    graphs: bool = True
+    seconds: float
 
-    def cache_size(self, case: Case) -> CacheSize:
+    def cache_bytes(self, case: Case) -> int:
         """Return the predicted cache bytes of a case."""
-        size = case.model, case.context, case.batch_size, Precision(self.dtype)
-        return cache_size(*size, self.block_size or 16)
-
-    def kernel_of(self, case: Case, machine: Machine) -> str:
-        """Return the kernel for `auto`: torch's fused kernel, or plain products for one query on a
-        CPU, which read the cache faster."""
-        if self.kernel != "auto":
-            return self.kernel
-        return "plain" if case.new == 1 and not machine.cuda else "sdpa"
+        precision = Precision(self.dtype)
+        return cache_size(case.model, case.context, case.batch_size, precision).stored
 
 
 def operators_of(case: Case, dtype: str) -> list[Operator]:
@@ -101,30 +73,22 @@ def operators_of(case: Case, dtype: str) -> list[Operator]:
 
 def needed_bytes(case: Case, settings: MeasureSettings) -> int:
     """Return the bytes of weights, cache and an estimate of the largest intermediate tensors."""
-    element = DTYPES[settings.dtype].itemsize
     model, tokens = case.model, case.batch_size * case.new
     weights = [w for kind in model.order for w in model.layer_weights(kind)]
-    elements = sum(w.elements for w in weights)
-    elements += 4 * tokens * sum(w.outputs for w in weights)
+    elements = sum(w.elements + 4 * tokens * w.outputs for w in weights)
     mixers = [part for layer in model.kinds.values() for part in layer.mixers]
-    scores = tokens * case.context
-    if settings.kernel == "plain":
-        elements += 3 * scores * max(part.as_mha()[0] for part in mixers)
     if any(isinstance(part, Sparse) for part in mixers):
-        elements += 2 * MAX_SCORED + (3 * scores if case.new > 1 else 0)
-    size = settings.cache_size(case)
-    return elements * element + max(size.stored, size.allocated)
+        elements += 2 * MAX_SCORED + (3 * tokens * case.context if case.new > 1 else 0)
+    return elements * DTYPES[settings.dtype].itemsize + settings.cache_bytes(case)
 
 
 def measure(
-    case: Case,
-    settings: MeasureSettings,
-    machine: Machine,
-    ceilings: Ceilings,
-    gpu: Gpu,
+    case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
-    """Return the record of one case: times of whole layers, and of attention (or the scan) only."""
-    dtype, kernel = settings.dtype, settings.kernel_of(case, machine)
+    """Return the record of one case: times of complete layers, and of attention (or the scan)
+    only."""
+    dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
+    kernel = "plain" if case.new == 1 and not machine.cuda else "sdpa"
     operators = operators_of(case, dtype)
     core = [operator for operator in operators if operator.role is Role.CORE]
     bounds = [bound_of(operators, gpu), bound_of(core, gpu)]
@@ -138,47 +102,32 @@ def measure(
         "layers": case.model.layers,
         "dtype": dtype,
         "kernel": kernel,
-        "cache": f"paged:{settings.block_size}" if settings.block_size else "contiguous",
         **machine.columns,
     }
     with torch.no_grad():
         stacks = [LayerStack(case, machine, dtype, kernel) for _ in range(copies[0])]
-        caches, allocator_bytes = _filled_caches(stacks[0], max(copies), settings, machine)
+        first, allocator_bytes = allocated(stacks[0].caches, machine)
+        caches = [first, *(stacks[0].caches() for _ in range(max(copies) - 1))]
+        for layer_caches in caches:
+            fill(layer_caches)
         layer_steps: list[CacheStep] = [stack.step for stack in stacks]
         core_steps: list[CacheStep] = [stack.core() for stack in stacks]
         for prefix, bound, count, steps in zip(
             ("", "attention_"), bounds, copies, (layer_steps, core_steps), strict=True
         ):
             calls = [partial(steps[i % len(steps)], caches[i]) for i in range(count)]
-            record |= _timed_record(prefix, calls, bound, settings, machine, ceilings)
-    why, unfused_s = record.pop("why"), record.pop("unfused_s")
-    size = settings.cache_size(case)
+            columns = _timed_columns(calls, bound, settings, machine, ceilings)
+            record |= {prefix + key: value for key, value in columns.items()}
     return record | {
-        "attention_why": why,
-        "predicted_bytes": size.allocated if settings.block_size else size.stored,
-        "allocated_bytes": storage_bytes(caches[0]),
+        "predicted_bytes": settings.cache_bytes(case),
+        "allocated_bytes": storage_bytes(first),
         "allocator_bytes": allocator_bytes,
-        "copies": copies[0],
-        "attention_copies": copies[1],
-        "attention_unfused_s": unfused_s,
         "bandwidth_bytes_per_s": ceilings.bandwidth_bytes_per_s,
         "copy_bytes_per_s": ceilings.copy_bytes_per_s,
         "read_bytes_per_s": ceilings.read_bytes_per_s,
         "flops_per_s": ceilings.flops_per_s[dtype],
         "launch_s": ceilings.launch_s,
     }
-
-
-def _filled_caches(
-    stack: LayerStack, count: int, settings: MeasureSettings, machine: Machine
-) -> tuple[list[list[TorchLayerCache]], int]:
-    """Return `count` sets of caches with random rows, and the bytes that the allocator reserved
-    for one set."""
-    first, allocator_bytes = allocated(lambda: stack.caches(settings.block_size), machine)
-    caches = [first, *(stack.caches(settings.block_size) for _ in range(count - 1))]
-    for layer_cache in {cache for layer_caches in caches for cache in layer_caches}:
-        layer_cache.fill()
-    return caches, allocator_bytes
 
 
 def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machine) -> int:
@@ -193,26 +142,19 @@ def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machin
     return max(1, min(copies, MAX_COPIES, fitting_copies))
 
 
-def _timed_record(
-    prefix: str,
+def _timed_columns(
     calls: Sequence[Callable[[], object]],
     bound: Bound,
     settings: MeasureSettings,
     machine: Machine,
     ceilings: Ceilings,
 ) -> Record:
-    """Time the calls, and return bound, time, spread, shares of the ceilings and the difference.
-
-    The keys begin with the prefix, except `launches`, which is of whole layers, and `why` and
-    `unfused_s`, which are of the last timed calls.
-    """
-    time = timed(calls, machine, settings.seconds, settings.graphs)
-    traffic = traffic_of(calls[0])
-    unfused_s = max(bound.seconds, traffic.bytes / ceilings.bandwidth_bytes_per_s)
-    launch_s = 0.0 if time.graph else ceilings.launch_s
+    """Time the calls, and return bound, time, spread, shares of the ceilings and the difference."""
+    time = timed(calls, machine, settings.seconds)
+    launches = count_operations(calls[0]).launches
+    launching_s = 0.0 if time.graph else launches * ceilings.launch_s
     is_resident = bound.limit == "memory" and bound.bytes * len(calls) <= machine.cache_bytes
-    reason, why = difference(bound, time.median, traffic, launch_s, unfused_s, is_resident)
-    columns = {
+    return {
         "predicted_s": bound.seconds,
         "measured_s": time.median,
         "ratio": time.median / bound.seconds,
@@ -224,12 +166,10 @@ def _timed_record(
         "flops": bound.flops,
         "bandwidth_share": bound.bytes / time.median / ceilings.bandwidth_bytes_per_s,
         "flops_share": bound.flops / time.median / ceilings.flops_per_s[settings.dtype],
-        "difference": reason,
+        "difference": difference(bound, time.median, launching_s, is_resident),
+        "copies": len(calls),
+        "launches": launches,
     }
-    record: dict[str, Any] = {prefix + key: value for key, value in columns.items()}
-    if not prefix:
-        record["launches"] = traffic.launches
-    return record | {"why": why, "unfused_s": unfused_s}
 
 
 def measured(
@@ -238,7 +178,6 @@ def measured(
     machine: Machine,
     warn: Callable[[str], None],
     ceilings: Ceilings,
-    gpu: Gpu,
     progress: Progress,
 ) -> Iterator[Result]:
     """Yield each case that fits, with its record.
@@ -253,57 +192,30 @@ def measured(
             warn(f"{case}: {sizes}; left out")
             continue
         try:
-            yield case, measure(case, settings, machine, ceilings, gpu)
+            yield case, measure(case, settings, machine, ceilings)
         except torch.OutOfMemoryError:
             warn(f"{case}: ran out of memory")
         if machine.cuda:
             torch.cuda.empty_cache()
 
 
-class Job(NamedTuple):
-    """One run of `measure`.
-
-    Attributes:
-        steps: Number of steps of the progress bar.
-        results: Measures with the given ceilings and yields records.
-    """
-
-    steps: int
-    results: Callable[[Ceilings, Gpu, Progress], Iterator[Result]]
-
-
-def layers_job(
-    cases: list[Case],
-    settings: MeasureSettings,
+def generations(
+    requests: Sequence[GenerationRequest],
     machine: Machine,
-    warn: Callable[[str], None],
-) -> Job:
-    """Return a job that measures each case in turn; `warn` receives a message for cases that do
-    not fit."""
-    return Job(len(cases), partial(measured, cases, settings, machine, warn))
-
-
-def generation_job(requests: list[GenerationRequest], machine: Machine) -> Job:
-    """Return a job that runs each generation. Raises UserError if one does not fit."""
+    ceilings: Ceilings,
+    progress: Progress,
+) -> Iterator[Result]:
+    """Yield the records of each generation, without a case."""
+    gpu = as_gpu(machine, ceilings)
+    done = 0
     for request in requests:
-        check(request, machine)
-
-    def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
-        done = 0
-        for request in requests:
-
-            def request_progress(text: str, step: int, done: int = done) -> None:
-                progress(text, done + step)
-
-            for record in generated(request, machine, ceilings, gpu, request_progress):
-                yield None, record
-            done += request.steps
-
-    return Job(sum(request.steps for request in requests), results)
+        for record in generated(request, machine, gpu, progress, done):
+            yield None, record
+        done += request.steps
 
 
 PHASES = ("decode", "prefill")
-MAX_CASES, MAX_SECONDS = 2000, 600
+MAX_CASES = 2000
 # Heads of the standard layer, seconds, batch sizes and contexts by device: on a CPU all variants in
 # a minute or two.
 HEADS = {"cpu": 16, "cuda": 32}
@@ -321,34 +233,16 @@ CONTEXTS = {
 }
 
 
-def settings(
-    machine: Machine,
-    dtype: str,
-    kernel: str,
-    cache: str,
-    block_size: int,
-    seconds: float,
-    graphs: bool,
-) -> MeasureSettings:
-    """Return checked settings. Raises UserError for an unknown or unsupported dtype, kernel or
-    cache."""
+def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSettings:
+    """Return settings, by default those of the device. Raises UserError for an unsupported
+    dtype."""
     name = canonical(dtype)
     if name == "auto":
         name = "bf16" if machine.cuda else "fp32"
     if name not in DTYPES:
         hint = f"It does in {', '.join(DTYPES)}"
         raise UserError(f"`measure` does not compute in {dtype!r}", hint=hint)
-    if kernel not in KERNELS:
-        raise UserError(f"unknown kernel {kernel!r}", hint=nearest(kernel, KERNELS))
-    if cache not in ("contiguous", "paged"):
-        raise UserError(f"unknown cache {cache!r}", hint="Known: contiguous, paged")
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise UserError(f"seconds {seconds} is outside 0 to {MAX_SECONDS}")
-    if cache == "paged" and not 1 <= block_size <= 1 << 20:
-        raise UserError(f"block-size {block_size} is outside 1 to 2^20")
-    block_size = block_size if cache == "paged" else 0
-    seconds = seconds or SECONDS[machine.device.type]
-    return MeasureSettings(name, kernel, block_size, seconds, graphs)
+    return MeasureSettings(name, seconds or SECONDS[machine.device.type])
 
 
 def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
@@ -365,26 +259,22 @@ def planned(
     models: dict[str, Model],
     phase: str,
     machine: Machine,
-    contexts: list[int],
-    prefill_contexts: list[int],
-    batches: list[int],
+    contexts: Sequence[int],
+    batches: Sequence[int],
 ) -> list[Case]:
     """Return the cases in the order variant, phase, batch size, context.
 
-    Empty lists mean the defaults of the device. Raises UserError for an unknown phase, a layer
-    without a torch twin, or too many cases.
+    Empty lists mean the defaults of the device. Raises UserError for a layer without a torch twin,
+    or too many cases.
     """
-    if phase not in (*PHASES, "both"):
-        raise UserError(f"unknown phase {phase!r}", hint="Known: decode, prefill, both")
     device = machine.device.type
-    lengths = {"decode": contexts, "prefill": prefill_contexts or contexts}
     cases = []
-    for name, model in models.items():
-        for each_phase in PHASES if phase == "both" else (phase,):
-            batch_sizes = batches or BATCHES[device][each_phase]
-            phase_contexts = lengths[each_phase] or CONTEXTS[device][each_phase]
-            for batch_size, context in product(batch_sizes, phase_contexts):
-                cases.append(Case(name, model, each_phase, batch_size, context))
+    for (name, model), case_phase in product(models.items(), PHASES):
+        if phase not in (case_phase, "both"):
+            continue
+        batch_sizes = batches or BATCHES[device][case_phase]
+        for sizes in product(batch_sizes, contexts or CONTEXTS[device][case_phase]):
+            cases.append(Case(name, model, case_phase, *sizes))
     if len(cases) > MAX_CASES:
         raise UserError(
             f"{len(cases):,} cases are too many: one run measures at most {MAX_CASES:,}"
@@ -395,48 +285,31 @@ def planned(
     return cases
 
 
-def ceiling_dtypes(dtype: str, has_preset: bool) -> list[str]:
-    """Return the dtypes whose products are measured: `dtype`, fp32 for vector work, all for a
-    preset."""
-    return list(dict.fromkeys((dtype, "fp32", *(DTYPES if has_preset else ()))))
+def generation_requests(
+    model: Model | None,
+    variants: Sequence[str],
+    prompt_lens: Sequence[int],
+    new_tokens: int,
+    batch_sizes: Sequence[int],
+    dtype: str,
+    machine: Machine,
+) -> list[GenerationRequest]:
+    """Return a generation for each decoder, prompt length and batch size.
 
-
-def decoders(model: Model | None, variants: Sequence[str]) -> dict[str, Model]:
-    """Return the decoders to generate with, by variant: the model (GPT-2 small by default) or its
-    variants.
-
-    Raises UserError for an unknown form or a layer without a torch twin.
+    The decoders are the model (GPT-2 small by default) or its variants. Raises UserError for an
+    unknown form, a layer without a torch twin, or a generation that does not fit.
     """
     model = model or load_model("gpt2")
     model = msgspec.structs.replace(model, quantization=(), kv_cache_dtype=None)
     models = {name: variant_model(model, name) for name in _names(variants)} or {"": model}
-    with torch.device("meta"):
-        for decoder in models.values():
-            Decoder(decoder)
-    return models
-
-
-def generation_requests(
-    models: dict[str, Model],
-    prompt_lens: Sequence[int],
-    new_tokens: int,
-    batch_sizes: Sequence[int],
-    settings: MeasureSettings,
-    modes: str,
-    head: str,
-) -> list[GenerationRequest]:
-    """Return a generation for each decoder, prompt length and batch size.
-
-    Raises UserError for an unknown mode or head.
-    """
     requests = []
-    for (name, model), prompt_len, batch_size in product(
-        models.items(), prompt_lens, batch_sizes
-    ):
-        sizes = prompt_len, new_tokens, batch_size, settings.dtype
-        selected_modes = modes_of(modes, head)
-        request = GenerationRequest(model, *sizes, selected_modes, name, settings.block_size)
-        requests.append(request)
+    for name, decoder in models.items():
+        with torch.device("meta"):
+            Decoder(decoder)
+        for prompt_len, batch_size in product(prompt_lens, batch_sizes or [1]):
+            sizes = prompt_len, new_tokens, batch_size
+            requests.append(GenerationRequest(decoder, *sizes, dtype, name))
+            check(requests[-1], machine)
     return requests
 
 

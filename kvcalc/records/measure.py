@@ -14,7 +14,6 @@ class MachineRecord(TypedDict):
     attention: Annotated[str, Figure("attention", "attention variant of the model")]
     batch_size: Annotated[int, Figure("batch", "concurrent sequences", unit="sequences")]
     dtype: Annotated[str, Figure("", "data type of weights, products and cache")]
-    cache: Annotated[str, Figure("", "contiguous, or paged with the block size")]
     device: Annotated[str, Figure("", "device of the measurement")]
     threads: Annotated[int | None, Figure("", "CPU threads; null on a GPU")]
     clock: Annotated[str, Figure("", "clock of the times")]
@@ -85,7 +84,6 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
         float, Figure("of FLOP/s", "flops_share of attention only", "{:.0%}")
     ]
     attention_difference: Annotated[str, Figure("because", "difference of attention only")]
-    attention_why: Annotated[str, Figure("", "the reason as a sentence")]
     allocator_bytes: Annotated[
         int | None,
         Figure(
@@ -97,9 +95,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     copies: Annotated[int, Figure("", "copies of the inputs, so that none stays in a cache")]
     attention_copies: Annotated[int, Figure("", "copies of attention only")]
     launches: Annotated[int, Figure("", "launched operations")]
-    attention_unfused_s: Annotated[
-        float, Figure("", "time of attention's separate operations at the ceilings")
-    ]
+    attention_launches: Annotated[int, Figure("", "launched operations of attention only")]
 
 
 class GenerationRecord(MachineRecord):
@@ -124,9 +120,6 @@ class GenerationRecord(MachineRecord):
         float, Figure("", "measured ÷ predicted, 90th percentile of the tokens", unit="ratio")
     ]
     bound_total_s: Annotated[float, Figure("bound", "on the machine's ceilings")]
-    predicted_extra_bytes: Annotated[
-        int, Figure("extra bytes", "additional traffic of the mode", "extra bytes")
-    ]
     host_s: Annotated[float, Figure("", "CPU time of a pass")]
     token_s: Annotated[list[float], Figure("", "seconds of each token", unit="list")]
     predicted_token_s: Annotated[

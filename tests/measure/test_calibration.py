@@ -45,7 +45,7 @@ def test_measured_shapes_are_rows_that_can_be_read(machine: Machine, tmp_path: P
         Shape("prefill_attention", "bfloat16", (1, 4, 2, 64, 16, 0)),
     ]  # fmt: skip
     told: list[str] = []
-    rows = list(measured(shapes, machine, 0.001, False, told.append, lambda text, done: None))
+    rows = list(measured(shapes, machine, 0.001, told.append, lambda text, done: None))
     path = tmp_path / "rows.csv"
     path.write_text(to_csv(rows), encoding="utf-8")
     table = read_rows(path)
@@ -58,7 +58,7 @@ def test_measured_shapes_are_rows_that_can_be_read(machine: Machine, tmp_path: P
 def test_what_a_machine_cannot_run_is_said_and_left_out(machine: Machine) -> None:
     told: list[str] = []
     shapes = [Shape("decode_attention", "bfloat16", (1, 3, 2, 64, 32, 0)), Shape("gemm", "bfloat16", (2, 64, 32))]
-    rows = list(measured(shapes, machine, 0.001, False, told.append, lambda text, done: None))
+    rows = list(measured(shapes, machine, 0.001, told.append, lambda text, done: None))
     assert [row["op"] for row in rows] == ["gemm"]
     assert len(told) == 1 and "left out" in told[0]
 

@@ -11,15 +11,15 @@ from kvcalc import Model, UserError, cache_size, load_model
 from kvcalc.measure import generation
 from kvcalc.measure.cases import variant_model
 from kvcalc.measure.ceilings import Ceilings, as_gpu
-from kvcalc.measure.expected import MachineRates, ProductTimes, RateSampler
-from kvcalc.measure.generation import GenerationRequest, Mode, check, generated, modes_of
+from kvcalc.measure.expected import MachineRates, RateSampler
+from kvcalc.measure.generation import CACHED, MODES, GenerationRequest, Mode, check, generated
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.machine import Machine
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
 
 MACHINE = Machine(torch.device("cpu"), "a CPU", 16 << 30, 1 << 20, 1)
-PRODUCTS = ProductTimes((1, 4, 64), (1e-9, 2e-9, 8e-9))
+PRODUCTS = (1, 4, 64), (1e-9, 2e-9, 8e-9)
 CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6)
 GPU = as_gpu(MACHINE, CEILINGS)
 GPT = stack(
@@ -35,15 +35,11 @@ def quiet(*_: Any) -> None:
     """Progress that nobody watches."""
 
 
-ALL_MODES = modes_of("", "both")
-
-
 @pytest.mark.parametrize("model", [GPT, SHARING, CLA, WINDOW])
-@pytest.mark.parametrize("block", [0, 4])
-def test_all_modes_choose_the_same_tokens(model: Model, block: int) -> None:
+def test_all_modes_choose_the_same_tokens(model: Model) -> None:
     torch.manual_seed(4)
-    records = list(generated(GenerationRequest(model, 5, 12, 2, "fp64", ALL_MODES, "", block), MACHINE, CEILINGS, GPU, quiet))
-    assert [Mode(r["mode"], r["head"]) for r in records] == list(ALL_MODES)
+    records = list(generated(GenerationRequest(model, 5, 12, 2, "fp64"), MACHINE, GPU, quiet))
+    assert [Mode(r["mode"], r["head"]) for r in records] == list(MODES)
     for record in records:
         assert record["same_tokens"]
         assert len(record["token_s"]) == len(record["predicted_token_s"]) == 12
@@ -52,35 +48,16 @@ def test_all_modes_choose_the_same_tokens(model: Model, block: int) -> None:
         assert record["total_s"] == sum(record["token_s"])
         assert record["ratio"] == record["total_s"] / sum(record["predicted_token_s"])
         assert record["speedup"] == record["total_s"] / records[0]["total_s"]
-    size = cache_size(model, 17, 2, Precision("fp64"), block or 16)
-    assert records[0]["predicted_bytes"] == (size.allocated if block else size.stored)
-
-
-def test_modes_by_name() -> None:
-    assert (Mode("cached"), Mode("uncached"), Mode("uncached", "all")) == ALL_MODES
-    assert modes_of("uncached", "all") == (Mode("cached"), Mode("uncached", "all"))
-    assert modes_of("cached", "both") == (Mode("cached"),)
-    for names, head, message in (("cached,dog", "both", "unknown mode 'dog'"), ("", "first", "unknown head 'first'")):
-        with pytest.raises(UserError, match=message):
-            modes_of(names, head)
-
-
-def test_a_paged_cache_copies_the_rows_that_it_reads() -> None:
-    """Llama-3.2-1B in bf16: 16 layers of 8 heads of 64 for K and V, read and written at 100 tokens of 3 sequences."""
-    request = GenerationRequest(load_model("llama-3.2-1b"), 99, 2, 3, "bf16")
-    assert request.extra_bytes(Mode("cached"), 1) == 0
-    paged = request._replace(block_size=16)
-    assert paged.extra_bytes(Mode("cached"), 1) == 3 * 16 * 8 * (64 + 64) * 100 * 2 * 2
-    assert paged.extra_bytes(Mode("uncached"), 1) == 0
+    assert records[0]["predicted_bytes"] == cache_size(model, 17, 2, Precision("fp64")).stored
 
 
 @pytest.mark.parametrize(("rows", "nanoseconds"), [(0.5, 1), (1, 1), (2.5, 1.5), (4, 2), (34, 5), (64, 8), (128, 16)])
 def test_products_between_measured_rows(rows: float, nanoseconds: float) -> None:
-    assert PRODUCTS.product_seconds(rows, 1000) == pytest.approx(nanoseconds * 1e-6)
+    assert rates(0, 0).product_seconds(rows, 1000) == pytest.approx(nanoseconds * 1e-6)
 
 
 def rates(vector_s: float, host_s: float, is_cuda: bool = False) -> MachineRates:
-    return MachineRates(PRODUCTS, vector_s, host_s, 10e9, GPU, is_cuda)
+    return MachineRates(*PRODUCTS, vector_s, host_s, GPU, is_cuda)
 
 
 def test_a_prediction_by_hand() -> None:
@@ -95,8 +72,8 @@ def test_a_prediction_by_hand() -> None:
     rope, norms, activation, softmax, sampling = 3 * (4 + 2) * 8, 4 * 32 * 3, 8 * 64, 5 * 4 * 10, 5 * 60
     embedding = 2 * 32 * 4 / 20
     work = products + keys_and_values + 2 * (rope + norms + activation + softmax + sampling) + embedding
-    operators = GenerationRequest(model, 9, 3, 1, "fp32").operators(Mode("cached"), 1)
-    assert rates(2e-9, 1e-6).pass_seconds(operators, 50, 4000) == pytest.approx(work * 1e-9 + 4000 / 10e9 + 50e-6)
+    operators = GenerationRequest(model, 9, 3, 1, "fp32").operators(CACHED, 1)
+    assert rates(2e-9, 1e-6).pass_seconds(operators, 50) == pytest.approx(work * 1e-9 + 50e-6)
     assert rates(2e-9, 1e-6, is_cuda=True).pass_seconds(operators, 50) == pytest.approx(max(work * 1e-9, 50e-6))
 
 
@@ -129,9 +106,9 @@ def test_samples_are_of_every_layer_in_turn() -> None:
     for _ in range(3):
         sampler.sample()
     assert sampler.turn == 0  # six products' worth of layers, two at a time
-    found = sampler.rates(CEILINGS, GPU)
-    assert found.products.rows == (1, 8)
-    assert min(*found.products.seconds, found.vector_s, found.host_s) > 0
+    found = sampler.rates(GPU)
+    assert found.rows == (1, 8)
+    assert min(*found.product_s, found.vector_s, found.host_s) > 0
 
 
 def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,12 +121,13 @@ def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytes
         real(self)
 
     monkeypatch.setattr(generation.GenerationRun, "step", step)
-    modes, records = modes_of("uncached", "last"), []
+    records = []
     with pytest.raises(KeyboardInterrupt):
-        for record in generated(GenerationRequest(GPT, 5, 12, 1, "fp64", modes), MACHINE, CEILINGS, GPU, quiet):
+        for record in generated(GenerationRequest(GPT, 5, 12, 1, "fp64"), MACHINE, GPU, quiet):
             records.append(record)
     assert [(r["mode"], r["new_tokens"], len(r["token_s"]), r["same_tokens"]) for r in records] == [
         ("cached", 3, 3, True),
+        ("uncached", 3, 3, True),
         ("uncached", 3, 3, True),
     ]
 
@@ -161,8 +139,7 @@ def test_variants_of_a_whole_decoder(name: str) -> None:
     model = variant_model(base, name)
     assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)
     torch.manual_seed(5)
-    modes = modes_of("uncached", "last")
-    records = list(generated(GenerationRequest(model, 4, 6, 1, "fp64", modes, name), MACHINE, CEILINGS, GPU, quiet))
+    records = list(generated(GenerationRequest(model, 4, 6, 1, "fp64", name), MACHINE, GPU, quiet))
     assert all(r["same_tokens"] and r["variant"] == name for r in records)
 
 

@@ -17,7 +17,6 @@ from twins import (
     grouped_specs,
     in_pieces,
     inputs,
-    latent_specs,
     new_cache,
     sparse_specs,
     torch,
@@ -27,12 +26,12 @@ from twins import (
 from kvcalc import UserError
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2
-from kvcalc.measure.cases import storage_bytes
 from kvcalc.measure.layers import build_mixer
-from kvcalc.measure.layers.base_layer import Mixer, Rotary
-from kvcalc.measure.layers.delta_layer import A_RANGE, DT_RANGE, chunkwise, stepwise
+from kvcalc.measure.layers.base_layer import Mixer, rotate
+from kvcalc.measure.layers.delta_layer import A_RANGE, DT_RANGE, scan
 from kvcalc.measure.layers.grouped_layer import attend
 from kvcalc.measure.layers.latent_layer import index_scores, top_tokens
+from kvcalc.measure.torch_cache import storage_bytes
 
 BF16 = 0.05  # bf16 keeps 8 bits: 0.4 % a rounding, some dozen of which stand in a row
 pieces = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -46,16 +45,6 @@ def test_cached_in_any_pieces_equals_uncached(spec: Sublayer, batch: int, sizes:
     whole = layer(x)
     cache = new_cache(layer, batch, sum(sizes))
     assert difference(in_pieces(layer, x, sizes, cache), whole) < EXACT
-
-
-@settings(max_examples=80)
-@given(st.one_of(grouped_specs(), latent_specs(), sparse_specs()), st.integers(1, 3), pieces, st.integers(1, 6))
-def test_paged_equals_contiguous(spec: Sublayer, batch: int, sizes: list[int], block: int) -> None:
-    layer = twin(spec)
-    x = inputs(batch, sum(sizes))
-    plain = in_pieces(layer, x, sizes, new_cache(layer, batch, sum(sizes)))
-    paged = in_pieces(layer, x, sizes, new_cache(layer, batch, sum(sizes), block_size=block))
-    assert difference(paged, plain) < EXACT
 
 
 @settings(max_examples=40)
@@ -126,7 +115,7 @@ def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -
     expected = layer.finish(scores.softmax(-1) @ v, ())
     cache = new_cache(layer, 2, tokens)
     assert difference(in_pieces(layer, x, sizes, cache), expected) < EXACT
-    assert cache.tensors[0].shape[2] == min(tokens, spec.sliding_window)  # and the ring holds no more
+    assert cache[0].tensor.shape[2] == min(tokens, spec.sliding_window)  # and the ring holds no more
 
 
 @settings(max_examples=40)
@@ -161,18 +150,31 @@ def test_chunks_of_the_delta_rule_equal_its_recurrence(spec: Any, tokens: int) -
     q, k, v = (torch.randn(2, heads, tokens, w, dtype=torch.float64) for w in (dk, dk, dv))
     k = torch.nn.functional.normalize(k, dim=-1)
     step, decay = torch.rand(2, heads, tokens, dtype=torch.float64), -torch.rand(2, heads, tokens, dtype=torch.float64)
-    state = torch.randn(2, heads, dk, dv, dtype=torch.float64)
-    for a, b in zip(chunkwise(q, k, v, step, decay, state), stepwise(q, k, v, step, decay, state), strict=True):
-        assert difference(a, b) < EXACT
+    start = torch.randn(2, heads, dk, dv, dtype=torch.float64)
+    outputs, state = [], start
+    for i in range(tokens):
+        key = k[:, :, i, :, None]
+        state = state * decay[:, :, i, None, None].exp()
+        state = state + key * step[:, :, i, None, None] * (v[:, :, i, None] - key.transpose(2, 3) @ state)
+        outputs.append(q[:, :, i, None] @ state)
+    out, end = scan(q, k, v, step, decay, start)
+    assert difference(out, torch.cat(outputs, 2)) < EXACT and difference(end, state) < EXACT
 
 
 def test_one_step_of_the_delta_rule_by_hand() -> None:
     """dk = dv = 1, S = 2, e^g = 1/2, k = 1, β = 1/2, v = 3: the decayed state 1 recalls 1, so S = 1 + 1/2·(3 − 1) = 2."""
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
     half = torch.full((1, 1, 1), 0.5, dtype=torch.float64)
-    out, state = stepwise(3 * one, one, 3 * one, half, half.log(), 2 * one)
-    assert state.item() == pytest.approx(2, abs=1e-15)
-    assert out.item() == pytest.approx(6, abs=1e-15)  # q = 3
+    out, state = scan(3 * one, one, 3 * one, half, half.log(), 2 * one)
+    assert (out.item(), state.item()) == (pytest.approx(6, abs=1e-15), pytest.approx(2, abs=1e-15))  # q = 3
+
+
+def rounded_twins(spec: Sublayer) -> tuple[Any, Any]:
+    """The layer with bf16 weights, in float64 and in bf16."""
+    exact, rounded = twin(spec), twin(spec, torch.bfloat16)
+    for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
+        wide.copy_(narrow.double())
+    return exact, rounded
 
 
 @settings(max_examples=25)
@@ -186,16 +188,14 @@ def test_bf16_stays_near_float64(spec: Sublayer, sizes: list[int]) -> None:
     bf16's 2⁻⁹ is two fifths.
     """
     assume(not hasattr(spec, "index_topk"))
-    exact, rounded = twin(spec), twin(spec, torch.bfloat16)
-    for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
-        wide.copy_(narrow.double())
+    exact, rounded = rounded_twins(spec)
     x = inputs(2, sum(sizes)).bfloat16()
-    found = in_pieces(rounded, x, sizes, new_cache(rounded, 2, sum(sizes), torch.bfloat16))
+    outputs = in_pieces(rounded, x, sizes, new_cache(rounded, 2, sum(sizes), torch.bfloat16))
     expected = exact(x.double())
     if isinstance(spec, GatedDeltaNet):
-        kept = recalls(exact, x.double())
-        found, expected = found[kept], expected[kept]
-    assert (found.double() - expected).norm() <= BF16 * expected.norm()
+        recalled = recalls(exact, x.double())
+        outputs, expected = outputs[recalled], expected[recalled]
+    assert (outputs.double() - expected).norm() <= BF16 * expected.norm()
 
 
 def recalls(layer: Any, x: Any) -> Any:
@@ -210,9 +210,7 @@ def recalls(layer: Any, x: Any) -> Any:
 @example(delta_net(linear_num_key_heads=1, linear_num_value_heads=3, linear_conv_kernel_dim=3), [1])
 def test_bf16_recall_of_the_delta_rule(spec: Any, sizes: list[int]) -> None:
     """Before its norm, what every token recalls in bf16 is within 5 % of the longest value there is."""
-    exact, rounded = twin(spec), twin(spec, torch.bfloat16)
-    for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
-        wide.copy_(narrow.double())
+    exact, rounded = rounded_twins(spec)
     x = inputs(2, sum(sizes)).bfloat16()
     layers: list[Any] = [exact, rounded]
     mixed = [layer.core(layer.prepare(part, 0), None, 0).double() for layer, part in zip(layers, (x.double(), x), strict=True)]
@@ -221,35 +219,21 @@ def test_bf16_recall_of_the_delta_rule(spec: Any, sizes: list[int]) -> None:
 
 
 @settings(max_examples=60)
-@given(any_spec())
-def test_parameters_are_those_of_the_spec(spec: Sublayer) -> None:
-    held = sum(p.numel() for p in twin(spec).parameters())
-    assert held == sum(w.elements for w in spec.weights(WIDTH))
-
-
-@settings(max_examples=60)
-@given(any_spec(), st.integers(1, 3), st.integers(1, 40), st.integers(0, 5), st.sampled_from(["fp32", "bf16"]))
-def test_cache_bytes_are_the_prediction(spec: Sublayer, batch: int, tokens: int, block: int, dtype: str) -> None:
+@given(any_spec(), st.integers(1, 3), st.integers(1, 40), st.sampled_from(["fp32", "bf16"]))
+def test_parameters_and_cache_bytes_are_the_prediction(spec: Sublayer, batch: int, tokens: int, dtype: str) -> None:
     layer = twin(spec)
+    assert sum(p.numel() for p in layer.parameters()) == sum(w.elements for w in spec.weights(WIDTH))
     element = {"fp32": 4, "bf16": 2}
-    predicted = sum(
-        batch
-        * e.heads
-        * e.width
-        * element[e.dtype or dtype]
-        * (e.allocated_rows(tokens, block) if block else e.stored_rows(tokens))
-        for e in spec.cache()
-    )
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    assert storage_bytes([new_cache(layer, batch, tokens, kind, block)]) == predicted
+    predicted = sum(batch * e.heads * e.width * element[e.dtype or dtype] * e.stored_rows(tokens) for e in spec.cache())
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    assert storage_bytes([new_cache(layer, batch, tokens, torch_dtype)]) == predicted
 
 
 def test_positions_matter_and_advance() -> None:
     """RoPE keeps q·k a function of the distance alone: (5, 3) as (105, 103), and not as (5, 4)."""
     torch.manual_seed(1)
-    rotary = Rotary()
     q, k = torch.randn(1, 8, dtype=torch.float64), torch.randn(1, 8, dtype=torch.float64)
-    near, far, other = (float((rotary(q, a) @ rotary(k, b).T).item()) for a, b in ((5, 3), (105, 103), (5, 4)))
+    near, far, other = (float((rotate(q, a) @ rotate(k, b).T).item()) for a, b in ((5, 3), (105, 103), (5, 4)))
     assert near == pytest.approx(far, abs=1e-12)
     assert abs(near - other) > 1e-3
 

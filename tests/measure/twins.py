@@ -11,7 +11,7 @@ from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base_layer import Mixer
-from kvcalc.measure.torch_cache import TorchLayerCache
+from kvcalc.measure.torch_cache import LayerCache, layer_cache
 
 torch.set_num_threads(1)  # threads of small products wait for each other longer than they save
 
@@ -81,12 +81,15 @@ def inputs(batch: int, tokens: int, dtype: Any = torch.float64) -> Any:
     return torch.randn(batch, tokens, WIDTH, dtype=dtype)
 
 
-def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64, block_size: int = 0) -> TorchLayerCache:
-    state = torch.float64 if dtype == torch.float64 else None
-    return TorchLayerCache(layer.entries, batch, capacity, dtype, block_size=block_size, state_dtype=state)
+def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64) -> LayerCache:
+    """An empty cache of a layer; states of a float64 layer are float64 too."""
+    cache = layer_cache(layer.spec.cache(), batch, capacity, dtype)
+    for rows in cache if dtype == torch.float64 else ():
+        rows.tensor = rows.tensor.double()
+    return cache
 
 
-def in_pieces(layer: Mixer, x: Any, pieces: Sequence[int], cache: TorchLayerCache) -> Any:
+def in_pieces(layer: Mixer, x: Any, pieces: Sequence[int], cache: LayerCache) -> Any:
     """x through the layer in passes of so many tokens, each behind those before it."""
     assert sum(pieces) == x.shape[1]
     found, past = [], 0

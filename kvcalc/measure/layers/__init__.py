@@ -6,7 +6,7 @@ from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers.base_layer import Mixer
 from kvcalc.measure.layers.delta_layer import GatedDeltaNetLayer
-from kvcalc.measure.layers.grouped_layer import GroupedLayer, SharedLayer
+from kvcalc.measure.layers.grouped_layer import GroupedLayer
 from kvcalc.measure.layers.latent_layer import LatentLayer, SparseLayer
 
 MIXERS: dict[type[Sublayer], type[Mixer]] = {
@@ -23,8 +23,8 @@ def build_mixer(
     """Return the torch layer of a mixer. Raises UserError if there is none for its fields."""
     layer_class = MIXERS.get(type(spec))
     stores_cache = spec.storing(own=True) == spec
-    if shares_cache:
-        layer_class = SharedLayer if layer_class is GroupedLayer else None
+    if shares_cache and (not isinstance(spec, Grouped) or spec.sliding_window):
+        layer_class = None
     if layer_class is None or shares_cache == stores_cache:
         name = spec.label or type(spec).__name__
         sharing = " that shares a cache in this way" if shares_cache or not stores_cache else ""
@@ -32,4 +32,4 @@ def build_mixer(
             f"`measure` has no {name} layer{sharing}",
             hint="It has grouped, latent, sparse and gated_delta_net",
         )
-    return layer_class(spec, hidden_size, rotates)
+    return layer_class(spec, hidden_size, rotates, shares_cache)

@@ -6,6 +6,8 @@ form).
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import torch
@@ -13,11 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvcalc.errors import UserError
-from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.feed_forward import Dense
-from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Weight, WeightKind
-from kvcalc.measure.torch_cache import TorchLayerCache
+from kvcalc.measure.torch_cache import LayerCache
 
 ROPE_BASE = 10_000.0
 NORM_EPSILON = 1e-6
@@ -62,33 +62,36 @@ class Mixer(nn.Module):
     The cache stores `past` tokens before the call. Without a cache, `past` is 0.
 
     Attributes:
-        kernel: Attention kernel: sdpa or plain.
+        kernel: Attention kernel of one query: sdpa or plain.
+        shares_cache: Whether the layer reads the cache of the layer before it.
         refused: Fields of the spec that the torch layer does not support.
     """
 
     refused: tuple[str, ...] = ()
 
-    def __init__(self, spec: Sublayer, hidden_size: int, rotates: bool = True) -> None:
+    def __init__(
+        self, spec: Any, hidden_size: int, rotates: bool = True, shares_cache: bool = False
+    ) -> None:
         super().__init__()
-        defaults = {field.name: field.default for field in msgspec.structs.fields(spec)}
-        for name in self.refused:
-            value = getattr(spec, name, None)
-            if value != defaults.get(name):
+        for field in msgspec.structs.fields(spec):
+            name = field.name
+            value = getattr(spec, name)
+            if name in self.refused and value != field.default:
                 raise UserError(
                     f"`measure` has no {spec.label} layer with {name} {value!r}",
                     hint=f"Disable it with {name}=null",
                 )
-        self.entries: tuple[CacheEntry, ...] = spec.cache()
+        self.spec, self.shares_cache = spec, shares_cache
         self.weights = Parameters(spec.weights(hidden_size))
         self.linear = self.weights.linear
-        self.rotary = Rotary() if rotates else None
+        self.rotates = rotates
         self.kernel = "sdpa"
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
         """Return the inputs of the core for x [B, n, D]."""
         raise NotImplementedError
 
-    def core(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Tensor:
+    def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
         """Write the rows of the new tokens to the cache, and return the mix [B, H, n, e]."""
         raise NotImplementedError
 
@@ -96,46 +99,38 @@ class Mixer(nn.Module):
         """Return the output [B, n, D]."""
         return self.linear("o", join_heads(mixed))
 
-    def forward(self, x: Tensor, cache: TorchLayerCache | None = None, past: int = 0) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None, past: int = 0) -> Tensor:
         prepared = self.prepare(x, past)
         return self.finish(self.core(prepared, cache, past), prepared)
 
     def rotated(self, x: Tensor, past: int) -> Tensor:
         """Return x [..., n, d] with rotary positions, if the layer has them."""
-        return self.rotary(x, past) if self.rotary and x.shape[-1] else x
+        return rotate(x, past) if self.rotates and x.shape[-1] else x
 
 
-def stored_rows(cache: TorchLayerCache | None, index: int, rows: Tensor, past: int) -> Tensor:
-    """Write new rows [B, h, n, w] of one cache entry, and return all its rows [B, h, S, w]."""
-    if cache is None:
-        return rows
-    cache.rows[index].write(rows, past)
-    return cache.rows[index].read(past + rows.shape[2])
+def append_rows(cache: LayerCache | None, index: int, rows: Tensor, past: int) -> Tensor:
+    """Write new rows [B, h, n, w] of one cache entry, and return the rows [B, h, S, w] that they
+    attend to."""
+    return rows if cache is None else cache[index].append(rows, past)
 
 
-class Rotary:
-    """Rotary positions over the last axis, with halves paired (GPT-NeoX order). Angles use
-    float64."""
+def rotate(x: Tensor, past: int) -> Tensor:
+    """Return x [..., n, d] with rotary positions past … past + n − 1, halves paired (GPT-NeoX)."""
+    end = past + x.shape[-2]
+    tables = _rotary_tables(1 << (end - 1).bit_length(), x.shape[-1], x.dtype, x.device)
+    cos, sin = (table[past:end] for table in tables)
+    low, high = x.chunk(2, -1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
-    def __init__(self) -> None:
-        self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, x: Tensor, past: int) -> Tensor:
-        """Rotate x [..., n, d] for positions past … past + n − 1."""
-        end = past + x.shape[-2]
-        cos, sin = (table[past:end] for table in self._table(x, end))
-        low, high = x.chunk(2, -1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
-
-    def _table(self, x: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        width = x.shape[-1]
-        key = (width, x.dtype, x.device)
-        if key not in self._tables or self._tables[key][0].shape[0] < tokens:
-            positions = torch.arange(1 << (tokens - 1).bit_length(), dtype=torch.float64)
-            powers = torch.arange(0, width, 2, dtype=torch.float64) / width
-            angles = torch.outer(positions, ROPE_BASE**-powers)
-            self._tables[key] = angles.cos().to(x), angles.sin().to(x)
-        return self._tables[key]
+@lru_cache(64)
+def _rotary_tables(
+    tokens: int, width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [tokens, width / 2] of angles in float64."""
+    powers = torch.arange(0, width, 2, dtype=torch.float64) / width
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float64), ROPE_BASE**-powers)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:

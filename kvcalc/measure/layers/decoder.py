@@ -4,7 +4,6 @@ It has exactly the model's parameters. Each part of a layer computes x + part(no
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,7 @@ from kvcalc.measure.layers.base_layer import (
     Parameters,
     rms_norm,
 )
-from kvcalc.measure.layers.grouped_layer import SharedLayer
-from kvcalc.measure.torch_cache import TorchLayerCache, model_caches
+from kvcalc.measure.torch_cache import LayerCache, model_caches
 from kvcalc.model.model import NORM_VECTORS, Layer, Model
 
 OUTER_WEIGHTS = {"embedding", "position_embedding", "final_norm", "lm_head"}
@@ -45,7 +43,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x: Tensor,
-        cache: TorchLayerCache | None,
+        cache: LayerCache | None,
         past: int,
         shared_rows: tuple[Tensor, ...],
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -57,7 +55,7 @@ class DecoderBlock(nn.Module):
                 x = x + part(inner)
                 continue
             prepared = part.prepare(inner, past)
-            if not isinstance(part, SharedLayer):
+            if not part.shares_cache:
                 shared_rows = prepared[1:]
             elif cache is None:
                 prepared = (*prepared, *shared_rows)
@@ -118,15 +116,15 @@ class Decoder(nn.Module):
         self.final_norm = Norm(model, 1) if "final_norm" in outer else None
         self.head = Parameters([outer["lm_head"]]) if "lm_head" in outer else None
 
-    def caches(self, batch: int, capacity: int, **options: Any) -> list[TorchLayerCache]:
-        """Return one cache per layer; `options` are those of `TorchLayerCache`."""
+    def caches(self, batch: int, capacity: int) -> list[LayerCache]:
+        """Return one empty cache per layer."""
         table = self.embedding.weight
-        return model_caches(self.model, batch, capacity, table.dtype, table.device, **options)
+        return model_caches(self.model, batch, capacity, table.dtype, table.device)
 
     def forward(
         self,
         tokens: Tensor,
-        caches: Sequence[TorchLayerCache] | None = None,
+        caches: Sequence[LayerCache] | None = None,
         past: int = 0,
         all_positions: bool = False,
     ) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gated delta net: `GatedDeltaNet` in torch, token by token and in chunks.
+"""Gated delta net: `GatedDeltaNet` in torch, in chunks of tokens.
 
 With decay e^g and step β per head, the state S [dk, dv] becomes e^g·S + k·uᵀ with
 u = β·(v − e^g·Sᵀk), and the output is Sᵀq (Yang et al. 2024, arXiv 2412.06464, section 3.1).
@@ -9,14 +9,14 @@ loop over tokens.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers.base_layer import Mixer, Prepared, rms_norm, split_heads
-from kvcalc.measure.torch_cache import TorchLayerCache
+from kvcalc.measure.torch_cache import LayerCache
 
 CHUNK = 64
 # Ranges of A and of the time step in an untrained model. Faster decays produce denormal numbers,
@@ -29,9 +29,8 @@ class GatedDeltaNetLayer(Mixer):
     """hk key heads of width dk and hv value heads of width dv; hv / hk value heads share q and
     k."""
 
-    def __init__(self, spec: GatedDeltaNet, hidden_size: int, rotates: bool = True) -> None:
-        super().__init__(spec, hidden_size, rotates=False)
-        self.spec = spec
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
         a_log, dt_bias = self.weights["a_dt"].chunk(2)
         a_log.uniform_(*A_RANGE).log_()
         dt_bias.uniform_(*map(math.log, DT_RANGE)).exp_().expm1_().log_()
@@ -48,12 +47,12 @@ class GatedDeltaNetLayer(Mixer):
         a_log, dt_bias = self.weights["a_dt"][:, None].chunk(2)
         return qk, v, step.sigmoid(), -a_log.exp() * F.softplus(decay + dt_bias), gate
 
-    def core(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Tensor:
+    def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
         """Return convolution and scan as [B, hv, n, dv]. Without a cache, all states start at
         zero."""
         spec = self.spec
         qk, v, step, decay, _ = prepared
-        states = cache.tensors if cache is not None else [None] * 3
+        states = [rows.tensor for rows in cache] if cache is not None else [None] * 3
         qk = F.silu(self.convolved("conv_qk", qk, states[0]))
         v = F.silu(self.convolved("conv_v", v, states[1]))
         dtype = torch.promote_types(torch.float32, v.dtype)
@@ -65,7 +64,6 @@ class GatedDeltaNetLayer(Mixer):
         state = states[2]
         if state is None:
             state = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
-        scan = stepwise if v.shape[2] == 1 else chunkwise
         mixed, end = scan(q, k, v.to(dtype), step.to(dtype), decay.to(dtype), state.to(dtype))
         if states[2] is not None:
             states[2].copy_(end)
@@ -93,21 +91,7 @@ class GatedDeltaNetLayer(Mixer):
         return self.linear("out", gated.transpose(1, 2).flatten(2))
 
 
-def stepwise(
-    q: Tensor, k: Tensor, v: Tensor, step: Tensor, decay: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, h, n, dv] and the last state, one token after the other."""
-    outputs = []
-    for i in range(q.shape[2]):
-        token = slice(i, i + 1)
-        state = state * decay[:, :, i, None, None].exp()
-        change = step[:, :, token, None] * (v[:, :, token] - k[:, :, token] @ state)
-        state = state + k[:, :, token].transpose(2, 3) * change
-        outputs.append(q[:, :, token] @ state)
-    return torch.cat(outputs, 2), state
-
-
-def chunkwise(
+def scan(
     q: Tensor, k: Tensor, v: Tensor, step: Tensor, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return outputs [B, h, n, dv] and the last state, in chunks of 64 tokens."""

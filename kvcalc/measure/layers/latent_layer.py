@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.layers.attention import Latent, Sparse
-from kvcalc.measure.layers.base_layer import Mixer, Prepared, split_heads, stored_rows
+from kvcalc.measure.layers.base_layer import Mixer, Prepared, append_rows, split_heads
 from kvcalc.measure.layers.grouped_layer import attend, masked, visible
-from kvcalc.measure.torch_cache import TorchLayerCache
+from kvcalc.measure.torch_cache import LayerCache
 
 MAX_SCORED = 1 << 26  # elements of index scores in one operation
 
@@ -29,49 +28,40 @@ class LatentLayer(Mixer):
 
     refused: tuple[str, ...] = ("sliding_window", "output_gate", "q_up_size", "sinks")
 
-    def __init__(self, spec: Latent, hidden_size: int, rotates: bool = True) -> None:
-        super().__init__(spec, hidden_size, rotates)
-        self.spec = spec
-        self.scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
+    @property
+    def scale(self) -> float:
+        return float(self.spec.qk_nope_head_dim + self.spec.qk_rope_head_dim) ** -0.5
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return two parts of the queries, [B, H, n, dn or r] and [B, H, n, dr], and the rows of
-        the new tokens: latent [B, 1, n, r] and RoPE key [B, 1, n, dr]."""
-        return self._prepare(x, self._query_input(x), past)
-
-    def _prepare(self, x: Tensor, query_input: Tensor, past: int) -> Prepared:
+        """Return two parts of the queries, [B, H, n, dn or r] and [B, H, n, dr], the rows of the
+        new tokens, latent [B, 1, n, r] and RoPE key [B, 1, n, dr], and the input of the query
+        projection: [B, n, q_lora_rank], or x."""
         spec = self.spec
-        q = self.linear("q_up" if spec.q_lora_rank else "q", query_input)
-        q = split_heads(q, spec.num_attention_heads)
+        query_input, name = x, "q"
+        if spec.q_lora_rank:
+            query_input, name = self.weights.normed("q_norm", self.linear("q_down", x)), "q_up"
+        q = split_heads(self.linear(name, query_input), spec.num_attention_heads)
         nope, rope = q.split((spec.qk_nope_head_dim, spec.qk_rope_head_dim), -1)
         if x.shape[1] == 1:
             nope = torch.einsum("bhnd,hdr->bhnr", nope, self._up()[:, : spec.qk_nope_head_dim])
         rows = self.linear("kv_down", x)[:, None]
         latent, key = rows.split((spec.kv_lora_rank, spec.qk_rope_head_dim), -1)
         latent = self.weights.normed("kv_norm", latent)
-        return nope, self.rotated(rope, past), latent, self.rotated(key, past)
-
-    def _query_input(self, x: Tensor) -> Tensor:
-        """Return the input of the query projection: [B, n, q_lora_rank], or x."""
-        if not self.spec.q_lora_rank:
-            return x
-        return self.weights.normed("q_norm", self.linear("q_down", x))
+        return nope, self.rotated(rope, past), latent, self.rotated(key, past), query_input
 
     def _up(self) -> Tensor:
         """Return W_UK and W_UV per head, [H, dn + dv, r]."""
         return self.weights["kv_up"].unflatten(0, (self.spec.num_attention_heads, -1))
 
-    def _write_rows(
-        self, prepared: Prepared, cache: TorchLayerCache | None, past: int
-    ) -> Prepared:
+    def _append(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Prepared:
         """Write the new rows and return all latents [B, 1, S, r] and RoPE keys [B, 1, S, dr]."""
-        latents = stored_rows(cache, 0, prepared[2], past)
+        latents = append_rows(cache, 0, prepared[2], past)
         if not self.spec.qk_rope_head_dim:
             return latents, latents[..., :0]
-        return latents, stored_rows(cache, 1, prepared[3], past)
+        return latents, append_rows(cache, 1, prepared[3], past)
 
-    def core(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Tensor:
-        latents, keys = self._write_rows(prepared, cache, past)
+    def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
+        latents, keys = self._append(prepared, cache, past)
         if prepared[0].shape[2] == 1:
             return self.absorbed(prepared, latents, keys)
         q, k, v = self.expanded(prepared, latents, keys)
@@ -105,7 +95,6 @@ class LatentLayer(Mixer):
 class SparseLayer(LatentLayer):
     """DSA. Hi is index_n_heads; di is index_head_dim."""
 
-    spec: Sparse
     refused = (*LatentLayer.refused, "indexer", "index_pool")
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
@@ -114,20 +103,14 @@ class SparseLayer(LatentLayer):
         The indexer has queries [B, Hi, n, di], a key [B, 1, n, di] and head weights [B, n, Hi].
         """
         spec = self.spec
-        query_input = self._query_input(x)
+        *rows, query_input = super().prepare(x, past)
         queries = self.linear("index_q", x if spec.index_query_from_hidden else query_input)
-        queries = split_heads(queries, spec.index_n_heads)
+        queries = self._partly_rotated(split_heads(queries, spec.index_n_heads), past)
         scale, shift = self.weights["index_k_norm"].chunk(2)
         key = F.layer_norm(self.linear("index_k", x), scale.shape, scale, shift)[:, None]
         weights = self.linear("index_weights", x)
         weights = weights * (spec.index_n_heads * spec.index_head_dim) ** -0.5
-        rows = self._prepare(x, query_input, past)
-        return (
-            *rows,
-            self._partly_rotated(queries, past),
-            self._partly_rotated(key, past),
-            weights,
-        )
+        return (*rows, queries, self._partly_rotated(key, past), weights)
 
     def _partly_rotated(self, x: Tensor, past: int) -> Tensor:
         """Apply rotary positions to the first dr channels, if x has at least dr channels."""
@@ -136,10 +119,10 @@ class SparseLayer(LatentLayer):
             return x
         return torch.cat((self.rotated(x[..., :width], past), x[..., width:]), -1)
 
-    def core(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Tensor:
-        latents, keys = self._write_rows(prepared, cache, past)
+    def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
+        latents, keys = self._append(prepared, cache, past)
         queries, index_key, weights = prepared[4:]
-        index_keys = stored_rows(cache, -1, index_key, past)[:, 0]
+        index_keys = append_rows(cache, -1, index_key, past)[:, 0]
         n, tokens = queries.shape[2], index_keys.shape[1]
         top = min(self.spec.index_topk, tokens)
         if n == 1:
@@ -156,7 +139,7 @@ class SparseLayer(LatentLayer):
             positions = top_tokens(scores, top, visible_tokens[part])
             mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, positions, True)
             mask = (mask & visible_tokens[part])[:, None]
-            mixed.append(masked(q[:, :, part], k, v, mask, self.kernel, self.scale))
+            mixed.append(masked(q[:, :, part], k, v, mask, self.scale))
         return torch.cat(mixed, 2)
 
 

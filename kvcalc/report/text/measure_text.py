@@ -11,7 +11,6 @@ MODES = {"cached": "with", "uncached": "without"}
 MEASURE_FORMATS = FORMATS | {
     "variant": lambda name: name or "its own",
     "mode": MODES.__getitem__,
-    "extra bytes": lambda size: format_bytes(size) if size else "none",
 }
 MEASURE_COLUMNS = columns(
     MeasuredLayerRecord,
@@ -24,7 +23,7 @@ MEASURE_COLUMNS = columns(
 GENERATE_COLUMNS = columns(
     GenerationRecord,
     "variant prompt_len batch_size mode head total_s predicted_total_s ratio speedup "
-    "predicted_speedup predicted_extra_bytes same_tokens first_token_s last_token_s tokens_per_s "
+    "predicted_speedup same_tokens first_token_s last_token_s tokens_per_s "
     "bound_total_s",
     inputs="variant prompt_len batch_size",
     formats=MEASURE_FORMATS,
@@ -112,11 +111,7 @@ def measure_notes(rows: list[Record], version: str) -> list[str]:
             f"decode attention over caches above {format_bytes(LARGE, 0)}: median "
             f"{times(_middle(large))} its bound"
         )
-    return [
-        *notes,
-        "",
-        *(f"{r['variant']} {r['phase']}: {r['attention_why']}" for r in rows),
-    ]
+    return notes
 
 
 def generate_notes(rows: list[Record], version: str) -> list[str]:
@@ -133,13 +128,13 @@ def generate_notes(rows: list[Record], version: str) -> list[str]:
         "",
         f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch "
         f"{version}, {timing}; "
-        f"{first['new_tokens']:,} tokens, greedy, {first['cache']} cache; head: the LM head, on "
+        f"{first['new_tokens']:,} tokens, greedy; head: the LM head, on "
         "the last position or on all",
         f"in the cache {format_bytes(first['allocated_bytes'])}, predicted "
         f"{format_bytes(first['predicted_bytes'])}; 'cache "
-        "saves': time of a run ÷ time with the cache; extra bytes: predicted copies of a paged cache",
+        "saves': time of a run ÷ time with the cache",
         "predicted: each operator at this machine's rates for products of so few rows and for "
-        "activations, the extra bytes, and "
+        "activations, and "
         f"the host, {seconds(first['host_s'])} a step; rates sampled between the steps; {bounds}",
         f"measured is within {worst:.0%} of predicted in each run; 80 % of the single steps are "
         f"within {low:.2f} to {high:.2f}×",
