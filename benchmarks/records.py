@@ -92,7 +92,7 @@ compare {} --variants mla:256+32|mqa/fp8|cla:4/window:512|none/nvfp4 --context 1
 latency {} --gpu h100 --tp 2 --isl 200 --osl 10 --draft layers=2 --num-speculative-tokens 0|3 --batch-size 4 --no-cache
 serve {} --kv-cache-memory-bytes 9GB --num-prompts 20 --isl uniform:5,900 --osl lognormal:9,99 --rate 4 --policy static,continuous
 serve {} --gpu h200 --tp 2|8 --dp 2 --enable-expert-parallel --num-prompts 20 --max-concurrency 6 --cache paged|contiguous
-serve {} --num-prompts 9 --kv-cache-memory-bytes 200MB --preemption recompute|swap --isl 500 --osl 90 --max-num-batched-tokens 300
+serve {} --num-prompts 9 --kv-cache-memory-bytes 200MB --isl 500 --osl 90 --max-num-batched-tokens 300
 serve {} --gpu b200 --calibration-from h100 --num-prompts 20 --max-num-seqs 4 --price-per-hour 3 --slo-tpot 0.02 -q int4 --tp 8
 """
 OF_GPU = """
@@ -112,7 +112,7 @@ fit gpt2 --lengths=lognormal:1|--lengths=no.csv|--utilization-of=half|--num-gpu-
 roofline gpt2 --gpu=h1000|--phase=nonsense|--stack=nonsense|--calibration-from=a100-80gb|--mla-form=nonsense
 compare gpt2 --variants mla:512|gqa:5|gqa:x|int9|mha:2|dsa:1+2|window:4k/cla:0|evict:0|cla:5/mqa|mqa/fp8_ds_mla
 latency gpt2 --isl=0|--osl=0|--osl=1|--prefix-len=-1|--prefix-len=2000|--draft=layers=0|--draft=mtp|--num-speculative-tokens=-1
-serve gpt2 --rate=0|--rate=x|--policy=nonsense|--cache=nonsense|--isl=fixed:3|--burstiness=0|--num-prompts=-1|--preemption=x
+serve gpt2 --rate=0|--rate=x|--policy=nonsense|--cache=nonsense|--isl=fixed:3|--burstiness=0|--num-prompts=-1
 nonsense
 """
 

@@ -26,11 +26,7 @@ def _wrapped(line: str, indent: int = 0) -> list[str]:
 
 
 def say_yaml(text: str) -> None:
-    """Write YAML on stdout, folded on a terminal that is narrower."""
-    if sys.stdout.isatty():
-        from kvcalc.report.text.table_layout import folded
-
-        text = folded(text, shutil.get_terminal_size().columns)
+    """Write YAML on stdout."""
     sys.stdout.write(visible(text))
 
 

@@ -183,7 +183,6 @@ class ServerSettings(Question, frozen=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int = 0
     max_model_len: Tokens = 0
-    preemption: str = "recompute"
     batch_timeout: float = 0.0
     block_size: int = 0
     gpu_memory_utilization: Annotated[float, memory_share] = 0.0

@@ -473,7 +473,6 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     kv_budget_bytes: Annotated[int, Figure("", "KV cache budget")]
     preemptions: Annotated[int, Figure("preempted", "preempted requests")]
     recomputed_tokens: Annotated[int, Figure("", "tokens of preempted requests")]
-    swapped_bytes: Annotated[int, Figure("", "to CPU memory and back")]
     passes: Annotated[int, Figure("", "executed passes")]
     mean_batch_size: Annotated[
         float | None,

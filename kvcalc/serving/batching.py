@@ -8,15 +8,14 @@ done; the slot of a completed row is padding. Clients receive tokens as they are
 Continuous batching (Orca, Yu et al., OSDI 2022): the batch is chosen again before every pass. A
 request is admitted if max_num_seqs and the free memory allow it. If a decode finds no block, the
 request that was admitted last is preempted and waits at the head of the queue. Its cache is dropped
-and recomputed with the tokens generated so far, or copied to the host and back. The first output
-token comes from the last chunk of the prompt. Consecutive passes in which only lengths change are
-one event. With a draft, each pass verifies the draft tokens of every decoding sequence.
+and recomputed with the tokens generated so far. The first output token comes from the last chunk of
+the prompt. Consecutive passes in which only lengths change are one event. With a draft, each pass verifies the draft tokens of every decoding sequence.
 `Scheduling` describes how engines differ.
 """
 
 import math
 from collections import deque
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,9 +33,7 @@ from kvcalc.serving.decoding import (
 from kvcalc.serving.prefix_cache import PrefixCache, hit_tokens
 from kvcalc.serving.step_timers import (
     AnyStepTimer,
-    MixedStepTimer,
     SpeculativeStepTimer,
-    StepTimer,
     StepTimeSegment,
 )
 
@@ -55,16 +52,54 @@ class ServerSetup(NamedTuple):
     prefix_hit_rate: float = 0.0
 
 
-class Static:
-    """The state of a server with static batching."""
+class RankServer:
+    """What a rank has under either kind of batching."""
+
+    waiting: Any
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         self.queue = queue
-        self.pool = setup.pool
-        self.steps = cast("StepTimer", setup.steps)
-        self.limits = setup.limits
         self.log = queue.log
+        self.pool = setup.pool
+        self.steps: Any = setup.steps
+        self.limits = setup.limits
         self.now = 0.0
+
+    @property
+    def done(self) -> int:
+        return self.queue.done
+
+    def _log(
+        self,
+        growth: CacheGrowth,
+        seconds: float,
+        passes: int,
+        sequences: int,
+        tokens: int,
+        prompt_tokens: int = 0,
+    ) -> None:
+        """Record passes of `tokens` tokens each, and advance the time."""
+        row = PassRow(
+            self.log.rank,
+            self.now,
+            seconds,
+            passes,
+            sequences,
+            tokens,
+            prompt_tokens,
+            len(self.waiting),
+            growth.allocated,
+            growth.stored_bytes,
+        )
+        self.log.add(row, growth)
+        self.now += seconds
+
+
+class Static(RankServer):
+    """A rank with static batching."""
+
+    def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
+        super().__init__(queue, setup)
         self.waiting: deque[int] = deque()
 
     def run(self) -> bool:
@@ -76,22 +111,19 @@ class Static:
             self._serve(self._next_batch())
         return self.queue.is_open
 
-    @property
-    def done(self) -> int:
-        return self.queue.done
-
     def _collect(self) -> None:
         """Admit arrivals; wait for a fuller batch until the first request's timeout ends."""
-        self.waiting += self.queue.admit(self.now)
-        while self.waiting and len(self.waiting) < self.limits.max_num_seqs:
+        while True:
+            self.waiting += self.queue.admit(self.now)
+            if not 0 < len(self.waiting) < self.limits.max_num_seqs:
+                return
             timeout = self.log.arrived[self.waiting[0]] + self.limits.batch_timeout
             next_s = self.queue.next_s
             if next_s > timeout:
-                if next_s < math.inf and timeout > self.now:
-                    self.now = timeout
+                if next_s < math.inf:
+                    self.now = max(self.now, timeout)
                 return
             self.now = max(self.now, next_s)
-            self.waiting += self.queue.admit(self.now)
 
     def _next_batch(self) -> list[int]:
         """Return the longest head of the queue that fits if padded and grown to its end."""
@@ -109,54 +141,51 @@ class Static:
 
     def _serve(self, batch: list[int]) -> None:
         """Process the padded prompts, and decode until the last answer is complete."""
-        inputs = np.array([self.queue.inputs[i] for i in batch])
-        outputs = np.array([self.queue.outputs[i] for i in batch])
-        count, prompt, decodes = len(batch), int(inputs.max()), int(outputs.max()) - 1
+        log, pool, count = self.log, self.pool, len(batch)
+        inputs = [self.queue.inputs[index] for index in batch]
+        outputs = [self.queue.outputs[index] for index in batch]
+        prompt, decodes = max(inputs), max(outputs) - 1
         times = [self.steps.prefill(((prompt, 0),) * count)]
         while len(times) <= decodes:
             context = prompt + len(times)
             times += self.steps.line(count, context).exact_seconds[: decodes + 1 - len(times)]
         seconds = np.array(times)
-        ends = self.now + seconds.cumsum()
-        self.log.scheduled[batch] = self.now
-        self.log.first[batch] = ends[0]
+        ends = (self.now + seconds.cumsum()).tolist()
+        log.scheduled[batch] = self.now
+        log.first[batch] = ends[0]
 
         # a row's own tokens are stored until its answer is complete
         cache = np.zeros((2, decodes + 1), dtype=np.int64)  # allocated and stored bytes
-        cache[0] = count * self.pool.allocated[prompt : prompt + decodes + 1]
-        for first, output in zip(inputs.tolist(), outputs.tolist(), strict=True):
-            cache[1, :output] += self.pool.stored_bytes[first : first + output]
-        padding = count * prompt - int(inputs.sum()), count * decodes - int((outputs - 1).sum())
-        for part, prompt_tokens, padded, start_s in (
-            (slice(1), count * prompt, padding[0], self.now),
-            (slice(1, None), 0, padding[1], float(ends[0])),
-        ):
-            if not (part_seconds := seconds[part]).size:
+        cache[0] = count * pool.allocated[prompt : prompt + decodes + 1]
+        for first, output in zip(inputs, outputs, strict=True):
+            cache[1, :output] += pool.stored_bytes[first : first + output]
+
+        for start, end, prompt_tokens in ((0, 1, count * prompt), (1, decodes + 1, 0)):
+            if start == end:
                 continue
-            byte_s = (part_seconds * cache[:, part]).sum(axis=1).tolist()
-            growth = CacheGrowth(*cache[:, part][:, -1].tolist(), *byte_s)
-            row = PassRow(
-                rank=self.log.rank,
-                start_s=start_s,
-                duration_s=float(part_seconds.sum()),
-                passes=part_seconds.size,
-                sequences=count,
-                tokens=prompt_tokens or count,
-                prefill_tokens=prompt_tokens,
-                waiting=len(self.waiting),
-                kv_allocated_bytes=growth.allocated,
-                kv_stored_bytes=growth.stored_bytes,
+            byte_s = (seconds * cache)[:, start:end].sum(axis=1).tolist()
+            growth = CacheGrowth(*cache[:, end - 1].tolist(), *byte_s)
+            self._log(
+                growth,
+                float(seconds[start:end].sum()),
+                end - start,
+                count,
+                prompt_tokens or count,
+                prompt_tokens,
             )
-            self.log.add(row, growth, padded)
+            self.now = ends[end - 1]
+        prompt_padding = count * prompt - sum(inputs)
+        answer_padding = count * (decodes + 1) - sum(outputs)
+        log.prefill_tokens -= prompt_padding
+        log.decode_tokens -= answer_padding
+        log.padded += prompt_padding + answer_padding
 
-        for position in np.argsort(outputs, kind="stable").tolist():
-            end = float(ends[outputs[position] - 1])
-            self.queue.leave(batch[position], end)
-        self.now = float(ends[-1])
+        for output, index in sorted(zip(outputs, batch, strict=True), key=lambda pair: pair[0]):
+            self.queue.leave(index, ends[output - 1])
 
 
-class Continuous:
-    """The state of a server with continuous batching.
+class Continuous(RankServer):
+    """A rank with continuous batching.
 
     Attributes:
         prefixes: The prefix cache. None if the server has no prefix cache.
@@ -168,14 +197,9 @@ class Continuous:
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
-        pool, steps = setup.pool, cast("MixedStepTimer", setup.steps)
-        self.queue = queue
-        self.pool = pool
-        self.steps = steps
-        self.limits = setup.limits
+        super().__init__(queue, setup)
+        pool, steps, hit_rate = setup.pool, setup.steps, setup.prefix_hit_rate
         self.scheduling = setup.scheduling
-        self.log = queue.log
-        hit_rate = setup.prefix_hit_rate
         self.prefixes = PrefixCache(hit_rate, pool) if hit_rate else None
         self.allocated = memoryview(pool.allocated)
         self.stored_bytes = memoryview(pool.stored_bytes)
@@ -184,17 +208,10 @@ class Continuous:
             if isinstance(steps, SpeculativeStepTimer)
             else LockstepDecoding(pool, max(queue.outputs, default=1))
         )
-        self.now = 0.0
-        self.admitted = self.prefill_bytes = self.swap_bytes = self.reserved = 0
-        self.waited = self.unchecked = 0
+        self.admitted = self.prefill_bytes = self.reserved = self.waited = self.unchecked = 0
         self.horizon = math.inf
         self.waiting = WaitingRequests(queue)
         self.prefilling: list[RunningRequest] = []
-        self.joining: list[RunningRequest] = []
-
-    @property
-    def done(self) -> int:
-        return self.queue.done
 
     @property
     def is_busy(self) -> bool:
@@ -221,11 +238,11 @@ class Continuous:
         return queue.is_open
 
     def _pass(self) -> None:
-        preempted = False
+        preemptions = self.log.preemptions
         # at least one request always has enough memory for its next token
         while self.decoding.needed > self.pool.budget - self.prefill_bytes:
-            preempted = True
             self._preempt()
+        is_preempted = self.log.preemptions > preemptions
         chunks: list[tuple[RunningRequest, int]] = []
         if self.prefilling or self.waiting:
             # each micro-batch of a pipeline may have the maximum number of tokens
@@ -237,126 +254,98 @@ class Continuous:
                 if new:
                     chunks.append((request, new))
                     tokens -= new
-            if not preempted:
-                chunks += self._admit(tokens, bool(chunks))
-        swapped, self.swap_bytes = self.swap_bytes, 0
-        if chunks or swapped or preempted:
-            self._mixed(chunks, swapped)
+            if not is_preempted:
+                self._admit(tokens, chunks)
+        if chunks or is_preempted:
+            self._mixed(chunks)
         else:
             self._decode()
-        for request in self.joining:
-            self._join(request)
-        self.joining = []
 
     def _join(self, request: RunningRequest) -> None:
         """Let a request decode from the next pass on."""
         self.decoding.join(request, self.queue.outputs[request.index] - request.generated)
 
     def _preempt(self) -> None:
-        self.log.preemptions += 1
         if self.prefilling and self.prefilling[-1].order > self.decoding.newest():
             request = self.prefilling.pop()
             self.prefill_bytes -= self.allocated[request.target]
-            self._release(request.index)
             self.log.recomputed_tokens += request.cached
-            request.cached = 0
         else:
             request = self.decoding.take_out()
-            self._release(request.index)
             request.target = request.cached + 1
-            if self.limits.host_bytes_per_s:
-                self._swap(request)
-            else:
-                self.log.recomputed_tokens += request.target
-                request.cached = 0
-        self.reserved -= request.reserved
+            self.log.recomputed_tokens += request.target
+        request.cached = 0
+        self._release(request)
+        self.log.preemptions += 1
         self.waiting.preempted.append(request)
 
-    def _release(self, index: int) -> None:
+    def _release(self, request: RunningRequest) -> None:
         """Release the bytes of a request, except bytes that other requests still use."""
+        self.reserved -= request.reserved
         if self.prefixes:
-            self._share(self.prefixes.use(index, 0))
+            self._share(self.prefixes.use(request.index, 0))
 
     def _share(self, shared: int) -> None:
         """Subtract bytes that running requests share from the held and the reserved bytes."""
         self.prefill_bytes -= shared
         self.reserved -= shared
 
-    def _swap(self, request: RunningRequest) -> None:
-        """Copy the cache of a request to the host, or back."""
-        self.swap_bytes += self.allocated[request.cached]
-        self.log.swapped_bytes += self.allocated[request.cached]
-
-    def _admit(self, tokens: int, has_chunks: bool) -> list[tuple[RunningRequest, int]]:
-        """Admit requests from the queue and return the first chunk of each.
+    def _admit(self, tokens: int, chunks: list[tuple[RunningRequest, int]]) -> None:
+        """Admit requests from the queue and append the first chunk of each.
 
         Admission ends if max_num_seqs, the tokens of the pass or the memory are used up.
         """
-        chunks: list[tuple[RunningRequest, int]] = []
         if not self.waiting or self._waits_for_more_prompts(tokens):
-            return chunks
-        budget = self.pool.budget
+            return
+        log, reserve = self.log, self.scheduling.reserve
         allocated = self.decoding.needed + self.prefill_bytes
         num_seqs = self.limits.max_num_seqs - self.decoding.count - len(self.prefilling)
         while self.waiting and tokens > 0 and num_seqs > 0:
             request = self.waiting.head()
-            needed = self.allocated[request.target]
-            remaining = self.queue.outputs[request.index] - request.generated - 1
-            end = request.target + int(self.scheduling.reserve * remaining)
-            reserved = self.allocated[end] if self.scheduling.reserve else 0
+            index, target = request.index, request.target
+            needed = self.allocated[target]
+            if reserve:
+                remaining = self.queue.outputs[index] - request.generated - 1
+                request.reserved = self.allocated[target + int(reserve * remaining)]
             cached = shared = 0
             if self.prefixes:
-                cached = self.prefixes.cached_tokens(self.queue.inputs[request.index])
+                cached = self.prefixes.cached_tokens(self.queue.inputs[index])
                 shared = self.prefixes.shared_bytes(cached)
-            if max(allocated + needed, self.reserved + reserved) - shared > budget:
-                break
-            # a cache that was swapped out, or computed on a prefill rank
-            has_cache = bool(request.cached)
-            is_swapped = has_cache and request.order > 0
-            new = request.target - (request.cached or cached)
-            is_first_prompt = not has_chunks and not chunks
             if (
-                self.scheduling.whole_prompts
-                and new > tokens
-                and not is_first_prompt
-                and not is_swapped
+                max(allocated + needed, self.reserved + request.reserved) - shared
+                > self.pool.budget
             ):
+                break
+            # the prompt may have been computed on a prefill rank
+            new = target - (request.cached or cached)
+            if self.scheduling.whole_prompts and new > tokens and chunks:
                 break
             num_seqs -= 1
             allocated += needed - shared
-            self._enter(request, cached, reserved)
+            self.waiting.pop()
+            if self.prefixes:
+                self.prefixes.use(index, cached)
+            is_first = not request.order
+            if is_first:
+                log.scheduled[index] = self.now
+            self.admitted += 1
+            request.order = self.admitted
+            self.reserved += request.reserved
             self._share(shared)
-            if is_swapped:
-                self._swap(request)
-                self.joining.append(request)
-            elif has_cache:
-                self._keep_prefix(request.index)
+            if request.cached:
+                self._keep_prefix(index)
                 self._join(request)
                 tokens -= self.steps.queries
             else:
+                if is_first:
+                    log.found_tokens += cached
+                else:
+                    log.recomputed_tokens -= cached
                 request.cached = cached
                 self.prefill_bytes += needed
                 self.prefilling.append(request)
                 chunks.append((request, min(new, tokens)))
                 tokens -= chunks[-1][1]
-        return chunks
-
-    def _enter(self, request: RunningRequest, cached: int, reserved: int) -> None:
-        """Move a request from the queue to the running requests; `cached` tokens of its prompt are
-        in the prefix cache."""
-        self.waiting.pop()
-        if self.prefixes:
-            self.prefixes.use(request.index, cached)
-            if not request.cached and request.order:
-                self.log.recomputed_tokens -= cached
-            elif not request.cached:
-                self.log.found_tokens += cached
-        if not request.order:
-            self.log.scheduled[request.index] = self.now
-        self.admitted += 1
-        request.order = self.admitted
-        request.reserved = reserved
-        self.reserved += reserved
 
     def _keep_prefix(self, index: int) -> None:
         """Add a computed prompt's prefix to the prefix cache, and share bytes that are stored
@@ -377,33 +366,25 @@ class Continuous:
         self.waited = self.waited + 1 if waits else 0
         return waits
 
-    def _mixed(self, chunks: list[tuple[RunningRequest, int]], swapped: int) -> None:
-        """Simulate one pass with chunks of prompts, or one pass after a swap."""
+    def _mixed(self, chunks: list[tuple[RunningRequest, int]]) -> None:
+        """Simulate one pass with chunks of prompts, or one decode pass after a preemption."""
         decoding = self.decoding
         count = 0 if self.scheduling.decodes_wait and chunks else decoding.count
         context = decoding.context / count + 1 if count else 0.0
         self.unchecked = 0
-        seconds = 0.0
         if chunks:
             limit = self.limits.max_num_batched_tokens
-            pieces = tuple(
-                [
-                    (min(limit, new - start), request.cached + start)
-                    for request, new in chunks
-                    for start in range(0, new, limit)
-                ]
-            )
-            seconds = self.steps.mixed(pieces, count, context)
-        elif count:
+            pieces = [
+                (min(limit, new - start), request.cached + start)
+                for request, new in chunks
+                for start in range(0, new, limit)
+            ]
+            seconds = self.steps.mixed(tuple(pieces), count, context)
+        else:
             seconds = self.steps.line(count, context).first
-        if swapped:
-            seconds += swapped / self.limits.host_bytes_per_s
         for request, new in chunks:
             request.cached += new
         allocated, stored_bytes = self.prefill_bytes, self._stored_bytes()
-        for request in self.joining:
-            allocated += self.allocated[request.cached]
-            stored_bytes += self.stored_bytes[request.cached]
         completed: list[RunningRequest] = []
         if count:
             segment = StepTimeSegment(seconds)
@@ -411,8 +392,11 @@ class Continuous:
         else:
             allocated += decoding.allocated
             growth = constant_growth(allocated, decoding.stored_bytes + stored_bytes, seconds)
-        self._log(seconds, 1, count, chunks, growth)
-        self._advance(seconds, completed)
+        prompt_tokens = sum([new for _, new in chunks])
+        tokens = count * self.steps.queries + prompt_tokens
+        self._log(growth, seconds, 1, count + len(chunks), tokens, prompt_tokens)
+        for request in completed:
+            self._leave(request)
         for request, _ in chunks:
             if request.cached == request.target:
                 self._complete_prompt(request)
@@ -437,70 +421,34 @@ class Continuous:
         self.unchecked = (self.unchecked + passes) % interval
         if self.waited:
             self.waited += passes - 1
-        seconds = segment.seconds(passes)
         growth, completed = decoding.grow(
             passes, segment, self.prefill_bytes, self._stored_bytes()
         )
-        self._log(seconds, passes, count, [], growth)
-        self._advance(seconds, completed)
+        seconds = segment.seconds(passes)
+        self._log(growth, seconds, passes, count, count * self.steps.queries)
+        for request in completed:
+            self._leave(request)
 
     def _stored_bytes(self) -> int:
         """Return the stored bytes of requests that do not decode, less the bytes that requests
         share."""
-        stored_bytes = (
-            sum([self.stored_bytes[r.cached] for r in self.prefilling])
-            if self.prefilling
-            else 0
-        )
+        stored_bytes = sum([self.stored_bytes[r.cached] for r in self.prefilling])
         return stored_bytes - self.prefixes.shared_stored if self.prefixes else stored_bytes
-
-    def _log(
-        self,
-        seconds: float,
-        passes: int,
-        decodes: int,
-        chunks: list[tuple[RunningRequest, int]],
-        growth: CacheGrowth,
-    ) -> None:
-        """Record passes with `decodes` decodes and chunks of prompts."""
-        prompt_tokens = sum([new for _, new in chunks])
-        row = PassRow(
-            self.log.rank,
-            self.now,
-            seconds,
-            passes,
-            decodes + len(chunks),
-            decodes * self.steps.queries + prompt_tokens,
-            prompt_tokens,
-            len(self.waiting),
-            growth.allocated,
-            growth.stored_bytes,
-        )
-        self.log.add(row, growth)
-
-    def _advance(self, seconds: float, completed: list[RunningRequest]) -> None:
-        """Advance the time, and remove the requests that are done."""
-        self.now += seconds
-        for request in completed:
-            self._leave(request)
 
     def _leave(self, request: RunningRequest) -> None:
         """Remove a request that is done."""
-        index = request.index
-        self.reserved -= request.reserved
-        self._release(index)
-        self.queue.leave(index, self.now)
+        self._release(request)
+        self.queue.leave(request.index, self.now)
 
     def _complete_prompt(self, request: RunningRequest) -> None:
         """Give a complete prompt its next token and let its request decode."""
-        index = request.index
         self.prefilling.remove(request)
         self.prefill_bytes -= self.allocated[request.target]
         request.generated += 1
         if request.generated == 1:
-            self.log.first[index] = self.now
-        self._keep_prefix(index)
-        if request.generated == self.queue.outputs[index]:
+            self.log.first[request.index] = self.now
+        self._keep_prefix(request.index)
+        if request.generated == self.queue.outputs[request.index]:
             self._leave(request)
         else:
-            self.joining.append(request)
+            self._join(request)

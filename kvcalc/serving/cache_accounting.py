@@ -189,7 +189,7 @@ class Log:
         self.rows: list[PassRow] = []
         self.passes = self.slots = self.padded = self.prefill_tokens = self.decode_tokens = 0
         self.verified = self.yielded = self.found_tokens = 0
-        self.preemptions = self.recomputed_tokens = self.swapped_bytes = 0
+        self.preemptions = self.recomputed_tokens = 0
         self.peak = self.largest = 0
         self.allocated_byte_s = self.stored_byte_s = 0.0
         self.busy_s = self.sequences_s = 0.0
@@ -201,20 +201,13 @@ class Log:
             setattr(log, name, getattr(self, name)[rank::num_ranks])
         return log
 
-    def add(self, row: PassRow, growth: CacheGrowth, padded: int = 0) -> None:
-        """Record consecutive passes.
-
-        Args:
-            padded: Padding slots of all passes together, in prompts if the passes have prompts.
-        """
+    def add(self, row: PassRow, growth: CacheGrowth) -> None:
+        """Record consecutive passes."""
         prompt = row.prefill_tokens
         self.passes += row.passes
         self.slots += row.tokens * row.passes
-        self.padded += padded
-        if prompt:
-            self.prefill_tokens += prompt - padded
-            padded = 0
-        self.decode_tokens += (row.tokens - prompt) * row.passes - padded
+        self.prefill_tokens += prompt
+        self.decode_tokens += (row.tokens - prompt) * row.passes
         self.busy_s += row.duration_s
         self.sequences_s += row.sequences * row.duration_s
         self.largest = max(self.largest, row.sequences)

@@ -30,13 +30,11 @@ class Limits(NamedTuple):
     Attributes:
         max_num_seqs: Maximum number of concurrent sequences.
         max_num_batched_tokens: Maximum tokens of a pass.
-        host_bytes_per_s: Rate at which preempted caches are swapped to the host; 0 recomputes them.
         batch_timeout: Seconds that a static batch waits to become full.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
-    host_bytes_per_s: float = 0.0
     batch_timeout: float = 0.0
 
 
@@ -73,7 +71,7 @@ class RunningRequest:
     Attributes:
         target: Tokens to cache before the request decodes.
         cached: Tokens that are cached now, or were cached when the request began to decode. A
-            waiting request has them if it was swapped out or computed on a prefill rank.
+            waiting request has them if they were computed on a prefill rank.
         generated: Tokens generated now, or when the request began to decode.
         order: Number of its last admission; 0 before the first.
         began: Step at which it began to decode.

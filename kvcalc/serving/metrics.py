@@ -22,7 +22,7 @@ from kvcalc.serving.cache_accounting import Log
 from kvcalc.serving.simulation import Served
 
 PERCENTILES = (50, 90, 99)
-PASS_TOTALS = ("preemptions", "recomputed_tokens", "swapped_bytes", "passes")
+PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
 
 
 def summary(

@@ -272,15 +272,7 @@ class Server:
             num_seqs = self.capacity.max_num_seqs if has_engine else DEFAULT_MAX_NUM_SEQS
             queries = self.drafting.drafted + 1 if self.drafting else 1
             num_seqs = max(1, min(num_seqs, tokens // queries))
-        host_rate = 0.0
-        if settings.preemption == "swap":
-            host_rate = deployment.gpu.host_rate(deployment.calibration is not None) or 0.0
-            if not host_rate:
-                raise UserError(
-                    f"{deployment.gpu.name} gives no host_link_bytes_per_s to swap over",
-                    hint="Preemption by recompute needs none",
-                )
-        return Limits(num_seqs, tokens, host_rate, settings.batch_timeout)
+        return Limits(num_seqs, tokens, settings.batch_timeout)
 
     def _make_timer(self, max_len: int) -> AnyStepTimer:
         """Return the timer of passes with requests of up to `max_len` tokens."""

@@ -14,10 +14,10 @@ from kvcalc.serving.decoding import Limits
 
 
 class One:
-    """A request: tokens cached, tokens to cache before it makes one, tokens made; whether its cache lies on the host."""
+    """A request: tokens cached, tokens to cache before it makes one, tokens made."""
 
     def __init__(self, index: int, prompt: int) -> None:
-        self.index, self.cached, self.goal, self.made, self.turn, self.away = index, 0, prompt, 0, 0, False
+        self.index, self.cached, self.goal, self.made, self.turn = index, 0, prompt, 0, 0
 
     @property
     def decodes(self) -> bool:
@@ -50,7 +50,7 @@ class Plain:
 
     def passes(self, now: float, seconds_of: Any) -> float:
         """One pass, and when it ends."""
-        moved, preempted = self.preempt()
+        preempted = self.preempt()
         room = self.limits.max_num_batched_tokens - sum(s.decodes for s in self.inside)
         decoding = [s for s in self.inside if s.decodes]
         pieces: list[tuple[One, int]] = []
@@ -58,45 +58,37 @@ class Plain:
             if not s.decodes and room:
                 pieces.append((s, min(room, s.goal - s.cached)))
                 room -= pieces[-1][1]
-        returned = [] if preempted else self.let_in(now, room, pieces)
-        moved += sum(int(self.pool.allocated[s.cached]) for s in returned)
+        if not preempted:
+            self.let_in(now, room, pieces)
         prompt = sum(new for _, new in pieces)
-        seconds = seconds_of(len(decoding) + prompt) if decoding or pieces else 0.0
-        if moved:
-            seconds += moved / self.limits.host_bytes_per_s
-            self.log.swapped_bytes += moved
+        seconds = seconds_of(len(decoding) + prompt)
         ready = grow(pieces, decoding)
         grown = self.stands({s for s, _ in pieces}, seconds)
         sizes = len(decoding) + len(pieces), len(decoding) + prompt, prompt, len(self.queue)
         self.log.add(PassRow(0, now, seconds, 1, *sizes, grown.allocated, grown.stored_bytes), grown)
-        self.finish(ready, returned, now + seconds)
+        self.finish(ready, now + seconds)
         return now + seconds
 
-    def preempt(self) -> tuple[int, bool]:
-        """Bytes that go to the host, and whether any was sent away: who came last goes first."""
-        moved, preempted = 0, False
+    def preempt(self) -> bool:
+        """Whether any was sent away: who came last goes first."""
+        preempted = False
         while self.held() > self.pool.budget:
             last = max(self.inside, key=lambda s: s.turn)
             self.inside.remove(last)
             preempted = True
             self.log.preemptions += 1
-            if last.decodes and self.limits.host_bytes_per_s:
-                last.away = True
-                moved += int(self.pool.allocated[last.cached])
-            else:
-                last.goal = last.cached + 1 if last.decodes else last.goal
-                self.log.recomputed_tokens += last.goal if last.made else last.cached
-                last.cached = 0
+            last.goal = last.cached + 1 if last.decodes else last.goal
+            self.log.recomputed_tokens += last.goal if last.made else last.cached
+            last.cached = 0
             self.queue.insert(0, last)
-        return moved, preempted
+        return preempted
 
-    def let_in(self, now: float, room: int, pieces: list[tuple[One, int]]) -> list[One]:
-        """Lets in whom tokens, places and memory have room for; adds their pieces and gives back who came from the host."""
-        returned = []
+    def let_in(self, now: float, room: int, pieces: list[tuple[One, int]]) -> None:
+        """Lets in whom tokens, places and memory have room for, and adds their pieces."""
         free = self.pool.budget - self.held()
         while self.queue and room > 0 and len(self.inside) < self.limits.max_num_seqs:
             head = self.queue[0]
-            need = int(self.pool.allocated[head.cached + 1 if head.away else head.goal])
+            need = int(self.pool.allocated[head.goal])
             if need > free:
                 break
             free -= need
@@ -104,27 +96,22 @@ class Plain:
             if not head.turn:
                 self.log.scheduled[head.index] = now
             head.turn = next(self.turns)
-            if head.away:
-                head.away = False
-                returned.append(head)
-            else:
-                pieces.append((head, min(room, head.goal)))
-                room -= pieces[-1][1]
-        return returned
+            pieces.append((head, min(room, head.goal)))
+            room -= pieces[-1][1]
 
     def stands(self, prompts: set[One], seconds: float) -> CacheGrowth:
         allocated = sum(int(self.pool.allocated[s.goal if s in prompts else s.cached]) for s in self.inside)
         stored = sum(int(self.pool.stored_bytes[s.cached]) for s in self.inside)
         return constant_growth(allocated, stored, seconds)
 
-    def finish(self, ready: list[One], returned: list[One], now: float) -> None:
+    def finish(self, ready: list[One], now: float) -> None:
         """First tokens of prompts that are cached; out goes who has made all."""
         for s in ready:
             s.made += 1
             s.goal = s.cached
             if np.isnan(self.log.first[s.index]):
                 self.log.first[s.index] = now
-        for s in [s for s in self.inside if s.made == self.door.outputs[s.index] and s not in returned]:
+        for s in [s for s in self.inside if s.made == self.door.outputs[s.index]]:
             self.inside.remove(s)
             self.door.leave(s.index, now)
 

@@ -19,7 +19,7 @@ from kvcalc.timing.deployment import TimedDeployment
 
 TIMES = ("arrived", "scheduled", "first", "finished")
 SUMS = (
-    "passes", "slots", "prefill_tokens", "decode_tokens", "preemptions", "recomputed_tokens", "swapped_bytes", "peak", "largest",
+    "passes", "slots", "prefill_tokens", "decode_tokens", "preemptions", "recomputed_tokens", "peak", "largest",
     "allocated_byte_s", "stored_byte_s", "busy_s", "sequences_s",
 )  # fmt: skip
 
@@ -41,13 +41,13 @@ loads = st.lists(
 
 
 @settings(max_examples=60)
-@given(loads, st.integers(66, 160), st.integers(1, 8), st.integers(1, 6), st.integers(6, 64), st.booleans(), st.integers(0, 4))
+@given(loads, st.integers(66, 160), st.integers(1, 8), st.integers(1, 6), st.integers(6, 64), st.integers(0, 4))
 def test_events_are_the_passes_one_by_one(
-    rows: list[tuple[float, int, int]], budget: int, block: int, seats: int, tokens: int, swaps: bool, clients: int
+    rows: list[tuple[float, int, int]], budget: int, block: int, seats: int, tokens: int, clients: int
 ) -> None:
     """The same times and sums as a scheduler that goes through its sequences at every pass, preemptions among them."""
     load, pool = asked(*rows), byte_pool(budget, block, most=200)
-    limits = Limits(seats, tokens, 5.0 if swaps else 0.0)
+    limits = Limits(seats, tokens)
     one, other = (ran(plain, load, pool, limits, clients) for plain in (True, False))
     for name in TIMES:
         assert getattr(other, name) == pytest.approx(getattr(one, name), abs=1e-9, nan_ok=True), name

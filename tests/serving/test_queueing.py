@@ -89,14 +89,11 @@ def test_a_real_model_overrun() -> None:
 def test_memory_that_is_short_preempts_and_still_answers_everyone() -> None:
     """Room for 40 requests of 1200 tokens, prompts of 200: many get in and have to make room as they grow."""
     budget = 40 * 1200 * 131_072
-    for preemption in ("recompute", "swap"):
-        found = run(
-            Workload(num_prompts=150, input_len="200", output_len="1000"), kv_cache_memory_bytes=budget, preemption=preemption
-        )  # fmt: skip
-        assert found.record["completed"] == 150
-        assert found.record["preemptions"] > 0
-        assert found.record["kv_peak_bytes"] <= budget
-        assert (found.record["swapped_bytes"] > 0) is (preemption == "swap")
+    load = Workload(num_prompts=150, input_len="200", output_len="1000")
+    record = run(load, kv_cache_memory_bytes=budget).record
+    assert record["completed"] == 150
+    assert record["preemptions"] > 0
+    assert record["kv_peak_bytes"] <= budget
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3.2", "qwen3-next-80b-a3b"])

@@ -1,4 +1,4 @@
-"""Lay out tables as plain text, Markdown and HTML, and fold command lines and YAML.
+"""Lay out tables as plain text, Markdown and HTML, and fold command lines.
 
 A table's title is its answer. At most MAX_COLUMNS columns are next to each other, and fewer if the
 width has less room. `--wide` shows all columns, in bands on a terminal.
@@ -7,7 +7,6 @@ width has less room. `--wide` shows all columns, in bands on a terminal.
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from html import escape
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import msgspec
 
 from kvcalc.errors import printable
 from kvcalc.report.charts.chart import Chart
+from kvcalc.report.row_names import sides
 
 WIDTH = 100  # characters of a line on a pipe
 MAX_COLUMNS = 9
@@ -115,9 +115,6 @@ class ColumnChoice(NamedTuple):
     wide: list[Column]
 
 
-Cells = Sequence[Sequence[str]]
-
-
 def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
     """Return the lines of a table, none longer than `width`.
 
@@ -132,10 +129,15 @@ def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if not table.wide:
         widths = _column_widths(columns, widths, width)
+    indices = [[*range(len(widths))]]
     if bands and _total_width(widths) > width:
-        rows = _banded(columns, cells, widths, width)
-    else:
-        rows = _aligned(columns, cells, widths, range(len(widths)))
+        widths, indices = _bands(columns, widths, width)
+    rows: list[str] = []
+    for band in indices:
+        rows += [""] * bool(rows)
+        for row in cells:
+            texts = [_aligned(row[i], widths[i], columns[i].right) for i in band]
+            rows.append("  ".join(texts).rstrip())
     below = []
     for note in _notes(table, choice, len(widths)):
         is_command = isinstance(note, CommandLine)
@@ -178,19 +180,10 @@ def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _aligned(
-    columns: Sequence[Column], cells: Cells, widths: Sequence[int], indices: Sequence[int]
-) -> list[str]:
-    """Return one line per row with the columns of these indices. Longer words are shortened."""
-    lines = []
-    for row in cells:
-        aligned = []
-        for index in indices:
-            text, width = row[index], widths[index]
-            text = text if len(text) <= width else text[: width - 1] + "…"
-            aligned.append(text.rjust(width) if columns[index].right else text.ljust(width))
-        lines.append("  ".join(aligned).rstrip())
-    return lines
+def _aligned(text: str, width: int, is_right: bool) -> str:
+    """Return a cell in `width` characters. A longer word is shortened."""
+    text = text if len(text) <= width else text[: width - 1] + "…"
+    return text.rjust(width) if is_right else text.ljust(width)
 
 
 def _column_widths(columns: Sequence[Column], sizes: Sequence[int], width: int) -> list[int]:
@@ -203,23 +196,22 @@ def _column_widths(columns: Sequence[Column], sizes: Sequence[int], width: int) 
         rest = zip(columns[1:], sizes[1:], strict=True)
         return [*sizes[:1], *(size if c.right else min(size, letters) for c, size in rest)]
 
-    shortest = shorten(SHORTENED_LETTERS)
     for count in range(min(MAX_COLUMNS, len(columns)), 1, -1):
-        if _total_width(shortest[:count]) <= width:
-            letters = max(sizes)
-            while _total_width(shorten(letters)[:count]) > width:
-                letters -= 1
-            return shorten(letters)[:count]
-    name = width - 2 - sum(shortest[1:2])
-    if len(columns) > 1 and name >= MIN_NAME:
-        return [name, shortest[1]]
+        for letters in range(max(*sizes, SHORTENED_LETTERS), SHORTENED_LETTERS - 1, -1):
+            widths = shorten(letters)[:count]
+            if _total_width(widths) <= width:
+                return widths
+    second = shorten(SHORTENED_LETTERS)[1:2]
+    name = width - 2 - sum(second)
+    if second and name >= MIN_NAME:
+        return [name, *second]
     return [min(size, width) for size in sizes[:1]]
 
 
-def _banded(
-    columns: Sequence[Column], cells: Cells, sizes: Sequence[int], width: int
-) -> list[str]:
-    """Return all columns in bands, with a blank line between bands.
+def _bands(
+    columns: Sequence[Column], sizes: Sequence[int], width: int
+) -> tuple[list[int], list[list[int]]]:
+    """Return the widths of all columns, and the indices of the columns in each band.
 
     Each band begins with the leading inputs, which name the row, or only the first column if they
     need more than half of the width.
@@ -234,15 +226,16 @@ def _banded(
     widths = [min(size, max_label) for size in sizes[:num_names]]
     room = width - _total_width(widths)
     widths += [min(size, room - 2) for size in sizes[num_names:]]
-    lines: list[str] = []
-    band: list[int] = []
+    names = [*range(num_names)]
+    bands = [names]
     for index in range(num_names, len(columns)):
-        if band and sum(widths[i] + 2 for i in (*band, index)) > room:
-            lines += ["", *_aligned(columns, cells, widths, [*range(num_names), *band])]
-            band = []
-        band.append(index)
-    lines += ["", *_aligned(columns, cells, widths, [*range(num_names), *band])]
-    return lines[1:]
+        if (
+            len(bands[-1]) > num_names
+            and _total_width([widths[i] for i in (*bands[-1], index)]) > width
+        ):
+            bands.append(names)
+        bands[-1] = [*bands[-1], index]
+    return widths, bands
 
 
 def filled_columns(table: Table) -> list[Column]:
@@ -264,11 +257,10 @@ def choose_columns(table: Table) -> ColumnChoice:
     choice, inputs = ColumnChoice([], [], []), []
     for column in filled_columns(table):
         values = [r.get(column.key) for r in records]
-        places = [(r.get("model"), r.get("gpu")) for r in records]
-        is_determined = len({*zip(places, values, strict=True)}) == len({*places})
+        places = sides(records, ("model", "gpu", column.key)).keys if column.is_optional else []
         is_constant = all(value == values[0] for value in values)
         other_key, remark = SAME_FIGURES.get(column.key, ("", ""))
-        if column.is_optional and is_determined:
+        if column.is_optional and column.key not in places:
             continue
         if table.wide:
             choice.shown.append(column)
@@ -404,26 +396,3 @@ def svgs_html(charts: Sequence[Chart]) -> list[dict[str, str]]:
         ids = re.compile(r'(\bid="|url\(#|href="#)')
         pictures.append({s: ids.sub(rf"\g<1>{s[0]}{number}-", t) for s, t in texts.items()})
     return pictures
-
-
-def folded(text: str, width: int) -> str:
-    """Return YAML with long lines folded at spaces. A comment moves above its line.
-
-    A longer word, such as an address, stays whole.
-    """
-    fold = partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
-    lines = []
-    for line in text.splitlines():
-        if len(line) <= width:
-            lines.append(line)
-            continue
-        lead = " " * (len(line) - len(line.lstrip()))
-        unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", lambda match: "_" * len(match[0]), line)
-        comment = re.search(r"(^|\s)#.*$", unquoted)
-        if comment:
-            words = line[comment.start() :].strip().lstrip("# ")
-            mark = f"{lead}# "
-            lines += fold(words, initial_indent=mark, subsequent_indent=mark)
-            line = line[: comment.start()].rstrip()
-        lines += fold(line, subsequent_indent=lead + "    ")
-    return "".join(f"{line}\n" for line in lines)
