@@ -19,7 +19,7 @@ from kvcalc.layers.cost import (
     expected_experts,
     reached_fraction,
 )
-from kvcalc.layers.part import Count, Size, Sublayer, parse_sides
+from kvcalc.layers.part import Count, Size, Sublayer
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
 
@@ -29,7 +29,6 @@ class Dense(Sublayer, frozen=True, tag="dense"):
     Shazeer 2020."""
 
     ROLE: ClassVar[Role] = Role.FFN
-    LETTERS: ClassVar[str] = "F=intermediate_size Di=input_size"
 
     intermediate_size: Size
     gated: bool = True
@@ -50,10 +49,6 @@ class Dense(Sublayer, frozen=True, tag="dense"):
             self.bias,
             down_bias,
         )
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        source = "Di" if self.input_size else "D"
-        return parse_sides(f"gate: {source} × F; up: {source} × F; down: F × D")
 
     def operators(self, p: Pass) -> list[Operator]:
         """Return the operators of a pass: up (with gate in one product), activation, down."""
@@ -115,10 +110,6 @@ class Moe(Sublayer, frozen=True, tag="moe"):
     """
 
     ROLE: ClassVar[Role] = Role.FFN
-    LETTERS: ClassVar[str] = (
-        "k=num_experts_per_tok Fe=moe_intermediate_size Fs=shared_expert_intermediate_size "
-        "Dl=moe_latent_size Dr=router_width"
-    )
 
     num_experts: Size
     num_experts_per_tok: Size
@@ -164,19 +155,6 @@ class Moe(Sublayer, frozen=True, tag="moe"):
                 matrix("latent_up", width, hidden_size, bias),
             ]
         return (*results, *self._experts(width), *self._shared(hidden_size))
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        width = "Dl" if self.moe_latent_size else "D"
-        router = "Dr" if self.router_width else "D"
-        return parse_sides(
-            f"experts.gate: {width} × Fe; experts.up: {width} × Fe; experts.down: Fe × {width}; "
-            "shared.gate: D × Fs; shared.up: D × Fs; shared.down: Fs × D; shared.weight: D × 1; "
-            f"router: {router} × E; latent_down: D × Dl; latent_up: Dl × D"
-        )
-
-    def letters(self) -> dict[str, int]:
-        routed = self.router_outputs or self.num_experts + self.zero_experts
-        return {"E": routed} | super().letters()
 
     def _experts(self, width: int) -> list[Weight]:
         routed: dict[str, Any] = {

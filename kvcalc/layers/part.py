@@ -21,16 +21,6 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
-def parse_sides(text: str) -> dict[str, tuple[str, str]]:
-    """Return the two sides of each matrix. Example: `q: D × H·d` gives {"q": ("D", "H·d")}."""
-    sides: dict[str, tuple[str, str]] = {}
-    for line in filter(None, text.split(";")):
-        name, _, product = line.partition(":")
-        inputs, outputs = product.split(" × ")
-        sides[name.strip()] = (inputs.strip(), outputs.strip())
-    return sides
-
-
 def _number(size: str, letters: dict[str, int]) -> int:
     """Return the number of a sum of products. Example: `2·H·d + H` is 2,080 for H 32 and d 32."""
     total = 0
@@ -101,13 +91,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
                 lines.append((name, size, options))
         return lines
 
-    def dims(self) -> dict[str, tuple[str, str]]:
-        """Return the two sides of each matrix as letters for formulas; D is the hidden size."""
-        sides = (f"{name}: {size.partition(' / ')[0]}" for name, size, _ in self.lines())
-        return parse_sides(";".join(side for side in sides if " × " in side))
-
     def letters(self) -> dict[str, int]:
-        """Return the values of the letters in `dims`, except D; 0 for a missing size."""
+        """Return the values of the letters in WEIGHTS, except D; 0 for a missing size."""
         pairs = (pair.split("=") for pair in self.LETTERS.split())
         return {letter: getattr(self, field) or 0 for letter, field in pairs}
 

@@ -132,18 +132,7 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
     ]
     lines = [
         f"{model.name} on {deployment.gpu.name}: {' + '.join(groups)}",
-        "B sequences, S tokens of each, T = Σ new tokens; D hidden_size = "
-        f"{model.hidden_size:,}, V vocab_size = {model.vocab_size:,}",
-        "",
     ]
-    for kind, layer in model.kinds.items():
-        letters: dict[str, int] = {}
-        for part in (*layer.parts, *layer.shared):
-            letters |= part.letters()
-        sizes = [f"{name} = {size:,}" for name, size in letters.items() if size]
-        lines.append(f"{kind} layers ({model.counts[kind]}): {', '.join(sizes)}")
-    if deployment.parallelism.gpus > 1:
-        lines.append("n, k and heads are this GPU's share of the letters")
     operators = [p.operator for p in placed]
     remaining = iter(operators)
     *records, total = pass_records(placed, deployment.gpu, calibration, deployment.routing)
@@ -160,7 +149,7 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
                 if part
             ]
         else:
-            sums = _operator_sums(deployment, batch, next(remaining))
+            sums = _operator_sums(deployment, next(remaining))
         kind_name = f" ({record['layer']})" if record["layer"] else ""
         times = []
         if record["time_s"] is not None:
@@ -175,17 +164,15 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
     return "\n".join([*lines, "", f"total of all rows: {time}{bound}"]) + "\n"
 
 
-def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator) -> list[str]:
+def _operator_sums(deployment: TimedDeployment, operator: Operator) -> list[str]:
     """Return FLOPs and bytes of one run of an operator as sums."""
     cost, shape = operator.cost, operator.shape
     element = deployment.formats.element_bytes
     weights = activations = ""
     if isinstance(shape, GemmShape):
-        rows, inner, columns = _letters(deployment, batch, operator, shape)
         m, n = whole(shape.m), whole(shape.n)
         sums = [
-            f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, "
-            f"n = {columns} = {n}",
+            f"x[m, k] · W[k, n], m = {m}, k = {shape.k:,}, n = {n}",
             f"FLOPs = 2·m·k·n = 2·{m}·{shape.k:,}·{n} = {cost.flops:,}",
         ]
         weights = f" ({shape.stored:g} B a weight, scales included)"
@@ -223,35 +210,6 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
     terms = " + ".join(text for text, size in sizes.items() if size) or "0"
     network = f", {cost.network_bytes:,.0f} over the link" if cost.network_bytes else ""
     return [*sums, f"bytes = {terms} = {cost.bytes:,}{network}"]
-
-
-def _letters(
-    deployment: TimedDeployment, batch: Batch, operator: Operator, shape: GemmShape
-) -> tuple[str, str, str]:
-    """Return m, k and n of a GEMM in letters, or in words if its layer has no letters for them.
-
-    The new tokens of a batch are B in a decode, B·S in a prefill and T in a mixed pass.
-    """
-    model, (group, *more) = deployment.model, batch.groups
-    ranks = deployment.parallelism.dp
-    tokens = sum(-(-g.count // ranks) * g.new for g in batch.groups)
-    rows = "T" if more or not isinstance(group.new, int) else "B" if group.new == 1 else "B·S"
-    if shape.m != tokens:
-        rows = "rows"
-    if operator.name == "lm_head":
-        return "B", "D", "V"
-    if operator.experts:
-        rows += "·k ÷ experts"
-    layer = model.kinds.get(operator.layer)
-    for part in (*layer.parts, *layer.shared) if layer else ():
-        dims = part.dims()
-        if operator.name in dims and operator.name not in operator.weights:
-            inner, columns = dims[operator.name]
-            return rows, inner, f"H·{columns}"
-        if operator.weights and all(name in dims for name in operator.weights):
-            columns = " + ".join(dims[name][1] for name in operator.weights)
-            return rows, dims[operator.weights[0]][0], columns
-    return rows, "inputs", "outputs"
 
 
 # Formulas of a deployment. Keys that a record lacks leave out their formula.

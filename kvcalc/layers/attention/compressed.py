@@ -16,14 +16,12 @@ release's inference code (model.py), as deepseek-v41-delta.md of JustVugg/colibr
 tensor by tensor.
 """
 
-from typing import ClassVar
-
 import msgspec
 
 from kvcalc.arithmetic import Num, floor_div
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, causal_pairs, compressed_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens, parse_sides
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
@@ -47,11 +45,6 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
     """
-
-    LETTERS: ClassVar[str] = (
-        "H=num_attention_heads d=head_dim rq=q_lora_rank ro=o_lora_rank g=o_groups "
-        "Hi=index_n_heads di=index_head_dim"
-    )
 
     num_attention_heads: Size
     head_dim: Size
@@ -103,15 +96,6 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             results.append(matrix("index_q", rank, self.index_n_heads * self.index_head_dim))
             results.append(matrix("index_weights", hidden_size, self.index_n_heads))
         return tuple(results)
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        series = f"{self._series}·" if self._series > 1 else ""
-        return parse_sides(
-            "q_down: D × rq; q_up: rq × H·d; kv: D × d; o_down: H·d/g × ro; o_up: g·ro × D; "
-            f"compress_kv: D × {series}d; compress_gate: D × {series}d; "
-            f"index_kv: D × {series}di; index_gate: D × {series}di; "
-            "index_q: rq × Hi·di; index_weights: D × Hi"
-        )
 
     def _compressor(self, name: str, hidden_size: int, width: int) -> list[Weight]:
         columns = self._series * width
@@ -285,9 +269,6 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
             results.append(matrix("index_q", self.q_lora_rank, self.index_n_heads * width))
             results.append(matrix("index_weights", hidden_size, self.index_n_heads))
         return tuple(results)
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        return super().dims() | parse_sides("row_index_k: d × di")
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: the window, the compressed rows, the index keys

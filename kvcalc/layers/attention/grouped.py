@@ -13,14 +13,14 @@ summed over queries. H2O's code has `hh_score` [heads, tokens] in the dtype of i
 share one score, because their rows are evicted together.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
 from kvcalc.arithmetic import Num
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens, parse_sides
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
@@ -45,11 +45,6 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         cached: False if tokens also see later tokens, so nothing can be stored.
         qo_projection: False if experts project queries and outputs (JetMoE).
     """
-
-    LETTERS: ClassVar[str] = (
-        "H=num_attention_heads G=num_key_value_heads d=head_dim dv=value_width Di=input_size "
-        "Do=output_size"
-    )
 
     num_attention_heads: Size
     num_key_value_heads: Size
@@ -126,16 +121,6 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
                 matrix("gate", width, heads * units, self.output_gate_bias, shards=heads)
             )
         return (*result, *self._vectors())
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        value = "d" if self.value_width == self.head_dim else "dv"
-        source = "Di" if self.input_size else "D"
-        target = "Do" if self.output_size else "D"
-        gate = f"H·{value}" if self.output_gate == "full" else "H"
-        return parse_sides(
-            f"q: {source} × H·d; k: {source} × G·d; v: {source} × G·{value}; "
-            f"o: H·{value} × {target}; gate: {source} × {gate}"
-        )
 
     def _vectors(self) -> list[Weight]:
         """Return norms of queries, keys and values, and sinks."""

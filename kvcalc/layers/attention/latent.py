@@ -6,14 +6,14 @@ matrices are absorbed into the query and output projections, so attention runs o
 Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
 from kvcalc.arithmetic import Num, at_least
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, Role, causal_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens, parse_sides
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
@@ -36,11 +36,6 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of
             every head.
     """
-
-    LETTERS: ClassVar[str] = (
-        "H=num_attention_heads r=kv_lora_rank dn=qk_nope_head_dim dr=qk_rope_head_dim "
-        "dv=v_head_dim rq=q_lora_rank ru=q_up_size"
-    )
 
     num_attention_heads: Size
     kv_lora_rank: Size
@@ -103,15 +98,6 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             )
         results += [vector("sinks", heads, shards=heads)] if self.sinks else []
         return tuple(results)
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        source, gate_source = ("ru", "ru") if self.q_up_size else ("rq", "D")
-        gate = "H·dv" if self.output_gate == "full" else "H"
-        return parse_sides(
-            f"q: D × H·(dn + dr); q_down: D × rq; q_up: {source} × H·(dn + dr); "
-            f"kv_down: D × r + dr; kv_up: r × H·(dn + dv); o: H·dv × D; "
-            f"gate: {gate_source} × {gate}; absorb_q: dn × r; absorb_v: r × dv"
-        )
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
         """Return entries for keys and values of every head; a value has `value_width` elements with

@@ -8,8 +8,6 @@ some layers, whose choice the others reuse); MiniMax-M3's modelling code in tran
 block of index_block_size tokens, top-k blocks).
 """
 
-from typing import ClassVar
-
 import msgspec
 
 from kvcalc.arithmetic import Num
@@ -17,7 +15,7 @@ from kvcalc.layers.attention.grouped import Grouped
 from kvcalc.layers.attention.latent import Latent
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, SparseShape, causal_pairs
-from kvcalc.layers.part import Count, Size, Tokens, parse_sides
+from kvcalc.layers.part import Count, Size, Tokens
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
 
@@ -33,8 +31,6 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         index_query_from_hidden: Whether index queries come from the hidden states, not the query
             latent.
     """
-
-    LETTERS: ClassVar[str] = f"{Latent.LETTERS} Hi=index_n_heads di=index_head_dim"
 
     index_topk: Tokens
     index_n_heads: Size
@@ -68,13 +64,6 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             matrix("index_k", hidden_size, self.index_head_dim),
             vector("index_k_norm", 2 * self.index_head_dim),
             matrix("index_weights", hidden_size, self.index_n_heads),
-        )
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        source = "D" if self.index_query_from_hidden or not self.q_lora_rank else "rq"
-        return super().dims() | parse_sides(
-            f"index_q: {source} × Hi·di; index_k: D × di; index_weights: D × Hi; "
-            "index_gate: D × di"
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
@@ -163,8 +152,6 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             store only that mean.
     """
 
-    LETTERS: ClassVar[str] = f"{Grouped.LETTERS} Hi=index_n_heads di=index_head_dim"
-
     index_block_size: Tokens
     index_topk_blocks: Size
     index_n_heads: Size
@@ -190,9 +177,6 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             matrix("index_k", hidden_size, self.index_head_dim),
             *(norms if self.index_norm else ()),
         )
-
-    def dims(self) -> dict[str, tuple[str, str]]:
-        return super().dims() | parse_sides("index_q: D × Hi·di; index_k: D × di")
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return keys and values, and an index key per token. A query reads the selected blocks."""

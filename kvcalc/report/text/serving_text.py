@@ -8,13 +8,8 @@ from kvcalc.records import Record
 from kvcalc.records.deployment import DeploymentRecord
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
 from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
-from kvcalc.report.text.fit_text import (
-    FITS,
-    marked_columns,
-    memory_notes,
-    memory_sentences,
-)
-from kvcalc.report.text.table_layout import Column, Table
+from kvcalc.report.text.fit_text import FITS, marked_columns, memory_notes, memory_sentences
+from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     BOUND,
     FORMATS,
@@ -28,6 +23,7 @@ from kvcalc.report.text.tables import (
     footnotes,
     memory_warning,
     node_notes,
+    plural,
     predictions_first,
     ratio,
     seconds,
@@ -126,34 +122,13 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
         *dict.fromkeys(filter(None, map(why_little, no_cache))),
         *["a speed-up below 1× means that drafting costs more than it saves"] * drafted,
     ]
-    tables = [
-        Table(
-            rows,
-            marked_columns(records, LATENCY),
-            title,
-            footnotes(*notes),
-            details=details,
-        )
-    ]
+    columns = marked_columns(records, LATENCY)
+    tables = [Table(rows, columns, title, footnotes(*notes), details=details)]
     if no_cache:
-        tables.append(
-            Table(
-                rows,
-                _varied(rows, NO_CACHE, "gpu", "batch_size"),
-                "\nWithout a cache",
-                [""],
-            )
-        )
+        tables.append(Table(rows, NO_CACHE, "\nWithout a cache", [""]))
     if drafted:
-        described = _varied(records, SPECULATION, "input_len", "output_len")
-        tables.append(Table(records, described, "\nSpeculation at mid length", [""]))
+        tables.append(Table(records, SPECULATION, "\nSpeculation at mid length", [""]))
     return tables
-
-
-def _varied(records: Sequence[Record], described: Sequence[Column], *keys: str) -> list[Column]:
-    """Return the columns without those of the keys under which all records are equal."""
-    equal = {key for key in keys if len({r[key] for r in records}) == 1}
-    return [column for column in described if column.key not in equal]
 
 
 def _per_server(
@@ -184,15 +159,14 @@ def _latency_sentence(records: Sequence[Record]) -> str:
     first = records[0]
     equal = alike(comparable(records), first, "batch_size", "input_len", "output_len")
     equal = [r for r in equal if r["e2e_s"]]
+    at_least, at_most = _bound_words(first)
     if not equal:
-        bound = "at most " * (first["time_basis"] == BOUND)
         rate = first["batch_size"] / first["tpot_s"] if first["tpot_s"] else 0.0
-        return answer_sentence(f"{_where(first)} generates {bound}{rate:,.1f} tokens/s")
+        return answer_sentence(f"{_where(first)} generates {at_most}{rate:,.1f} tokens/s")
     names = sides(equal).names
     times = [r["e2e_s"] for r in equal]
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
-    at_least, at_most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
     requests = f"{best['batch_size']:,} requests of " if best["batch_size"] > 1 else ""
     tokens = f"{best['input_len']:,} input and {best['output_len']:,} output tokens"
     clauses = []
@@ -222,12 +196,18 @@ def _latency_sentence(records: Sequence[Record]) -> str:
     return answer_sentence(start, *clauses)
 
 
+def _bound_words(record: Record) -> tuple[str, str]:
+    """Return the words before a time and before a rate, if they are bounds."""
+    return ("at least ", "at most ") if record["time_basis"] == BOUND else ("", "")
+
+
 def _where(record: Record) -> str:
     """Return the model and all GPUs, those of prefill replicas included."""
     return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
 
 
-QUEUES = {True: "diverges", False: "stable", None: "stable"}
+SUSTAINED = "sustained"
+QUEUES = {True: "diverges", False: "stable", None: "stable", SUSTAINED: SUSTAINED}
 SERVE = (
     *DEPLOYMENT_COLUMNS,
     *columns(
@@ -238,20 +218,13 @@ SERVE = (
         "tokens_per_step kv_peak kv_waste padding_waste queueing_mean_s e2e_p50_s",
         inputs="policy cache rate max_concurrency prefix_hit_rate",
         wide="e2e_p50_s",
-        formats=FORMATS
-        | {"queue": lambda queue: queue if isinstance(queue, str) else QUEUES[queue]},
+        formats=FORMATS | {"queue": QUEUES.__getitem__},
     ),
 )
-
-
-SUSTAINED = "sustained"
 CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
+PREFIX_HITS = "the prefix cache holds {:.0%} of the prompt tokens, one prefix of all requests, stored once"
 NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
-QUIET = (
-    "rejected",
-    "preemptions",
-    "padding_waste",
-)  # columns that are hidden without a value
+QUIET = ("rejected", "preemptions", "padding_waste")  # columns that are hidden without a value
 
 
 def serve_table(records: Sequence[Record]) -> Table:
@@ -269,7 +242,7 @@ def serve_table(records: Sequence[Record]) -> Table:
         *node_notes(rows),
         *distinct_notes(rows, "fallback"),
         *_front_ends(rows),
-        *dict.fromkeys(filter(None, map(_prefix_hits, rows))),
+        *dict.fromkeys(map(PREFIX_HITS.format, distinct_notes(rows, "prefix_hit_share"))),
         *_per_server(rows, _disaggregated),
         *_saturated(rows),
     ]
@@ -335,11 +308,11 @@ def _sustained(summaries: Sequence[Record]) -> str:
         return answer_sentence(f"{server} serves none of these requests")
     if not best["found_rate"]:
         return answer_sentence(f"{server} misses {goals}, even for one request at a time")
-    bound = best["time_basis"] == BOUND
-    rate = f"{server} sustains {'at most ' * bound}{digits(best['found_rate'])} requests/s"
+    at_least, at_most = _bound_words(best)
+    rate = f"{server} sustains {at_most}{digits(best['found_rate'])} requests/s"
     if goals:
         return answer_sentence(rate, f" with {goals}", " for 99% of requests")
-    wait = f", with a median TTFT of {'at least ' * bound}{seconds(best['ttft_p50_s'])}"
+    wait = f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
     return answer_sentence(rate, wait)
 
 
@@ -353,11 +326,11 @@ def _server_name(record: Record, records: Sequence[Record]) -> str:
 
 def _limits(record: Record) -> str:
     """Return the limits of a server and its KV cache budget."""
-    gpus = f"{record['gpus']} GPU{'s' * (record['gpus'] > 1)}"
     return (
         f"max_num_seqs {record['max_num_seqs']:,}, max_num_batched_tokens"
         f" {record['max_num_batched_tokens']:,}; KV cache budget"
-        f" {format_bytes(record['kv_budget_bytes'])} per GPU, {gpus}; seed {record['seed']}"
+        f" {format_bytes(record['kv_budget_bytes'])} per GPU, {plural(record['gpus'], 'GPU')};"
+        f" seed {record['seed']}"
     )
 
 
@@ -373,18 +346,11 @@ def _accuracy(record: Record) -> str:
 
 def _front_ends(records: Sequence[Record]) -> list[str]:
     """Return the time of network and tokenizer, in one line for all records that have it."""
-    times = sorted(r["front_end_s"] for r in records if r.get("front_end_s"))
-    span = " to ".join(dict.fromkeys(map(seconds, times[:1] + times[-1:])))
-    line = f"client {records[0]['client']}: network, HTTP and tokenizer add {span} to TTFT"
-    return [line] * bool(times)
-
-
-def _prefix_hits(record: Record) -> str:
-    """Return the share of prompt tokens in the prefix cache; '' without one."""
-    if not record.get("prefix_hit_share"):
-        return ""
-    share = f"the prefix cache holds {record['prefix_hit_share']:.0%} of the prompt tokens"
-    return f"{share}, one prefix of all requests, stored once"
+    times = [r["front_end_s"] for r in records if r.get("front_end_s")]
+    if not times:
+        return []
+    span = " to ".join(dict.fromkeys(map(seconds, (min(times), max(times)))))
+    return [f"client {records[0]['client']}: network, HTTP and tokenizer add {span} to TTFT"]
 
 
 def _saturated(records: Sequence[Record]) -> list[str]:
@@ -401,12 +367,12 @@ def _saturated(records: Sequence[Record]) -> list[str]:
 
 def _disaggregated(record: Record) -> str:
     """Return the prefill replicas and the time of a KV cache transfer."""
-    count = record.get("prefill_replicas")
-    if not count:
+    if not record.get("prefill_replicas"):
         return ""
     return (
-        f"{count:,} prefill replica{'s' * (count > 1)}, {record['total_gpus']:,} GPUs in total; a"
-        f" KV cache transfer takes {seconds(record['transfer_s'])}; no measured server of this kind"
+        f"{plural(record['prefill_replicas'], 'prefill replica')}, {record['total_gpus']:,} GPUs in"
+        f" total; a KV cache transfer takes {seconds(record['transfer_s'])}; no measured server of"
+        " this kind"
     )
 
 
@@ -432,7 +398,7 @@ def _served(records: Sequence[Record]) -> str:
     best = min(equal, key=lambda r: sign * (r.get(key) or 0.0))
     values = [r.get(key) or 0.0 for r in equal]
     is_best = bool(sides(equal, SERVER).keys) and max(values) > NOTICEABLE * min(values)
-    at_least, at_most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
+    at_least, at_most = _bound_words(best)
     server = _server_name(best, equal)
     tokens = f"{best['throughput_tokens_per_s']:,.0f} tokens/s"
     done = [r for r in alike(records, best, *SERVER) if r["completed"]]
@@ -455,6 +421,6 @@ def _served(records: Sequence[Record]) -> str:
 
 def _load(record: Record) -> str:
     """Return the load in words; '' if all requests arrive together."""
-    if clients := record.get("max_concurrency"):
-        return f"with {clients:,} client{'s' * (clients > 1)}"
+    if record.get("max_concurrency"):
+        return f"with {plural(record['max_concurrency'], 'client')}"
     return f"at a rate of {record['rate']:.4g}" if record.get("rate") else ""
