@@ -362,7 +362,7 @@ class Continuous(RankServer):
             self.waited = 0
             return False
         enough = self.scheduling.wait_share * tokens
-        waits = self.waiting.tokens(enough) < enough
+        waits = bool(self.waiting.tokens(enough) < enough)
         self.waited = self.waited + 1 if waits else 0
         return waits
 
