@@ -86,22 +86,18 @@ def _save_corrections(path: str, verdict: "Verdict") -> None:
 def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:
     """Return a server's metrics, compared with the prediction."""
     from kvcalc.diagnosis.diagnosis import served_by
-    from kvcalc.diagnosis.prometheus import (
-        compare_with_prediction,
-        read_metrics,
-        running_records,
-    )
+    from kvcalc.diagnosis.prometheus import read_metrics, running_records
 
     metrics = read_metrics(place)
     deployment, notes = served_by(metrics.model, inputs)
-    result = compare_with_prediction(metrics, deployment, users)
+    records = running_records(metrics, deployment, users)
 
     def tables() -> Any:
         from kvcalc.report.text.plan_text import running_table
 
-        return [running_table(result)]
+        return [running_table(records, deployment.basis)]
 
-    return Answer(running_records(result), tables, _notes=notes)
+    return Answer(records, tables, _notes=notes)
 
 
 def _verdicts(

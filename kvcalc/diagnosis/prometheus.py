@@ -15,18 +15,18 @@ from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.records import Record
 from kvcalc.records.diagnose import RunningRecord
 from kvcalc.serving.server import serve
 from kvcalc.timing.deployment import TimedDeployment
 
 MAX_BYTES, MAX_LINE, MAX_VALUE = 8 << 20, 4096, 1e18
 TIMEOUT_S = 10.0
+_NUMBER = r"\d{1,40}\.?\d{0,40}(?:e[+-]?\d{1,3})?"
 _LINE = re.compile(
-    r"(vllm|sglang)[:_]([a-zA-Z_]{1,100})(?:\{(.{0,3000})\})? "
-    r"(-?[\d.]{1,40}(?:e[+-]?\d{1,3})?)(?: \d{1,20})?$"
+    rf"(vllm|sglang)[:_]([a-zA-Z_]{{1,100}})(?:\{{(.{{0,3000}})\}})? ({_NUMBER})(?: \d{{1,20}})?$"
 )
 _LABEL = re.compile(r'([a-z_]{1,60})="([^"]{0,300})"')
+_BOUND = re.compile(rf'\ble="(\+Inf|{_NUMBER})"')
 # Names of the engines by our name, newer ones first. The first that a server has counts.
 ENGINE_NAMES = {
     "running": "num_requests_running num_running_reqs",
@@ -108,8 +108,7 @@ def read_metrics(source: str) -> Metrics:
     SGLang."""
     is_address = re.match(r"https?://", source)
     text = _download(source) if is_address else read_text(Path(source), MAX_BYTES)
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
+    samples: dict[str, list[float]] = {}
     buckets: dict[str, dict[float, float]] = {}
     labels: dict[str, str] = {}
     engine = ""
@@ -117,46 +116,36 @@ def read_metrics(source: str) -> Metrics:
         match = _LINE.match(line) if len(line) <= MAX_LINE else None
         if match is None:
             continue
-        engine, name = match[1], match[2]
-        line_labels = dict(_LABEL.findall(match[3] or ""))
-        value = _number(match[4])
-        if not 0 <= value < MAX_VALUE:
+        engine, name, label_text, number = match.groups(default="")
+        value, bound = float(number), _BOUND.search(label_text)
+        if value >= MAX_VALUE:
             continue  # nothing that a server counts
-        if name.endswith("_bucket") and "le" in line_labels:
-            bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
-            bound = float(line_labels["le"].replace("+Inf", "inf"))
-            bounds[bound] = bounds.get(bound, 0.0) + value
+        if name.endswith("_bucket") and bound:
+            counts = buckets.setdefault(name.removesuffix("_bucket"), {})
+            counts[float(bound[1])] = counts.get(float(bound[1]), 0.0) + value
             continue
-        sums[name] = sums.get(name, 0.0) + value
-        counts[name] = counts.get(name, 0) + 1
-        labels |= {key: label for key, label in line_labels.items() if label}
+        samples.setdefault(name, []).append(value)
+        labels |= {key: label for key, label in _LABEL.findall(label_text) if label}
     if not engine:
         hint = "Give the text of their /metrics"
         raise UserError("has no metrics of vLLM or SGLang", source, hint)
     values = {}
     for name, engine_names in ENGINE_NAMES.items():
-        keys = [key for key in engine_names.split() if key in sums]
-        if keys:
-            values[name] = sums[keys[0]] / (counts[keys[0]] if name in SHARES else 1)
+        sampled = next((samples[key] for key in engine_names.split() if key in samples), None)
+        if sampled:
+            values[name] = sum(sampled) / (len(sampled) if name in SHARES else 1)
     histograms = {}
     for name, engine_names in HISTOGRAM_NAMES.items():
-        keys = [key for key in engine_names.split() if f"{key}_count" in sums]
-        if keys:
+        key = next((key for key in engine_names.split() if f"{key}_count" in samples), None)
+        if key:
             histograms[name] = Histogram(
-                tuple(sorted(buckets.get(keys[0], {}).items())),
-                sums.get(f"{keys[0]}_sum", 0.0),
-                sums[f"{keys[0]}_count"],
+                tuple(sorted(buckets.get(key, {}).items())),
+                sum(samples.get(f"{key}_sum", [])),
+                sum(samples[f"{key}_count"]),
             )
     sizes = (labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
     blocks = [int(size) if size.isdigit() else 0 for size in sizes]
     return Metrics(engine, labels.get("model_name", ""), values, histograms, *blocks)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 def _download(address: str) -> str:
@@ -182,34 +171,16 @@ def _download(address: str) -> str:
     return str(data.decode("utf-8", errors="replace"))
 
 
-class LiveFigure(NamedTuple):
-    """A figure of the server and its prediction; None if one of them is unknown."""
-
-    name: str
-    measured: float | None
-    predicted: float | None
-    unit: str | None
-
-
-class LiveServer(NamedTuple):
-    """A running server compared with its prediction."""
-
-    deployment: TimedDeployment
-    engine: str
-    clients: int
-    input_len: int
-    output_len: int
-    figures: list[LiveFigure]
-    sentence: str
-
-
-def compare_with_prediction(
+def running_records(
     metrics: Metrics, deployment: TimedDeployment, clients: int = 0
-) -> LiveServer:
+) -> list[RunningRecord]:
     """Compare a server with a simulated one, for the mean lengths of all requests so far.
 
     Args:
         clients: Number of clients; 0 for the requests that run or wait now, at least one.
+
+    Returns:
+        One record per figure, and last the sentence.
 
     Raises:
         UserError: As `serve`.
@@ -243,37 +214,43 @@ def compare_with_prediction(
     hits = values.get("hit_rate")
     if queries := values.get("queries"):
         hits = values.get("hits", 0) / queries
-    return LiveServer(
-        deployment=deployment,
-        engine=metrics.engine,
-        clients=clients,
-        input_len=input_len,
-        output_len=output_len,
-        figures=_figures(metrics, record, hits),
-        sentence=_sentence(metrics, deployment, hits),
-    )
-
-
-def _figures(metrics: Metrics, record: Record, hits: float | None) -> list[LiveFigure]:
-    """Return the figures with a measured or a predicted value."""
-    values, batch_size = metrics.values, record["mean_batch_size"]
+    batch_size = record["mean_batch_size"]
     queue = max(0.0, record["mean_in_system"] - batch_size)
-    figures = [
-        LiveFigure("running", values.get("running"), batch_size, "requests"),
-        LiveFigure("waiting", values.get("waiting"), queue, "requests"),
-        LiveFigure("cache used", values.get("cache_usage"), record["kv_peak"], "share"),
-        LiveFigure("preemptions", values.get("preemptions"), record["preemptions"], "times"),
-        LiveFigure("prefix hits", hits, None, "share"),
+    # name, measured and predicted value, and unit
+    figures: list[tuple[str, float | None, float | None, str | None]] = [
+        ("running", values.get("running"), batch_size, "requests"),
+        ("waiting", values.get("waiting"), queue, "requests"),
+        ("cache used", values.get("cache_usage"), record["kv_peak"], "share"),
+        ("preemptions", values.get("preemptions"), record["preemptions"], "times"),
+        ("prefix hits", hits, None, "share"),
     ]
     for name in HISTOGRAM_NAMES:
         histogram, label = metrics.histograms.get(name, Histogram()), name.upper()
-        mean = record[f"{name}_mean_s"]
-        figures.append(LiveFigure(f"{label} mean", histogram.mean, mean, "s"))
+        figures.append((f"{label} mean", histogram.mean, record[f"{name}_mean_s"], "s"))
         for percent in (50, 90, 99):
             measured = histogram.quantile(percent / 100)
             predicted = record[f"{name}_p{percent}_s"]
-            figures.append(LiveFigure(f"{label} p{percent}", measured, predicted, "s"))
-    return [figure for figure in figures if (figure.measured, figure.predicted) != (None, None)]
+            figures.append((f"{label} p{percent}", measured, predicted, "s"))
+    figures.append(("verdict", None, None, None))
+    return [
+        {
+            "engine": metrics.engine,
+            "model": deployment.model.name,
+            "gpu": deployment.gpu.name,
+            "gpus": deployment.parallelism.gpus,
+            "max_concurrency": clients,
+            "input_len": input_len,
+            "output_len": output_len,
+            "time_basis": deployment.time_basis,
+            "figure": name,
+            "measured": measured,
+            "predicted": predicted,
+            "unit": unit,
+            "said": None if unit else _sentence(metrics, deployment, hits),
+        }
+        for name, measured, predicted, unit in figures
+        if not unit or (measured, predicted) != (None, None)
+    ]
 
 
 def _sentence(metrics: Metrics, deployment: TimedDeployment, hits: float | None) -> str:
@@ -298,28 +275,3 @@ def _sentence(metrics: Metrics, deployment: TimedDeployment, hits: float | None)
             verdict = "requests wait for the cache"
     server = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
     return f"{server}, {metrics.engine}: {', '.join(parts)}; {verdict}"
-
-
-def running_records(server: LiveServer) -> list[RunningRecord]:
-    """Return one record per figure, and last the sentence."""
-    deployment = server.deployment
-    figures = [(figure, None) for figure in server.figures]
-    verdict = LiveFigure("verdict", None, None, None), server.sentence
-    return [
-        {
-            "engine": server.engine,
-            "model": deployment.model.name,
-            "gpu": deployment.gpu.name,
-            "gpus": deployment.parallelism.gpus,
-            "max_concurrency": server.clients,
-            "input_len": server.input_len,
-            "output_len": server.output_len,
-            "time_basis": deployment.time_basis,
-            "figure": figure.name,
-            "measured": figure.measured,
-            "predicted": figure.predicted,
-            "unit": figure.unit,
-            "said": sentence,
-        }
-        for figure, sentence in [*figures, verdict]
-    ]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
-from kvcalc.diagnosis.prometheus import LiveServer
 from kvcalc.errors import few
 from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record
 from kvcalc.planning.grid import Candidate
@@ -285,21 +284,26 @@ UNIT_FORMATS: dict[str, Callable[[float], str]] = {
 }
 
 
-def running_table(server: LiveServer) -> Table:
-    """Return the measured and the predicted figures of a server."""
+def running_table(records: Sequence[RunningRecord], basis: str) -> Table:
+    """Return the measured and the predicted figures of a server.
+
+    Args:
+        basis: Basis of the predicted times in words.
+    """
     rows: list[JsonObject] = []
-    for figure in server.figures:
-        show = UNIT_FORMATS[figure.unit or "times"]
+    for record in records[:-1]:
+        show = UNIT_FORMATS[record["unit"] or "times"]
         measured, predicted = (
             None if value is None else show(value)
-            for value in (figure.measured, figure.predicted)
+            for value in (record["measured"], record["predicted"])
         )
-        rows.append({"figure": figure.name, "measured": measured, "predicted": predicted})
+        rows.append({"figure": record["figure"], "measured": measured, "predicted": predicted})
+    last = records[-1]
     notes = [
         "",
-        f"predicted for {server.clients:,} clients, {server.input_len:,} tokens in and "
-        f"{server.output_len:,} out",
-        f"times by the {server.deployment.basis}, without prefix hits",
+        f"predicted for {last['max_concurrency']:,} clients, {last['input_len']:,} tokens in and "
+        f"{last['output_len']:,} out",
+        f"times by the {basis}, without prefix hits",
     ]
     details = ["measured since the start of the server, quantiles within buckets"]
-    return Table(rows, RUNNING_COLUMNS, server.sentence, notes, details=details)
+    return Table(rows, RUNNING_COLUMNS, last["said"] or "", notes, details=details)
