@@ -23,26 +23,8 @@ from kvcalc.records import JsonObject
 from kvcalc.storage.ggml import BLOCKS, TYPES, tensor_bytes
 
 MAX_HEADER, MAX_ENTRIES, MAX_TENSORS, MAX_SPLITS = 256 << 20, 100_000, 200_000, 1000
-MAX_KEY, MAX_TEXT, MAX_VALUES, MAX_NESTED, MAX_ITEMS = (
-    1024,
-    16 << 20,
-    4096,
-    4,
-    4_000_000,
-)
-_NUMBERS = {
-    0: "<B",
-    1: "<b",
-    2: "<H",
-    3: "<h",
-    4: "<I",
-    5: "<i",
-    6: "<f",
-    7: "<?",
-    10: "<Q",
-    11: "<q",
-    12: "<d",
-}
+MAX_KEY, MAX_TEXT, MAX_VALUES, MAX_ITEMS = 1024, 16 << 20, 4096, 4_000_000
+_NUMBERS = {n: f"<{code}" for n, code in enumerate("BbHhIif?--Qqd") if code != "-"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
@@ -109,16 +91,13 @@ def _read(path: Path) -> Header:
     file_name = str(path)
     check_readable(path, sys.maxsize)
     try:
-        with path.open("rb") as file, _mapped(file.fileno()) as data:
-            return _Reader(data, file_name).header()
+        with path.open("rb") as file:
+            size = min(os.fstat(file.fileno()).st_size, MAX_HEADER)
+            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+                return _Reader(data, file_name).header()
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         reason = getattr(error, "strerror", None) or "not a usable file"
         raise UserError(f"cannot be read: {reason.lower()}", file_name) from None
-
-
-def _mapped(descriptor: int) -> mmap.mmap:
-    size = min(os.fstat(descriptor).st_size, MAX_HEADER)
-    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
 
 
 class _Reader:
@@ -126,7 +105,6 @@ class _Reader:
 
     def __init__(self, data: mmap.mmap, file_name: str) -> None:
         self.data, self.file_name, self.position, self.size = data, file_name, 0, len(data)
-        self.items = MAX_ITEMS  # list entries that the reader may still visit
 
     def fail(self, text: str) -> UserError:
         return UserError(f"is no usable GGUF file: {text}", self.file_name)
@@ -138,10 +116,8 @@ class _Reader:
         version = self.number("<I")
         if version not in (2, 3):
             raise self.fail(f"version {version}, but 2 and 3 (little-endian) are read")
-        tensors, entries = (
-            self.count(MAX_TENSORS, "tensors"),
-            self.count(MAX_ENTRIES, "metadata entries"),
-        )
+        tensors = self.count(MAX_TENSORS, "tensors")
+        entries = self.count(MAX_ENTRIES, "metadata entries")
         metadata: JsonObject = {}
         for _ in range(entries):
             key = self.text(MAX_KEY, "key")
@@ -181,43 +157,35 @@ class _Reader:
         except UnicodeDecodeError:
             raise self.fail(f"a {noun} is not UTF-8 text") from None
 
-    def value(self, kind: int, key: str, depth: int = 0) -> Any:
+    def value(self, kind: int, key: str) -> Any:
         """Return a value; for an array of texts or of more than MAX_VALUES numbers, only its
         length."""
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:
             return self.text(MAX_TEXT, "value")
-        if kind != _ARRAY or depth >= MAX_NESTED:
-            raise self.fail(f"key {printable(key, 60)!r} has a value of unknown type {kind}")
-        inner, length = self.number("<I"), self.number("<Q")
-        if inner in _NUMBERS:
-            width = struct.calcsize(_NUMBERS[inner])
+        length = 0
+        if kind == _ARRAY:
+            kind, length = self.number("<I"), self.number("<Q")
+        if kind in _NUMBERS:
+            code = _NUMBERS[kind]
+            width = struct.calcsize(code)
             start = self.skip(length * width)
             if length > MAX_VALUES:
                 return Length(length)
-            return [
-                struct.unpack_from(_NUMBERS[inner], self.data, start + n * width)[0]
-                for n in range(length)
-            ]
-        self.items -= length
-        if self.items < 0:
+            ends = range(start, start + length * width, width)
+            return [struct.unpack_from(code, self.data, position)[0] for position in ends]
+        if kind != _STRING:
+            raise self.fail(f"key {printable(key, 60)!r} has a value of unknown type {kind}")
+        if length > MAX_ITEMS:
             raise self.fail(f"its lists have more than {MAX_ITEMS:,} entries")
-        if inner == _STRING:
-            self.texts(length)
-        else:
-            for _ in range(length):
-                self.value(inner, key, depth + 1)
-        return Length(length)
-
-    def texts(self, count: int) -> None:
-        """Skip a number of texts."""
         position, last, unpack = self.position, self.size - 8, _LENGTH.unpack_from
-        for _ in range(count):
+        for _ in range(length):
             if position > last:
                 self.skip(self.size)  # raises: the file is too short
             position += 8 + unpack(self.data, position)[0]
         self.skip(position - self.position)
+        return Length(length)
 
     def tensor(self) -> TensorInfo:
         name = self.text(MAX_KEY, "tensor's name")
@@ -247,22 +215,12 @@ MAX_SIZE, MAX_LAYERS = 10**8, 2_000
 # With 0, no layer uses a window, even if the file has the key. Source: llama.cpp's
 # src/models/*.cpp (`load_swa_pattern`). exaone4 uses windows only with 64 layers
 # (`load_arch_hparams` there).
-_PERIODS = {
-    "gemma2": 2,
-    "gemma3": 6,
-    "gemma3n": 5,
-    "gpt-oss": 2,
-    "cohere2": 4,
-    "exaone4": 4,
-    "exaone-moe": 4,
-    "olmo2": 4,
-    "llama4": 4,
-    "afmoe": 4,
-    "mellum": 4,
-    "plamo3": 8,
-    "phi3": 0,
-    "phimoe": 0,
-}
+_PERIOD_ROWS = """
+    gemma2 2  gemma3 6  gemma3n 5  gpt-oss 2  cohere2 4  exaone4 4  exaone-moe 4  olmo2 4
+    llama4 4  afmoe 4  mellum 4  plamo3 8  phi3 0  phimoe 0
+"""
+_FAMILIES, _VALUES = _PERIOD_ROWS.split()[::2], _PERIOD_ROWS.split()[1::2]
+_PERIODS = dict(zip(_FAMILIES, map(int, _VALUES), strict=True))
 _CHUNK = 8192  # tokens, for llama4; no key contains it
 
 
@@ -328,11 +286,9 @@ class Fields:
         if self.family == "exaone4" and self.layers != 64:
             return 0
         default = {"gemma2": 4096, "exaone4": 4096}.get(self.family, 0)
-        tokens = (
-            _CHUNK
-            if self.family == "llama4"
-            else self.size("attention.sliding_window", default)
-        )
+        tokens = _CHUNK
+        if self.family != "llama4":
+            tokens = self.size("attention.sliding_window", default)
         if not tokens:
             return 0
         pattern = self.metadata.get(

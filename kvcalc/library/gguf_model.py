@@ -5,6 +5,7 @@ refused. Parameters and bytes are therefore exactly the sums over its tensors. N
 llama.cpp's gguf-py/gguf/constants.py.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvcalc.errors import printable
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
-from kvcalc.library.gguf_header import Fields, Header, TensorInfo, read_header
+from kvcalc.library.gguf_header import Fields, TensorInfo, read_header
 from kvcalc.model.gguf_layout import split
 from kvcalc.model.memory import weight_bytes
 from kvcalc.model.model import Layer, Model, Norm
@@ -25,13 +26,20 @@ from kvcalc.storage.ggml import FILE_TYPES, tensor_bytes
 class GgufBlock:
     """The remaining tensors of a block, and the format of each weight built from the others.
 
+    Attributes:
+        number: Number of the block; -1 for the tensors outside the blocks.
+        formats: (weight, ggml type) of the consumed tensors.
+        norm_biases: Whether the consumed norms of the residual's width have biases.
+
     Raises:
         UserError: A tensor is missing, or its shape differs from the metadata.
     """
 
-    def __init__(self, fields: Fields, number: int, tensors: dict[str, TensorInfo]) -> None:
-        self.fields, self.number, self.remaining = fields, number, dict(tensors)
+    def __init__(self, fields: Fields, number: int) -> None:
+        self.fields, self.number, self.width = fields, number, fields.width
+        self.remaining: dict[str, TensorInfo] = {}
         self.formats: list[tuple[str, str]] = []
+        self.norm_biases: set[bool] = set()
 
     def size(self, key: str, default: int | None = None) -> int:
         """Return a number from the metadata for this block, at least 1."""
@@ -40,44 +48,45 @@ class GgufBlock:
             raise self.fields.fail(f"block {self.number}: {key} is 0")
         return result
 
-    def take(self, name: str, *shape: int) -> TensorInfo:
-        """Consume a required tensor of this shape; 0 accepts any length."""
+    def take(self, weights: str, name: str, *shape: int) -> TensorInfo:
+        """Consume a required tensor of this shape, which stores these weights.
+
+        Args:
+            weights: Names of weights between blanks; may be empty.
+            name: Name of the tensor.
+            shape: Expected shape; 0 accepts any length, and no shape accepts every shape.
+        """
+        prefix = f"blk.{self.number}." if self.number >= 0 else ""
         result = self.remaining.pop(f"{name}.weight", None)
         if result is None:
-            raise self.fields.fail(f"tensor blk.{self.number}.{name}.weight is missing")
-        if shape and (
-            len(shape) != len(result.shape)
-            or any(n and n != m for n, m in zip(shape, result.shape, strict=True))
-        ):
+            raise self.fields.fail(f"tensor {prefix}{name}.weight is missing")
+        actual = tuple(m if n else 0 for n, m in zip(shape, result.shape, strict=False))
+        if shape and (len(shape) != len(result.shape) or actual != shape):
             expected = ", ".join(str(n or "any") for n in shape)
             raise self.fields.fail(
                 f"tensor {result.name} has the shape {list(result.shape)}, not [{expected}]"
             )
+        self.formats += [(weight, result.type) for weight in weights.split()]
         return result
 
-    def matrix(self, weight: str, name: str, *shape: int) -> TensorInfo:
-        """Consume a tensor that is one weight."""
-        result = self.take(name, *shape)
-        self.formats.append((weight, result.type))
-        return result
-
-    def pieces(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
+    def join(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
         """Record a weight that consists of rows of several tensors, as (tensor, number of rows)."""
         types = list(dict.fromkeys(tensor.type for tensor, _ in pieces))
-        stored_bytes = sum(
-            tensor_bytes(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces
-        )
-        elements = sum(tensor.shape[0] * rows for tensor, rows in pieces)
-        self.formats.append(
-            (
-                weight,
-                types[0] if len(types) == 1 else f"{'_'.join(types)}@{stored_bytes}/{elements}",
-            )
-        )
+        name = types[0]
+        if len(types) > 1:
+            sizes = [tensor_bytes(part.type, part.shape[0], rows) for part, rows in pieces]
+            elements = sum(part.shape[0] * rows for part, rows in pieces)
+            name = f"{'_'.join(types)}@{sum(sizes)}/{elements}"
+        self.formats.append((weight, name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that has not been consumed; () if it is absent."""
+        tensor = self.remaining.get(f"{name}.weight")
+        return tensor.shape if tensor else ()
 
     def has(self, name: str) -> bool:
         """Return whether a tensor has not been consumed."""
-        return f"{name}.weight" in self.remaining
+        return bool(self.shape(name))
 
     def bias(self, name: str) -> bool:
         """Return whether a tensor has a bias, and consume the bias."""
@@ -101,46 +110,45 @@ class GgufBlock:
         result = self.remaining.pop(f"{name}.weight", None) or self.remaining.pop(name, None)
         return result.elements if result else 0
 
+    def norms(self) -> int:
+        """Consume the norms of the residual's width that remain, and return their number."""
+        names = [
+            name.removesuffix(".weight")
+            for name, tensor in self.remaining.items()
+            if "norm" in name and not name.endswith(".bias") and tensor.shape == (self.width,)
+        ]
+        for name in names:
+            self.vector(name)
+            self.norm_biases.add(self.bias(name))
+        return len(names)
+
 
 def delta(b: GgufBlock) -> GatedDeltaNet:
     """Return the gated delta net of Qwen3-Next and Qwen3.5.
 
     Queries, keys and values are one tensor, and their gate is another tensor.
     """
-    width, kh, vh = (
-        b.fields.width,
-        b.size("ssm.group_count"),
-        b.size("ssm.time_step_rank"),
-    )
-    dk, values, kernel = (
-        b.size("ssm.state_size"),
-        b.size("ssm.inner_size"),
-        b.size("ssm.conv_kernel"),
-    )
-    keys = kh * dk
-    joined, gate = (
-        b.take("attn_qkv", width, 2 * keys + values),
-        b.take("attn_gate", width, values),
-    )
-    b.formats.append(("qk", joined.type))
-    b.pieces("v_gate", (joined, values), (gate, values))
+    key_heads, value_heads = b.size("ssm.group_count"), b.size("ssm.time_step_rank")
+    key, values = b.size("ssm.state_size"), b.size("ssm.inner_size")
+    kernel = b.size("ssm.conv_kernel")
+    channels = 2 * key_heads * key + values
+    joined = b.take("qk", "attn_qkv", b.width, channels)
+    gate = b.take("", "attn_gate", b.width, values)
+    b.join("v_gate", (joined, values), (gate, values))
     if b.has("ssm_ba"):
-        b.matrix("step_decay", "ssm_ba", width, 2 * vh)
+        b.take("step_decay", "ssm_ba", b.width, 2 * value_heads)
     else:
-        b.pieces(
-            "step_decay",
-            (b.take("ssm_alpha", width, vh), vh),
-            (b.take("ssm_beta", width, vh), vh),
-        )
-    b.take("ssm_conv1d", kernel, 2 * keys + values)
+        pieces = [b.take("", name, b.width, value_heads) for name in ("ssm_alpha", "ssm_beta")]
+        b.join("step_decay", *((piece, value_heads) for piece in pieces))
+    b.take("", "ssm_conv1d", kernel, channels)
     for name in ("ssm_a", "ssm_dt.bias", "ssm_norm"):
         b.vector(name)
-    b.matrix("out", "ssm_out", values, width)
+    b.take("out", "ssm_out", values, b.width)
     return GatedDeltaNet(
-        linear_num_key_heads=kh,
-        linear_num_value_heads=vh,
-        linear_key_head_dim=dk,
-        linear_value_head_dim=values // vh,
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=value_heads,
+        linear_key_head_dim=key,
+        linear_value_head_dim=values // value_heads,
         linear_conv_kernel_dim=kernel,
         conv_bias=b.bias("ssm_conv1d"),
     )
@@ -148,62 +156,53 @@ def delta(b: GgufBlock) -> GatedDeltaNet:
 
 def mamba(b: GgufBlock) -> Mamba | Mamba2:
     """Return Mamba if the time step has a separate projection, and Mamba-2 otherwise."""
-    width, inner, states = (
-        b.fields.width,
-        b.size("ssm.inner_size"),
-        b.size("ssm.state_size"),
-    )
+    inner, states = b.size("ssm.inner_size"), b.size("ssm.state_size")
     rank, kernel = b.size("ssm.time_step_rank"), b.size("ssm.conv_kernel")
-    step = b.has("ssm_x")
-    groups = 0 if step else b.size("ssm.group_count", 1)
-    projected = b.matrix(
-        "in",
-        "ssm_in",
-        width,
-        2 * inner if step else 2 * inner + 2 * groups * states + rank,
-    )
-    b.take("ssm_conv1d", kernel, inner if step else inner + 2 * groups * states)
-    b.matrix("out", "ssm_out", inner, width)
+    has_step = b.has("ssm_x")
+    groups = 0 if has_step else b.size("ssm.group_count", 1)
+    channels = inner + 2 * groups * states
+    if has_step:
+        b.take("in", "ssm_in", b.width, 2 * inner)
+    else:
+        b.take("in in_bc", "ssm_in", b.width, inner + channels + rank)
+    b.take("", "ssm_conv1d", kernel, channels)
+    b.take("out", "ssm_out", inner, b.width)
     conv_bias, proj_bias = b.bias("ssm_conv1d"), b.have_biases("ssm_in", "ssm_out")
     for name in ("ssm_a", "ssm_d", "ssm_dt.bias"):
         b.vector(name)
-    if step:
-        b.matrix("x", "ssm_x", inner, rank + 2 * states)
-        b.matrix("dt", "ssm_dt", rank, inner)
-        normed = [b.vector(f"ssm_{name}_norm") for name in ("dt", "b", "c")]
-        return Mamba(
-            intermediate_size=inner,
+    if not has_step:
+        return Mamba2(
+            num_heads=rank,
+            head_dim=inner // rank,
             state_size=states,
-            time_step_rank=rank,
+            n_groups=groups,
             conv_kernel=kernel,
             conv_bias=conv_bias,
             proj_bias=proj_bias,
-            inner_norms=any(normed),
+            gate_norm=bool(b.vector("ssm_norm")),
         )
-    b.formats.append(("in_bc", projected.type))
-    return Mamba2(
-        num_heads=rank,
-        head_dim=inner // rank,
+    b.take("x", "ssm_x", inner, rank + 2 * states)
+    b.take("dt", "ssm_dt", rank, inner)
+    inner_norms = [b.vector(f"ssm_{name}_norm") for name in ("dt", "b", "c")]
+    return Mamba(
+        intermediate_size=inner,
         state_size=states,
-        n_groups=groups,
+        time_step_rank=rank,
         conv_kernel=kernel,
         conv_bias=conv_bias,
         proj_bias=proj_bias,
-        gate_norm=bool(b.vector("ssm_norm")),
+        inner_norms=any(inner_norms),
     )
 
 
 def short_conv(b: GgufBlock) -> ShortConv:
     """Return LFM2's convolution between two gates."""
-    width, kernel = b.fields.width, b.size("shortconv.l_cache")
-    b.matrix("in", "shortconv.in_proj", width, 3 * width)
-    b.take("shortconv.conv", kernel, width)
-    b.matrix("out", "shortconv.out_proj", width, width)
-    return ShortConv(
-        width=width,
-        conv_kernel=kernel,
-        bias=b.have_biases("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"),
-    )
+    kernel = b.size("shortconv.l_cache")
+    b.take("in", "shortconv.in_proj", b.width, 3 * b.width)
+    b.take("", "shortconv.conv", kernel, b.width)
+    b.take("out", "shortconv.out_proj", b.width, b.width)
+    bias = b.have_biases("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")
+    return ShortConv(width=b.width, conv_kernel=kernel, bias=bias)
 
 
 def grouped(b: GgufBlock) -> Grouped:
@@ -211,105 +210,71 @@ def grouped(b: GgufBlock) -> Grouped:
 
     The projections may be one tensor. Queries with a gate are twice as wide.
     """
-    width, heads = b.fields.width, b.size("attention.head_count")
+    width, heads = b.width, b.size("attention.head_count")
     if not b.fields.has("attention.key_length") and width % heads:
         raise b.fields.fail(f"block {b.number}: {heads} heads do not divide {width}")
     key = b.size("attention.key_length", width // heads)
     value = b.size("attention.value_length", key)
     groups = b.fields.size("attention.head_count_kv", heads, b.number)
     if not groups and b.has("attn_k"):  # some hybrids' lists say 0 of every layer
-        groups = b.remaining["attn_k.weight"].elements // (width * key) or 1
+        groups = b.shape("attn_k")[-1] // key or 1
     options: JsonObject = {
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
         "head_dim": key,
+        "v_head_dim": value if value != key else None,
     }
-    options |= {"v_head_dim": value} if value != key else {}
+    sizes = {"q": heads * key, "k": groups * key, "v": groups * value}
     if b.has("attn_qkv"):
-        joined = b.take("attn_qkv", width, (heads + groups) * key + groups * value)
-        b.formats += [(name, joined.type) for name in ("q", "k", "v")]
+        b.take("q k v", "attn_qkv", width, sum(sizes.values()))
         options |= dict.fromkeys(("q_bias", "k_bias", "v_bias"), b.bias("attn_qkv"))
     else:
-        options |= _queries(b, heads * key) | {"q_bias": b.bias("attn_q")}
-        for name, outputs in (("k", groups * key), ("v", groups * value)):
-            b.matrix(name, f"attn_{name}", width, outputs)
+        weights = "q"
+        if b.shape("attn_q") == (width, 2 * sizes["q"]):
+            options["output_gate"] = "full"
+            sizes["q"] *= 2
+            weights = "q gate"
+        for name, outputs in sizes.items():
+            b.take(weights if name == "q" else name, f"attn_{name}", width, outputs)
             options[f"{name}_bias"] = b.bias(f"attn_{name}")
     if b.has("attn_gate"):
-        gate = b.matrix("gate", "attn_gate", width, 0)
-        if gate.shape[1] not in (heads, heads * value):
-            raise b.fields.fail(
-                f"tensor {gate.name} gates {gate.shape[1]:,} channels of {heads:,} heads of "
-                f"{value:,}"
-            )
-        options["output_gate"] = "full" if gate.shape[1] == heads * value else "head"
-    b.matrix("o", "attn_output", heads * value, width)
+        is_per_head = b.shape("attn_gate") == (width, heads)
+        b.take("gate", "attn_gate", width, heads if is_per_head else heads * value)
+        options["output_gate"] = "head" if is_per_head else "full"
+    b.take("o", "attn_output", heads * value, width)
     options |= {"o_bias": b.bias("attn_output"), "sinks": bool(b.vector("attn_sinks"))}
-    options |= _head_norms(b, heads, groups, key)
+    norms = b.vector("attn_q_norm"), b.vector("attn_k_norm")
+    if any(norms):
+        if norms not in ((key, key), (heads * key, groups * key)):
+            raise b.fields.fail(
+                f"block {b.number} norms queries and keys of {norms[0]:,} and {norms[1]:,} elements"
+            )
+        options["qk_norm"] = "head" if norms[0] == key else "full"
+        options["qk_norm_bias"] = b.have_biases("attn_q_norm", "attn_k_norm")
     if window := b.fields.window(b.number):
-        options["attention_chunk_size" if b.fields.family == "llama4" else "sliding_window"] = (
-            window
-        )
+        is_chunk = b.fields.family == "llama4"
+        options["attention_chunk_size" if is_chunk else "sliding_window"] = window
     return Grouped(**options)
-
-
-def _queries(b: GgufBlock, outputs: int) -> JsonObject:
-    """Consume the query projection; return `output_gate` if it also has the gates."""
-    queries = b.matrix("q", "attn_q", b.fields.width, 0)
-    if queries.shape[1] == 2 * outputs:
-        b.formats.append(("gate", queries.type))
-        return {"output_gate": "full"}
-    if queries.shape[1] != outputs:
-        raise b.fields.fail(
-            f"tensor {queries.name} has the shape {list(queries.shape)}, not [{b.fields.width}, "
-            f"{outputs}]"
-        )
-    return {}
-
-
-def _head_norms(b: GgufBlock, heads: int, groups: int, width: int) -> JsonObject:
-    """Consume the norms of queries and keys; return the kind of norm."""
-    queries, keys = b.vector("attn_q_norm"), b.vector("attn_k_norm")
-    if not queries and not keys:
-        return {}
-    if (queries, keys) not in ((width, width), (heads * width, groups * width)):
-        raise b.fields.fail(
-            f"block {b.number} norms queries and keys of {queries:,} and {keys:,} elements"
-        )
-    return {
-        "qk_norm": "head" if queries == width else "full",
-        "qk_norm_bias": b.have_biases("attn_q_norm", "attn_k_norm"),
-    }
 
 
 def latent(b: GgufBlock) -> Latent:
     """Return MLA. Its kv_up is one tensor, or two: [dn, r] and [r, dv] for each head."""
-    width, heads, rank = (
-        b.fields.width,
-        b.size("attention.head_count"),
-        b.size("attention.kv_lora_rank"),
-    )
-    down = b.matrix("kv_down", "attn_kv_a_mqa", width, 0)
-    rope = down.shape[1] - rank
-    q_rank = b.matrix("q_down", "attn_q_a", width, 0).shape[1] if b.has("attn_q_a") else 0
-    queries = b.matrix(
-        "q_up" if q_rank else "q",
-        "attn_q_b" if q_rank else "attn_q",
-        q_rank or width,
-        0,
-    )
-    out = b.matrix("o", "attn_output", 0, width)
-    if rope < 0 or queries.shape[1] % heads or out.shape[0] % heads:
+    heads, rank = b.size("attention.head_count"), b.size("attention.kv_lora_rank")
+    rope = b.take("kv_down", "attn_kv_a_mqa", b.width, 0).shape[1] - rank
+    q_rank = b.take("q_down", "attn_q_a", b.width, 0).shape[1] if b.has("attn_q_a") else 0
+    names = ("q_up", "attn_q_b") if q_rank else ("q", "attn_q")
+    queries = b.take(*names, q_rank or b.width, 0).shape[1]
+    outputs = b.take("o", "attn_output", 0, b.width).shape[0]
+    if rope < 0 or queries % heads or outputs % heads:
         raise b.fields.fail(f"block {b.number} has latents and heads that do not fit")
-    nope, value = queries.shape[1] // heads - rope, out.shape[0] // heads
+    nope, value = queries // heads - rope, outputs // heads
     is_joined = b.has("attn_kv_b")
     if is_joined:
-        b.matrix("kv_up", "attn_kv_b", rank, heads * (nope + value))
+        b.take("kv_up", "attn_kv_b", rank, heads * (nope + value))
     else:
-        keys, values = (
-            b.take("attn_k_b", nope, rank, heads),
-            b.take("attn_v_b", rank, value, heads),
-        )
-        b.pieces("kv_up", (keys, rank * heads), (values, value * heads))
+        keys = b.take("", "attn_k_b", nope, rank, heads)
+        values = b.take("", "attn_v_b", rank, value, heads)
+        b.join("kv_up", (keys, rank * heads), (values, value * heads))
     return Latent(
         num_attention_heads=heads,
         kv_lora_rank=rank,
@@ -330,41 +295,39 @@ def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
     The gate is a separate tensor or the other half of up.
     """
     gate, up, down = (names.format(name) for name in ("gate", "up", "down"))
-    inner = b.matrix(f"{group}down", down, 0, b.fields.width).shape[0]
-    joined = not b.has(gate) and b.has(up) and b.remaining[f"{up}.weight"].shape[1] == 2 * inner
-    gated = joined or b.has(gate)
-    wide = b.matrix(f"{group}up", up, b.fields.width, 2 * inner if joined else inner)
-    if joined:
-        b.formats.append((f"{group}gate", wide.type))
-    elif gated:
-        b.matrix(f"{group}gate", gate, b.fields.width, inner)
-    bias, below = (
-        b.have_biases(*((gate, up) if gated and not joined else (up,))),
-        b.bias(down),
-    )
+    inner = b.take(f"{group}down", down, 0, b.width).shape[0]
+    is_gated = b.has(gate)
+    if not is_gated and b.shape(up) == (b.width, 2 * inner):
+        b.take(f"{group}up {group}gate", up)
+        bias, gated = b.bias(up), True
+    else:
+        b.take(f"{group}up", up, b.width, inner)
+        if is_gated:
+            b.take(f"{group}gate", gate, b.width, inner)
+        bias, gated = b.have_biases(*((gate, up) if is_gated else (up,))), is_gated
+    down_bias = b.bias(down)
     return Dense(
         intermediate_size=inner,
         gated=gated,
         bias=bias,
-        down_bias=None if below == bias else below,
+        down_bias=None if down_bias == bias else down_bias,
     )
 
 
 def experts(b: GgufBlock) -> Moe:
     """Return the experts of a block: a router, stacked experts, and shared experts if it has any."""
-    width = b.fields.width
-    count = b.matrix("router", "ffn_gate_inp", width, 0).shape[1]
-    inner = b.matrix("experts.down", "ffn_down_exps", 0, width, count).shape[0]
+    count = b.take("router", "ffn_gate_inp", b.width, 0).shape[1]
+    inner = b.take("experts.down", "ffn_down_exps", 0, b.width, count).shape[0]
+    is_joined = b.has("ffn_gate_up_exps")
+    gated = is_joined or b.has("ffn_gate_exps")
     names = ["ffn_down_exps"]
-    gated = b.has("ffn_gate_up_exps") or b.has("ffn_gate_exps")
-    if b.has("ffn_gate_up_exps"):
-        joined = b.take("ffn_gate_up_exps", width, 2 * inner, count)
-        b.formats += [("experts.gate", joined.type), ("experts.up", joined.type)]
+    if is_joined:
         names.append("ffn_gate_up_exps")
+        b.take("experts.gate experts.up", names[-1], b.width, 2 * inner, count)
     else:
         for name in ("gate", "up") if gated else ("up",):
-            b.matrix(f"experts.{name}", f"ffn_{name}_exps", width, inner, count)
             names.append(f"ffn_{name}_exps")
+            b.take(f"experts.{name}", names[-1], b.width, inner, count)
     options: JsonObject = {
         "router_bias": b.bias("ffn_gate_inp"),
         "bias": b.have_biases(*names),
@@ -375,10 +338,10 @@ def experts(b: GgufBlock) -> Moe:
         options |= {
             "shared_expert_intermediate_size": shared.intermediate_size,
             "shared_gated": shared.gated,
+            "shared_bias": shared.bias,
         }
-        options["shared_bias"] = shared.bias
     if b.has("ffn_gate_inp_shexp"):
-        b.matrix("shared.weight", "ffn_gate_inp_shexp")
+        b.take("shared.weight", "ffn_gate_inp_shexp")
         options["shared_expert_gate"] = True
     return Moe(
         num_experts=count,
@@ -401,199 +364,124 @@ _VECTOR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 def read_gguf(path: Path) -> Model:
     """Return the model of a .gguf file or of its splits, with its storage formats.
 
+    Blocks after the last layer predict further tokens and do not count as parameters.
+
     Raises:
         UserError: Part of the file is not understood. The message names it.
     """
     header = read_header(path)
-    return _File(header, str(path), path.name[: -len(".gguf")]).model()
+    f = Fields(header.metadata, str(path))
+    outer, *blocks = (GgufBlock(f, n) for n in range(-1, f.layers))
+    buffers = 0
+    vector_types = set()
+    for tensor in header.tensors.values():
+        match = re.fullmatch(r"blk\.([0-9]{1,5})\.(.*)", tensor.name)
+        number, name = (int(match[1]), match[2]) if match else (-1, tensor.name)
+        if name in BUFFERS or number >= f.layers:
+            buffers += tensor.bytes
+            continue
+        (blocks[number] if match else outer).remaining[name] = tensor
+        if len(tensor.shape) == 1 or name.endswith(".bias"):
+            vector_types.add(tensor.type)
+    if len(vector_types) > 1 or not vector_types <= _VECTOR_TYPES.keys():
+        types = ", ".join(sorted(vector_types))
+        raise f.fail(f"its norms and biases are stored as {types}; one plain type is read")
+    vectors = _VECTOR_TYPES[vector_types.pop()] if vector_types else "fp32"
 
-
-class _File:
-    """The tensors of a file, sorted into blocks and outside tensors."""
-
-    def __init__(self, header: Header, file_name: str, name: str) -> None:
-        self.fields, self.name = (
-            Fields(header.metadata, file_name),
-            printable(name, 80) or "gguf",
+    layers = [_layer(block) for block in blocks]
+    outside = _outside(outer)
+    keys = [msgspec.json.encode(layer) for layer in layers]
+    distinct = list(dict.fromkeys(keys))
+    names = {key: f"layer_{n}" for n, key in enumerate(distinct, 1)}
+    if len(distinct) == 1:
+        names = {distinct[0]: "layer"}
+    model = Model(
+        name=printable(path.name[: -len(".gguf")], 80) or "gguf",
+        family=f.family,
+        model_type=f.family,
+        hidden_size=f.width,
+        layers=f.layers,
+        pattern=tuple(names[key] for key in keys),
+        kinds={names[key]: layer for key, layer in zip(keys, layers, strict=True)},
+        norm=_norm([outer, *blocks]),
+        dtype="fp16",
+        max_context=f.size("context_length", 0) or None,
+        buffers=buffers,
+        **outside,
+    )
+    key, problem = model.problem()
+    if problem:
+        raise f.fail(f"{key}: {problem}")
+    stated = f.metadata.get("general.file_type")
+    label = FILE_TYPES.get(stated, "gguf") if isinstance(stated, int) else "gguf"
+    formats = {block.number: tuple(block.formats) for block in (outer, *blocks)}
+    model = split(model, formats, label, vectors, buffers)
+    file_bytes = sum(tensor.bytes for tensor in header.tensors.values())
+    if (model_bytes := weight_bytes(model)) != file_bytes:
+        raise f.fail(
+            f"its tensors take {file_bytes:,} bytes, but {model_bytes:,} are understood"
         )
-        self.file_bytes = sum(tensor.bytes for tensor in header.tensors.values())
-        self.outer: dict[str, TensorInfo] = {}
-        self.blocks: list[dict[str, TensorInfo]] = [{} for _ in range(self.fields.layers)]
-        self.buffers = 0
-        self.biased: set[bool] = set()  # whether norms of the layers have biases
-        for tensor in header.tensors.values():
-            self._place(tensor)
+    note = f"read from the header of a GGUF file ({label})"
+    return msgspec.structs.replace(model, notes=(note,))
 
-    def _place(self, tensor: TensorInfo) -> None:
-        """Sort a tensor into its block or among the outside tensors.
 
-        Blocks after the last layer predict further tokens and do not count as parameters.
-        """
-        head, _, tail = tensor.name.partition(".")
-        number, _, name = tail.partition(".")
-        if head != "blk" or not (number.isascii() and number.isdigit() and len(number) < 6):
-            number, name = "", tensor.name
-        if name in BUFFERS or (number and int(number) >= len(self.blocks)):
-            self.buffers += tensor.bytes
-        else:
-            (self.blocks[int(number)] if number else self.outer)[name] = tensor
+def _layer(b: GgufBlock) -> Layer:
+    """Return the layer that a block's tensors form.
 
-    def model(self) -> Model:
-        """Return the model if every tensor belongs to it."""
-        f = self.fields
-        vectors = self._vectors()
-        blocks = [GgufBlock(f, n, tensors) for n, tensors in enumerate(self.blocks)]
-        layers = [self._layer(block) for block in blocks]
-        biased, outside, outer_formats = self._outside()
-        keys = [msgspec.json.encode(layer) for layer in layers]
-        distinct = list(dict.fromkeys(keys))
-        names = {
-            key: f"layer_{n + 1}" if len(distinct) > 1 else "layer"
-            for n, key in enumerate(distinct)
-        }
-        result = Model(
-            name=self.name,
-            family=f.family,
-            model_type=f.family,
-            hidden_size=f.width,
-            layers=f.layers,
-            pattern=tuple(names[key] for key in keys),
-            kinds={names[key]: layer for key, layer in zip(keys, layers, strict=True)},
-            norm=self._norm(biased | self.biased),
-            dtype="fp16",
-            max_context=f.size("context_length", 0) or None,
-            buffers=self.buffers,
-            **outside,
-        )
-        key, problem = result.problem()
-        if problem:
-            raise f.fail(f"{key}: {problem}")
-        stated = f.metadata.get("general.file_type")
-        label = FILE_TYPES.get(stated, "gguf") if isinstance(stated, int) else "gguf"
-        formats = {n: tuple(block.formats) for n, block in enumerate(blocks)} | {
-            -1: outer_formats
-        }
-        return self._checked(split(result, formats, label, vectors, self.buffers), label)
+    Raises:
+        UserError: A tensor of the block is not understood.
+    """
+    parts: list[Any] = []
+    if b.has("attn_kv_a_mqa"):
+        parts.append(latent(b))
+    elif b.has("attn_gate") and b.has("attn_qkv"):
+        parts.append(delta(b))
+    elif b.has("attn_q") or b.has("attn_qkv"):
+        parts.append(grouped(b))
+    if b.has("ssm_in"):
+        parts.append(mamba(b))
+    elif b.has("shortconv.in_proj"):
+        parts.append(short_conv(b))
+    if b.has("ffn_gate_inp"):
+        parts.append(experts(b))
+    elif b.has("ffn_up"):
+        parts.append(dense(b))
+    norms = b.norms()
+    b.fields.refuse(b.remaining.values())
+    if not parts:
+        raise b.fields.fail(f"block {b.number} holds no matrices")
+    return Layer(parts=tuple(parts), norms=None if norms == len(parts) else norms)
 
-    def _layer(self, b: GgufBlock) -> Layer:
-        """Return the layer that a block's tensors form.
 
-        Raises:
-            UserError: A tensor of the block is not understood.
-        """
-        results: list[Any] = []
-        if b.has("attn_kv_a_mqa"):
-            results.append(latent(b))
-        elif b.has("attn_gate") and b.has("attn_qkv"):
-            results.append(delta(b))
-        elif b.has("attn_q") or b.has("attn_qkv"):
-            results.append(grouped(b))
-        results += (
-            [mamba(b)]
-            if b.has("ssm_in")
-            else [short_conv(b)]
-            if b.has("shortconv.in_proj")
-            else []
-        )
-        results += (
-            [experts(b)] if b.has("ffn_gate_inp") else [dense(b)] if b.has("ffn_up") else []
-        )
-        norms = self._norms(b)
-        self.fields.refuse(b.remaining.values())
-        if not results:
-            raise self.fields.fail(f"block {b.number} holds no matrices")
-        return Layer(parts=tuple(results), norms=None if norms == len(results) else norms)
+def _outside(b: GgufBlock) -> JsonObject:
+    """Consume the tensors outside the blocks, and return fields of the model."""
+    table = b.take("embedding", "token_embd", b.width, 0).shape
+    has_head, positions = b.has("output"), 0
+    if has_head:
+        b.take("lm_head", "output", *table)
+    if b.has("position_embd"):
+        positions = b.take("position_embedding", "position_embd", b.width, 0).shape[1]
+    fields = {
+        "vocab_size": table[1],
+        "tie_word_embeddings": not has_head,
+        "position_embeddings": positions,
+        "final_norm": b.has("output_norm"),
+        "embedding_norm": b.has("token_embd_norm"),
+        "lm_head_bias": b.bias("output"),
+    }
+    b.norms()
+    b.fields.refuse(b.remaining.values())
+    return fields
 
-    def _norms(self, b: GgufBlock) -> int:
-        """Return the number of remaining norms of the residual's width; these belong to the
-        layer."""
-        names = [
-            name
-            for name, t in b.remaining.items()
-            if "norm" in name and not name.endswith(".bias") and t.shape == (b.fields.width,)
-        ]
-        for name in names:
-            del b.remaining[name]
-            self.biased.add(b.bias(name.removesuffix(".weight")))
-        return len(names)
 
-    def _outside(self) -> tuple[set[bool], JsonObject, tuple[tuple[str, str], ...]]:
-        """Return whether outside norms have biases, model fields, and formats of outside
-        tensors."""
-        f, outer = self.fields, dict(self.outer)
-        table, head, positions = (
-            outer.pop(f"{n}.weight", None) for n in ("token_embd", "output", "position_embd")
-        )
-        if table is None or len(table.shape) != 2 or table.shape[0] != f.width:
-            raise f.fail("it has no token_embd.weight of the width that its metadata give")
-        if head is not None and head.shape != table.shape:
-            raise f.fail("output.weight has another shape than token_embd.weight")
-        if positions is not None and (
-            len(positions.shape) != 2 or positions.shape[0] != f.width
-        ):
-            raise f.fail("position_embd.weight has another width than token_embd.weight")
-        norms = {
-            name: outer.pop(f"{name}.weight", None) is not None
-            for name in ("output_norm", "token_embd_norm")
-        }
-        biased = {
-            outer.pop(f"{name}.bias", None) is not None
-            for name, exists in norms.items()
-            if exists
-        }
-        fields = {
-            "vocab_size": table.shape[1],
-            "tie_word_embeddings": head is None,
-            "position_embeddings": positions.shape[1] if positions is not None else 0,
-            "final_norm": norms["output_norm"],
-            "embedding_norm": norms["token_embd_norm"],
-            "lm_head_bias": outer.pop("output.bias", None) is not None,
-        }
-        f.refuse(outer.values())
-        tensors = (
-            ("embedding", table),
-            ("lm_head", head),
-            ("position_embedding", positions),
-        )
-        return (
-            biased,
-            fields,
-            tuple((name, tensor.type) for name, tensor in tensors if tensor is not None),
-        )
-
-    def _norm(self, biased: set[bool]) -> Norm:
-        if len(biased) > 1:
-            raise self.fields.fail("some of its norms have biases and some have none")
-        rms = self.fields.has("attention.layer_norm_rms_epsilon")
-        return (
-            "none"
-            if not biased
-            else "layer"
-            if biased == {True}
-            else "rms"
-            if rms
-            else "layer_no_bias"
-        )
-
-    def _vectors(self) -> str:
-        """Return the format of norms and biases; a file stores all of them in the same format."""
-        tensors = [t for place in (self.outer, *self.blocks) for t in place.values()]
-        types = {t.type for t in tensors if len(t.shape) == 1 or t.name.endswith(".bias")} or {
-            "f32"
-        }
-        if len(types) > 1 or not types <= _VECTOR_TYPES.keys():
-            raise self.fields.fail(
-                f"its norms and biases are stored as {', '.join(sorted(types))}; one plain type "
-                "is read"
-            )
-        return _VECTOR_TYPES[types.pop()]
-
-    def _checked(self, model: Model, label: str) -> Model:
-        """Return the model if its bytes equal the bytes of the tensors."""
-        if (understood := weight_bytes(model)) != self.file_bytes:
-            raise self.fields.fail(
-                f"its tensors take {self.file_bytes:,} bytes, but {understood:,} are understood"
-            )
-        return msgspec.structs.replace(
-            model, notes=(f"read from the header of a GGUF file ({label})",)
-        )
+def _norm(blocks: list[GgufBlock]) -> Norm:
+    """Return the norm of the model."""
+    biases = set().union(*(block.norm_biases for block in blocks))
+    fields = blocks[0].fields
+    if len(biases) > 1:
+        raise fields.fail("some of its norms have biases and some have none")
+    if not biases:
+        return "none"
+    if True in biases:
+        return "layer"
+    return "rms" if fields.has("attention.layer_norm_rms_epsilon") else "layer_no_bias"
