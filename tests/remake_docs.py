@@ -80,7 +80,6 @@ GALLERY = {
     "no-cache": "plot no-cache --context 64k",
     "memory": "plot memory --context 8k --batch-size 16",
     "dsa-vs-mla": "plot dsa-vs-mla",
-    "cost-vs-context": "plot cost-vs-context",
     "serving-load": "serve llama-3.1-8b --rate 1,2,3,4,6,8,16,24 --num-prompts 400 --input-len lognormal:600,3000 "
     "--output-len lognormal:200,1000 --max-num-seqs 64 --policy static,continuous",
     "serving-contiguous": "serve llama-3.1-8b --max-concurrency 128 --num-prompts 300 --input-len lognormal:600,3000 "

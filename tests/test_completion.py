@@ -54,7 +54,7 @@ def test_commands_models_gpus_and_words_of_options_are_known() -> None:
     assert sorted(offered("kvcalc latency gpt2 --gpu ")) == sorted(["all", *GPUS])
     assert sorted(offered("kvcalc gpus mi3")) == sorted(name for name in GPUS if name.startswith("mi3"))
     assert offered("kvcalc plot ") == [
-        "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context",
+        "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla",
         "measured",
     ]  # fmt: skip
     assert sorted(offered("kvcalc plot memory llama-3.1")) == LLAMAS

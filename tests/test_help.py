@@ -14,7 +14,7 @@ from kvcalc.question.deployment_options import ENGINE_NAMES
 from kvcalc.question.options import PANELS
 
 FIGURES = [
-    "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context",
+    "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla",
         "measured",
 ]  # fmt: skip
 NEED_ROWS = ("measure", "calibrate", "validate", "diagnose")

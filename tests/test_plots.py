@@ -19,14 +19,13 @@ from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, m
 from kvcalc.report.charts import size_plot
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.drawing import figure, render, save
-from kvcalc.report.charts.latency_plot import cost_vs_context
 from kvcalc.report.charts.measured_plot import measured_times_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
 from kvcalc.report.charts.terminal import print_sketch, sketch
 from kvcalc.timing.deployment import TimedDeployment
 
-KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context")
+KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla")
 PLAIN = Precision()
 
 
@@ -46,9 +45,6 @@ def chart_of(kind: str) -> Chart:
         return size_plot.weights_and_cache([cache_curve(m, PLAIN, [8192]) for m in chosen], [card], 1)
     if kind == "dsa-vs-mla":
         return size_plot.sparse_reads_chart(sweeps.sparse_reads(chosen, 131_072, PLAIN))
-    if kind == "cost-vs-context":
-        deployments = [TimedDeployment(m, card).under() for m in chosen]
-        return cost_vs_context(sweeps.cost_curves(deployments, 131_072))
     return roofline_chart(decode_passes(TimedDeployment(chosen[0], card, PLAIN).under(), 4096, [1, 8, 64, 256]), [card])
 
 
@@ -65,7 +61,6 @@ SAID = {
     "roofline": ["ridge point 295.2", "bf16 989 TFLOP/s", "attention", "batch 256", "10% of the pass", "3.35 TB/s"],
     "memory": ["5 of 5 fit one h100-sxm", "weights", "KV cache", "h100-sxm: 79.2 GiB", "gemma-3-27b"],
     "dsa-vs-mla": ["reads less from 2,634 tokens on", "deepseek-v3.2, DSA: 34.2 MiB", "4.2× fewer bytes"],
-    "cost-vs-context": ["GPU hours per million tokens", "at most 256 users", "mistral-7b-v0.1", "one user", "vllm"],
 }
 
 
@@ -240,7 +235,6 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
         ("dsa-vs-mla deepseek-v3 kimi-k2", "one with DSA and one with MLA"),
         ("cache-vs-parameters deepseek-v3.2", "two models or more, best the sizes of one family"),
         ("no-cache gpt2 llama-7b", "one model at a time. Give only gpt2"),
-        ("cost-vs-context deepseek-v3 --gpu h100", "no requested GPU fits deepseek-v3"),
         ("measured", "needs --input ROWS.csv"),
         ("measured gpt2 --input rows.csv", "the rows of --input, and no model such as 'gpt2'"),
     ],

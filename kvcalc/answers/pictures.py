@@ -72,11 +72,6 @@ FIGURES = {
         "all latents",
         "deepseek-v3.2 deepseek-v3",
     ),
-    "cost-vs-context": StandardFigure(
-        "cost of a token over context",
-        "cost = price an hour · GPUs · seconds a token / 3600 · 10^6 (`latency --explain`)",
-        "llama-7b llama-3.1-8b mistral-7b-v0.1",
-    ),
     "measured": StandardFigure(
         "measured rows (--input rows.csv)", "ratio = measured seconds / the bound's"
     ),
@@ -91,7 +86,6 @@ class FigureOptions(Question, frozen=True):
     batch_size: Annotated[tuple[int, ...], parse_tokens] = (1,)
     dtype: tuple[str, ...] = ("auto",)
     kv_cache_dtype: tuple[str, ...] = ("auto",)
-    price_per_hour: float = 0.0
 
 
 def run_plot(
@@ -128,7 +122,6 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
     from kvcalc.model.precision import Precision
     from kvcalc.planning import sweeps
     from kvcalc.report.charts import size_plot
-    from kvcalc.report.charts.latency_plot import cost_vs_context
     from kvcalc.report.charts.roofline_plot import roofline_chart
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -161,9 +154,6 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
     deployments = [
         TimedDeployment(model, gpu, precision).under() for model in models for gpu in gpus
     ]
-    if kind == "cost-vs-context":
-        price = options.price_per_hour
-        return cost_vs_context(sweeps.cost_curves(deployments, max(contexts), price), price)
     batches = options.batch_size if options.batch_size != (1,) else (1, 8, 64, 256)
     passes = [rows for d in deployments for rows in sweeps.decode_passes(d, last, batches)]
     if len(deployments) == 1:

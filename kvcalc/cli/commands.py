@@ -4,7 +4,10 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.question.options import (
@@ -20,32 +23,9 @@ from kvcalc.units import bytes_shown_in
 if TYPE_CHECKING:
     import typer
 
-COMMANDS = {
-    "size": "Compute KV cache size and compare it with the weights.",
-    "compare": "Compare variants of a model's attention.",
-    "roofline": "Show FLOPs, bytes, intensity and bound of each operator.",
-    "latency": "Predict TTFT, TPOT and end-to-end time of one request.",
-    "serve": "Simulate a server under load.",
-    "plan": "Find the smallest deployment that meets your targets.",
-    "fit": "Compute how many users and tokens fit on the GPUs.",
-    "diagnose": "Explain the memory of an engine from its start-up log.",
-    "measure": "Time the layers on this machine and compare predictions.",
-    "calibrate": "Fit the time models to measured rows.",
-    "validate": "Compare predictions with measured rows.",
-    "plot": "Draw a standard figure for slides.",
-    "report": "Write one self-contained HTML page about a deployment.",
-    "models": "List model presets, or show one in full.",
-    "gpus": "List GPU presets, or show one in full.",
-}
-# Functions that are not `answers.COMMAND.run`.
-_PLACES = {
-    "measure": "cli.measure.run",
-    "validate": "answers.calibrate.run_validate",
-    "plot": "answers.pictures.run_plot",
-    "report": "answers.pictures.run_report",
-    "models": "answers.catalogue.run_models",
-    "gpus": "answers.catalogue.run_gpus",
-}
+COMMANDS_FILE = Path(__file__).with_name("commands.json")
+ENTRIES: dict[str, dict[str, Any]] = msgspec.json.decode(COMMANDS_FILE.read_bytes())
+COMMANDS: dict[str, str] = {name: entry["help"] for name, entry in ENTRIES.items()}
 # Options about printing, if they are not `Output`. `plot` and `report` print no records.
 _PRINTING: dict[str, type[Question]] = {
     **dict.fromkeys(("diagnose", "validate", "models"), Printing),
@@ -69,8 +49,7 @@ class Done(NamedTuple):
 
 def function_of(command: str) -> Callable[..., Any]:
     """Return the function of a command, importing its file."""
-    place = _PLACES.get(command, f"answers.{command}.run")
-    module, _, name = place.rpartition(".")
+    module, _, name = ENTRIES[command]["run"].rpartition(".")
     run: Callable[..., Any] = getattr(import_module(f"kvcalc.{module}"), name)
     return run
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from kvcalc.cli.commands import COMMANDS, FLAGS, parameters_of
+from kvcalc.cli.commands import COMMANDS, ENTRIES, FLAGS, parameters_of
 from kvcalc.errors import printable
 from kvcalc.question.options import PANELS, Parameter
 from kvcalc.report.text.table_layout import wrapped
@@ -24,79 +24,7 @@ FIRST_STEPS = {
     "kvcalc latency llama-3.1-8b --gpu h100": "how long one request takes",
     "kvcalc models llama": "model presets",
 }
-EXAMPLES = {
-    "size": (
-        "kvcalc size llama-3.1-8b --context 8k,128k",
-        "kvcalc size deepseek-v3.2 gpt-oss-120b --context 128k --batch-size 16",
-        "kvcalc size llama-3.1-70b --tp 8 --kv-cache-dtype bf16,fp8",
-    ),
-    "compare": (
-        "kvcalc compare llama-7b --variants mha,gqa:8,mqa,mla:512+64",
-        "kvcalc compare --layers 32 --heads 32 --kv-heads 8 --head-dim 128",
-        "kvcalc compare gemma-3-27b --variants none,mqa,cla:2 --context 64k",
-    ),
-    "roofline": (
-        "kvcalc roofline llama-3.1-8b --gpu h100 --batch-size 8",
-        "kvcalc roofline deepseek-v3.2 --gpu h200 --tp 8 --phase prefill",
-        "kvcalc roofline llama-3.1-8b --gpu h100,h200 --explain",
-    ),
-    "latency": (
-        "kvcalc latency llama-3.1-8b --gpu h100 --input-len 2k --output-len 500",
-        "kvcalc latency llama-3.1-70b --gpu h100,h200 --tp 4 --batch-size 1,64",
-        "kvcalc latency llama-3.1-70b --tp 4 --draft llama-3.2-1b",
-    ),
-    "serve": (
-        "kvcalc serve llama-3.1-8b --gpu h100",
-        "kvcalc serve llama-3.1-8b --rate 2,8 --policy static,continuous",
-        "kvcalc serve llama-3.1-8b --rate 20 --price-per-hour 2.5 --plot -",
-    ),
-    "fit": (
-        "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k",
-        "kvcalc fit llama-3.1-70b --gpu h100,h200,mi300x --tp 2,4,8 --require 16",
-        "kvcalc fit --gpu h200 -- vllm serve Qwen/Qwen3-32B -tp 2",
-    ),
-    "diagnose": (
-        "kvcalc diagnose server.log",
-        "kvcalc diagnose server.log --gpu l4 --users 8 --context 16k",
-        "kvcalc diagnose --metrics http://localhost:8000/metrics --gpu h100",
-    ),
-    "plan": (
-        "kvcalc plan llama-3.1-70b --users 64 --context 16k --max-tpot 50ms",
-        "kvcalc plan deepseek-v3 --users 64 --context 32k --gpu h200 --max-gpus 16",
-        "kvcalc plan llama-3.1-8b --rate 5 --isl 2k --osl 200 --gpu h100",
-    ),
-    "measure": (
-        "kvcalc measure",
-        "kvcalc measure llama-3.2-1b --context 4k --output rows.csv",
-        "kvcalc measure --device cuda --save-gpu mine",
-    ),
-    "calibrate": (
-        "kvcalc calibrate rows.csv --gpu h100 --stack mine",
-        "kvcalc calibrate gemm.csv attention.csv --gpu mine.yaml --stack vllm",
-        "kvcalc calibrate rows.csv --gpu h100 --stack mine -o mine.yaml",
-    ),
-    "validate": (
-        "kvcalc validate rows.csv",
-        "kvcalc validate rows.csv --by op,dtype --predictions out.csv",
-        "kvcalc validate rows.csv --stack datasheet --fail-above 50",
-    ),
-    "plot": (
-        "kvcalc plot cache-vs-context",
-        "kvcalc plot roofline --plot roofline.svg --style slides",
-        "kvcalc plot memory llama-3.1-8b qwen3-8b --gpu h100 --context 32k",
-    ),
-    "report": (
-        "kvcalc report llama-3.1-70b --gpu h100 --tp 4 -o llama.html",
-        "kvcalc report deepseek-v3.2 --gpu h200 --tp 8 --context 64k --users 32",
-        "kvcalc report gpt-oss-20b --gpu rtx-4090 --engine llama.cpp",
-    ),
-    "models": (
-        "kvcalc models llama",
-        "kvcalc models --attention mla",
-        "kvcalc models deepseek-v3.2",
-    ),
-    "gpus": ("kvcalc gpus", "kvcalc gpus h100", "kvcalc gpus --vendor amd"),
-}
+EXAMPLES: dict[str, list[str]] = {name: entry["examples"] for name, entry in ENTRIES.items()}
 MAX_COMMON = 12  # options that `--help` shows
 INDENT = 27  # columns before the description of an option
 SIMILARITY = 0.7  # a name that shares fewer letters is another word

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from kvcalc.capacity import fit
-from kvcalc.capacity.fit_options import options_for
 from kvcalc.capacity.fit_records import batch_memory, pass_with_memory
 from kvcalc.errors import UserError, printable
 from kvcalc.gpu.gpu import Gpu
@@ -351,43 +349,6 @@ def _speculation(
         min_rates=np.interp(needed_tokens[is_faster], tokens, rates).tolist(),
         max_num_seqs=request_memory(deployment, single)["max_num_seqs"],
     )
-
-
-class CostCurve(NamedTuple):
-    """Cost of 10^6 output tokens over contexts. Only decode steps count.
-
-    Attributes:
-        deployment: The deployment.
-        contexts: Contexts at which at least one user fits.
-        full_cost: Cost with all users that fit, at most MAX_USERS.
-        single_cost: Cost with one user.
-    """
-
-    deployment: TimedDeployment
-    contexts: list[int]
-    full_cost: list[float]
-    single_cost: list[float]
-
-
-def cost_curves(
-    deployments: Sequence[TimedDeployment], last: int, price_per_hour: float = 0.0
-) -> list[CostCurve]:
-    """Return the cost of each deployment up to a context; GPU hours without a price."""
-    curves = []
-    for deployment in deployments:
-        users: dict[int, int] = {}
-        for context in geometric_steps(min(FIRST_CONTEXT, last), last):
-            fits = fit(deployment, options_for(deployment, max_model_len=context))
-            if fits.sequences:
-                users[context] = min(MAX_USERS, fits.sequences)
-        costs: list[list[float]] = [[], []]
-        price = (price_per_hour or 1.0) * deployment.parallelism.gpus
-        for cost, counts in zip(costs, ([*users.values()], [1] * len(users)), strict=True):
-            if users:
-                batch = Batch.decode(float_array([*users]), float_array(counts))
-                cost += (price / 3600 * deployment.seconds(batch) / counts * 1e6).tolist()
-        curves.append(CostCurve(deployment, [*users], *costs))
-    return curves
 
 
 class ComparisonSweep(NamedTuple):

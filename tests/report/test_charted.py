@@ -7,13 +7,13 @@ from serving.servers import HandClock, asked, byte_pool, served
 
 from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity.allocations import AllocationStep, play
-from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
-from kvcalc.planning.sweeps import cache_curve, contexts_up_to, cost_curves, decode_passes, generation_work
+from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, generation_work, latency_sweep
+from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Axis, Chart, Series
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.fit_plot import allocations_chart
-from kvcalc.report.charts.latency_plot import cost_vs_context
+from kvcalc.report.charts.latency_plot import latency_chart
 from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
 from kvcalc.report.charts.measured_plot import MAX_POINTS, generation_chart, measured_chart, predicted_against_measured
 from kvcalc.report.charts.roofline_plot import roofline_chart, roofs
@@ -141,29 +141,16 @@ def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None
     assert "5,050 token projections, 4,950 of them redundant" in chart.subtitle
 
 
-def test_cost_of_a_token_is_a_step_shared_by_those_who_fit() -> None:
-    """One user of 8K: a step a token. 54 fit under vLLM: a step for 54. Hours are steps ÷ 3600, a million of them."""
-    deployment = TimedDeployment(load_model("llama-3.1-8b"), H100)
-    chart = cost_vs_context(cost_curves([deployment], 8192, 3), 3)
-    step, full = (deployment.seconds(Batch.decode(8192, n)) for n in (1, 54))
-    assert chart.next_chart
-    assert named(chart.next_chart)["llama-3.1-8b"].ys[-1] == pytest.approx(3 * step / 3600 * 1e6)
-    assert named(chart)["llama-3.1-8b"].ys[-1] == pytest.approx(3 * full / 54 / 3600 * 1e6)
-    assert points(named(chart)["llama-3.1-8b"])[0][0] == 1024
-
-
-def test_costs_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:
+def test_latencies_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:
     def drawn(*gpus: str) -> tuple[set[str], str]:
         cards = [TimedDeployment(load_model("llama-3.1-8b"), load_gpu(name)).under() for name in gpus]
-        chart = cost_vs_context(cost_curves(cards, 2048))
+        chart = latency_chart(latency_sweep(cards, [LatencyOptions()]), LatencyOptions())
         return set(named(chart)), chart.subtitle
 
     predicted, about = drawn("l4", "h100", "h200")
-    assert predicted == {"h100-sxm", "h200"} and "l4" in about
+    assert predicted == {"1× h100-sxm", "1× h200"} and "l4" in about
     bounds, about = drawn("l4", "mi300x")
-    assert bounds == {"l4", "mi300x"} and "times: datasheet" in about
-    with pytest.raises(UserError, match="fits gpt-3-175b"):
-        cost_vs_context(cost_curves([TimedDeployment(load_model("gpt-3-175b"), H100)], 2048))
+    assert bounds == {"1× l4", "1× mi300x"} and "from the datasheet" in about
 
 
 def record(rate: float | None, **more: Any) -> dict[str, Any]:

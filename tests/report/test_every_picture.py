@@ -25,7 +25,6 @@ LINES = {
     "cache-vs-parameters": "plot cache-vs-parameters {models} qwen3-8b",
     "memory": "plot memory {models} --context 8k --batch-size 16",
     "memory of GPUs": "plot memory {model} --gpu {gpus} --batch-size 16",
-    "cost-vs-context": "plot cost-vs-context {models} --gpu h200",
     "plot roofline": "plot roofline {models} --batch-size 8",
     "roofline of GPUs": "roofline {model} --gpu {gpus} --batch-size 8",
     "prefill": "roofline {models} --phase prefill --context 4k",

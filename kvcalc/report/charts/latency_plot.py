@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.errors import UserError, few
+from kvcalc.errors import few
 from kvcalc.report.charts.chart import (
-    CONTEXT_AXIS,
     Axis,
     Chart,
     Series,
     joined,
     limit,
-    plain_tick,
     share_tick,
-    si_tick,
     times_tick,
     tokens_tick,
     whole_tick,
@@ -24,7 +21,7 @@ from kvcalc.report.text.fit_text import curve_note, within_memory
 from kvcalc.report.text.tables import plural, seconds, time_note
 
 if TYPE_CHECKING:
-    from kvcalc.planning.sweeps import CostCurve, LatencyCurve, SpeculationCurve
+    from kvcalc.planning.sweeps import LatencyCurve, SpeculationCurve
     from kvcalc.question.serving_options import LatencyOptions
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -130,56 +127,6 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
             "rate is, or if the memory is full"
         )
         charts.append(Chart("Useful acceptance rates", about, BATCH_AXIS, RATE_AXIS, rates))
-    return joined(charts)
-
-
-def cost_vs_context(curves: "Sequence[CostCurve]", price_per_hour: float = 0.0) -> Chart:
-    """Return charts of the decode cost of a million output tokens over contexts.
-
-    The left chart has the largest number of users that fits, the right chart one user. Without a
-    price, the cost is GPU hours.
-
-    Raises:
-        UserError: No deployment fits one user.
-    """
-    curves, undrawn = comparable_curves(curves)
-    fitting = [curve for curve in curves if curve.contexts]
-    if not fitting:
-        models = ", ".join(dict.fromkeys(curve.deployment.model.name for curve in curves))
-        raise UserError(
-            f"no requested GPU fits {models} and one user", hint="Give a larger one with --gpu"
-        )
-    records = [{"model": c.deployment.model.name, "gpu": c.deployment.gpu.name} for c in curves]
-    names = sides(records, ["model", "gpu"]).names
-    words = shared_words(records, {"model": "{}", "gpu": "{}"})
-    quantity, unit = "GPU hours", si_tick("h")
-    if price_per_hour:
-        quantity, unit = "cost", plain_tick
-        words.append(f"{price_per_hour:g} per GPU hour")
-    words.append(f"decode only, at most 256 users; times: {curves[0].deployment.basis}")
-    missing = [
-        f"; {record['model']} does not fit on {record['gpu']}"
-        for record, curve in zip(records, curves, strict=True)
-        if not curve.contexts
-    ]
-    charts = []
-    for users, key, about, log in (
-        (
-            "all users that fit",
-            "full_cost",
-            "".join([", ".join(words), *missing, undrawn]),
-            True,
-        ),
-        ("one user", "single_cost", "every step yields one token", False),
-    ):
-        series = [
-            Series(name or curve.deployment.model.name, curve.contexts, getattr(curve, key))
-            for name, curve in zip(names, curves, strict=True)
-            if curve.contexts
-        ]
-        title = f"{quantity[0].upper()}{quantity[1:]} against context: {users}"
-        y = Axis(f"{quantity} per million tokens", log, unit)
-        charts.append(Chart(title, about, CONTEXT_AXIS, y, series))
     return joined(charts)
 
 
