@@ -21,6 +21,16 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
+def parse_sides(text: str) -> dict[str, tuple[str, str]]:
+    """Return the two sides of each matrix. Example: `q: D × H·d` gives {"q": ("D", "H·d")}."""
+    sides: dict[str, tuple[str, str]] = {}
+    for line in filter(None, text.split(";")):
+        name, _, product = line.partition(":")
+        inputs, outputs = product.split(" × ")
+        sides[name.strip()] = (inputs.strip(), outputs.strip())
+    return sides
+
+
 def _number(size: str, letters: dict[str, int]) -> int:
     """Return the number of a sum of products. Example: `2·H·d + H` is 2,080 for H 32 and d 32."""
     total = 0
@@ -65,7 +75,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         LETTERS: Letter and field of each size, such as `H=num_attention_heads d=head_dim`.
         WEIGHTS: A line per weight. `o: H·d × D / H, bias o_bias` is a matrix [H·d, D] that tensor
             parallelism divides by heads, with a bias if the field `o_bias` is true. `norm: d` is a
-            vector. `if` and `unless` name a field on which the weight depends, `copies` a size,
+            vector. `if qk_norm=full and not bias` is a condition, `copies` a size,
             `table` a lookup table. A divided matrix with D outputs, or with `rows`, is
             row-parallel.
     """
@@ -82,17 +92,28 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def lines(self) -> list[tuple[str, str, dict[str, str]]]:
         """Return name, size and options of each line of `WEIGHTS` that applies."""
         lines = []
-        for line in self.WEIGHTS.strip().splitlines():
-            name, _, text = line.strip().partition(": ")
+        for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):
+            name, _, text = line.partition(": ")
             size, *words = text.split(", ")
             options = {word.partition(" ")[0]: word.partition(" ")[2] for word in words}
-            is_present = getattr(self, options.get("if", ""), True)
-            if is_present and not getattr(self, options.get("unless", ""), False):
+            if all(map(self._holds, filter(None, options.get("if", "").split(" and ")))):
                 lines.append((name, size, options))
         return lines
 
+    def _holds(self, condition: str) -> bool:
+        """Return whether a condition such as `not bias` or `output_gate=full` holds."""
+        field, _, value = condition.removeprefix("not ").partition("=")
+        actual = getattr(self, field)
+        holds = str(actual) == value if value else bool(actual)
+        return holds != condition.startswith("not ")
+
+    def dims(self) -> dict[str, tuple[str, str]]:
+        """Return the two sides of each matrix as letters for formulas; D is the hidden size."""
+        sides = (f"{name}: {size.partition(' / ')[0]}" for name, size, _ in self.lines())
+        return parse_sides(";".join(side for side in sides if " × " in side))
+
     def letters(self) -> dict[str, int]:
-        """Return the values of the letters in WEIGHTS, except D; 0 for a missing size."""
+        """Return the values of the letters in `dims`, except D; 0 for a missing size."""
         pairs = (pair.split("=") for pair in self.LETTERS.split())
         return {letter: getattr(self, field) or 0 for letter, field in pairs}
 

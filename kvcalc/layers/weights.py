@@ -174,7 +174,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @cached_property
     def vector_bytes(self) -> int:
-        """Return the bytes of an element of a vector or bias: the dtype, unless a scheme covers
+        """Return the bytes of an element of a vector or bias: the dtype, if not a scheme covers
         vectors."""
         covering = (s for s in self.schemes if "vector" in s.kinds)
         return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)

@@ -16,6 +16,8 @@ release's inference code (model.py), as deepseek-v41-delta.md of JustVugg/colibr
 tensor by tensor.
 """
 
+from typing import ClassVar
+
 import msgspec
 
 from kvcalc.arithmetic import Num, floor_div
@@ -23,7 +25,6 @@ from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, causal_pairs, compressed_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import ROPE_FLOPS, Pass
-from kvcalc.layers.weights import Weight, matrix, vector
 
 # Weights that read x to compress blocks of tokens.
 _COMPRESSORS = ("compress_kv", "compress_gate", "index_kv", "index_gate")
@@ -32,6 +33,16 @@ _WINDOW_FIELDS = (
     "num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_lora_rank o_groups "
     "sliding_window sinks"
 )
+# Weights of a layer that stores only its window.
+_WINDOW_WEIGHTS = """
+    q_down: D × rq
+    q_norm: rq
+    q_up: rq × H·d / H
+    kv: D × d
+    kv_norm: d
+    o_down: hg × ro / g, copies g
+    o_up: g·ro × D / g
+    sinks: H / H, if sinks"""
 
 
 class Compressed(Sublayer, frozen=True, tag="compressed"):
@@ -45,6 +56,24 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
     """
+
+    WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
+        compress_kv: D × s·d, if compress_ratio
+        compress_gate: D × s·d, if compress_ratio
+        compress_position_bias: c·s·d, if compress_ratio
+        compress_norm: d, if compress_ratio
+        index_kv: D × s·di, if index_topk
+        index_gate: D × s·di, if index_topk
+        index_position_bias: c·s·di, if index_topk
+        index_norm: di, if index_topk
+        index_q: rq × Hi·di, if index_topk
+        index_weights: D × Hi, if index_topk
+    """
+    LETTERS: ClassVar[str] = (
+        "H=num_attention_heads d=head_dim rq=q_lora_rank ro=o_lora_rank g=o_groups "
+        "hg=output_group_width s=series c=compress_ratio Hi=index_n_heads "
+        "di=index_head_dim"
+    )
 
     num_attention_heads: Size
     head_dim: Size
@@ -61,50 +90,14 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
     sinks: bool = True
 
     @property
-    def _series(self) -> int:
+    def series(self) -> int:
+        """Series of rows that a block is compressed from."""
         return 2 if self.overlap else 1
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: queries through q_lora_rank, one row projection [D, d], a grouped
-        output projection, compressors."""
-        heads, d, rank = self.num_attention_heads, self.head_dim, self.q_lora_rank
-        results = [
-            matrix("q_down", hidden_size, rank),
-            vector("q_norm", rank),
-            matrix("q_up", rank, heads * d, shards=heads),
-            matrix("kv", hidden_size, d),
-            vector("kv_norm", d),
-            matrix(
-                "o_down",
-                heads * d // self.o_groups,
-                self.o_lora_rank,
-                shards=self.o_groups,
-                copies=self.o_groups,
-            ),
-            matrix(
-                "o_up",
-                self.o_groups * self.o_lora_rank,
-                hidden_size,
-                shards=self.o_groups,
-                rows_in=True,
-            ),
-        ]
-        results += [vector("sinks", heads, shards=heads)] if self.sinks else []
-        results += self._compressor("compress", hidden_size, d) if self.compress_ratio else []
-        if self.index_topk:
-            results += self._compressor("index", hidden_size, self.index_head_dim)
-            results.append(matrix("index_q", rank, self.index_n_heads * self.index_head_dim))
-            results.append(matrix("index_weights", hidden_size, self.index_n_heads))
-        return tuple(results)
-
-    def _compressor(self, name: str, hidden_size: int, width: int) -> list[Weight]:
-        columns = self._series * width
-        return [
-            matrix(f"{name}_kv", hidden_size, columns),
-            matrix(f"{name}_gate", hidden_size, columns),
-            vector(f"{name}_position_bias", self.compress_ratio * columns),
-            vector(f"{name}_norm", width),
-        ]
+    @property
+    def output_group_width(self) -> int:
+        """Width of the outputs of the heads of one output group."""
+        return self.num_attention_heads * self.head_dim // self.o_groups
 
     def _rows(
         self, ratio: int = 1, limit: int = 0, top: int = 0, is_shared: bool = False
@@ -132,7 +125,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         # key-values and gates are stored in the same way
         width = 2 * (self.head_dim + (self.index_head_dim if top else 0))
         entries.append(
-            CacheEntry("compressor", 1, self._series * width, ratio, span=Span.PARTIAL)
+            CacheEntry("compressor", 1, self.series * width, ratio, span=Span.PARTIAL)
         )
         if self.overlap:
             entries.append(CacheEntry("compressor", 1, width, ratio, span=Span.OVERLAP))
@@ -245,30 +238,19 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
         index_candidates: Maximum rows that the indexer scores for a query; 0 for all.
     """
 
+    WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
+        compress_kv: D × d, if lends
+        compress_gate: D × d, if lends and not compress_ratio=1
+        compress_norm: d, if lends
+        row_index_k: d × di, if lends
+        index_k_norm: di, if lends
+        index_q: rq × Hi·di, if chooses
+        index_weights: D × Hi, if chooses
+    """
+
     lends: bool = False
     chooses: bool = False
     index_candidates: Count = 0
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights of a window. If the layer lends, also the compressor [D, d]
-        and the index key [d, di]. If it chooses, also the index queries. Single tokens are
-        compressed without a gate."""
-        d, width = self.head_dim, self.index_head_dim
-        results = [*self.predicting().weights(hidden_size)]
-        if self.lends:
-            results.append(matrix("compress_kv", hidden_size, d))
-            results += (
-                [matrix("compress_gate", hidden_size, d)] if self.compress_ratio > 1 else []
-            )
-            results += [
-                vector("compress_norm", d),
-                matrix("row_index_k", d, width),
-                vector("index_k_norm", width),
-            ]
-        if self.chooses:
-            results.append(matrix("index_q", self.q_lora_rank, self.index_n_heads * width))
-            results.append(matrix("index_weights", hidden_size, self.index_n_heads))
-        return tuple(results)
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: the window, the compressed rows, the index keys

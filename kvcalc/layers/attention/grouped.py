@@ -13,7 +13,7 @@ summed over queries. H2O's code has `hh_score` [heads, tokens] in the dtype of i
 share one score, because their rows are evicted together.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -22,7 +22,7 @@ from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
-from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.layers.weights import Weight
 
 
 class Grouped(Sublayer, frozen=True, tag="grouped"):
@@ -45,6 +45,35 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         cached: False if tokens also see later tokens, so nothing can be stored.
         qo_projection: False if experts project queries and outputs (JetMoE).
     """
+
+    WEIGHTS: ClassVar[str] = """
+        q: Di × H·d / H, bias q_bias, if qo_projection and input_size
+        q: D × H·d / H, bias q_bias, if qo_projection and not input_size
+        k: Di × G·d / G, bias k_bias, if kv_projection and input_size
+        k: D × G·d / G, bias k_bias, if kv_projection and not input_size
+        v: Di × G·dv / G, bias v_bias, if kv_projection and input_size and not k_is_v
+        v: D × G·dv / G, bias v_bias, if kv_projection and not input_size and not k_is_v
+        o: H·dv × Do / H, rows, bias o_bias, if qo_projection and output_size
+        o: H·dv × D / H, bias o_bias, if qo_projection and not output_size
+        gate: Di × H·dv / H, bias output_gate_bias, if output_gate=full and input_size
+        gate: D × H·dv / H, bias output_gate_bias, if output_gate=full and not input_size
+        gate: Di × H / H, bias output_gate_bias, if output_gate=head and input_size
+        gate: D × H / H, bias output_gate_bias, if output_gate=head and not input_size
+        q_norm: d, if qk_norm=head and not qk_norm_bias
+        q_norm: 2·d, if qk_norm=head and qk_norm_bias
+        q_norm: H·d / H, if qk_norm=full and not qk_norm_bias
+        q_norm: 2·H·d / H, if qk_norm=full and qk_norm_bias
+        k_norm: d, if has_k_norm and qk_norm=head and not qk_norm_bias
+        k_norm: 2·d, if has_k_norm and qk_norm=head and qk_norm_bias
+        k_norm: G·d / G, if has_k_norm and qk_norm=full and not qk_norm_bias
+        k_norm: 2·G·d / G, if has_k_norm and qk_norm=full and qk_norm_bias
+        v_norm: dv, if v_norm
+        sinks: H / H, if sinks
+    """
+    LETTERS: ClassVar[str] = (
+        "H=num_attention_heads G=num_key_value_heads d=head_dim dv=value_width Di=input_size "
+        "Do=output_size"
+    )
 
     num_attention_heads: Size
     num_key_value_heads: Size
@@ -85,60 +114,10 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
             default=0,
         )
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D], with norms,
-        sinks and gates."""
-        heads, groups, d, dv = (
-            self.num_attention_heads,
-            self.num_key_value_heads,
-            self.head_dim,
-            self.value_width,
-        )
-        width = self.input_size or hidden_size
-        result = (
-            [matrix("q", width, heads * d, self.q_bias, shards=heads)]
-            if self.qo_projection
-            else []
-        )
-        if self.kv_projection:
-            result.append(matrix("k", width, groups * d, self.k_bias, shards=groups))
-            if not self.k_is_v:
-                result.append(matrix("v", width, groups * dv, self.v_bias, shards=groups))
-        if self.qo_projection:
-            result.append(
-                matrix(
-                    "o",
-                    heads * dv,
-                    self.output_size or hidden_size,
-                    self.o_bias,
-                    shards=heads,
-                    rows_in=True,
-                )
-            )
-        if self.output_gate:
-            units = dv if self.output_gate == "full" else 1
-            result.append(
-                matrix("gate", width, heads * units, self.output_gate_bias, shards=heads)
-            )
-        return (*result, *self._vectors())
-
-    def _vectors(self) -> list[Weight]:
-        """Return norms of queries, keys and values, and sinks."""
-        heads, groups = self.num_attention_heads, self.num_key_value_heads
-        norm = self.head_dim * (2 if self.qk_norm_bias else 1)
-        is_full = self.qk_norm == "full"
-        vectors = []
-        if self.qk_norm:
-            units = heads if is_full else 1
-            vectors.append(vector("q_norm", norm * units, shards=units))
-            if self.kv_projection and not self.q_norm_only:
-                units = groups if is_full else 1
-                vectors.append(vector("k_norm", norm * units, shards=units))
-        if self.v_norm:
-            vectors.append(vector("v_norm", self.value_width))
-        if self.sinks:
-            vectors.append(vector("sinks", heads, shards=heads))
-        return vectors
+    @property
+    def has_k_norm(self) -> bool:
+        """Whether keys have a norm if queries have one."""
+        return self.kv_projection and not self.q_norm_only
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return one row of keys [G, d] and one of values [G, dv] per stored token."""

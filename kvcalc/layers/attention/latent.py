@@ -6,7 +6,7 @@ matrices are absorbed into the query and output projections, so attention runs o
 Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, Role, causal_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
-from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.layers.weights import Weight
 
 
 class Latent(Sublayer, frozen=True, tag="latent"):
@@ -37,6 +37,27 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             every head.
     """
 
+    WEIGHTS: ClassVar[str] = """
+        q_down: D × rq, bias qkv_bias, if q_lora_rank
+        q_up: ru × H·dn + H·dr / H, if q_lora_rank and q_up_size
+        q_up: rq × H·dn + H·dr / H, if q_lora_rank and not q_up_size
+        q_norm: rq, if q_lora_rank and q_norm
+        q: D × H·dn + H·dr / H, if not q_lora_rank
+        kv_down: D × r + dr, bias qkv_bias, if kv_projection
+        kv_norm: r, if kv_projection and kv_norm
+        kv_up: r × H·dn + H·dv / H
+        o: H·dv × D / H, bias o_bias
+        gate: ru × H·dv / H, if output_gate=full and q_up_size
+        gate: D × H·dv / H, if output_gate=full and not q_up_size
+        gate: ru × H / H, if output_gate=head and q_up_size
+        gate: D × H / H, if output_gate=head and not q_up_size
+        sinks: H / H, if sinks
+    """
+    LETTERS: ClassVar[str] = (
+        "H=num_attention_heads r=kv_lora_rank dn=qk_nope_head_dim dr=qk_rope_head_dim "
+        "dv=v_head_dim rq=q_lora_rank ru=q_up_size"
+    )
+
     num_attention_heads: Size
     kv_lora_rank: Size
     qk_nope_head_dim: Size
@@ -54,50 +75,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     kv_projection: bool = True
     heads_cached: bool = False
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: q [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn
-        + dv)]; o [H·dv, D]."""
-        heads, rank = self.num_attention_heads, self.kv_lora_rank
-        queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        results = []
-        if self.q_lora_rank:
-            results.append(matrix("q_down", hidden_size, self.q_lora_rank, self.qkv_bias))
-            results.append(
-                matrix("q_up", self.q_up_size or self.q_lora_rank, queries, shards=heads)
-            )
-            results += [vector("q_norm", self.q_lora_rank)] if self.q_norm else []
-        else:
-            results.append(matrix("q", hidden_size, queries, shards=heads))
-        if self.kv_projection:
-            results.append(
-                matrix("kv_down", hidden_size, rank + self.qk_rope_head_dim, self.qkv_bias)
-            )
-            results += [vector("kv_norm", rank)] if self.kv_norm else []
-        results.append(
-            matrix(
-                "kv_up",
-                rank,
-                heads * (self.qk_nope_head_dim + self.v_head_dim),
-                shards=heads,
-            )
-        )
-        results.append(
-            matrix(
-                "o",
-                heads * self.v_head_dim,
-                hidden_size,
-                self.o_bias,
-                shards=heads,
-                rows_in=True,
-            )
-        )
-        if self.output_gate:
-            units = self.v_head_dim if self.output_gate == "full" else 1
-            results.append(
-                matrix("gate", self.q_up_size or hidden_size, heads * units, shards=heads)
-            )
-        results += [vector("sinks", heads, shards=heads)] if self.sinks else []
-        return tuple(results)
+    def dims(self) -> dict[str, tuple[str, str]]:
+        return super().dims() | {"absorb_q": ("dn", "r"), "absorb_v": ("r", "dv")}
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
         """Return entries for keys and values of every head; a value has `value_width` elements with

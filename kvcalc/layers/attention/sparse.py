@@ -8,6 +8,8 @@ some layers, whose choice the others reuse); MiniMax-M3's modelling code in tran
 block of index_block_size tokens, top-k blocks).
 """
 
+from typing import ClassVar
+
 import msgspec
 
 from kvcalc.arithmetic import Num
@@ -17,7 +19,7 @@ from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, SparseShape, causal_pairs
 from kvcalc.layers.part import Count, Size, Tokens
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.layers.weights import Weight
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
@@ -32,39 +34,26 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             latent.
     """
 
+    WEIGHTS: ClassVar[str] = f"""{Latent.WEIGHTS}
+        index_gate: D × di, if indexer and index_pool
+        index_position_bias: ip·di, if indexer and index_pool
+        index_q: rq × Hi·di, if indexer and q_lora_rank and not index_query_from_hidden
+        index_q: D × Hi·di, if indexer and q_lora_rank and index_query_from_hidden
+        index_q: D × Hi·di, if indexer and not q_lora_rank
+        index_k: D × di, if indexer
+        index_k_norm: 2·di, if indexer
+        index_weights: D × Hi, if indexer
+    """
+    LETTERS: ClassVar[str] = (
+        f"{Latent.LETTERS} Hi=index_n_heads di=index_head_dim ip=index_pool"
+    )
+
     index_topk: Tokens
     index_n_heads: Size
     index_head_dim: Size
     indexer: bool = True
     index_query_from_hidden: bool = False
     index_pool: Count = 0
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights of MLA and of the indexer: queries [r_q, Hi·di], key [D, di]
-        with LayerNorm, head weights [D, Hi]."""
-        result = super().weights(hidden_size)
-        if not self.indexer:
-            return result
-        source = (
-            hidden_size if self.index_query_from_hidden else self.q_lora_rank or hidden_size
-        )
-        d, pool = self.index_head_dim, self.index_pool
-        pooling = (
-            (
-                matrix("index_gate", hidden_size, d),
-                vector("index_position_bias", pool * d),
-            )
-            if pool
-            else ()
-        )
-        return (
-            *result,
-            *pooling,
-            matrix("index_q", source, self.index_n_heads * self.index_head_dim),
-            matrix("index_k", hidden_size, self.index_head_dim),
-            vector("index_k_norm", 2 * self.index_head_dim),
-            matrix("index_weights", hidden_size, self.index_n_heads),
-        )
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the two rows of MLA and one index key per token.
@@ -152,6 +141,14 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             store only that mean.
     """
 
+    WEIGHTS: ClassVar[str] = f"""{Grouped.WEIGHTS}
+        index_q: D × Hi·di
+        index_k: D × di
+        index_q_norm: di, if index_norm
+        index_k_norm: di, if index_norm
+    """
+    LETTERS: ClassVar[str] = f"{Grouped.LETTERS} Hi=index_n_heads di=index_head_dim"
+
     index_block_size: Tokens
     index_topk_blocks: Size
     index_n_heads: Size
@@ -163,20 +160,6 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     @property
     def pooled_tokens(self) -> int:
         return self.index_block_size if self.index_pooled else 0
-
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights of grouped attention and of the indexer: queries [D, Hi·di]
-        and one key [D, di], with norms."""
-        norms = (
-            vector("index_q_norm", self.index_head_dim),
-            vector("index_k_norm", self.index_head_dim),
-        )
-        return (
-            *super().weights(hidden_size),
-            matrix("index_q", hidden_size, self.index_n_heads * self.index_head_dim),
-            matrix("index_k", hidden_size, self.index_head_dim),
-            *(norms if self.index_norm else ()),
-        )
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return keys and values, and an index key per token. A query reads the selected blocks."""

@@ -55,10 +55,10 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
 class ShortConv(Sublayer, frozen=True, tag="short_conv"):
     """A depthwise convolution of `width` channels between two gates."""
 
-    LETTERS: ClassVar[str] = "W=width k=conv_kernel b=bias"
+    LETTERS: ClassVar[str] = "W=width kc=conv_kernel bc=bias"
     WEIGHTS: ClassVar[str] = """
         in: D × 3·W / W, bias bias
-        conv: W·k + W·b / W
+        conv: W·kc + W·bc / W
         out: W × D / W, bias bias
     """
 

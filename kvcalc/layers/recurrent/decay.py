@@ -60,7 +60,8 @@ class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
     """
 
     LETTERS: ClassVar[str] = (
-        "H=num_heads d=head_dim rd=decay_low_rank_dim ra=a_low_rank_dim rv=v_low_rank_dim rg=gate_low_rank_dim"
+        "H=num_heads d=head_dim rd=decay_low_rank_dim ra=a_low_rank_dim rv=v_low_rank_dim "
+        "rg=gate_low_rank_dim"
     )
     WEIGHTS: ClassVar[str] = """
         receptance: D × H·d / H
@@ -108,11 +109,11 @@ class RgLru(Sublayer, frozen=True, tag="rg_lru"):
     """A recurrent block of lru_width channels; its two gates are block-diagonal over num_heads
     blocks."""
 
-    LETTERS: ClassVar[str] = "W=lru_width H=num_heads w=block_width k=conv_kernel"
+    LETTERS: ClassVar[str] = "W=lru_width H=num_heads w=block_width kc=conv_kernel"
     WEIGHTS: ClassVar[str] = """
         x: D × W / H, bias
         y: D × W / H, bias
-        conv: W·k + W / H
+        conv: W·kc + W / H
         gates: w × 2·w / H, bias, copies H
         decay: W / H
         out: W × D / H, bias

@@ -50,15 +50,16 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
         qk: D × 2·Hk·dk / Hk
         v_gate: D × 2·Hv·dv / Hv
         step_decay: D × 2·Hv / Hv
-        conv_qk: 2·Hk·dk·k + 2·Hk·dk·b / Hk
-        conv_v: Hv·dv·k + Hv·dv·b / Hv
+        conv_qk: 2·Hk·dk·kc + 2·Hk·dk·bc / Hk
+        conv_v: Hv·dv·kc + Hv·dv·bc / Hv
         a_dt: 2·Hv / Hv
         norm: dv
         out: Hv·dv × D / Hv
     """
     STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
     LETTERS: ClassVar[str] = (
-        "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim dv=linear_value_head_dim k=linear_conv_kernel_dim b=conv_bias"
+        "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim "
+        "dv=linear_value_head_dim kc=linear_conv_kernel_dim bc=conv_bias"
     )
 
     linear_num_key_heads: Size
@@ -105,18 +106,19 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
         full_gate: Whether the gate is one matrix even if `factored` (Kimi-K3).
     """
 
-    LETTERS: ClassVar[str] = "H=num_heads d=head_dim k=conv_kernel"
+    LETTERS: ClassVar[str] = "H=num_heads d=head_dim kc=conv_kernel"
     WEIGHTS: ClassVar[str] = """
         q: D × H·d / H
         k: D × H·d / H
         v: D × H·d / H
-        conv: 3·H·d·k / H
+        conv: 3·H·d·kc / H
         decay_down: D × d, if factored
-        gate_down: D × d, if has_factored_gate
+        gate_down: D × d, if factored and not full_gate
         decay_up: d × H·d / H, if factored
-        decay_up: D × H·d / H, unless factored
-        gate_up: d × H·d / H, bias gate_bias, if has_factored_gate
-        gate_up: D × H·d / H, bias gate_bias, unless has_factored_gate
+        decay_up: D × H·d / H, if not factored
+        gate_up: d × H·d / H, bias gate_bias, if factored and not full_gate
+        gate_up: D × H·d / H, bias gate_bias, if not factored
+        gate_up: D × H·d / H, bias gate_bias, if factored and full_gate
         step: D × H / H
         a_dt: H + H·d / H
         norm: d
@@ -131,10 +133,6 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
     factored: bool = True
     full_gate: bool = False
     state_dtype: StateDtype = "fp32"
-
-    @property
-    def has_factored_gate(self) -> bool:
-        return self.factored and not self.full_gate
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: kernel − 1 columns of queries, keys and values,

@@ -27,17 +27,18 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
     """
 
     LETTERS: ClassVar[str] = (
-        "E=intermediate_size N=state_size R=time_step_rank k=conv_kernel b=conv_bias g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
+        "Em=intermediate_size N=state_size R=time_step_rank kc=conv_kernel bc=conv_bias "
+        "g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
     )
     WEIGHTS: ClassVar[str] = """
-        in: D × 2·E / E, bias proj_bias
-        conv: E·k + E·b / E
+        in: D × 2·Em / Em, bias proj_bias
+        conv: Em·kc + Em·bc / Em
         x: Eg × R + 2·N / Eg, rows, copies g
         dt: R × Hg / Hg, bias, copies g
         a: H / H, if num_heads
-        a: H·N / H, unless num_heads
+        a: H·N / H, if not num_heads
         d: H / H
-        out: E × D / E, bias proj_bias
+        out: Em × D / Em, bias proj_bias
         dt_norm: R, if inner_norms
         b_norm: N, if inner_norms
         c_norm: N, if inner_norms
@@ -94,14 +95,14 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
     WEIGHTS: ClassVar[str] = """
         in: D × 2·H·d + H / H, bias proj_bias
         in_bc: D × 2·G·N / G, bias proj_bias
-        conv: H·d·k + H·d·b / H
-        conv_bc: 2·G·N·k + 2·G·N·b / G
+        conv: H·d·kc + H·d·bc / H
+        conv_bc: 2·G·N·kc + 2·G·N·bc / G
         a_d_dt: 3·H / H
         norm: H·d / H, if gate_norm
         out: H·d × D / H, bias has_out_bias
     """
     LETTERS: ClassVar[str] = (
-        "H=num_heads d=head_dim G=n_groups N=state_size k=conv_kernel b=conv_bias"
+        "H=num_heads d=head_dim G=n_groups N=state_size kc=conv_kernel bc=conv_bias"
     )
 
     num_heads: Size

@@ -24,14 +24,14 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     """
 
     LETTERS: ClassVar[str] = (
-        "R=table_rows w=table_width h=hashes S=streams C=hidden_size k=conv_kernel"
+        "R=table_rows w=table_width h=hashes ns=streams C=hidden_size kc=conv_kernel"
     )
     WEIGHTS: ClassVar[str] = """
         ngram_table: R × w / R, table
-        ngram_key: h·w × S·C
+        ngram_key: h·w × ns·C
         ngram_value: h·w × D
-        ngram_norms: 3·S·C
-        ngram_conv: S·C·k
+        ngram_norms: 3·ns·C
+        ngram_conv: ns·C·kc
     """
 
     table_rows: Tokens
@@ -69,11 +69,11 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     They give one key per residual stream, and one value.
     """
 
-    LETTERS: ClassVar[str] = "R=table_rows w=table_width h=hashes S=streams"
+    LETTERS: ClassVar[str] = "R=table_rows w=table_width h=hashes ns=streams"
     WEIGHTS: ClassVar[str] = """
         engram_table: R × w / R, table
-        engram_kv: h·w × S·D + D
-        engram_scales: 2·S·D
+        engram_kv: h·w × ns·D + D
+        engram_scales: 2·ns·D
     """
 
     table_rows: Tokens
