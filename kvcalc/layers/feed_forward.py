@@ -6,7 +6,7 @@ Shared experts process every token. Sources: Shazeer et al. 2017, arXiv 1701.065
 DeepSeekMoE, arXiv 2401.06066, section 3.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -28,7 +28,15 @@ class Dense(Sublayer, frozen=True, tag="dense"):
     """up [D, F] (and gate [D, F] if gated), down [F, D]. Sources: Vaswani et al. 2017, section 3.3;
     Shazeer 2020."""
 
+    WEIGHTS: ClassVar[str] = """
+        gate: Di × F / F, bias bias, if gated and input_size
+        gate: D × F / F, bias bias, if gated and not input_size
+        up: Di × F / F, bias bias, if input_size
+        up: D × F / F, bias bias, if not input_size
+        down: F × D / F, bias has_down_bias
+    """
     ROLE: ClassVar[Role] = Role.FFN
+    LETTERS: ClassVar[str] = "F=intermediate_size Di=input_size"
 
     intermediate_size: Size
     gated: bool = True
@@ -36,19 +44,10 @@ class Dense(Sublayer, frozen=True, tag="dense"):
     down_bias: bool | None = None
     input_size: Size | None = None
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return two or three matrices. `down_bias` equals `bias` by default."""
-        width = self.input_size or hidden_size
-        down_bias = self.bias if self.down_bias is None else self.down_bias
-        return _matrices(
-            "",
-            width,
-            self.intermediate_size,
-            hidden_size,
-            self.gated,
-            self.bias,
-            down_bias,
-        )
+    @property
+    def has_down_bias(self) -> bool:
+        """Whether `down` has a bias, which equals `bias` by default."""
+        return self.bias if self.down_bias is None else self.down_bias
 
     def operators(self, p: Pass) -> list[Operator]:
         """Return the operators of a pass: up (with gate in one product), activation, down."""
@@ -109,7 +108,31 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         correction_bias: Whether the routing bias is a parameter. A buffer does not count.
     """
 
+    WEIGHTS: ClassVar[str] = """
+        router: Dr × E, bias router_bias, if router_width
+        router: D × E, bias router_bias, if not router_width
+        correction_bias: Er, if correction_bias
+        router_input_norm: D, if router_input_norm
+        expert_scales: Ex, if expert_scales
+        latent_down: D × Dl, bias latent_bias, if moe_latent_size
+        latent_up: Dl × D, bias latent_bias, if moe_latent_size
+        experts.gate: Dl × Fe / Fe, bias bias, copies Ew, active k, if gated and moe_latent_size
+        experts.gate: D × Fe / Fe, bias bias, copies Ew, active k, if gated and not moe_latent_size
+        experts.up: Dl × Fe / Fe, bias bias, copies Ew, active k, if moe_latent_size
+        experts.up: D × Fe / Fe, bias bias, copies Ew, active k, if not moe_latent_size
+        experts.down: Fe × Dl / Fe, rows, bias bias, copies Ex, active k, if moe_latent_size
+        experts.down: Fe × D / Fe, bias bias, copies Ex, active k, if not moe_latent_size
+        shared.gate: D × Fs / Fs, bias has_shared_bias, if has_shared_gate
+        shared.up: D × Fs / Fs, bias has_shared_bias, if shared_expert_intermediate_size
+        shared.down: Fs × D / Fs, bias has_shared_bias, if shared_expert_intermediate_size
+        shared.weight: D × 1, if shared_expert_gate and shared_expert_intermediate_size
+    """
     ROLE: ClassVar[Role] = Role.FFN
+    LETTERS: ClassVar[str] = (
+        "E=num_outputs k=num_experts_per_tok Fe=moe_intermediate_size "
+        "Fs=shared_expert_intermediate_size Dl=moe_latent_size Dr=router_width "
+        "Ex=num_experts Er=num_routed Ew=num_wide_copies"
+    )
 
     num_experts: Size
     num_experts_per_tok: Size
@@ -131,60 +154,29 @@ class Moe(Sublayer, frozen=True, tag="moe"):
     router_input_norm: bool = False
     expert_scales: bool = False
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: router [D, E], two or three matrices of the experts, shared experts,
-        and projections between."""
-        routed = self.num_experts + self.zero_experts
-        results = [
-            matrix(
-                "router",
-                self.router_width or hidden_size,
-                self.router_outputs or routed,
-                self.router_bias,
-            )
-        ]
-        results += [vector("correction_bias", routed)] if self.correction_bias else []
-        results += [vector("router_input_norm", hidden_size)] if self.router_input_norm else []
-        results += [vector("expert_scales", self.num_experts)] if self.expert_scales else []
-        width = hidden_size
-        if self.moe_latent_size:
-            width = self.moe_latent_size
-            bias = self.latent_bias
-            results += [
-                matrix("latent_down", hidden_size, width, bias),
-                matrix("latent_up", width, hidden_size, bias),
-            ]
-        return (*results, *self._experts(width), *self._shared(hidden_size))
+    @property
+    def num_routed(self) -> int:
+        """Experts that the router scores."""
+        return self.num_experts + self.zero_experts
 
-    def _experts(self, width: int) -> list[Weight]:
-        routed: dict[str, Any] = {
-            "copies": self.num_experts,
-            "active": self.num_experts_per_tok,
-            "expert": True,
-        }
-        *wide, down = _matrices(
-            "experts.",
-            width,
-            self.moe_intermediate_size,
-            width,
-            self.gated,
-            self.bias,
-            **routed,
-        )
-        copies = self.num_experts + (self.zero_experts if self.zero_expert_weights else 0)
-        return [*(msgspec.structs.replace(w, copies=copies) for w in wide), down]
+    @property
+    def num_outputs(self) -> int:
+        return self.router_outputs or self.num_routed
 
-    def _shared(self, hidden_size: int) -> list[Weight]:
-        inner = self.shared_expert_intermediate_size
-        if not inner:
-            return []
+    @property
+    def num_wide_copies(self) -> int:
+        """Copies of gate and up."""
+        return self.num_routed if self.zero_expert_weights else self.num_experts
+
+    @property
+    def has_shared_bias(self) -> bool:
+        return self.bias if self.shared_bias is None else self.shared_bias
+
+    @property
+    def has_shared_gate(self) -> bool:
+        """Whether there are shared experts with two wide matrices."""
         gated = self.gated if self.shared_gated is None else self.shared_gated
-        bias = self.bias if self.shared_bias is None else self.shared_bias
-        scalar = [matrix("shared.weight", hidden_size, 1)] if self.shared_expert_gate else []
-        return [
-            *_matrices("shared.", hidden_size, inner, hidden_size, gated, bias),
-            *scalar,
-        ]
+        return gated and self.shared_expert_intermediate_size > 0
 
     def operators(self, p: Pass) -> list[Operator]:
         """Return the operators of a pass: router, routed experts as one operator, products of the
@@ -294,25 +286,6 @@ class Moe(Sublayer, frozen=True, tag="moe"):
                 f"{self.num_experts}"
             )
         return ""
-
-
-def _matrices(
-    prefix: str,
-    width: int,
-    inner: int,
-    outputs: int,
-    gated: bool,
-    bias: bool,
-    down_bias: bool | None = None,
-    **fields: Any,
-) -> tuple[Weight, ...]:
-    """Return up [width, inner], gate if `gated`, and down [inner, outputs]. `fields` are other fields
-    of all three."""
-    names = ("gate", "up") if gated else ("up",)
-    wide = (matrix(prefix + n, width, inner, bias, shards=inner, **fields) for n in names)
-    down_bias = bias if down_bias is None else down_bias
-    down = matrix(prefix + "down", inner, outputs, down_bias, inner, rows_in=True, **fields)
-    return (*wide, down)
 
 
 def _network(

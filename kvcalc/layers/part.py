@@ -21,16 +21,6 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
-def parse_sides(text: str) -> dict[str, tuple[str, str]]:
-    """Return the two sides of each matrix. Example: `q: D × H·d` gives {"q": ("D", "H·d")}."""
-    sides: dict[str, tuple[str, str]] = {}
-    for line in filter(None, text.split(";")):
-        name, _, product = line.partition(":")
-        inputs, outputs = product.split(" × ")
-        sides[name.strip()] = (inputs.strip(), outputs.strip())
-    return sides
-
-
 def _number(size: str, letters: dict[str, int]) -> int:
     """Return the number of a sum of products. Example: `2·H·d + H` is 2,080 for H 32 and d 32."""
     total = 0
@@ -45,10 +35,8 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
     """Return the weights that the lines of a part list."""
     letters = part.letters() | {"D": hidden_size}
     weights = []
-    for name, text, options in part.lines():
-        size, _, units = text.partition(" / ")
+    for name, inputs, outputs, units, options in part.lines():
         shards = _number(units or "1", letters)
-        inputs, _, outputs = size.rpartition(" × ")
         columns = _number(outputs, letters)
         if not inputs:
             weights.append(vector(name, columns, shards))
@@ -57,12 +45,18 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
         if "table" in options:
             weights.append(table(name, rows, columns, shards))
             continue
-        is_row_parallel = "rows" in options or (outputs == "D" and bool(units))
-        copies = _number(options.get("copies", "1"), letters)
-        bias = "bias" in options and bool(getattr(part, options["bias"], True))
-        weights.append(
-            matrix(name, rows, columns, bias, shards, rows_in=is_row_parallel, copies=copies)
+        weight = matrix(
+            name,
+            rows,
+            columns,
+            bias="bias" in options and bool(getattr(part, options["bias"], True)),
+            shards=shards,
+            rows_in="rows" in options or (outputs == "D" and bool(units)),
+            copies=_number(options.get("copies", "1"), letters),
+            active=_number(options.get("active", "0"), letters),
+            expert="active" in options,
         )
+        weights.append(weight)
     return tuple(weights)
 
 
@@ -75,9 +69,9 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         LETTERS: Letter and field of each size, such as `H=num_attention_heads d=head_dim`.
         WEIGHTS: A line per weight. `o: H·d × D / H, bias o_bias` is a matrix [H·d, D] that tensor
             parallelism divides by heads, with a bias if the field `o_bias` is true. `norm: d` is a
-            vector. `if qk_norm=full and not bias` is a condition, `copies` a size,
-            `table` a lookup table. A divided matrix with D outputs, or with `rows`, is
-            row-parallel.
+            vector. Further words: `if qk_norm=full and not bias` is a condition, `copies E` a
+            number of equal matrices, `active k` marks experts of which a token uses k, `table` a
+            lookup table. A divided matrix with D outputs, or with `rows`, is row-parallel.
     """
 
     STATE_FLOPS: ClassVar[int] = 4
@@ -89,15 +83,20 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Return every parameter of this part for a hidden size."""
         return _listed_weights(self, hidden_size)
 
-    def lines(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Return name, size and options of each line of `WEIGHTS` that applies."""
+    def lines(self) -> list[tuple[str, str, str, str, dict[str, str]]]:
+        """Return name, inputs, outputs, units and options of each line of `WEIGHTS` that applies.
+
+        A vector has only outputs. Units are '' for a weight that is on every rank.
+        """
         lines = []
         for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):
             name, _, text = line.partition(": ")
             size, *words = text.split(", ")
             options = {word.partition(" ")[0]: word.partition(" ")[2] for word in words}
             if all(map(self._holds, filter(None, options.get("if", "").split(" and ")))):
-                lines.append((name, size, options))
+                sides, _, units = size.partition(" / ")
+                inputs, _, outputs = sides.rpartition(" × ")
+                lines.append((name, inputs, outputs, units, options))
         return lines
 
     def _holds(self, condition: str) -> bool:
@@ -109,8 +108,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     def dims(self) -> dict[str, tuple[str, str]]:
         """Return the two sides of each matrix as letters for formulas; D is the hidden size."""
-        sides = (f"{name}: {size.partition(' / ')[0]}" for name, size, _ in self.lines())
-        return parse_sides(";".join(side for side in sides if " × " in side))
+        return {name: (inputs, outputs) for name, inputs, outputs, *_ in self.lines() if inputs}
 
     def letters(self) -> dict[str, int]:
         """Return the values of the letters in `dims`, except D; 0 for a missing size."""
