@@ -23,16 +23,8 @@ _UNPREDICTED = {
     "overhead": None,
 }
 _COST_KEYS = (
-    "flops",
-    "vector_flops",
-    "weight_bytes",
-    "cache_bytes",
-    "cache_read_bytes",
-    "cache_write_bytes",
-    "activation_bytes",
-    "bytes",
-    "network_bytes",
-    "inter_node_bytes",
+    "flops vector_flops weight_bytes cache_bytes cache_read_bytes cache_write_bytes "
+    "activation_bytes bytes network_bytes inter_node_bytes"
 )
 
 
@@ -41,7 +33,8 @@ def roofline_records(
 ) -> list[Record]:
     """Return the records of one decode step or prefill. Raises UserError for an unknown phase."""
     batch = Batch.of_phase(phase, context, batch_size)
-    return _deployment_records(deployment, batch, phase, batch_size, context)
+    common = {"phase": phase, "batch_size": batch_size, "context": context}
+    return _records(deployment, batch, common)
 
 
 def mixed_records(deployment: TimedDeployment, text: str) -> list[Record]:
@@ -49,20 +42,14 @@ def mixed_records(deployment: TimedDeployment, text: str) -> list[Record]:
     `mixed`."""
     batch = Batch.parse(text)
     longest = max(int(g.new + g.past) for g in batch.groups)
-    return _deployment_records(deployment, batch, "mixed", int(batch.sequences), longest)
+    common = {"phase": "mixed", "batch_size": int(batch.sequences), "context": longest}
+    return _records(deployment, batch, common)
 
 
-def _deployment_records(
-    deployment: TimedDeployment, batch: Batch, phase: str, batch_size: int, context: int
-) -> list[Record]:
-    common = {"phase": phase, "batch_size": batch_size, "context": context}
-    records = pass_records(
-        deployment.placed(batch),
-        deployment.gpu,
-        deployment.calibration,
-        deployment.routing,
-    )
-    return [{**deployment.named, **common, **record} for record in records]
+def _records(deployment: TimedDeployment, batch: Batch, common: Record) -> list[Record]:
+    d = deployment
+    records = pass_records(d.placed(batch), d.gpu, d.calibration, d.routing)
+    return [{**d.named, **common, **record} for record in records]
 
 
 def pass_records(
@@ -201,9 +188,9 @@ def _shape_figures(shape: Any) -> Record:
 
 def _part(name: str, cost: Cost) -> Record:
     """Return the FLOPs of a part of a fused operator."""
-    part = {"operator": name, "flops": cost.flops}
-    return part | ({"vector_flops": cost.vector_flops} if cost.vector_flops else {})
+    vector = {"vector_flops": cost.vector_flops} if cost.vector_flops else {}
+    return {"operator": name, "flops": cost.flops, **vector}
 
 
 def _cost_figures(cost: Cost) -> Record:
-    return {key: getattr(cost, key) for key in _COST_KEYS}
+    return {key: getattr(cost, key) for key in _COST_KEYS.split()}

@@ -221,8 +221,16 @@ class HostTime(NamedTuple):
 
 def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
     """Return the engine's overhead in passes like this one. It depends on the layers, the ranks of
-    an all-reduce, and whether the model is a mixture of experts."""
-    layers, ranks = layers_and_ranks(operators)
+    the largest all-reduce, and whether the model is a mixture of experts."""
+    counts: dict[str, int] = {}
+    ranks = 1
+    for operator in operators:
+        if operator.layer:
+            count = counts.get(operator.layer, operator.count)
+            counts[operator.layer] = min(operator.count, count)
+        if isinstance(operator.shape, CollectiveShape):
+            ranks = max(ranks, operator.shape.ranks)
+    layers = sum(counts.values())
     overheads = calibration.terms(mixes(operators))
     return HostTime(
         fixed=overheads.fixed_s(layers, ranks),
@@ -230,20 +238,6 @@ def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime
         prompts=overheads.prompts,
         launches=layers * overheads.launch_us / 1e6,
     )
-
-
-def layers_and_ranks(operators: Sequence[Operator]) -> tuple[int, int]:
-    """Return the number of layers of a pass, and the number of ranks of its largest all-reduce."""
-    counts: dict[str, int] = {}
-    ranks = 1
-    for operator in operators:
-        if operator.layer:
-            counts[operator.layer] = min(
-                operator.count, counts.get(operator.layer, operator.count)
-            )
-        if isinstance(operator.shape, CollectiveShape):
-            ranks = max(ranks, operator.shape.ranks)
-    return sum(counts.values()), ranks
 
 
 def mixes(operators: Sequence[Operator]) -> bool:

@@ -75,59 +75,83 @@ from kvcalc.timing.kernel_models.kernel_model import (
 
 Candidates = tuple[tuple[type[KernelModel], Settings], ...]
 
-# Experts with tuned tiles in engines: (experts of a rank: columns of an expert on the rank …), by
-# stack, GPU and format. They are in the file names `E=…,N=…,device_name=…` of the engines' wheels:
-# vllm 0.24.0, model_executor/layers/fused_moe/configs, and sglang 0.5.14,
+# Experts with tuned tiles in engines: stack, GPU, format, experts of a rank, and columns of an expert
+# on the rank. They are in the file names `E=…,N=…,device_name=…` of the engines' wheels: vllm
+# 0.24.0, model_executor/layers/fused_moe/configs, and sglang 0.5.14,
 # srt/layers/moe/moe_runner/triton_utils/configs (all Triton versions: it falls back from one
 # version to another).
-TUNED_SIZES = {
-    ("vllm", "h100-sxm", "bfloat16"): (
-        "1: 3072; 8: 1792 2048 3584 4096 7168; 16: 1344 1792 2688; 32: 1792; 62: 256 512; 64: "
-        "320 640 1280 1536; 72: "
-        "384 768; 128: 192 384 512 928 1856 2880; 256: 512; 512: 128 256 512 "
-    ),
-    ("vllm", "h100-sxm", "fp8_block"): "256: 128 384; 512: 128 256",
-    ("vllm", "h200", "bfloat16"): (
-        "8: 1792 2048 3584 4096 7168 14336; 16: 1024 2048; 64: 320 640 1280 2560; 128: 96 192 "
-        "384 512 768 1024; 512: 64 "
-        "128 256 512 "
-    ),
-    (
-        "vllm",
-        "h200",
-        "fp8_block",
-    ): "8: 2048; 16: 4096; 32: 2048; 128: 384 512 768; 256: 256 512; 384: 128",
-    ("sglang", "h100-sxm", "bfloat16"): (
-        "1: 3072; 8: 1792 2048 3584 4096 7168; 16: 1024 1344 1856 2048 2688; 20: 2048; 24: "
-        "1024; 32: 224 448 896 928 "
-        "1792 1856; 64: 192 320 384 464 640 768 928 1280 1536 1856 2688; 65: 1536; 128: 192 232 "
-        "352 384 464 512 704 768 "
-        "928 1344 1856 2688; 144: 512; 256: 672 1344 2688; 512: 64 128 336 672 1344 2688 "
-    ),
-    (
-        "sglang",
-        "h100-sxm",
-        "fp8_block",
-    ): "64: 1024; 128: 384; 256: 128 384; 257: 128; 272: 128; 512: 128 256",
-    ("sglang", "h200", "bfloat16"): (
-        "8: 1792 2048 3584 4096 7168 14336; 16: 1024; 20: 1536; 64: 320 640 1280 2560; 128: 192 "
-        "384 704 768; 129: 384; "
-        "161: 192; 512: 64 128 256 "
-    ),
-    ("sglang", "h200", "fp8_block"): (
-        "64: 512; 80: 640; 128: 384 768; 160: 640; 256: 256; 257: 128 256 512; 264: 256; 384: "
-        "128; 385: 128; 513: 512 "
-    ),
-}
+TUNED_SIZES = """
+vllm h100-sxm bfloat16 1: 3072
+vllm h100-sxm bfloat16 8: 1792 2048 3584 4096 7168
+vllm h100-sxm bfloat16 16: 1344 1792 2688
+vllm h100-sxm bfloat16 32: 1792
+vllm h100-sxm bfloat16 62: 256 512
+vllm h100-sxm bfloat16 64: 320 640 1280 1536
+vllm h100-sxm bfloat16 72: 384 768
+vllm h100-sxm bfloat16 128: 192 384 512 928 1856 2880
+vllm h100-sxm bfloat16 256: 512
+vllm h100-sxm bfloat16 512: 128 256 512
+vllm h100-sxm fp8_block 256: 128 384
+vllm h100-sxm fp8_block 512: 128 256
+vllm h200 bfloat16 8: 1792 2048 3584 4096 7168 14336
+vllm h200 bfloat16 16: 1024 2048
+vllm h200 bfloat16 64: 320 640 1280 2560
+vllm h200 bfloat16 128: 96 192 384 512 768 1024
+vllm h200 bfloat16 512: 64 128 256 512
+vllm h200 fp8_block 8: 2048
+vllm h200 fp8_block 16: 4096
+vllm h200 fp8_block 32: 2048
+vllm h200 fp8_block 128: 384 512 768
+vllm h200 fp8_block 256: 256 512
+vllm h200 fp8_block 384: 128
+sglang h100-sxm bfloat16 1: 3072
+sglang h100-sxm bfloat16 8: 1792 2048 3584 4096 7168
+sglang h100-sxm bfloat16 16: 1024 1344 1856 2048 2688
+sglang h100-sxm bfloat16 20: 2048
+sglang h100-sxm bfloat16 24: 1024
+sglang h100-sxm bfloat16 32: 224 448 896 928 1792 1856
+sglang h100-sxm bfloat16 64: 192 320 384 464 640 768 928 1280 1536 1856 2688
+sglang h100-sxm bfloat16 65: 1536
+sglang h100-sxm bfloat16 128: 192 232 352 384 464 512 704 768 928 1344 1856 2688
+sglang h100-sxm bfloat16 144: 512
+sglang h100-sxm bfloat16 256: 672 1344 2688
+sglang h100-sxm bfloat16 512: 64 128 336 672 1344 2688
+sglang h100-sxm fp8_block 64: 1024
+sglang h100-sxm fp8_block 128: 384
+sglang h100-sxm fp8_block 256: 128 384
+sglang h100-sxm fp8_block 257: 128
+sglang h100-sxm fp8_block 272: 128
+sglang h100-sxm fp8_block 512: 128 256
+sglang h200 bfloat16 8: 1792 2048 3584 4096 7168 14336
+sglang h200 bfloat16 16: 1024
+sglang h200 bfloat16 20: 1536
+sglang h200 bfloat16 64: 320 640 1280 2560
+sglang h200 bfloat16 128: 192 384 704 768
+sglang h200 bfloat16 129: 384
+sglang h200 bfloat16 161: 192
+sglang h200 bfloat16 512: 64 128 256
+sglang h200 fp8_block 64: 512
+sglang h200 fp8_block 80: 640
+sglang h200 fp8_block 128: 384 768
+sglang h200 fp8_block 160: 640
+sglang h200 fp8_block 256: 256
+sglang h200 fp8_block 257: 128 256 512
+sglang h200 fp8_block 264: 256
+sglang h200 fp8_block 384: 128
+sglang h200 fp8_block 385: 128
+sglang h200 fp8_block 513: 512
+"""
 
 
 def tuned_sizes(stack: str, gpu: str, kind: str) -> tuple[tuple[int, int], ...]:
     """Return (experts, columns) that have a tuned file; none for an unknown stack, GPU or
     format."""
-    sizes = []
-    for group in TUNED_SIZES.get((stack, gpu, kind), "").split(";"):
-        experts, _, columns = group.partition(":")
-        sizes += [(int(experts), int(width)) for width in columns.split()]
+    sizes: list[tuple[int, int]] = []
+    for line in TUNED_SIZES.splitlines():
+        key, _, columns = line.partition(": ")
+        name, _, experts = key.rpartition(" ")
+        if name == f"{stack} {gpu} {kind}":
+            sizes += [(int(experts), int(width)) for width in columns.split()]
     return tuple(sizes)
 
 
