@@ -21,7 +21,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
-def _number(size: str, letters: dict[str, int]) -> int:
+def number_of(size: str, letters: dict[str, int]) -> int:
     """Return the number of a sum of products. Example: `2·H·d + H` is 2,080 for H 32 and d 32."""
     total = 0
     for product in size.split(" + "):
@@ -36,12 +36,12 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
     letters = part.letters() | {"D": hidden_size}
     weights = []
     for name, inputs, outputs, units, options in part.lines():
-        shards = _number(units or "1", letters)
-        columns = _number(outputs, letters)
+        shards = number_of(units or "1", letters)
+        columns = number_of(outputs, letters)
         if not inputs:
             weights.append(vector(name, columns, shards))
             continue
-        rows = _number(inputs, letters)
+        rows = number_of(inputs, letters)
         if "table" in options:
             weights.append(table(name, rows, columns, shards))
             continue
@@ -52,8 +52,8 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
             bias="bias" in options and bool(getattr(part, options["bias"], True)),
             shards=shards,
             rows_in="rows" in options or (outputs == "D" and bool(units)),
-            copies=_number(options.get("copies", "1"), letters),
-            active=_number(options.get("active", "0"), letters),
+            copies=number_of(options.get("copies", "1"), letters),
+            active=number_of(options.get("active", "0"), letters),
             expert="active" in options,
         )
         weights.append(weight)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Size, Sublayer
-from kvcalc.layers.recurrent.delta_rule import conv_state
+from kvcalc.layers.recurrent.delta_rule import RecurrentMixer, conv_state
 from kvcalc.layers.weights import Weight, vector
 
 
@@ -52,10 +52,12 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         return tuple(conv_state(width, 1, kernel) for width in self.channels.values())
 
 
-class ShortConv(Sublayer, frozen=True, tag="short_conv"):
+class ShortConv(RecurrentMixer, frozen=True, tag="short_conv"):
     """A depthwise convolution of `width` channels between two gates."""
 
     LETTERS: ClassVar[str] = "W=width kc=conv_kernel bc=bias"
+    LABEL: ClassVar[str] = "ShortConv"
+    STATES: ClassVar[str] = "conv: W × 1 × kc"
     WEIGHTS: ClassVar[str] = """
         in: D × 3·W / W, bias bias
         conv: W·kc + W·bc / W
@@ -65,11 +67,3 @@ class ShortConv(Sublayer, frozen=True, tag="short_conv"):
     width: Size
     conv_kernel: Size = 3
     bias: bool = False
-
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: kernel − 1 columns of W channels."""
-        return (conv_state(self.width, 1, self.conv_kernel),)
-
-    @property
-    def label(self) -> str:
-        return "ShortConv"

@@ -17,16 +17,17 @@ channels. Source: De et al. 2024, arXiv 2402.19427, section 2.4.
 
 from typing import ClassVar
 
-from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.part import Count, Size, StateDtype, Sublayer
-from kvcalc.layers.recurrent.delta_rule import conv_state, recurrent_state
+from kvcalc.layers.part import Count, Size, StateDtype
+from kvcalc.layers.recurrent.delta_rule import RecurrentMixer
 
 
-class Lightning(Sublayer, frozen=True, tag="lightning"):
+class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
     """Linear attention of num_attention_heads heads, with norm and gate before the output
     projection."""
 
     LETTERS: ClassVar[str] = "H=num_attention_heads d=head_dim"
+    LABEL: ClassVar[str] = "Lightning"
+    STATES: ClassVar[str] = "state: H × d × d"
     WEIGHTS: ClassVar[str] = """
         qkv: D × 3·H·d / H
         gate: D × H·d / H
@@ -38,20 +39,8 @@ class Lightning(Sublayer, frozen=True, tag="lightning"):
     head_dim: Size
     state_dtype: StateDtype = "fp32"
 
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: d × d per head."""
-        return (
-            recurrent_state(
-                self.num_attention_heads, self.head_dim, self.head_dim, self.state_dtype
-            ),
-        )
 
-    @property
-    def label(self) -> str:
-        return "Lightning"
-
-
-class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
+class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
     """Time mixing of num_heads heads of head_dim; decay, learning rate, value mix and gate through
     low ranks.
 
@@ -61,8 +50,10 @@ class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
 
     LETTERS: ClassVar[str] = (
         "H=num_heads d=head_dim rd=decay_low_rank_dim ra=a_low_rank_dim rv=v_low_rank_dim "
-        "rg=gate_low_rank_dim"
+        "rg=gate_low_rank_dim ds=shift_size"
     )
+    LABEL: ClassVar[str] = "RWKV-7"
+    STATES: ClassVar[str] = "conv: 1 × 2·ds × 2; state: H × d × d"
     WEIGHTS: ClassVar[str] = """
         receptance: D × H·d / H
         key: D × H·d / H
@@ -93,23 +84,14 @@ class Rwkv7(Sublayer, frozen=True, tag="rwkv7"):
     shift_size: Size
     state_dtype: StateDtype = "fp32"
 
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: two last inputs, and d × d per head."""
-        shift = conv_state(1, 2 * self.shift_size, kernel=2)
-        return shift, recurrent_state(
-            self.num_heads, self.head_dim, self.head_dim, self.state_dtype
-        )
 
-    @property
-    def label(self) -> str:
-        return "RWKV-7"
-
-
-class RgLru(Sublayer, frozen=True, tag="rg_lru"):
+class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
     """A recurrent block of lru_width channels; its two gates are block-diagonal over num_heads
     blocks."""
 
     LETTERS: ClassVar[str] = "W=lru_width H=num_heads w=block_width kc=conv_kernel"
+    LABEL: ClassVar[str] = "RG-LRU"
+    STATES: ClassVar[str] = "conv: H × w × kc; state: H × 1 × w"
     WEIGHTS: ClassVar[str] = """
         x: D × W / H, bias
         y: D × W / H, bias
@@ -129,20 +111,7 @@ class RgLru(Sublayer, frozen=True, tag="rg_lru"):
     def block_width(self) -> int:
         return self.lru_width // self.num_heads
 
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: kernel − 1 columns of W channels, and one state
-        per channel."""
-        width = self.block_width
-        return (
-            conv_state(self.num_heads, width, self.conv_kernel),
-            recurrent_state(self.num_heads, 1, width, self.state_dtype),
-        )
-
     def problem(self) -> str:
         if self.lru_width % self.num_heads:
             return f"num_heads {self.num_heads} does not divide lru_width {self.lru_width}"
         return ""
-
-    @property
-    def label(self) -> str:
-        return "RG-LRU"

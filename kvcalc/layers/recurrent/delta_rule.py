@@ -10,7 +10,7 @@ technical report, arXiv 2510.26692, section 4.
 from typing import ClassVar
 
 from kvcalc.layers.cache import CacheEntry, Span
-from kvcalc.layers.part import Size, StateDtype, Sublayer
+from kvcalc.layers.part import Size, StateDtype, Sublayer, number_of
 
 
 def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
@@ -18,24 +18,48 @@ def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
     return CacheEntry("conv_state", heads, width, limit=kernel - 1, span=Span.STATE)
 
 
-def recurrent_state(heads: int, rows: int, width: int, dtype: str | None) -> CacheEntry:
-    """Return a matrix of rows × width per head in the dtype that the model fixes.
+class RecurrentMixer(Sublayer, frozen=True):
+    """A mixer with states of fixed size.
 
-    '' is the dtype of the model. None means that the model fixes none; fp32 is assumed.
+    Attributes:
+        LABEL: Name of the mixer.
+        STATES: States of one sequence: `conv: heads × width × kernel` are the last kernel − 1
+            columns in the dtype of the model, and `state: heads × rows × width` is a matrix per
+            head in the field `state_dtype`. If that is null, the model fixes none, and fp32 is
+            assumed. Sizes are letters of `LETTERS`.
     """
-    fixed = "fp32" if dtype is None else dtype
-    return CacheEntry(
-        "recurrent_state",
-        heads,
-        width,
-        limit=rows,
-        span=Span.STATE,
-        dtype=fixed,
-        assumed=dtype is None,
-    )
+
+    LABEL: ClassVar[str] = ""
+    STATES: ClassVar[str] = ""
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        letters = self.letters()
+        entries = []
+        for state in self.STATES.split("; "):
+            kind, _, text = state.partition(": ")
+            heads, rows, width = (number_of(size, letters) for size in text.split(" × "))
+            if kind == "conv":
+                entries.append(conv_state(heads, rows, kernel=width))
+                continue
+            dtype = getattr(self, "state_dtype", None)
+            entry = CacheEntry(
+                "recurrent_state",
+                heads,
+                width,
+                limit=rows,
+                span=Span.STATE,
+                dtype=dtype or "fp32",
+                assumed=dtype is None,
+            )
+            entries.append(entry)
+        return tuple(entries)
+
+    @property
+    def label(self) -> str:
+        return self.LABEL
 
 
-class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
+class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
     """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, with decay and
     step per head.
 
@@ -46,6 +70,8 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
             engine's default in an engine.
     """
 
+    LABEL: ClassVar[str] = "GatedDeltaNet"
+    STATES: ClassVar[str] = "conv: Hk × 2·dk × kc; conv: Hv × dv × kc; state: Hv × dk × dv"
     WEIGHTS: ClassVar[str] = """
         qk: D × 2·Hk·dk / Hk
         v_gate: D × 2·Hv·dv / Hv
@@ -70,20 +96,6 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
     conv_bias: bool = False
     state_dtype: StateDtype | None = None
 
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: kernel − 1 columns of queries, keys and values,
-        and dk × dv per value head."""
-        kernel, dk, dv = (
-            self.linear_conv_kernel_dim,
-            self.linear_key_head_dim,
-            self.linear_value_head_dim,
-        )
-        return (
-            conv_state(self.linear_num_key_heads, 2 * dk, kernel),
-            conv_state(self.linear_num_value_heads, dv, kernel),
-            recurrent_state(self.linear_num_value_heads, dk, dv, self.state_dtype),
-        )
-
     def problem(self) -> str:
         if self.linear_num_value_heads % self.linear_num_key_heads:
             return (
@@ -92,12 +104,8 @@ class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
             )
         return ""
 
-    @property
-    def label(self) -> str:
-        return "GatedDeltaNet"
 
-
-class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
+class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
     """num_heads states of head_dim × head_dim with a decay per channel.
 
     Attributes:
@@ -107,6 +115,8 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
     """
 
     LETTERS: ClassVar[str] = "H=num_heads d=head_dim kc=conv_kernel"
+    LABEL: ClassVar[str] = "KDA"
+    STATES: ClassVar[str] = "conv: H × 3·d × kc; state: H × d × d"
     WEIGHTS: ClassVar[str] = """
         q: D × H·d / H
         k: D × H·d / H
@@ -133,15 +143,3 @@ class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
     factored: bool = True
     full_gate: bool = False
     state_dtype: StateDtype = "fp32"
-
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: kernel − 1 columns of queries, keys and values,
-        and d × d per head."""
-        return (
-            conv_state(self.num_heads, 3 * self.head_dim, self.conv_kernel),
-            recurrent_state(self.num_heads, self.head_dim, self.head_dim, self.state_dtype),
-        )
-
-    @property
-    def label(self) -> str:
-        return "KDA"

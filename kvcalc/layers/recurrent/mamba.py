@@ -8,12 +8,11 @@ convolution's input. Sources: Gu & Dao 2023, arXiv 2312.00752, section 3; Dao & 
 
 from typing import ClassVar
 
-from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.part import Size, StateDtype, Sublayer
-from kvcalc.layers.recurrent.delta_rule import conv_state, recurrent_state
+from kvcalc.layers.part import Size, StateDtype
+from kvcalc.layers.recurrent.delta_rule import RecurrentMixer
 
 
-class Mamba(Sublayer, frozen=True, tag="mamba"):
+class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
     """A Mamba block of intermediate_size channels with state_size states each.
 
     Attributes:
@@ -30,6 +29,8 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
         "Em=intermediate_size N=state_size R=time_step_rank kc=conv_kernel bc=conv_bias "
         "g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
     )
+    LABEL: ClassVar[str] = "Mamba"
+    STATES: ClassVar[str] = "conv: Em × 1 × kc; state: Em × 1 × N"
     WEIGHTS: ClassVar[str] = """
         in: D × 2·Em / Em, bias proj_bias
         conv: Em·kc + Em·bc / Em
@@ -67,14 +68,6 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
     def group_steps(self) -> int:
         return self.num_steps // self.n_mamba_heads
 
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: kernel − 1 columns of E channels, and a state
-        of E × N."""
-        conv = conv_state(self.intermediate_size, 1, self.conv_kernel)
-        return conv, recurrent_state(
-            self.intermediate_size, 1, self.state_size, self.state_dtype
-        )
-
     def problem(self) -> str:
         if self.intermediate_size % self.n_mamba_heads:
             return (
@@ -83,15 +76,13 @@ class Mamba(Sublayer, frozen=True, tag="mamba"):
             )
         return ""
 
-    @property
-    def label(self) -> str:
-        return "Mamba"
 
-
-class Mamba2(Sublayer, frozen=True, tag="mamba2"):
+class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
     """A Mamba-2 block of num_heads heads of head_dim, with n_groups shared B and C of
     state_size."""
 
+    LABEL: ClassVar[str] = "Mamba-2"
+    STATES: ClassVar[str] = "conv: H × d × kc; conv: G × 2·N × kc; state: H × d × N"
     WEIGHTS: ClassVar[str] = """
         in: D × 2·H·d + H / H, bias proj_bias
         in_bc: D × 2·G·N / G, bias proj_bias
@@ -119,16 +110,3 @@ class Mamba2(Sublayer, frozen=True, tag="mamba2"):
     @property
     def has_out_bias(self) -> bool:
         return self.proj_bias if self.out_bias is None else self.out_bias
-
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: kernel − 1 columns of E + 2·G·N channels, and a
-        state of head_dim × state_size per head."""
-        return (
-            conv_state(self.num_heads, self.head_dim, self.conv_kernel),
-            conv_state(self.n_groups, 2 * self.state_size, self.conv_kernel),
-            recurrent_state(self.num_heads, self.head_dim, self.state_size, self.state_dtype),
-        )
-
-    @property
-    def label(self) -> str:
-        return "Mamba-2"
