@@ -35,7 +35,15 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
     """Return the weights that the lines of a part list."""
     letters = part.letters() | {"D": hidden_size}
     weights = []
-    for name, inputs, outputs, units, options in part.lines():
+    for line in filter(None, map(str.strip, part.WEIGHTS.splitlines())):
+        name, _, text = line.partition(": ")
+        size, *words = text.split(", ")
+        options = {word.partition(" ")[0]: word.partition(" ")[2] for word in words}
+        conditions = filter(None, options.get("if", "").split(" and "))
+        if not all(map(part.holds, conditions)):
+            continue
+        sides, _, units = size.partition(" / ")
+        inputs, _, outputs = sides.rpartition(" × ")
         shards = number_of(units or "1", letters)
         columns = number_of(outputs, letters)
         if not inputs:
@@ -83,35 +91,15 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Return every parameter of this part for a hidden size."""
         return _listed_weights(self, hidden_size)
 
-    def lines(self) -> list[tuple[str, str, str, str, dict[str, str]]]:
-        """Return name, inputs, outputs, units and options of each line of `WEIGHTS` that applies.
-
-        A vector has only outputs. Units are '' for a weight that is on every rank.
-        """
-        lines = []
-        for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):
-            name, _, text = line.partition(": ")
-            size, *words = text.split(", ")
-            options = {word.partition(" ")[0]: word.partition(" ")[2] for word in words}
-            if all(map(self._holds, filter(None, options.get("if", "").split(" and ")))):
-                sides, _, units = size.partition(" / ")
-                inputs, _, outputs = sides.rpartition(" × ")
-                lines.append((name, inputs, outputs, units, options))
-        return lines
-
-    def _holds(self, condition: str) -> bool:
+    def holds(self, condition: str) -> bool:
         """Return whether a condition such as `not bias` or `output_gate=full` holds."""
         field, _, value = condition.removeprefix("not ").partition("=")
         actual = getattr(self, field)
         holds = str(actual) == value if value else bool(actual)
         return holds != condition.startswith("not ")
 
-    def dims(self) -> dict[str, tuple[str, str]]:
-        """Return the two sides of each matrix as letters for formulas; D is the hidden size."""
-        return {name: (inputs, outputs) for name, inputs, outputs, *_ in self.lines() if inputs}
-
     def letters(self) -> dict[str, int]:
-        """Return the values of the letters in `dims`, except D; 0 for a missing size."""
+        """Return the sizes by letter, except D; 0 for a missing size."""
         pairs = (pair.split("=") for pair in self.LETTERS.split())
         return {letter: getattr(self, field) or 0 for letter, field in pairs}
 

@@ -75,9 +75,6 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     kv_projection: bool = True
     heads_cached: bool = False
 
-    def dims(self) -> dict[str, tuple[str, str]]:
-        return super().dims() | {"absorb_q": ("dn", "r"), "absorb_v": ("r", "dv")}
-
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
         """Return entries for keys and values of every head; a value has `value_width` elements with
         padding."""
