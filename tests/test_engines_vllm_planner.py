@@ -11,8 +11,7 @@ from specs import stack
 
 from kvcalc import Deployment, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind
-from kvcalc.capacity.engines.vllm_compressed import packed_groups
+from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind, packed_groups
 
 GIB40 = 40 * 2**30
 # (model and options, block, bytes per block, blocks, blocks per request)

@@ -8,9 +8,8 @@ from specs import grouped, of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines.vllm_memory import count_graphs
+from kvcalc.capacity.engines.vllm_memory import allocated, count_graphs
 from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults, release
-from kvcalc.capacity.engines.vllm_weights import allocated
 from kvcalc.capacity.memory_budget import ESTIMATES
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.model.model import Vision

@@ -1,20 +1,26 @@
 """Read and write the command lines of engines.
 
-`dialects` lists the flags of each engine. The rules here are for flags that need more than their
-own value. A deployment that is written and read again is the same deployment. Options of `fit` that
-no flag expresses, as the engine's version, are written separately. Nothing is run.
+The first part lists the flags of each engine that decide its memory, by the names of kvcalc's
+options: fields of `FitOptions`, `Precision` and `Parallelism`. The second part has a rule for each
+flag that needs more than its own value. A deployment that is written and read again is the same
+deployment. Options of `fit` that no flag expresses, as the engine's version, are written
+separately. Nothing is run.
+
+Sources of the flags, as of autumn 2026: vLLM's `engine/arg_utils.py` (human_readable_int: k is
+1000, K is 1024), SGLang's `server_args.py`, llama.cpp's `common/arg.cpp`, and TensorRT-LLM's
+`commands/serve.py`.
 """
 
 import json
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.dialects import DIALECTS, Dialect, Flag
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError
@@ -29,16 +35,290 @@ from kvcalc.storage.formats import canonical
 from kvcalc.storage.quantization import load_weight_format
 from kvcalc.timing.deployment import TimedDeployment
 
-MAX_WORDS, MAX_LETTERS = 1000, 100_000
+_NUMBER = re.compile(r"(\d+)(?:\.(\d+))?([kKmMgGtT]?)(i?)B?")
+
+
+def number(text: str) -> int:
+    """Parse a whole number as vLLM does: 1k is 1000, 1K is 1024. Raises UserError for another
+    text."""
+    match = _NUMBER.fullmatch(text.strip().replace("_", ""))
+    if match and len(text) <= 40:
+        whole, decimals, suffix, binary = match.groups()
+        scale = (1024 if suffix.isupper() or binary else 1000) ** " kmgt".index(
+            suffix.lower() or " "
+        )
+        value = float(f"{whole}.{decimals}") * scale if decimals else int(whole) * scale
+        if value == int(value):
+            return int(value)
+    raise UserError(f"{text!r} is not a whole number")
+
+
+def _real(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a number") from None
+
+
+def _limits(text: str) -> str:
+    """Return `image=0` as the JSON that vLLM accepts."""
+    limits = re.findall(r"(\w+)\s*=\s*(\d+)", text)
+    return json.dumps({name: int(count) for name, count in limits}) if limits else text
+
+
+def _named(**names: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
+    """Return a reader and a writer of formats that the engine calls by other names."""
+    return canonical, lambda name: names.get(name, name)
+
+
+# A reader and a writer of each kind of value. A switch has no value.
+_CONVERTERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    "number": (number, str),
+    "signed": (lambda text: -1 if text == "-1" else number(text), str),
+    "length": (lambda text: None if text.lower() in ("-1", "auto") else number(text), str),
+    "layers": (lambda text: -1 if text in ("-1", "all", "auto") else number(text), str),
+    "real": (_real, str),
+    "text": (str, str),
+    "name": (str.lower, str),
+    "limits": (str, _limits),
+    "format": _named(),
+    "torch": _named(bf16="bfloat16", fp16="float16", fp32="float32"),
+    "ggml": _named(fp16="f16", fp32="f32"),
+    "sglang": (
+        lambda text: "nvfp4" if text.lower() == "fp4_e2m1" else canonical(text),
+        _named(fp8="fp8_e4m3", fp8_ds_mla="fp8_e4m3", nvfp4="fp4_e2m1")[1],
+    ),
+}
+
+
+class Flag(NamedTuple):
+    """One option of an engine.
+
+    Attributes:
+        name: Option of kvcalc.
+        kind: Kind of value, or "switch". A switch named `not_…` turns the option off.
+        spellings: The first one is written.
+    """
+
+    name: str
+    kind: str
+    spellings: tuple[str, ...]
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind == "switch"
+
+    def read(self, text: str) -> Any:
+        """Parse a value. Raises UserError for a text of another kind."""
+        return _CONVERTERS[self.kind][0](text)
+
+    def words(self, value: Any) -> list[str]:
+        """Return the flag with a value, in the form of a command line."""
+        spelling = self.spellings[0]
+        return [spelling] if self.is_switch else [spelling, _CONVERTERS[self.kind][1](value)]
+
+
+class Dialect(NamedTuple):
+    """The command line of an engine.
+
+    Attributes:
+        starts: Words that begin a command line; the first ones are written.
+        flags: Flags that decide the memory. A model's name follows `starts` if no flag `model` is
+            written.
+        switches: Further flags without a value, which do not change the memory.
+        formats: Weight formats that the engine makes when it loads weights, with its names for
+            them. Another format needs another checkpoint.
+        writes_model_flag: Whether a flag must precede the model's name.
+        max_num_seqs_is_cap: Whether the engine starts even if fewer full-length sequences fit than
+            its limit allows. llama.cpp allocates the cells of all slots at start, so its number of
+            slots is no cap.
+    """
+
+    engine: str
+    starts: tuple[tuple[str, ...], ...]
+    flags: tuple[Flag, ...]
+    switches: frozenset[str]
+    formats: dict[str, str] = {}
+    writes_model_flag: bool = False
+    max_num_seqs_is_cap: bool = True
+
+    def flag(self, name: str) -> Flag | None:
+        """Return the flag of an option; None if the engine has none."""
+        return next((flag for flag in self.flags if flag.name == name), None)
+
+
+def _dialect(engine: str, starts: str, flags: str, switches: str, **settings: Any) -> Dialect:
+    """Build a dialect from texts: one start a line, and the name, kind and spellings of a flag a
+    line."""
+    start_words = tuple(tuple(line.split()) for line in starts.strip().splitlines())
+    parsed = []
+    for line in flags.strip().splitlines():
+        name, kind, *spellings = line.split()
+        parsed.append(Flag(name, kind, tuple(spellings)))
+    return Dialect(engine, start_words, tuple(parsed), frozenset(switches.split()), **settings)
+
+
+_VLLM = _dialect(
+    engine="vllm",
+    starts="""
+        vllm serve
+        -m vllm.entrypoints.openai.api_server
+        -m vllm.entrypoints.cli.main serve
+        -m vllm.entrypoints.api_server
+        vllm/vllm-openai
+    """,
+    flags="""
+        model                    text    --model --model-tag
+        dtype                    torch   --dtype
+        quantization             name    --quantization -q
+        kv_cache_dtype           torch   --kv-cache-dtype
+        tp                       number  --tensor-parallel-size -tp
+        pp                       number  --pipeline-parallel-size -pp
+        dp                       number  --data-parallel-size -dp
+        dcp                      number  --decode-context-parallel-size -dcp
+        all_experts              switch  --enable-expert-parallel -ep
+        max_model_len            length  --max-model-len
+        max_num_seqs             signed  --max-num-seqs
+        max_num_batched_tokens   signed  --max-num-batched-tokens
+        gpu_memory_utilization   real    --gpu-memory-utilization
+        kv_cache_memory_bytes    number  --kv-cache-memory-bytes --kv-cache-memory
+        num_gpu_blocks_override  number  --num-gpu-blocks-override
+        block_size               number  --block-size
+        enforce_eager            switch  --enforce-eager
+        lora                     switch  --enable-lora
+        max_loras                number  --max-loras
+        max_lora_rank            number  --max-lora-rank
+        limit_mm_per_prompt      limits  --limit-mm-per-prompt
+        engram_config            text    --engram-config
+        text_only                switch  --language-model-only
+        mamba_cache_mode         format  --mamba-cache-mode
+        mamba_ssm_cache_dtype    torch   --mamba-ssm-cache-dtype
+        not_hybrid               switch  --disable-hybrid-kv-cache-manager
+        one_in_flight            switch  --no-async-scheduling
+        two_in_flight            switch  --async-scheduling
+        cpu_offload_gb           real    --cpu-offload-gb
+        kv_offloading_size       real    --kv-offloading-size
+        speculation              text    --speculative-config -sc
+        draft_name               text    --speculative-model
+    """,
+    switches="""
+        --trust-remote-code --enable-prefix-caching --no-enable-prefix-caching
+        --enable-chunked-prefill --no-enable-chunked-prefill --enable-auto-tool-choice
+        --disable-log-requests --disable-log-stats --disable-custom-all-reduce
+        --enable-log-requests --disable-sliding-window --calculate-kv-scales --fully-sharded-loras
+        --disable-frontend-multiprocessing --enable-reasoning --enable-sleep-mode
+        --skip-mm-profiling --enable-eplb --headless --enable-prompt-tokens-details
+        --use-v2-block-manager
+    """,
+    formats={"fp8": "fp8", "nf4": "bitsandbytes"},
+)
+_SGLANG = _dialect(
+    engine="sglang",
+    starts="""
+        python -m sglang.launch_server
+        -m sglang.launch_server
+        sglang serve
+    """,
+    flags="""
+        model                    text    --model-path --model
+        dtype                    torch   --dtype
+        quantization             name    --quantization
+        kv_cache_dtype           sglang  --kv-cache-dtype
+        tp                       number  --tensor-parallel-size --tp-size --tp
+        pp                       number  --pipeline-parallel-size --pp-size --pp
+        dp                       number  --data-parallel-size --dp-size --dp
+        ep                       number  --expert-parallel-size --ep-size --ep
+        shared_attention         switch  --enable-dp-attention
+        max_model_len            length  --context-length
+        max_num_seqs             signed  --max-running-requests
+        max_num_batched_tokens   signed  --chunked-prefill-size
+        gpu_memory_utilization   real    --mem-fraction-static
+        block_size               number  --page-size
+        enforce_eager            switch  --disable-cuda-graph
+        lora                     switch  --enable-lora
+        max_loras                number  --max-loras-per-batch
+        max_lora_rank            number  --max-lora-rank
+        mamba_ssm_cache_dtype    torch   --mamba-ssm-dtype
+        cpu_offload_gb           real    --cpu-offload-gb
+        prediction               name    --speculative-algorithm --speculative-algo
+        draft_name               text    --speculative-draft-model-path --speculative-draft-model
+        drafting_steps           number  --speculative-num-steps
+        drafted_branches         number  --speculative-eagle-topk
+        verified_tokens          number  --speculative-num-draft-tokens
+        not_hybrid               switch  --disable-hybrid-swa-memory
+    """,
+    switches="""
+        --trust-remote-code --enable-metrics --disable-radix-cache --enable-torch-compile
+        --enable-dp-lm-head --enable-mixed-chunk --enable-cache-report --enable-multimodal
+        --log-requests --disable-overlap-schedule --disable-custom-all-reduce --enable-deepep-moe
+        --enable-eplb --enable-hierarchical-cache --skip-tokenizer-init --enable-p2p-check
+    """,
+    formats={"fp8": "fp8"},
+    writes_model_flag=True,
+)
+_LLAMA_CPP = _dialect(
+    engine="llama.cpp",
+    starts="""
+        llama-server
+        llama-cli
+        llama-bench
+        llama-run
+        llama-batched-bench
+    """,
+    flags="""
+        model                    text    -m --model -hf -hfr --hf-repo
+        cells                    number  --ctx-size -c
+        max_num_seqs             signed  --parallel -np
+        max_num_batched_tokens   signed  --ubatch-size -ub
+        batch                    number  --batch-size -b
+        cache_type_k             ggml    --cache-type-k -ctk
+        cache_type_v             ggml    --cache-type-v -ctv
+        kv_unified               switch  --kv-unified -kvu
+        not_kv_unified           switch  --no-kv-unified -no-kvu
+        swa_full                 switch  --swa-full
+        n_gpu_layers             layers  --n-gpu-layers --gpu-layers -ngl
+        n_cpu_moe                number  --n-cpu-moe -ncmoe
+        cpu_moe                  switch  --cpu-moe -cmoe
+        split_mode               name    --split-mode -sm
+        tensor_split             text    --tensor-split -ts
+        draft_name               text    --model-draft -md
+    """,
+    switches="""
+        --jinja --no-mmap --mlock --metrics --slots --no-slots --embedding --no-webui --verbose -v
+        --no-warmup --cont-batching -cb --context-shift --no-context-shift --no-kv-offload -nkvo
+        --check-tensors --no-mmproj --reranking --offline
+    """,
+    writes_model_flag=True,
+    max_num_seqs_is_cap=False,
+)
+_TRTLLM = _dialect(
+    engine="trtllm",
+    starts="""
+        trtllm-serve
+        trtllm-serve serve
+    """,
+    flags="""
+        tp                       number  --tp_size --tensor_parallel_size
+        pp                       number  --pp_size --pipeline_parallel_size
+        ep                       number  --ep_size --moe_expert_parallel_size
+        max_model_len            length  --max_seq_len
+        max_num_seqs             signed  --max_batch_size
+        max_num_batched_tokens   signed  --max_num_tokens
+        gpu_memory_utilization real --kv_cache_free_gpu_memory_fraction --free_gpu_memory_fraction
+        kv_cache_dtype           format  --kv_cache_dtype
+    """,
+    switches="""
+        --trust_remote_code --enable_chunked_prefill --fail_fast_on_attention_window_too_large
+    """,
+)
+DIALECTS: dict[str, Dialect] = {d.engine: d for d in (_VLLM, _SGLANG, _LLAMA_CPP, _TRTLLM)}
+
+
 # Mappings whose keys can be flags: --speculative-config.method mtp
-MAPPINGS, MAX_KEYS = ("limit_mm_per_prompt", "speculation", "engram_config"), 8
+MAPPINGS = ("limit_mm_per_prompt", "speculation", "engram_config")
 FORMS = (
     "Write vllm serve MODEL …, python -m sglang.launch_server …, llama-server … or "
     "trtllm-serve MODEL …"
-)
-# Words before an engine's program: assignments and programs that start other programs.
-LAUNCHER = re.compile(
-    r"[A-Za-z_][A-Za-z0-9_]*=.*|(.*/)?(python|uv|run|env|sudo|nohup|exec|time|numactl|\$)[0-9.]*"
 )
 # Names of --quantization that load a checkpoint as published, and do not imply a format.
 AS_PUBLISHED = """
@@ -90,8 +370,6 @@ class Command(NamedTuple):
 
 def split(words: Sequence[str]) -> list[str]:
     """Return the words of a command line. A single word with blanks is split as by a shell."""
-    if sum(map(len, words)) > MAX_LETTERS or len(words) > MAX_WORDS:
-        raise UserError(f"a command line of more than {MAX_LETTERS:,} letters is not read")
     if len(words) != 1 or " " not in words[0].strip():
         return [word for word in words if word.strip() and word != "\\"]
     try:
@@ -104,14 +382,13 @@ def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str], str] | None:
     """Return the engine, the words after its start, and the version in an image's tag, or ""."""
     starts = [(start, dialect) for dialect in DIALECTS.values() for start in dialect.starts]
     starts.sort(key=lambda pair: -len(pair[0]))
-    can_start = True
-    for index, word in enumerate(words[:100]):
+    programs = [*map(_program, words[:100])]
+    for index in range(len(programs)):
         for start, dialect in starts:
-            end, is_image = index + len(start), "/" in start[0]
-            if tuple(map(_program, words[index:end])) == start and (can_start or is_image):
-                tag = re.search(r":v?(\d+\.\d+(?:\.\d+)?)", word) if is_image else None
+            end = index + len(start)
+            if tuple(programs[index:end]) == start:
+                tag = re.search(r"openai:v?(\d+\.\d+(?:\.\d+)?)", words[index])
                 return dialect, list(words[end:]), tag[1] if tag else ""
-        can_start = can_start and bool(LAUNCHER.fullmatch(word))
     return None
 
 
@@ -163,6 +440,7 @@ def parse_flags(
 ) -> tuple[Settings, list[str], list[str]]:
     """Return values of flags by name, flags that are not modelled, and words of no flag."""
     values: Settings = {}
+    mappings: dict[str, Settings] = defaultdict(dict)
     ignored, others = [], []
     flags = {spelling: flag for flag in dialect.flags for spelling in flag.spellings}
     waiting = list(reversed(words))
@@ -173,27 +451,34 @@ def parse_flags(
             continue
         option, has_value, text = word.partition("=")
         option, _, keys = option.partition(".")
-        spelling = _spelling(dialect, option)
+        spelling = option
+        if option.startswith("--"):  # engines treat - and _ as equal
+            old, new = "-_" if dialect.engine == "trtllm" else "_-"
+            spelling = "--" + option[2:].replace(old, new)
         flag = flags.get(spelling)
-        if flag and flag.is_switch and not keys:
-            if not has_value and waiting and waiting[-1].lower() in ("true", "false"):
+        has_next = not has_value and bool(waiting) and not _is_flag(waiting[-1])
+        if not flag or (keys and (flag.name not in MAPPINGS or keys.count(".") > 1)):
+            if has_next and spelling not in dialect.switches:
+                word = f"{word} {waiting.pop()}"
+            ignored.append(word)
+        elif flag.is_switch:
+            if has_next and waiting[-1].lower() in ("true", "false"):
                 text = waiting.pop()
             values[flag.name] = text.lower() not in ("false", "0")
-        elif flag and (not keys or flag.name in MAPPINGS):
-            if not has_value and (not waiting or re.match("--[A-Za-z]", waiting[-1])):
-                raise UserError(f"{option} has no value")
-            text = text if has_value else waiting.pop()
-            if keys:
-                _set_key(values, [flag.name, *keys.split(".")], text)
-            else:
-                values[flag.name] = _read_value(flag, option, text)
-        elif has_value or spelling in dialect.switches or not waiting or _is_flag(waiting[-1]):
-            ignored.append(word)
+        elif not (has_value or has_next):
+            raise UserError(f"{option} has no value")
         else:
-            ignored.append(f"{word} {waiting.pop()}")
-    for name in MAPPINGS:
-        if isinstance(values.get(name), dict):
-            values[name] = json.dumps(values[name])
+            text = text if has_value else waiting.pop()
+            try:
+                value = _json_value(text) if keys else flag.read(text)
+            except UserError as error:
+                raise UserError(f"{option}: {error.what}", hint=error.hint) from None
+            key, _, inner_key = keys.partition(".")
+            if keys:
+                mappings[flag.name][key] = {inner_key: value} if inner_key else value
+            else:
+                values[flag.name] = value
+    values |= {name: json.dumps(mapping) for name, mapping in mappings.items()}
     return values, ignored, others
 
 
@@ -201,33 +486,12 @@ def _is_flag(word: str) -> bool:
     return bool(re.match("--?[A-Za-z]", word))
 
 
-def _spelling(dialect: Dialect, name: str) -> str:
-    """Return a flag as the dialect lists it. Engines treat - and _ as equal."""
-    if not name.startswith("--"):
-        return name
-    old, new = "-_" if dialect.engine == "trtllm" else "_-"
-    return "--" + name[2:].replace(old, new)
-
-
-def _set_key(values: Settings, path: Sequence[str], text: str) -> None:
-    """Store a value under a path of keys, as a number or truth value if it is one."""
-    if len(path) > MAX_KEYS:
-        raise UserError(
-            f"--{spelled(path[0])} with more than {MAX_KEYS} keys inside each other is not read"
-        )
-    for key in path[:-1]:
-        inner = values.get(key)
-        values[key] = values = inner if isinstance(inner, dict) else {}
-    is_number = text.isdecimal() and len(text) < 19
-    value = {"true": True, "false": False}.get(text.lower(), text)
-    values[path[-1]] = int(text) if is_number else value
-
-
-def _read_value(flag: Flag, name: str, text: str) -> Any:
+def _json_value(text: str) -> Any:
+    """Return a number or truth value; another text as it is."""
     try:
-        return flag.read(text)
-    except UserError as error:
-        raise UserError(f"{name}: {error.what}", hint=error.hint) from None
+        return msgspec.json.decode(text.lower())
+    except msgspec.MsgspecError:
+        return text
 
 
 def interpret_flags(
@@ -438,46 +702,41 @@ def command_of(
         named: The model in the request. The line has this name if it means the same to the engine.
     """
     dialect = DIALECTS.get(options.engine)
-    values = _write_ranks(dialect, deployment) if dialect else None
-    if dialect is None or values is None:
+    ranks = _write_ranks(dialect, deployment) if dialect else None
+    if dialect is None or ranks is None:
         return None
-    own = _changed_options(dialect, options)
-    count, dp = own.get("max_num_seqs", 0), deployment.parallelism.dp
-    if count and "shared_attention" not in values:  # the engine counts one dp rank
-        del own["max_num_seqs"]
-        if count % dp:
-            own["uneven_max_num_seqs"] = count
+    settings = ranks | _changed_options(dialect, options)
+    if "shared_attention" not in settings and (count := settings.pop("max_num_seqs", 0)):
+        # the engine counts one dp rank
+        count_per_rank, remainder = divmod(count, deployment.parallelism.dp)
+        if remainder:
+            settings["fit_max_num_seqs"] = count
         else:
-            values["max_num_seqs"] = count // dp
-    if dialect.engine in _RULES:
-        _RULES[dialect.engine][1](own, deployment, values)
-    if "max_loras" in own:
-        values["lora"] = True
+            settings["max_num_seqs"] = count_per_rank
     cache_dtype = canonical(deployment.precision.kv_cache_dtype)
     if cache_dtype != "auto" and dialect.engine != "llama.cpp":
-        own["kv_cache_dtype"] = cache_dtype
-    model, weight_flags, weight_options = _write_weights(dialect, deployment, named)
-    values |= weight_flags
+        settings["kv_cache_dtype"] = cache_dtype
+    if dialect.engine in _RULES:
+        _RULES[dialect.engine][1](settings, deployment)
+    if "max_loras" in settings:
+        settings["lora"] = True
+    model = _write_weights(dialect, deployment, named, settings)
     words = {}
     for flag in dialect.flags:
-        name = flag.name
-        if name.startswith("not_"):
-            positive = name.removeprefix("not_")
-            value = name not in values and own.get(positive) is False
-            if value:
-                del own[positive]
-        else:
-            value = own.pop(name, values.get(name))
-        if value is not None and value is not False:
-            words[name] = flag.words(value)
-    extra = [word for name, value in own.items() for word in _write_option(name, value)]
+        name = flag.name.removeprefix("not_")
+        value = settings.get(name)
+        is_off = value is None or value is False
+        if value is False if name != flag.name else not is_off:
+            words[flag.name] = flag.words(value)
+            del settings[name]
+    extra = [word for name, value in settings.items() for word in _write_option(name, value)]
     start = dialect.starts[0]
     max_context, variable = deployment.model.max_context, options.rules.long_context_variable
     if max_context and options.max_model_len > max_context and variable:
         start = (f"{variable}=1", *start)
     if dialect.writes_model_flag:
         start = (*start, dialect.flags[0].spellings[0])
-    return EngineCommand(start, model, words, (*extra, *weight_options))
+    return EngineCommand(start, model, words, tuple(extra))
 
 
 def _changed_options(dialect: Dialect, options: FitOptions) -> Settings:
@@ -515,57 +774,54 @@ def _write_ranks(dialect: Dialect, deployment: TimedDeployment) -> Settings | No
     return None if any(dialect.flag(name) is None for name in values) else values
 
 
-def _write_vllm(own: Settings, deployment: TimedDeployment, values: Settings) -> None:
+def _write_vllm(settings: Settings, deployment: TimedDeployment) -> None:
     ranks = deployment.parallelism
-    if own.get("max_in_flight_batches") in (1, 2) and ranks.pp == 1:
-        is_one = own.pop("max_in_flight_batches") == 1
-        values["one_in_flight" if is_one else "two_in_flight"] = True
-    if size := own.pop("kv_offloading_bytes", 0):
-        values["kv_offloading_size"] = size * ranks.tp * ranks.pp / GIB
-    tokens = own.pop("num_speculative_tokens", 0)
+    if settings.get("max_in_flight_batches") in (1, 2) and ranks.pp == 1:
+        is_one = settings.pop("max_in_flight_batches") == 1
+        settings["one_in_flight" if is_one else "two_in_flight"] = True
+    if size := settings.pop("kv_offloading_bytes", 0):
+        settings["kv_offloading_size"] = size * ranks.tp * ranks.pp / GIB
+    tokens = settings.pop("num_speculative_tokens", 0)
     drafter = {"method": "ngram"} if tokens else {}
-    if own.pop("mtp", False):
+    if settings.pop("mtp", False):
         drafter = {"method": "mtp"}
-    elif "draft" in own:
-        drafter = {"model": _hub_name(own.pop("draft"))}
+    elif "draft" in settings:
+        drafter = {"model": _hub_name(settings.pop("draft"))}
     if drafter:
-        values["speculation"] = json.dumps({**drafter, "num_speculative_tokens": tokens or 1})
+        settings["speculation"] = json.dumps({**drafter, "num_speculative_tokens": tokens or 1})
 
 
-def _write_sglang(own: Settings, deployment: TimedDeployment, values: Settings) -> None:
-    if "draft" in own:
-        values |= {
-            "prediction": "STANDALONE",
-            "draft_name": _hub_name(own.pop("draft")),
-        }
-    elif own.pop("mtp", False):
-        values["prediction"] = "EAGLE"
-    tokens = own.pop("num_speculative_tokens", 0)
-    if tokens and "prediction" in values:
-        values |= {
+def _write_sglang(settings: Settings, deployment: TimedDeployment) -> None:
+    if "draft" in settings:
+        settings["prediction"] = "STANDALONE"
+        settings["draft_name"] = _hub_name(settings.pop("draft"))
+    elif settings.pop("mtp", False):
+        settings["prediction"] = "EAGLE"
+    tokens = settings.pop("num_speculative_tokens", 0)
+    if tokens and "prediction" in settings:
+        settings |= {
             "drafting_steps": tokens,
             "drafted_branches": 1,
             "verified_tokens": tokens + 1,
         }
 
 
-def _write_llama_cpp(own: Settings, deployment: TimedDeployment, values: Settings) -> None:
+def _write_llama_cpp(settings: Settings, deployment: TimedDeployment) -> None:
     """Set the context as cells of all sequences, and the types of keys and values."""
-    slots = values.setdefault("max_num_seqs", 1)
-    values["cells"] = slots * (
-        own.pop("max_model_len", 0) or deployment.model.max_context or 4096
-    )
-    cache_dtype = canonical(deployment.precision.kv_cache_dtype)
+    slots = settings.setdefault("max_num_seqs", 1)
+    length = settings.pop("max_model_len", 0) or deployment.model.max_context or 4096
+    settings["cells"] = slots * length
     for name in ("cache_type_k", "cache_type_v"):
-        dtype = canonical(own.pop(name, "")) or cache_dtype
+        requested = settings.pop(name, "") or deployment.precision.kv_cache_dtype
+        dtype = canonical(requested)
         if dtype not in ("auto", "fp16"):
-            values[name] = dtype
-    if "draft" in own:
-        values["draft_name"] = f"./{own.pop('draft').name}.gguf"
+            settings[name] = dtype
+    if "draft" in settings:
+        settings["draft_name"] = f"./{settings.pop('draft').name}.gguf"
 
 
 Reader = Callable[[Settings, list[str]], None]
-Writer = Callable[[Settings, TimedDeployment, Settings], None]
+Writer = Callable[[Settings, TimedDeployment], None]
 _RULES: dict[str, tuple[Reader, Writer]] = {
     "vllm": (_read_vllm, _write_vllm),
     "sglang": (_read_sglang, _write_sglang),
@@ -577,16 +833,16 @@ def _write_option(name: str, value: Any) -> list[str]:
     """Return an option as `fit` takes it."""
     if name == "hybrid":
         return ["--disable-hybrid-kv-cache-manager"]
-    option = "--" + spelled(name.removeprefix("uneven_"))
+    option = "--" + spelled(name.removeprefix("fit_"))
     if value is True:
         return [option]
     return [option, _hub_name(value) if isinstance(value, Model) else str(value)]
 
 
 def _write_weights(
-    dialect: Dialect, deployment: TimedDeployment, named: str
-) -> tuple[str, Settings, list[str]]:
-    """Return the model's name, flags of its weights, and options of `fit` for them.
+    dialect: Dialect, deployment: TimedDeployment, named: str, settings: Settings
+) -> str:
+    """Set flags of the weights, or options of `fit` for them, and return the model's name.
 
     A format that the engine makes when it loads weights is a flag. Another format is a checkpoint,
     and its name ends in the format.
@@ -600,31 +856,36 @@ def _write_weights(
     preset = _known_checkpoint(model.huggingface_id or "") or _known_checkpoint(model.name)
     if model.file or not preset or (source and "/" in source.name):
         # a file, or an unknown name on the Hub
-        typed = {"--dtype": dtype, "--quantization": format_}
-        options = [word for pair in typed.items() if pair[1] for word in pair]
-        return named or model.file or _hub_name(model), {}, options
-    can_have_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
+        formats = {"fit_dtype": dtype, "fit_quantization": format_}
+        settings |= {name: value for name, value in formats.items() if value}
+        return named or model.file or _hub_name(model)
+    takes_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
     # the engine accepts a checkpoint's name, not a preset's
     is_llama_cpp = dialect.engine == "llama.cpp"
     is_checkpoint = named.lower().endswith(".gguf") if is_llama_cpp else "/" in named
-    is_same = source and (source.name, source.quantization) == (preset.name, format_)
-    if source and is_same and source.dtype in ("", dtype) and is_checkpoint:
-        name = named.removeprefix("hf:")
-        if not dtype or source.dtype:
-            return name, {}, []
-        if can_have_dtype:
-            return name, {"dtype": dtype}, []
-    flags, endings = {}, [dtype, format_]
+    if (
+        source
+        and is_checkpoint
+        and (source.name, source.quantization) == (preset.name, format_)
+    ):
+        if source.dtype == dtype:
+            return named.removeprefix("hf:")
+        if not source.dtype and takes_dtype:
+            settings["dtype"] = dtype
+            return named.removeprefix("hf:")
+    endings = []
+    if dtype and takes_dtype:
+        settings["dtype"] = dtype
+    elif dtype:
+        endings.append(dtype)
     if format_ in dialect.formats and not model.quantization:
-        flags["quantization"] = dialect.formats[format_]
-        endings[1] = ""
-    if dtype and can_have_dtype:
-        flags["dtype"] = dtype
-        endings[0] = ""
-    name = "-".join(filter(None, [preset.name, *endings]))
+        settings["quantization"] = dialect.formats[format_]
+    elif format_:
+        endings.append(format_)
+    name = "-".join([preset.name, *endings])
     if is_llama_cpp:
-        return f"./{name}.gguf", flags, []
-    return f"./{name}" if any(endings) else _hub_name(model), flags, []
+        return f"./{name}.gguf"
+    return f"./{name}" if endings else _hub_name(model)
 
 
 def _known_checkpoint(name: str) -> Checkpoint | None:

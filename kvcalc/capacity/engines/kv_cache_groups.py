@@ -2,13 +2,42 @@
 
 One pool of equal blocks serves all groups, so pages are made equal and layers are split into groups
 of one size. Source: v1/core/kv_cache_planning.py of vLLM 0.33.
+
+The second part has vLLM's pages of pooled index keys and of compressed attention.
+
+Pooled index keys with latents or keys and values, and recurrent states (GLM-5.3-Flash,
+Qwen3.8-Flash-Next): index keys have one row per `pooled_tokens` tokens, and a ring for tokens that
+are not pooled yet. States are in the pages of the rows, rings in the pages of index keys, so a block
+has the size of its rows and index keys. Source: models/glm5next and v1/core/kv_cache_utils.py
+(`_get_kv_cache_groups_glm5_next`) of vLLM 0.31. The same layout of keys and values gives the tokens
+of a published start within 0.03 %.
+
+Compressed attention (DeepSeek-V4): pages of all sizes are packed in one block. Every layer stores a
+window of latents. A layer that compresses also stores its compressed latents, their index keys, and
+the unfinished input of its compressors: key-values and gates in fp32, as a window of one block of
+tokens, or of two if blocks overlap. Source: models/deepseek_v4/{attention,compressor}.py,
+v1/attention/backends/mla/sparse_swa.py and v1/core/kv_cache_planning.py
+(`_get_packed_kv_cache_groups`) of vLLM 0.33.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
+from kvcalc.capacity.engines.engine import INDEX_ROW
+from kvcalc.capacity.engines.layout import (
+    LayerCache,
+    StoredEntry,
+    StoredPart,
+    distinct_layers,
+    pages,
+)
 from kvcalc.errors import UserError
+from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.model.model import Model
 
 StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
 
@@ -170,3 +199,250 @@ def promote_windows(layers: Sequence[StageSpec]) -> list[StageSpec]:
             "vLLM needs its hybrid cache manager for layers that need different blocks"
         )
     return results
+
+
+# a block has a multiple of these rows of index keys (DeepGEMM's pages)
+POOLED_ROWS = 32
+# a block has a multiple of these tokens, for latents next to states and for keys and values
+LATENT_MULTIPLE, PLAIN_MULTIPLE = 128, 16
+# tokens of a block of compressed rows, and of a block of a window
+COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
+# tokens of a compressor's block, by the tokens that it compresses to one
+STATE_BLOCKS = {4: 4, 128: 8}
+SCALES = 8  # bytes of a packed row's scales: one for 64 values, padded
+ROWS = ("latent", "rope_key")
+ROLES = (*ROWS, "index_key", "compressor")
+ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple of these bytes
+
+
+def pooled_tokens(layers: Iterable[LayerCache]) -> int:
+    """Return the tokens per row of index keys; 0 if index keys are not pooled."""
+    return max((part.pooled_tokens for n in layers for part in n.layer.parts), default=0)
+
+
+def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
+    """Return the entries that vLLM stores of a layer: pooled index keys have one row per pool of
+    tokens."""
+    pool = pooled_tokens([layer])
+    for part in layer.parts:
+        for stored_entry in part:
+            is_pooled = pool and stored_entry.entry.role == "index_key"
+            yield _pooled_key(stored_entry, part, pool) if is_pooled else stored_entry
+
+
+def _pooled_key(stored_entry: StoredEntry, part: StoredPart, pool: int) -> StoredEntry:
+    """Return an index key as stored for a pool of tokens; with latents in fp8, without gates and
+    flag."""
+    entry = msgspec.structs.replace(stored_entry.entry, ratio=pool)
+    if not any(s.entry.role == "latent" for s in part):
+        return stored_entry._replace(entry=entry)
+    entry = msgspec.structs.replace(entry, width=(entry.width - 1) // 2)
+    return StoredEntry(entry, stored_entry.heads, INDEX_ROW)
+
+
+def pooled_groups(
+    title: str, layers: Sequence[LayerCache], block_size: int
+) -> tuple[list[KVCacheGroup], int]:
+    """Return the groups, and the tokens of a block, which are aligned and make room for a state.
+
+    Raises:
+        UserError: Layers store other attention too, or states do not fit.
+    """
+    pool = pooled_tokens(layers)
+    rows: list[StageSpec] = []
+    keys: list[StageSpec] = []
+    states: list[StageSpec] = []
+    for layer in layers:
+        for part in pages(title, layer):
+            if part.states:
+                states.append((layer.stage, Spec(SpecKind.STATE, part.state_bytes, ())))
+            elif part.rows and part.index_keys:
+                key = _pooled_key(part.index_keys[0], (*part.rows, *part.index_keys), pool)
+                row = Spec(SpecKind.FULL, part.row_bytes, (), latent=part.is_latent)
+                rows.append((layer.stage, row))
+                keys.append((layer.stage, Spec(SpecKind.FULL, key.row_bytes, (), latent=True)))
+            else:
+                raise UserError(
+                    f"{title}'s pages of pooled index keys next to other attention are not "
+                    "modelled"
+                )
+    row = rows[0][1]
+    multiple, pool_rows = (LATENT_MULTIPLE, POOLED_ROWS) if row.latent else (PLAIN_MULTIPLE, 1)
+    align = max(multiple, pool * pool_rows, -(-block_size // multiple) * multiple)
+    largest_state = max((state.row for _, state in states), default=0)
+    block = align * max(1, -(-largest_state // (align * row.row)))
+    key_bytes = block // pool * keys[0][1].row
+    ring = Spec(SpecKind.RING, 0, (), padded=key_bytes)
+    full = [(stage, spec._replace(block=block)) for stage, spec in rows]
+    for stage, spec in keys:
+        key_page = block // pool * spec.row
+        full.append((stage, spec._replace(block=block, padded=key_page, main=False)))
+    states = [(stage, spec._replace(padded=block * row.row)) for stage, spec in states]
+    return [
+        KVCacheGroup(tuple(full)),
+        KVCacheGroup(tuple((stage, ring) for stage, _ in rows)),
+        *_group_states(states, [stage for stage, _ in rows]),
+    ], block
+
+
+def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> list[KVCacheGroup]:
+    """Return states, dealt in turn to groups. No stage has more states in a group than rows."""
+    count = -(-len(states) // len(row_stages))
+    for stage in sorted({stage for stage, _ in states}):
+        num_rows = row_stages.count(stage)
+        if not num_rows:
+            raise UserError(
+                "vLLM shares pages of latents with states, and a pipeline stage has no latents",
+                hint="Use another number of stages",
+            )
+        num_states = sum(state_stage == stage for state_stage, _ in states)
+        count = max(count, -(-num_states // num_rows))
+    return [KVCacheGroup(tuple(states[i::count])) for i in range(count)]
+
+
+def compresses(layers: Sequence[LayerCache]) -> bool:
+    """Return whether a model's layers compress their latents and store nothing else, so that the
+    packed pages apply.
+
+    Raises:
+        UserError: Layers read the compressed latents of others (models/deepseek_v41: records of 528
+            bytes on some GPUs, windows in blocks of 32 or 64, rings of compressor states).
+    """
+    parts = [
+        [stored_entry.entry for stored_entry in part]
+        for layer in distinct_layers(layers)
+        for part in layer.parts
+    ]
+    entries = [entry for part in parts for entry in part]
+    if any(e.is_stored_by_other_layer for e in entries) and any(
+        e.role == "compressor" for e in entries
+    ):
+        raise UserError(
+            f"vLLM stores {layers[0].model.name} in other pages than DeepSeek-V4, which are "
+            "not modelled",
+            hint="Engine none counts its content",
+        )
+    return _compress(parts)
+
+
+def compresses_tokens(model: Model) -> bool:
+    """Return the same of a model, before its entries have formats."""
+    return _compress(
+        part.cache() for layer in model.kinds.values() for part in (*layer.parts, *layer.shared)
+    )
+
+
+def _compress(parts: Iterable[Sequence[CacheEntry]]) -> bool:
+    """Return whether all parts store latents, and uncompressed latents only in a window."""
+    has_compressor = False
+    for entries in filter(None, parts):
+        uncompressed = [e for e in entries if e.ratio == 1]
+        if not uncompressed or any(
+            e.is_stored_by_other_layer or e.role not in ROLES for e in entries
+        ):
+            return False
+        if not all(e.limit and e.role in ROWS for e in uncompressed):
+            return False
+        has_compressor |= any(e.role == "compressor" for e in entries)
+    return has_compressor
+
+
+def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
+    """Return the specs of one layer. An entry that compresses has blocks of `block` tokens.
+
+    Raises:
+        UserError: vLLM has no pages for the format of the rows or for the ratio.
+    """
+    rows = [s for s in part if s.entry.role in ROWS]
+    dtype = rows[0].format.name.replace("fp8_block128", "fp8_ds_mla")
+    if dtype not in ALIGNMENTS:
+        raise UserError(
+            f"vLLM stores compressed latents packed in fp8 or in bf16, not in {dtype}"
+        )
+
+    def spec(row: int, block: int, ratio: int = 1, limit: int = 0) -> Spec:
+        page = -(-(block // ratio * row) // ALIGNMENTS[dtype]) * ALIGNMENTS[dtype]
+        kind = SpecKind.WINDOW if limit else SpecKind.FULL
+        shape = (("row", ratio, row),)
+        return Spec(kind, row, shape, limit, block, page, latent=True, main=not limit)
+
+    def row_bytes(rows: Sequence[StoredEntry]) -> int:
+        """Return the bytes of one latent with its rotated key."""
+        latent, rotated = (
+            sum(s.entry.width for s in rows if s.entry.role == role) for role in ROWS
+        )
+        is_packed = dtype == "fp8_ds_mla"
+        return latent + 2 * rotated + SCALES if is_packed else 2 * (latent + rotated)
+
+    window = [s for s in rows if s.entry.ratio == 1]
+    specs = [spec(row_bytes(window), WINDOW_BLOCK, limit=window[0].entry.limit)]
+    ratio = max(s.entry.ratio for s in part)
+    if ratio == 1:
+        return specs
+    if ratio not in STATE_BLOCKS:
+        raise UserError(f"vLLM compresses 4 or 128 tokens to one, not {ratio}")
+    num_series = 2 if any(s.entry.span is Span.OVERLAP for s in part) else 1
+    keys = [s for s in part if s.entry.role == "index_key"]
+    compressed = row_bytes([s for s in rows if s.entry.ratio > 1])
+    for size in (compressed, *(key.row_bytes for key in keys)):
+        specs.append(spec(size, block, ratio))
+    # a key-value and a gate of each series, fp32
+    for width in (sum(s.entry.width for s in window), *(key.entry.width for key in keys)):
+        state_bytes = 2 * num_series * width * 4
+        specs.append(spec(state_bytes, STATE_BLOCKS[ratio], limit=num_series * ratio))
+    return specs
+
+
+def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
+    """Return groups with pages of any size: layers that need the same blocks together, split so
+    that groups have equally many repeats."""
+    buckets: dict[object, dict[int, list[StageSpec]]] = {}
+    for stage, spec in layers:
+        sizes = buckets.setdefault((spec.kind, spec.block, spec.limit), defaultdict(list))
+        sizes[spec.page].append((stage, spec))
+    repeats = []  # layers of each page size in a bucket; 0 if page sizes differ in this
+    for sizes in buckets.values():
+        counts = {len(layers) for layers in sizes.values()}
+        repeats.append(max(counts) if len(counts) == 1 else 0)
+    floor = max(
+        (n for n, sizes in zip(repeats, buckets.values(), strict=True) if len(sizes) > 1),
+        default=0,
+    )
+    group_size = _least_padding([n for n in repeats if n], floor) if floor else 0
+    groups = []
+    for count, sizes in zip(repeats, buckets.values(), strict=True):
+        num_groups = -(-count // group_size) if count and group_size else 1
+        if num_groups == 1:
+            groups.append([layer for layers in sizes.values() for layer in layers])
+            continue
+        pattern = list(zip(*sizes.values(), strict=True))
+        for i in range(num_groups):
+            groups.append([layer for repeat in pattern[i::num_groups] for layer in repeat])
+    return [KVCacheGroup(tuple(group)) for group in groups]
+
+
+def _least_padding(counts: Sequence[int], floor: int) -> int:
+    """Return the group size from `floor` on that pads these counts least; the largest of equals."""
+    return min(
+        range(floor, max(counts) + 1),
+        key=lambda size: (sum(-count % size for count in counts), -size),
+    )
+
+
+def tuple_bytes(groups: Sequence[KVCacheGroup], stage: int) -> int:
+    """Return the bytes of a block before 0.24: the page sizes of full layers, times the maximum
+    number of layers of one size in any group.
+
+    A window's page counts as the next of those sizes (v1/core/kv_cache_utils.py:
+    _get_kv_cache_config_deepseek_v4, 0.22).
+    """
+    full = [group for group in groups if group.spec.kind is SpecKind.FULL]
+    sizes = sorted({page for group in full for page in group.pages(stage)})
+    max_layers = 0
+    for group in groups:
+        raised = [
+            min((size for size in sizes if size >= page), default=page)
+            for page in group.pages(stage)
+        ]
+        max_layers = max([max_layers, *(raised.count(size) for size in raised)])
+    return sum(sizes) * max_layers

@@ -33,7 +33,7 @@ from kvcalc.capacity.engines.layout import (
     pages,
     stage_pages,
 )
-from kvcalc.capacity.engines.vllm_weights import lora_slots, rope_tables, tower
+from kvcalc.capacity.engines.vllm_memory import lora_slots, rope_tables, tower
 from kvcalc.capacity.memory_budget import (
     CONTEXT_BYTES,
     GIB,

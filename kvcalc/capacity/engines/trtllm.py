@@ -16,7 +16,7 @@ from kvcalc.capacity.engines.layout import (
     LayerCache,
     stage_pages,
 )
-from kvcalc.capacity.engines.vllm_weights import rope_tables, tower
+from kvcalc.capacity.engines.vllm_memory import rope_tables, tower
 from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, nonzero, stated
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism

@@ -18,11 +18,20 @@ from kvcalc.capacity.engines.engine import (
     scaled_index_keys,
 )
 from kvcalc.capacity.engines.kv_cache_groups import (
+    COMPRESSED_BLOCK,
     KVCacheGroup,
     Spec,
     SpecKind,
+    compressed_specs,
+    compresses,
+    compresses_tokens,
     group_layers,
+    packed_groups,
+    pooled_content,
+    pooled_groups,
+    pooled_tokens,
     promote_windows,
+    tuple_bytes,
 )
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
@@ -32,17 +41,6 @@ from kvcalc.capacity.engines.layout import (
     Pages,
     distinct_layers,
     pages,
-)
-from kvcalc.capacity.engines.vllm_compressed import (
-    COMPRESSED_BLOCK,
-    compressed_specs,
-    compresses,
-    compresses_tokens,
-    packed_groups,
-    pooled_content,
-    pooled_groups,
-    pooled_tokens,
-    tuple_bytes,
 )
 from kvcalc.capacity.engines.vllm_memory import memory, memory_key, warning
 from kvcalc.capacity.engines.vllm_versions import defaults, release
