@@ -40,13 +40,6 @@ def test_cells_as_llama_cpp_logs_them(
     assert record["window_cache_bytes"] == window * MIB
 
 
-def test_windows_of_several_sequences() -> None:
-    """Gemma 4's log at --parallel 4, one cache for all: 4 · 1024 + 512 = 4608 cells."""
-    plan = fitted(hybrid(**GEMMA_3_4B), "llama.cpp", kv_unified=True).plan
-    assert isinstance(plan, LlamaCpp)
-    assert plan.window_cells(4, 8192) == 4608
-
-
 # Bytes that llama.cpp's own caches of tiny models take in autumn 2026: (sizes, tokens, sequences, unified, bytes).
 # W 128 and 1024; 512 and 1024 B a cell and layer. 4000 tokens → 4096 + 768 cells; four of 4096 + 1536, or 16384 + 4608.
 ALLOCATED = [
@@ -85,14 +78,6 @@ def test_hybrid_states_are_a_buffer_of_their_own() -> None:
     record = fit_record(fitted(model, "llama.cpp"))
     assert record["kv_cache_allocated_bytes"] == 16_384 * MIB
     assert record["state_bytes"] == 48 * 4 * (10_240 * 3 + 48 * 128 * 128)
-
-
-@pytest.mark.parametrize(("dtype", "block"), [("q8_0", 34), ("q4_0", 18), ("q5_1", 24), ("f16", 64), ("auto", 64)])
-def test_gguf_types_count_blocks_of_32(dtype: str, block: int) -> None:
-    """8 KV heads × 128 wide, K and V, 32 layers, 4096 cells: 8 · 4 blocks a row."""
-    model = load_model("llama-3.1-8b")
-    record = fit_record(fitted(model, "llama.cpp", Precision(kv_cache_dtype=dtype), max_model_len=4096))
-    assert record["kv_cache_allocated_bytes"] == 4096 * 32 * 2 * 8 * 4 * block
 
 
 TYPED = [("q8_0", "q4_0", 34, 18), ("f32", "", 128, 64), ("", "q5_0", 64, 22), ("BF16", "iq4_nl", 64, 18)]

@@ -4,7 +4,7 @@ from specs import fitted, hybrid, of_kinds, v4_flash
 
 from kvcalc import Deployment, Layer, Parallelism, Precision, cache_size, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.capacity.engines.sglang import SGLang, count_prefill_graphs, release, static_fraction
+from kvcalc.capacity.engines.sglang import SGLang, count_prefill_graphs, static_fraction
 from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
@@ -41,15 +41,6 @@ def test_sglang_splits_between_states_and_tokens() -> None:
     assert plan.max_sequences(1900, 11) == 8
     assert plan.max_sequences(1899, 11) == 7
     assert (plan.slots(2000), plan.allocated(2000, 1, 1)) == (110, 1100 + 900)  # tokens get what makes no whole state
-
-
-def test_sglang_static_fraction() -> None:
-    """H100, tp 1: 512 + 1.5 · 8192 + 2 · 256 + 128 = 13,440 MiB of 81,079; tp 8: 512 + 12,288 + 1024 + 1024 = 14,848."""
-    memory, (older, _) = 81_079 * MIB, release("0.5.6")
-    assert static_fraction(memory, 8192, Parallelism(), older) == round((81_079 - 13_440) / 81_079, 3) == 0.834
-    assert static_fraction(memory, 8192, Parallelism(tp=8), older) == round((81_079 - 14_848) / 81_079, 3)
-    assert static_fraction(memory, 2048, Parallelism(), older) == round((81_079 - 10_240) / 81_079, 3)  # 10 GiB at least
-    assert [older.batch_defaults(n * GIB)[0] for n in (16, 24, 48, 80, 141, 180)] == [2048, 2048, 4096, 8192, 8192, 16384]
 
 
 def test_sglang_reserves_for_prefill_graphs() -> None:

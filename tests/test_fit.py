@@ -138,14 +138,6 @@ def test_a_given_size_skips_the_weight_check(kvcalc: Run) -> None:
     assert "more than the rest leaves" in result.err
 
 
-def test_vllm_does_not_start_below_one_sequence(kvcalc: Run) -> None:
-    result = kvcalc("fit llama-3.1-8b --gpu l4 --engine vllm --context 128k --format json")
-    (record,) = result.records
-    assert record["max_num_seqs"] == 0
-    assert "vLLM does not start" in result.err
-    assert f"`--max-model-len {record['max_model_len']}`" in record["advice"]
-
-
 def test_data_parallel_replicas_share_the_sequences() -> None:
     """dp 4: each rank holds a quarter of the sequences asked for, and four times as many fit in all."""
     model, gpu = small(), load_gpu("h100")
@@ -180,16 +172,6 @@ def test_prediction_layers_and_drafts() -> None:
     assert beside.plan.bytes_per_block == 5 * 16 * 2 * 32 * 2
     with pytest.raises(UserError, match="no multi-token-prediction"):
         fit(Deployment(small(), gpu), FitOptions(mtp=True))
-
-
-def test_links(kvcalc: Run) -> None:
-    """One sequence's content crosses to a decoding GPU at 450 GB/s; 4 in host memory are read over PCIe at 64 GB/s."""
-    line = "fit llama-3.1-8b --engine vllm --max-model-len 8192 --format json --kv-offloading-bytes 4GiB"
-    (record,) = kvcalc(line).records
-    assert record["transfer_bytes"] == 8192 * 131_072 == GIB
-    assert record["transfer_s"] == GIB / 450e9
-    assert (record["offload_num_seqs"], record["offload_step_bytes"]) == (4, 4 * GIB)
-    assert record["offload_step_s"] == 4 * GIB / 64e9
 
 
 def test_cost_has_breakpoints(kvcalc: Run) -> None:

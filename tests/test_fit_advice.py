@@ -126,20 +126,6 @@ def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:
     assert record["activation_bytes"] == 360 << 20 and record["overhead_bytes"] == LIBRARY_BYTES
 
 
-def test_what_fits_as_it_is_fits(kvcalc: Run) -> None:
-    line = "fit llama-3.1-8b --engine none --gpu a100-40gb --max-model-len 8k --max-num-seqs 64"
-    assert "do not fit" in kvcalc(line).joined
-    assert "; 20 fit; it fits with" in kvcalc(f"{line} --format json").records[0]["advice"]
-    assert kvcalc(f"{line} --max-num-seqs 20 --format json").records[0]["fits"]
-    assert not kvcalc(f"{line} --max-num-seqs 21 --format json").records[0]["fits"]
-    line = "fit llama-3.1-70b --tp 2 --engine vllm"
-    longest = kvcalc(f"{line} --max-model-len 128k --format json").records[0]["max_model_len"]
-    assert f"`--max-model-len {longest}`" in kvcalc(f"{line} --max-model-len 128k").joined
-    (record,) = kvcalc(f"{line} --format json").records
-    assert record["fits"] and record["requested_model_len"] == longest
-    assert f"1 user of {longest:,} tokens fits" in kvcalc(line).joined
-
-
 def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kvcalc: Run) -> None:
     """With --ep 32 as well, 32 T4 hold 16 sequences; with --tp 32 alone 6, and --tp 64 no more."""
     line = "fit mimo-v2.6-flash --gpu t4 --engine vllm --max-model-len 32k --max-num-seqs 16 --format json"
@@ -167,11 +153,6 @@ def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Ru
     (shared,) = kvcalc(f"{line} --shared-prefix 2k --kv-offloading-bytes 100GiB --format json").records
     assert plain["unshared_num_seqs"] is None and shared["unshared_num_seqs"] == plain["max_num_seqs"]
     assert shared["max_num_seqs"] > plain["max_num_seqs"] and shared["offload_num_seqs"] == 100  # of 1 GiB each
-    shown = kvcalc(f"{line} --shared-prefix 2k --kv-offloading-bytes 100GiB")
-    head = next(text for text in shown.out.splitlines() if text.startswith("GPU"))
-    assert "not shared  in CPU memory" in head
-    assert "100 more in CPU memory" in shown.joined
-    assert "not shared" not in kvcalc(line).out and "in CPU memory" not in kvcalc(line).out
 
 
 BEYOND = [

@@ -121,20 +121,6 @@ def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
     assert kept == 256 * 151_936 * 33 // 8
 
 
-def test_defaults_of_a_release() -> None:
-    found = {
-        (version, gpu): (f.settings.max_num_batched_tokens, f.utilization)
-        for version in ("0.11", "0.20", "0.28")
-        for gpu in ("a100-80gb", "b200")
-        for f in [asked("llama-3.1-8b", gpu, version)]
-    }
-    assert found == {
-        ("0.11", "a100-80gb"): (2048, 0.9),
-        ("0.11", "b200"): (8192, 0.9), ("0.20", "a100-80gb"): (2048, 0.92), ("0.20", "b200"): (8192, 0.92),
-        ("0.28", "a100-80gb"): (2048, 0.92), ("0.28", "b200"): (16384, 0.92),
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("version", "gpu", "model", "tokens", "sequences"),
     [

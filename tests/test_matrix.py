@@ -1,7 +1,6 @@
 """`fit --matrix`: each cell is what `fit` says of it, and what is left is counted by hand."""
 
 import re
-from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -26,19 +25,6 @@ def test_what_is_left(kvcalc: Run) -> None:
     )
     (cell,) = kvcalc(line).records
     assert cell["headroom_bytes"] == 40 * GIB - 6145 * 2**21
-
-
-def test_table_and_pictures(kvcalc: Run, tmp_path: Path) -> None:
-    line = "fit qwen3-32b --gpu h100 --tp 2 --engine vllm --matrix --max-num-seqs 1,64 --max-model-len 4k,32k"
-    shown = kvcalc(line)
-    assert shown.out.startswith("qwen3-32b on 2× h100-sxm with tp 2 fits 64 × 4,096 tokens or 1 × 32,768 tokens.")
-    assert "−217.5 GiB" in shown.out
-    drawn = kvcalc(line, "--plot", "-").out.splitlines()
-    assert drawn[2].split() == ["users", "4k", "32k"]
-    assert kvcalc(line, "--plot", str(tmp_path / "m.svg")).code == 0
-    text = (tmp_path / "m.svg").read_text(encoding="utf-8")
-    assert "−217<" in text and "GiB of free KV cache per GPU, or missing (−)" in text
-    assert "context, tokens" in text
 
 
 @pytest.mark.parametrize(
