@@ -3,7 +3,7 @@
 from specs import fitted, grouped, of_kinds, one_kind
 
 from kvcalc import Layer, Parallelism, load_gpu
-from kvcalc.capacity.engines import EngineSettings
+from kvcalc.capacity.engines.engine import EngineSettings
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.engines.sglang import SGLang, release, static_fraction
 from kvcalc.layers.recurrent import Mamba2

@@ -7,9 +7,9 @@ from conftest import Run
 from specs import csa, fitted, grouped, of_kinds, one_kind
 
 from kvcalc import Layer, Parallelism, UserError, load_gpu, load_model
-from kvcalc.capacity.engines import ENGINES, CacheLayout, Engine, EngineSettings
-from kvcalc.capacity.engines.engine import Defaults, stage_by_stage
-from kvcalc.capacity.engines.layout import LayerCache, find_unsupported, stage_pages
+from kvcalc.capacity.engines import ENGINES
+from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, stage_by_stage
+from kvcalc.capacity.engines.layout import CacheLayout, LayerCache, find_unsupported, stage_pages
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
 

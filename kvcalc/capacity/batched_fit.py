@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from kvcalc.capacity.deployment_fit import Fit, make_fit, resolve_deployment
-from kvcalc.capacity.engines import CacheLayout
 from kvcalc.capacity.engines.engine import Defaults
-from kvcalc.capacity.engines.layout import content_of
+from kvcalc.capacity.engines.layout import CacheLayout, content_of
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.capacity.memory_budget import MemoryBreakdown
 from kvcalc.errors import UserError

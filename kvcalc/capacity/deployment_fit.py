@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvcalc.arithmetic import minimum
-from kvcalc.capacity.engines import CacheLayout, Engine, EngineSettings
-from kvcalc.capacity.engines.layout import Content, LayerCache, content_of, largest
+from kvcalc.capacity.engines.engine import Engine, EngineSettings
+from kvcalc.capacity.engines.layout import CacheLayout, Content, LayerCache, content_of, largest
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.capacity.memory_budget import (
     ESTIMATES,
@@ -162,13 +162,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             sequences=minimum(max_num_seqs, tokens),
             prompts=prompts,
             release=self.release,
-            eager=options.enforce_eager,
-            loras=options.max_loras,
-            lora_rank=options.max_lora_rank,
-            gpu_layers=options.n_gpu_layers,
+            options=options,
             cpu_experts=self.model.layers if options.cpu_moe else options.n_cpu_moe,
-            images=options.images,
-            tables_on_host=options.tables_on_host,
             extra=self.extra_weights if stage == self.ranks.pp - 1 else {},
             context=context,
         )

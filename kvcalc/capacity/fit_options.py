@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings
+from kvcalc.capacity.engines import ENGINES
+from kvcalc.capacity.engines.engine import Engine, EngineSettings
 from kvcalc.capacity.memory_budget import LogCorrections, read_learned
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.load import load_model

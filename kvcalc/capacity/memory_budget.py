@@ -49,11 +49,8 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         sequences: Sequences of one dp rank that the engine is set up for; an int or an array.
         prompts: Sequences of one dp rank that have to fit; an int or an array.
         release: The engine's version, in its own terms.
-        loras: LoRA slots with rank `lora_rank`.
-        gpu_layers: Layers that llama.cpp puts on the GPU; -1 for all.
+        options: The `FitOptions` of the request.
         cpu_experts: First layers whose experts llama.cpp leaves in host memory.
-        images: Images of a prompt. 0 leaves out the vision tower; None for no limit.
-        tables_on_host: Whether tables of hashed n-grams stay in host memory.
         context: Tokens of one cache of llama.cpp, an int or an array; 0 for other engines.
         extra: Bytes of draft and prediction layers on this stage, by name.
     """
@@ -66,15 +63,10 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     utilization_basis: str
     tokens: int
     sequences: Any
+    options: Any
     prompts: Any = 1
     release: Any = None
-    eager: bool = False
-    loras: int = 0
-    lora_rank: int = 16
-    gpu_layers: int = -1
     cpu_experts: int = 0
-    images: int | None = None
-    tables_on_host: bool = True
     context: Any = 0
     extra: dict[str, int] = {}
 
@@ -202,7 +194,7 @@ def stated(start: EngineStartup, estimate: str, has_graphs: bool = True) -> Memo
     A share of the total memory includes the collectives. It leaves out the CUDA context.
     """
     overhead = {"libraries": LIBRARY_BYTES}
-    if has_graphs and not start.eager:
+    if has_graphs and not start.options.enforce_eager:
         overhead["CUDA graphs"] = GRAPH_BYTES
     startup = {"CUDA context": CONTEXT_BYTES}
     collectives = nonzero({"collectives": collective_bytes(start.ranks)})

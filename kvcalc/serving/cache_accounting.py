@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcalc.capacity.engines import CacheLayout
-from kvcalc.capacity.engines.layout import Content, stored_at
+from kvcalc.capacity.engines.layout import CacheLayout, Content, stored_at
 from kvcalc.errors import UserError, nearest
 from kvcalc.units import format_bytes
 

@@ -10,8 +10,8 @@ from specs import of_kinds
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.allocations import external, paged
-from kvcalc.capacity.engines import ENGINES, BlockDemand
-from kvcalc.capacity.engines.layout import segments
+from kvcalc.capacity.engines import ENGINES
+from kvcalc.capacity.engines.layout import BlockDemand, segments
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.attention import Grouped
 from kvcalc.library.presets import shipped_folder

@@ -5,16 +5,12 @@ A new engine is a file that ends with its `Engine`, and one line here.
 
 from collections.abc import Sequence
 
-from kvcalc.capacity.engines.engine import Engine as Engine
-from kvcalc.capacity.engines.engine import EngineSettings as EngineSettings
-from kvcalc.capacity.engines.engine import stage_by_stage
-from kvcalc.capacity.engines.layout import BlockDemand as BlockDemand
-from kvcalc.capacity.engines.layout import CacheLayout as CacheLayout
-from kvcalc.capacity.engines.layout import LayerCache, content_of
-from kvcalc.capacity.engines.llama_cpp import LLAMA_CPP as LLAMA_CPP
-from kvcalc.capacity.engines.sglang import SGLANG as SGLANG
-from kvcalc.capacity.engines.trtllm import TRTLLM as TRTLLM
-from kvcalc.capacity.engines.vllm import VLLM as VLLM
+from kvcalc.capacity.engines.engine import Engine, EngineSettings, stage_by_stage
+from kvcalc.capacity.engines.layout import CacheLayout, LayerCache, content_of
+from kvcalc.capacity.engines.llama_cpp import LLAMA_CPP
+from kvcalc.capacity.engines.sglang import SGLANG
+from kvcalc.capacity.engines.trtllm import TRTLLM
+from kvcalc.capacity.engines.vllm import VLLM
 from kvcalc.capacity.engines.vllm_versions import LATEST, defaults
 from kvcalc.layers.batch import Parallelism
 

@@ -30,6 +30,7 @@ import msgspec
 from kvcalc.capacity.engines.engine import INDEX_ROW
 from kvcalc.capacity.engines.layout import (
     LayerCache,
+    Pages,
     StoredEntry,
     StoredPart,
     distinct_layers,
@@ -249,39 +250,41 @@ def pooled_groups(
         UserError: Layers store other attention too, or states do not fit.
     """
     pool = pooled_tokens(layers)
-    rows: list[StageSpec] = []
-    keys: list[StageSpec] = []
-    states: list[StageSpec] = []
+    rows: list[tuple[int, Pages]] = []
+    states: list[tuple[int, Pages]] = []
     for layer in layers:
         for part in pages(title, layer):
-            if part.states:
-                states.append((layer.stage, Spec(SpecKind.STATE, part.state_bytes, ())))
-            elif part.rows and part.index_keys:
-                key = _pooled_key(part.index_keys[0], (*part.rows, *part.index_keys), pool)
-                row = Spec(SpecKind.FULL, part.row_bytes, (), latent=part.is_latent)
-                rows.append((layer.stage, row))
-                keys.append((layer.stage, Spec(SpecKind.FULL, key.row_bytes, (), latent=True)))
-            else:
+            if not (part.states or (part.rows and part.index_keys)):
                 raise UserError(
                     f"{title}'s pages of pooled index keys next to other attention are not "
                     "modelled"
                 )
-    row = rows[0][1]
-    multiple, pool_rows = (LATENT_MULTIPLE, POOLED_ROWS) if row.latent else (PLAIN_MULTIPLE, 1)
+            (states if part.states else rows).append((layer.stage, part))
+    _, first = rows[0]
+    multiple, pool_rows = (
+        (LATENT_MULTIPLE, POOLED_ROWS) if first.is_latent else (PLAIN_MULTIPLE, 1)
+    )
     align = max(multiple, pool * pool_rows, -(-block_size // multiple) * multiple)
-    largest_state = max((state.row for _, state in states), default=0)
-    block = align * max(1, -(-largest_state // (align * row.row)))
-    key_bytes = block // pool * keys[0][1].row
-    ring = Spec(SpecKind.RING, 0, (), padded=key_bytes)
-    full = [(stage, spec._replace(block=block)) for stage, spec in rows]
-    for stage, spec in keys:
-        key_page = block // pool * spec.row
-        full.append((stage, spec._replace(block=block, padded=key_page, main=False)))
-    states = [(stage, spec._replace(padded=block * row.row)) for stage, spec in states]
+    largest_state = max((part.state_bytes for _, part in states), default=0)
+    block = align * max(1, -(-largest_state // (align * first.row_bytes)))
+    full, keys, rings = [], [], []
+    for stage, part in rows:
+        key = _pooled_key(part.index_keys[0], (*part.rows, *part.index_keys), pool).row_bytes
+        page = block // pool * key
+        full.append(
+            (stage, Spec(SpecKind.FULL, part.row_bytes, (), 0, block, 0, part.is_latent))
+        )
+        keys.append((stage, Spec(SpecKind.FULL, key, (), 0, block, page, True, main=False)))
+        rings.append((stage, Spec(SpecKind.RING, 0, (), padded=page)))
+    state_page = block * first.row_bytes
+    state_specs = [
+        (stage, Spec(SpecKind.STATE, part.state_bytes, (), padded=state_page))
+        for stage, part in states
+    ]
     return [
-        KVCacheGroup(tuple(full)),
-        KVCacheGroup(tuple((stage, ring) for stage, _ in rows)),
-        *_group_states(states, [stage for stage, _ in rows]),
+        KVCacheGroup((*full, *keys)),
+        KVCacheGroup(tuple(rings)),
+        *_group_states(state_specs, [stage for stage, _ in rows]),
     ], block
 
 

@@ -183,7 +183,7 @@ def _host_weights(start: EngineStartup) -> int:
     """
     if start.gpu.per == "SoC":
         return 0
-    model, num_layers = start.model, _count_host_layers(start.model, start.gpu_layers)
+    model, num_layers = start.model, _count_host_layers(start.model, start.options.n_gpu_layers)
     is_tied = all(weight.name != "lm_head" for weight in model.outer_weights)
     weights = []
     for weight in model.outer_weights if start.stage == 0 else ():
@@ -201,7 +201,7 @@ def _host_weights(start: EngineStartup) -> int:
 def _check_placement(start: EngineStartup) -> None:
     """Raise UserError if layers or experts in host memory are not modelled for this start."""
     model = start.model
-    if start.gpu_layers < 0 and not start.cpu_experts:
+    if start.options.n_gpu_layers < 0 and not start.cpu_experts:
         return
     weights = [weight for kind in model.kinds for weight in model.layer_weights(kind)]
     problem = ""

@@ -188,7 +188,9 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     model, since = start.model, start.release.since
     share = start.formats, start.ranks, start.stage
     loaded = kept(model, load_weights, *share, mxfp4_padding(start), since >= PLAIN_SCALES)
-    host = loaded.ngram_tables if start.tables_on_host and since >= TABLES_ON_HOST else 0
+    host = (
+        loaded.ngram_tables if start.options.tables_on_host and since >= TABLES_ON_HOST else 0
+    )
     # rotary tables of compressed attention are in fp32: one for layers that compress, one for
     # others
     parts = compressed_attention(start)
@@ -288,7 +290,7 @@ def tower(start: EngineStartup) -> int:
     """Return the bytes of the vision tower: on the first stage, split over tp, none without images
     (models/interfaces.py, 0.28)."""
     vision = start.model.vision
-    if not vision or start.stage or start.images == 0:
+    if not vision or start.stage or start.options.images == 0:
         return 0
     return 2 * vision.parameters // (start.ranks.tp if vision.sharded else 1)
 
@@ -301,7 +303,7 @@ def lora_slots(start: EngineStartup) -> int:
     head have slots too: V + D each, in full on every rank (lora/layers/vocal_parallel_embedding.py,
     logits_processor.py, 0.28). Other engines have neither.
     """
-    if not start.loras:
+    if not start.options.max_loras:
         return 0
     model, elements = start.model, 0
     since = start.release.since if isinstance(start.release, Release) else ()
@@ -314,7 +316,8 @@ def lora_slots(start: EngineStartup) -> int:
     if (family in ("llama", "mistral") and since) or (family == "qwen3" and since >= (0, 22)):
         num_tables = start.layers.first + start.layers.last
         elements += num_tables * (model.vocab_size + model.hidden_size)
-    return 2 * start.loras * start.lora_rank * elements
+    slots: int = start.options.max_loras * start.options.max_lora_rank
+    return 2 * slots * elements
 
 
 WAITING = 3.8  # residual streams that stay with a layer's widest part: fitted on one log of two
@@ -597,9 +600,9 @@ def _images(start: EngineStartup) -> Any:
     (v1/worker/gpu_model_runner.py: profile_run, 0.8.5; multimodal/encoder_budget.py, 0.28).
     """
     vision = start.model.vision
-    if not vision or start.stage or start.images == 0:
+    if not vision or start.stage or start.options.images == 0:
         return 0
-    requested = start.sequences * (start.images or MAX_IMAGES)
+    requested = start.sequences * (start.options.images or MAX_IMAGES)
     return maximum(1, minimum(max(start.tokens, vision.tokens) // vision.tokens, requested))
 
 
@@ -624,7 +627,7 @@ def encoder(start: EngineStartup) -> Any:
 
 def _compiles(start: EngineStartup) -> bool:
     """Return whether the compilation of a first start takes memory on this stage."""
-    is_excluded = start.eager or start.stage or start.model.vision
+    is_excluded = start.options.enforce_eager or start.stage or start.model.vision
     return bool(start.release.combo_kernels and not is_excluded)
 
 
@@ -675,7 +678,7 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
     profile_cudagraph_memory, 0.22).
     """
     rules, is_v2 = start.release, _has_runner_v2(start)
-    if start.eager or not (rules.graphs_v2 if is_v2 else rules.graphs_v1):
+    if start.options.enforce_eager or not (rules.graphs_v2 if is_v2 else rules.graphs_v1):
         return 0
     count = by_number(start.sequences, partial(count_graphs, start.tokens))
     width = start.model.hidden_size / 1024 / start.ranks.tp
