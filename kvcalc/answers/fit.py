@@ -127,7 +127,8 @@ def _read_models(
 ) -> "tuple[list[str], list[Model], dict[str, Any], list[str]]":
     """Return words and models of a list, options of an engine's command line, and notes."""
     if len(words) > 1 or " " in words[0].strip():
-        from kvcalc.capacity.command_line import DIALECTS, is_command, read_command
+        from kvcalc.capacity.command_line import is_command, read_command
+        from kvcalc.capacity.dialects import DIALECTS
         from kvcalc.library.load import edited
 
         if is_command(words):

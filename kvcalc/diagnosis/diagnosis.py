@@ -7,7 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.command_line import DIALECTS, Command, interpret_flags
+from kvcalc.capacity.command_line import Command, interpret_flags
+from kvcalc.capacity.dialects import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.diagnosis.startup import (
     USUAL_GPUS,

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvcalc.capacity.command_line import DIALECTS, Flag
+from kvcalc.capacity.dialects import DIALECTS, Flag
 from kvcalc.diagnosis.log_patterns import (
     CONFIG_ARGUMENTS,
     ENGINE_MARKS,

@@ -39,7 +39,7 @@ class Boot(msgspec.Struct):
         file_type: The format of the weights in a GGUF file, in words.
         gpu: The GPU's name.
         memory: Bytes of the GPU; 0 if unknown.
-        flags: Values of the engine's flags, by the names in `command_line`.
+        flags: Values of the engine's flags, by the names of `dialects`.
         figures: Bytes of one GPU by memory item.
         buffers: Bytes of llama.cpp's buffers by memory item and device.
         counts: Tokens, cells and devices.
