@@ -19,6 +19,7 @@ from kvcalc.capacity.engines.layout import (
 from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated
 from kvcalc.errors import UnpredictedRelease, UserError
 from kvcalc.gpu.gpu import Gpu
+from kvcalc.layers.attention import Compressed, Grouped, Latent
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Sublayer
@@ -273,3 +274,26 @@ def scaled_index_keys(
     if entry.role == "index_key" and any(e.role == "latent" for e in part):
         return INDEX_ROW
     return formats.cache_format(entry)
+
+
+def rope_tables(model: Model) -> int:
+    """Return the bytes of rotary tables: positions · width · 2 for each distinct table
+    (rotary_embedding/base.py, 0.20)."""
+    if model.rope_tables:
+        return sum(2 * positions * width for positions, width in model.rope_tables)
+    widths = [0]
+    for part in (part for layer in model.kinds.values() for part in layer.parts):
+        if isinstance(part, Latent | Compressed):
+            widths.append(part.qk_rope_head_dim)
+        elif isinstance(part, Grouped):
+            widths.append(part.head_dim)
+    return 2 * (model.max_context or 0) * max(widths)
+
+
+def tower(start: EngineStartup) -> int:
+    """Return the bytes of the vision tower: on the first stage, split over tp, none without images
+    (models/interfaces.py, 0.28)."""
+    vision = start.model.vision
+    if not vision or start.stage or start.options.images == 0:
+        return 0
+    return 2 * vision.parameters // (start.ranks.tp if vision.sharded else 1)

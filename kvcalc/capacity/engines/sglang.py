@@ -23,8 +23,10 @@ from kvcalc.capacity.engines.engine import (
     downcast,
     nearest_older,
     packed_latents,
+    rope_tables,
     scaled_index_keys,
     stage_by_stage,
+    tower,
 )
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
@@ -33,7 +35,7 @@ from kvcalc.capacity.engines.layout import (
     pages,
     stage_pages,
 )
-from kvcalc.capacity.engines.vllm_memory import lora_slots, rope_tables, tower
+from kvcalc.capacity.engines.vllm_memory import lora_slots
 from kvcalc.capacity.memory_budget import (
     CONTEXT_BYTES,
     GIB,

@@ -8,7 +8,14 @@ it had) · free_gpu_memory_fraction.
 
 from collections.abc import Sequence
 
-from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, stage_by_stage
+from kvcalc.capacity.engines.engine import (
+    Defaults,
+    Engine,
+    EngineSettings,
+    rope_tables,
+    stage_by_stage,
+    tower,
+)
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
     BlockPool,
@@ -16,7 +23,6 @@ from kvcalc.capacity.engines.layout import (
     LayerCache,
     stage_pages,
 )
-from kvcalc.capacity.engines.vllm_memory import rope_tables, tower
 from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, nonzero, stated
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism

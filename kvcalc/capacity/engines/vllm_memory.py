@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvcalc.arithmetic import at_least, by_number, doublings, floor_div, maximum, minimum
+from kvcalc.capacity.engines.engine import rope_tables, tower
 from kvcalc.capacity.engines.vllm_versions import (
     Release,
     has_states,
@@ -32,7 +33,7 @@ from kvcalc.capacity.engines.vllm_versions import (
     takes_runner_v2,
 )
 from kvcalc.capacity.memory_budget import GIB, MIB, EngineStartup, MemoryBreakdown, nonzero
-from kvcalc.layers.attention import Compressed, Grouped, Latent
+from kvcalc.layers.attention import Compressed, Latent
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import Formats, Weight, WeightKind
 from kvcalc.model.memory import walk_stage
@@ -270,29 +271,6 @@ def attention_peak(start: EngineStartup) -> int:
         index += LOGITS_BYTES if index_dim else 0
         peak = max(peak, width * element * start.tokens + max(queries, index))
     return peak
-
-
-def rope_tables(model: Model) -> int:
-    """Return the bytes of rotary tables: positions · width · 2 for each distinct table
-    (rotary_embedding/base.py, 0.20)."""
-    if model.rope_tables:
-        return sum(2 * positions * width for positions, width in model.rope_tables)
-    widths = [0]
-    for part in (part for layer in model.kinds.values() for part in layer.parts):
-        if isinstance(part, Latent | Compressed):
-            widths.append(part.qk_rope_head_dim)
-        elif isinstance(part, Grouped):
-            widths.append(part.head_dim)
-    return 2 * (model.max_context or 0) * max(widths)
-
-
-def tower(start: EngineStartup) -> int:
-    """Return the bytes of the vision tower: on the first stage, split over tp, none without images
-    (models/interfaces.py, 0.28)."""
-    vision = start.model.vision
-    if not vision or start.stage or start.options.images == 0:
-        return 0
-    return 2 * vision.parameters // (start.ranks.tp if vision.sharded else 1)
 
 
 def lora_slots(start: EngineStartup) -> int:
