@@ -25,15 +25,12 @@ from kvcalc.serving.decoding import (
     MIXED,
     Decoding,
     Limits,
-    LockstepDecoding,
     RunningRequest,
     Scheduling,
-    SpeculativeDecoding,
 )
 from kvcalc.serving.prefix_cache import PrefixCache, hit_tokens
 from kvcalc.serving.step_timers import (
     AnyStepTimer,
-    SpeculativeStepTimer,
     StepTimeSegment,
 )
 
@@ -198,16 +195,12 @@ class Continuous(RankServer):
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         super().__init__(queue, setup)
-        pool, steps, hit_rate = setup.pool, setup.steps, setup.prefix_hit_rate
+        pool, hit_rate = setup.pool, setup.prefix_hit_rate
         self.scheduling = setup.scheduling
         self.prefixes = PrefixCache(hit_rate, pool) if hit_rate else None
         self.allocated = memoryview(pool.allocated)
         self.stored_bytes = memoryview(pool.stored_bytes)
-        self.decoding: Decoding = (
-            SpeculativeDecoding(pool, steps.drafting, self.log)
-            if isinstance(steps, SpeculativeStepTimer)
-            else LockstepDecoding(pool, max(queue.outputs, default=1))
-        )
+        self.decoding = Decoding(pool, setup.steps.drafting, self.log)
         self.admitted = self.prefill_bytes = self.reserved = self.waited = self.unchecked = 0
         self.horizon = math.inf
         self.waiting = WaitingRequests(queue)

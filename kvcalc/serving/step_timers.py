@@ -93,7 +93,10 @@ class StepTimer:
     Attributes:
         queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
         stages: Pipeline stages. Each works on another micro-batch at the same time.
+        drafting: How the server speculates. None without a draft.
     """
+
+    drafting: Drafting | None = None
 
     def __init__(self, deployment: TimedDeployment, queries: int = 1) -> None:
         self.stages = deployment.parallelism.pp
@@ -423,6 +426,5 @@ class SpeculativeStepTimer(NamedTuple):
         return self.drafting.drafted * self.draft.line(count, context).first
 
 
-# timers of continuous batching, and of either kind of batching
-MixedStepTimer: TypeAlias = InterpolatedStepTimer | SpeculativeStepTimer
+# timers of either kind of batching
 AnyStepTimer: TypeAlias = StepTimer | SpeculativeStepTimer

@@ -11,7 +11,7 @@ from kvcalc import Batch, Parallelism, Sequences, load_gpu, load_model
 from kvcalc.serving.arrivals import ArrivalQueue, Clients
 from kvcalc.serving.batching import Continuous, ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool
-from kvcalc.serving.decoding import Limits, LockstepDecoding, Scheduling
+from kvcalc.serving.decoding import Decoding, Limits, Scheduling
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.step_timers import InterpolatedStepTimer, StepTimer, ladder, part_of
@@ -91,7 +91,7 @@ def test_looks_fall_between_the_same_passes(
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = served(how, *rows, pool=pool, **limits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LockstepDecoding, "in_a_row", lambda self, most, room: 1)
+        patch.setattr(Decoding, "in_a_row", lambda self, most, room: 1)
         alone = served(how, *rows, pool=pool, **limits)
     for name in TIMES:
         assert getattr(together, name) == pytest.approx(getattr(alone, name), abs=1e-9), name

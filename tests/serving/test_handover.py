@@ -12,7 +12,7 @@ from servers import HandClock, HandTimer, asked, byte_pool, served
 from kvcalc.serving.arrivals import Clients
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Pool
-from kvcalc.serving.decoding import Limits, LockstepDecoding
+from kvcalc.serving.decoding import Decoding, Limits
 from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.metrics import summary
 from kvcalc.serving.simulation import Served, simulate
@@ -128,7 +128,7 @@ def test_passes_in_a_row_are_passes_one_by_one(
     each: dict[str, int] = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LockstepDecoding, "in_a_row", lambda self, most, room: 1)
+        patch.setattr(Decoding, "in_a_row", lambda self, most, room: 1)
         alone = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
     for name in ("arrived", "scheduled", "first", "finished"):
         assert getattr(together.times, name) == pytest.approx(getattr(alone.times, name), abs=1e-9)
