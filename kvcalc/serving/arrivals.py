@@ -1,13 +1,11 @@
 """Arrivals of requests: their clients, the queue of a server, and the options of a workload."""
 
 import math
-from collections import deque
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from kvcalc.question.serving_options import Workload
 from kvcalc.serving.cache_accounting import Log, Pool
-from kvcalc.serving.decoding import RunningRequest
 from kvcalc.serving.requests import Requests
 from kvcalc.timing.calibration import EngineOverheads
 
@@ -132,59 +130,6 @@ class ArrivalQueue:
     def is_open(self) -> bool:
         """Whether any request is not yet done."""
         return self.done < len(self.due)
-
-
-class WaitingRequests:
-    """Requests that are not admitted; preempted requests are before all others.
-
-    Attributes:
-        arrived: Requests in the order of their arrival.
-        preempted: Preempted requests; the next one is the last.
-    """
-
-    def __init__(self, queue: ArrivalQueue) -> None:
-        self.queue = queue
-        self.arrived: deque[int] = deque()
-        self.preempted: list[RunningRequest] = []
-        self._first: RunningRequest | None = (
-            None  # the first that arrived, once it was returned
-        )
-
-    def __len__(self) -> int:
-        return len(self.arrived) + len(self.preempted)
-
-    def head(self) -> RunningRequest:
-        """Return the next request.
-
-        A new request has its whole prompt to be processed, or its whole prompt cached and one token
-        generated.
-        """
-        if self.preempted:
-            return self.preempted[-1]
-        if self._first is None:
-            index = self.arrived[0]
-            prompt = self.queue.inputs[index]
-            self._first = RunningRequest(index, prompt)
-            if self.queue.is_computed:
-                self._first = RunningRequest(index, prompt + 1, cached=prompt, generated=1)
-        return self._first
-
-    def pop(self) -> None:
-        """Remove the next request."""
-        if self.preempted:
-            self.preempted.pop()
-        else:
-            self.arrived.popleft()
-            self._first = None
-
-    def tokens(self, enough: float) -> int:
-        """Return the prompt tokens that wait, or a number of at least `enough`."""
-        tokens = sum(request.target - request.cached for request in self.preempted)
-        for index in self.arrived:
-            if tokens >= enough:
-                break
-            tokens += self.queue.inputs[index]
-        return tokens
 
 
 def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:

@@ -15,11 +15,12 @@ the prompt. Consecutive passes in which only lengths change are one event. With 
 
 import math
 from collections import deque
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcalc.serving.arrivals import ArrivalQueue, WaitingRequests
+from kvcalc.serving.arrivals import ArrivalQueue
 from kvcalc.serving.cache_accounting import CacheGrowth, PassRow, Pool, constant_growth
 from kvcalc.serving.decoding import (
     MIXED,
@@ -185,6 +186,7 @@ class Continuous(RankServer):
     """A rank with continuous batching.
 
     Attributes:
+        waiting: Requests that are not admitted; preempted requests are before all others.
         prefixes: The prefix cache. None if the server has no prefix cache.
         prefill_bytes: Allocated bytes of requests whose prompts are being processed, less shared bytes.
         reserved: Bytes reserved for admitted requests.
@@ -203,7 +205,7 @@ class Continuous(RankServer):
         self.decoding = Decoding(pool, setup.steps.drafting, self.log)
         self.admitted = self.prefill_bytes = self.reserved = self.waited = self.unchecked = 0
         self.horizon = math.inf
-        self.waiting = WaitingRequests(queue)
+        self.waiting: deque[RunningRequest] = deque()
         self.prefilling: list[RunningRequest] = []
 
     @property
@@ -224,11 +226,19 @@ class Continuous(RankServer):
         if not is_busy:
             self.now = max(self.now, queue.next_s)
         if queue.next_s <= self.now and not (is_busy and self.unchecked):
-            self.waiting.arrived += queue.admit(self.now)
+            self.waiting += map(self._new_request, queue.admit(self.now))
             is_busy = is_busy or self.is_busy
         if is_busy:
             self._pass()
         return queue.is_open
+
+    def _new_request(self, index: int) -> RunningRequest:
+        """Return a request with its whole prompt to be processed, or with its prompt cached and one
+        token generated."""
+        prompt = self.queue.inputs[index]
+        if self.queue.is_computed:
+            return RunningRequest(index, prompt + 1, cached=prompt, generated=1)
+        return RunningRequest(index, prompt)
 
     def _pass(self) -> None:
         preemptions = self.log.preemptions
@@ -270,7 +280,7 @@ class Continuous(RankServer):
         request.cached = 0
         self._release(request)
         self.log.preemptions += 1
-        self.waiting.preempted.append(request)
+        self.waiting.appendleft(request)
 
     def _release(self, request: RunningRequest) -> None:
         """Release the bytes of a request, except bytes that other requests still use."""
@@ -294,7 +304,7 @@ class Continuous(RankServer):
         allocated = self.decoding.needed + self.prefill_bytes
         num_seqs = self.limits.max_num_seqs - self.decoding.count - len(self.prefilling)
         while self.waiting and tokens > 0 and num_seqs > 0:
-            request = self.waiting.head()
+            request = self.waiting[0]
             index, target = request.index, request.target
             needed = self.allocated[target]
             if reserve:
@@ -315,7 +325,7 @@ class Continuous(RankServer):
                 break
             num_seqs -= 1
             allocated += needed - shared
-            self.waiting.pop()
+            self.waiting.popleft()
             if self.prefixes:
                 self.prefixes.use(index, cached)
             is_first = not request.order
@@ -355,7 +365,8 @@ class Continuous(RankServer):
             self.waited = 0
             return False
         enough = self.scheduling.wait_share * tokens
-        waits = bool(self.waiting.tokens(enough) < enough)
+        waiting_tokens = accumulate(request.target - request.cached for request in self.waiting)
+        waits = all(total < enough for total in waiting_tokens)
         self.waited = self.waited + 1 if waits else 0
         return waits
 
