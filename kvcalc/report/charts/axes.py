@@ -1,7 +1,7 @@
 """One chart on matplotlib's axes: curves and points, bars, or a heat map, with scales and ticks."""
 
-import itertools
 import math
+from itertools import pairwise
 from typing import Any
 
 from kvcalc.report.charts.chart import (
@@ -15,7 +15,14 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.labels import NAME_LETTERS, text_box, wrapped
-from kvcalc.report.charts.series_styles import DOTTED, HATCHES, Style, colour, dashes, marker
+from kvcalc.report.charts.series_styles import (
+    DOTTED,
+    HATCHES,
+    Style,
+    colour,
+    dashes,
+    marker,
+)
 from kvcalc.units import shown_in
 
 CROWD = 60  # points of a series above which they are small
@@ -36,18 +43,6 @@ def row_names(chart: Chart) -> list[str]:
     names = [s.label for s in chart.series] if chart.is_heat else chart.categories
     width = NAME_LETTERS if len(names) <= FEW_ROWS else 2 * NAME_LETTERS
     return [wrapped(name, width, 3) for name in names]
-
-
-def axis_values(chart: Chart, name: str) -> list[float]:
-    """Return all values on an axis, `x` or `y`."""
-    axis = getattr(chart, name)
-    values = [*axis.shown]
-    for series in chart.series:
-        if name == "x":
-            values += series.xs
-        elif series.kind != "upright":
-            values += [*series.ys, *series.lows]
-    return values
 
 
 def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
@@ -74,7 +69,6 @@ class Panel:
         axes: The matplotlib axes.
         chart: The chart.
         style: Style of the picture.
-        width: Width of the axes with all texts, in inches.
         axis_specs: Axes with ticks, by matplotlib's name, `x` or `y`.
         title: Text of the title.
         ends: Labels of lines, right of the axes.
@@ -90,7 +84,6 @@ class Panel:
         self.axes = axes
         self.chart = chart
         self.style = style
-        self.width = width
         self.title: Any = None
         self.ends: list[Any] = []
         self.cells: list[Any] = []
@@ -101,28 +94,39 @@ class Panel:
         axes.grid(True, which="major", color=style.ink, alpha=0.15, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=style.font)
-        axes.set_xlabel(chart.x.title, fontsize=style.font)
-        letters = max(12, int(height * 60 / style.font))
-        axes.set_ylabel(wrapped(chart.y.title, letters, 2), fontsize=style.font)
         self.axis_specs: dict[str, Axis] = {}
         if chart.is_heat:
-            self._draw_cells()
-        elif chart.categories:
+            self._draw_cells(width)
+            return
+        if chart.categories:
             self.axis_specs = {"x": chart.y}
-            self._draw_bars(height)
+            self._draw_bars()
         else:
             self.axis_specs = {"x": chart.x, "y": chart.y}
+            letters = max(12, int(height * 60 / style.font))
+            axes.set_ylabel(wrapped(chart.y.title, letters, 2), fontsize=style.font)
             self._draw_curves()
+        axes.set_xlabel(self.axis_specs["x"].title, fontsize=style.font)
 
     def _draw_curves(self) -> None:
         """Draw lines and markers, and add their labels."""
-        self._set_limits("x")
-        self._set_limits("y")
-        style, series = self.style, self.chart.series
-        ends = [self._end_of(part) if part.kind in LINES else 0.0 for part in series]
-        for number, (part, end) in enumerate(zip(series, ends, strict=True)):
-            number = number if part.colour < 0 else part.colour
+        axes, style, series = self.axes, self.style, self.chart.series
+        numbers = [n if part.colour < 0 else part.colour for n, part in enumerate(series)]
+        for part, number in zip(series, numbers, strict=True):
             self._draw_series(part, number)
+        axes.margins(x=0.04, y=0.08)
+        for name, spec in self.axis_specs.items():
+            for value in spec.shown:
+                place = {"x": (value, axes.dataLim.y1), "y": (axes.dataLim.x1, value)}[name]
+                axes.update_datalim([place])
+            getattr(axes, f"set_{name}scale")("log" if spec.log else "linear")
+        axes.autoscale_view()
+        if not self.chart.y.log and axes.dataLim.y0 >= 0:
+            axes.set_ylim(bottom=0)
+        self._set_ticks("x", 14)
+        self._set_ticks("y", 14)
+        ends = [self._end_of(part) if part.kind in LINES else 0.0 for part in series]
+        for part, number, end in zip(series, numbers, ends, strict=True):
             sizes = part.sizes or [0.02] * len(part.labels)
             for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes, strict=False):
                 if text:
@@ -130,60 +134,40 @@ class Panel:
             if not part.label or part.kind in (*MARKERS, "band", "span", "upright"):
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
-            leader = {"color": style.ink, "linewidth": style.font / 16}
             if part.kind == "limit":
-                leader |= {"linestyle": DOTTED, "linewidth": style.font / 8}
-                self._label_end(part.label, place, leader, self.axes.get_yaxis_transform())
+                leader = {"linestyle": DOTTED, "linewidth": style.font / 8}
+                self._label_end(part.label, place, leader, axes.get_yaxis_transform())
             elif part.kind in LINES and end < EARLY:
                 self._label_point(part.label, place, 2.0)
-            else:
-                if end and end > max(ends) - 0.01:  # otherwise it would look like data
-                    leader |= self._line_style(part, number) | {"linewidth": style.font / 8}
+            elif end and end > max(ends) - 0.01:  # otherwise it would look like data
+                leader = self._line_style(part, number) | {"linewidth": style.font / 8}
                 self._label_end(part.label, place, leader)
-
-    def _set_limits(self, name: str) -> None:
-        """Set the scale, limits, ticks and formatter of an axis, `x` or `y`."""
-        from matplotlib.ticker import NullLocator
-
-        spec = self.axis_specs[name]
-        axis = getattr(self.axes, f"{name}axis")
-        values = axis_values(self.chart, name)
-        low, high = min(values), max(values)
-        if spec.log:
-            margin = max(1.15, min(1.7, (high / low) ** (1 / 12)))
-            is_labelled = any(
-                s.label and s.kind in (*LINES, "quiet") for s in self.chart.series
-            )
-            getattr(self.axes, f"set_{name}scale")("log")
-            low /= min(margin, 1.4)
-            high *= 1.05 if name == "x" and is_labelled else margin
-            getattr(self.axes, f"set_{name}lim")(low, high)
-            axis.set_minor_locator(NullLocator())
-        elif name == "y" and low >= 0:
-            self.axes.set_ylim(0, 1.08 * high or 1)
-        self._set_ticks(name, 14)
+            else:
+                self._label_end(part.label, place, {})
 
     def _set_ticks(self, name: str, max_ticks: int) -> None:
+        from matplotlib.ticker import NullLocator
+
         axis = getattr(self.axes, f"{name}axis")
         spec = self.axis_specs[name]
         low, high = axis.get_view_interval()
         axis.set_major_locator(tick_locator(spec, low, high, max_ticks))
+        axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: spec.tick(value))
 
     def fit_ticks(self, renderer: Any) -> None:
         """Reduce the number of ticks until their texts do not touch."""
-        for name, gap in (("x", 0.5), ("y", 0.0)):
+        for name in self.axis_specs:
             axis = getattr(self.axes, f"{name}axis")
-            low, high = sorted(axis.get_view_interval())
-            side = int(name == "y")
-            for max_ticks in (14, 12, 10, 8, 6, 5, 4, 3) if name in self.axis_specs else ():
+            low, high = axis.get_view_interval()
+            side, gap = (0, 0.5) if name == "x" else (1, 0.0)
+            for max_ticks in (14, 12, 10, 8, 6, 5, 4, 3):
                 self._set_ticks(name, max_ticks)
                 ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=False)
                 boxes = [
                     t.get_window_extent(renderer) for value, t in ticks if low <= value <= high
                 ]
-                pairs = itertools.pairwise(boxes)
-                if all(a.max[side] + gap * a.height < b.min[side] for a, b in pairs):
+                if all(a.max[side] + gap * a.height < b.min[side] for a, b in pairwise(boxes)):
                     break
 
     def _end_of(self, series: Series) -> float:
@@ -201,38 +185,40 @@ class Panel:
         """Draw one series in the style of that number."""
         axes, xs, ys = self.axes, series.xs, series.ys
         width = self.style.font / 5
-        line = self._line_style(series, number) | {"linewidth": width}
+        line = self._line_style(series, number)
         dotted = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.7 * width}
-        grey = {"color": self.style.ink, "linestyle": "-", "zorder": 1.5}
         match series.kind:
             case "limit":
                 axes.axhline(ys[0], **dotted)
+                return
             case "upright":
                 axes.axvline(xs[0], **dotted, label=series.label)
+                return
             case "points" | "hollow":
                 self._draw_markers(series, number)
+                return
             case "band":
                 axes.fill_between(xs, series.lows, ys, color=line["color"], alpha=0.18, lw=0)
+                return
             case "span":
-                line |= {"linewidth": 5 * width, "alpha": 0.3, "solid_capstyle": "butt"}
-                axes.plot(xs, ys, **line, zorder=1.6)
+                line |= {"alpha": 0.3, "solid_capstyle": "butt", "zorder": 1.6}
+                width *= 5
             case "quiet":
                 alpha = 0.6 if series.label else 0.25
-                axes.plot(xs, ys, **line | grey | {"alpha": alpha, "linewidth": width / 2})
+                line = {"color": self.style.ink, "zorder": 1.5, "alpha": alpha}
+                width /= 2
             case "dashed" | "edge":
-                axes.plot(xs, ys, **line | {"linewidth": width / 2})
-            case _:
-                axes.plot(xs, ys, **line)
+                width /= 2
+        axes.plot(xs, ys, linewidth=width, **line)
 
     def _draw_markers(self, series: Series, number: int) -> None:
         """Draw the markers of a series, small ones over large ones."""
         is_crowd = len(series.xs) > CROWD
         sizes = series.sizes or [-0.02 if is_crowd else 0.02]
-        alpha = 0.85 if is_crowd or len(series.sizes) > 1 else 1.0
-        paint = colour(number, self.style)
-        look: dict[str, Any] = {"color": paint, "edgecolors": self.style.paper}
+        paint, paper = colour(number, self.style), self.style.paper
+        look: dict[str, Any] = {"color": paint, "edgecolors": paper}
         if series.kind == "hollow":
-            inside = "none" if series.sizes else self.style.paper  # hides the line below
+            inside = "none" if series.sizes else paper  # hides the line below
             look = {"facecolors": inside, "edgecolors": paint, "linewidths": 1.5}
         is_named = any(text.startswith(series.label) for text in series.labels)
         self.axes.scatter(
@@ -242,23 +228,28 @@ class Panel:
             marker=marker(number),
             label=None if is_named else series.label or None,
             clip_on=False,
-            alpha=alpha,
+            alpha=0.85 if is_crowd or len(series.sizes) > 1 else 1.0,
             zorder=3.5 - max(sizes) / 2,
             **look,
         )
 
-    def _label_point(self, text: str, place: tuple[float, float], radius: float) -> None:
-        """Add the label of a marker with that radius in points, to be placed later."""
-        leader = {"arrowstyle": "-", "color": self.style.ink, "linewidth": self.style.font / 16}
-        label = self.axes.annotate(
+    def _annotate(self, text: str, place: Any, leader: dict[str, Any], **options: Any) -> Any:
+        """Return a new label with a line to a place."""
+        line = {"arrowstyle": "-", "color": self.style.ink, "linewidth": self.style.font / 16}
+        return self.axes.annotate(
             wrapped(text, self.style.letters),
             place,
-            xytext=(0, 0),
-            textcoords="offset points",
             fontsize=self.style.font * 0.85,
-            zorder=4,
             va="center",
-            arrowprops=leader | {"alpha": 0.7, "shrinkA": 1, "shrinkB": radius},
+            arrowprops=line | leader,
+            **options,
+        )
+
+    def _label_point(self, text: str, place: tuple[float, float], radius: float) -> None:
+        """Add the label of a marker with that radius in points, to be placed later."""
+        leader = {"alpha": 0.7, "shrinkA": 1, "shrinkB": radius}
+        label = self._annotate(
+            text, place, leader, xytext=(0, 0), textcoords="offset points", zorder=4
         )
         label.set_in_layout(False)
         self.points.append(label)
@@ -267,44 +258,35 @@ class Panel:
         """Move the label of a point right of the axes."""
         self.points.remove(text)
         text.remove()
-        leader = {"color": self.style.ink, "linewidth": self.style.font / 16}
-        self._label_end(text.get_text(), text.xy, leader)
+        self._label_end(text.get_text(), text.xy, {})
 
     def _label_end(
-        self,
-        text: str,
-        place: tuple[float, float],
-        leader: dict[str, Any],
-        system: Any = "data",
+        self, text: str, place: Any, leader: dict[str, Any], system: Any = "data"
     ) -> None:
         """Add a label right of the axes, joined to a place."""
         from matplotlib.transforms import ScaledTranslation
 
-        axes, font = self.axes, self.style.font
-        gap = ScaledTranslation(1.8 * font / 72, 0, axes.figure.dpi_scale_trans)
-        joint = {"arrowstyle": "-", "relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0}
-        label = axes.annotate(
-            wrapped(text, self.style.letters),
+        scale = self.axes.figure.dpi_scale_trans
+        gap = ScaledTranslation(1.8 * self.style.font / 72, 0, scale)
+        label = self._annotate(
+            text,
             place,
+            leader | {"relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0},
             xycoords=system,
             xytext=(1, 0.5),
-            textcoords=axes.transAxes + gap,
-            fontsize=font * 0.85,
-            va="center",
+            textcoords=self.axes.transAxes + gap,
             annotation_clip=False,
-            arrowprops=leader | joint,
         )
         self.ends.append(label)
 
-    def _draw_bars(self, height: float) -> None:
-        """Draw stacked bars, with vertical lines for limits, on axes of that height in inches."""
+    def _draw_bars(self) -> None:
+        """Draw stacked bars, with vertical lines for limits."""
         axes, chart, style = self.axes, self.chart, self.style
         count = len(chart.categories)
         totals = [0.0] * count
         parts = [s for s in chart.series if s.kind == "bar"]
-        limits = [s for s in chart.series if s.kind == "limit"]
         for number, series in enumerate(parts):
-            axes.barh(
+            bars = axes.barh(
                 range(count),
                 series.ys,
                 left=totals,
@@ -316,82 +298,52 @@ class Panel:
                 linewidth=0.5,
             )
             totals = [total + y for total, y in zip(totals, series.ys, strict=True)]
+        limits = [s for s in chart.series if s.kind == "limit"]
+        for number, series in enumerate(limits):
+            axes.axvline(
+                series.ys[0],
+                color=style.ink,
+                linestyle=dashes(number) if number else DOTTED,
+                linewidth=0.16 * style.font,
+                label=series.label,
+            )
         longest = max([*totals, *chart.y.shown, *(s.ys[0] for s in limits)])
-        row = 0.0215 * max(count, 4) * style.font / height  # height of a limit's name, in bars
         axes.set_yticks(range(count), row_names(chart))
-        axes.set_ylim(count - 0.5, -0.6 - row * (1.2 * len(limits) + 0.2) if limits else -0.5)
-        axes.set_ylabel("")
-        axes.set_xlabel(chart.y.title)
+        axes.set_ylim(count - 0.5, -0.5)
         axes.grid(False, axis="y")
         axes.set_xlim(0, 1.04 * longest or 1)
         self._set_ticks("x", 8)
-        self._draw_limits(limits, longest, row)
         texts = parts[-1].labels or [*map(chart.y.tick, totals)]
-        for number, text in enumerate(texts):
-            place = totals[number], number
-            if text:
-                self.sums.append(self._write_next_to(text, place, 0.5 * style.font))
+        padding, size = 0.5 * style.font, 0.85 * style.font
+        self.sums = axes.bar_label(bars, texts, padding=padding, fontsize=size)
+        for label in self.sums:  # hides the lines behind it
+            label.set_bbox({"facecolor": style.paper, "edgecolor": "none", "pad": 1})
 
-    def _write_next_to(self, text: str, place: tuple[float, float], points: float) -> Any:
-        """Write a text that many points right of a place, or left of it if negative."""
-        label = self.axes.annotate(
-            text,
-            place,
-            xytext=(points, 0),
-            textcoords="offset points",
-            ha="left" if points > 0 else "right",
-            va="center",
-            fontsize=self.style.font * 0.85,
-        )
-        hidden_line = {"facecolor": self.style.paper, "edgecolor": "none", "pad": 1}
-        label.set_bbox(hidden_line)
-        return label
-
-    def _draw_limits(self, limits: list[Series], longest: float, row: float) -> None:
-        """Draw limits through all bars, with their names above each other.
-
-        Args:
-            limits: The limits.
-            longest: Length of the longest bar or limit.
-            row: Height of a name, in bars.
-        """
-        font = self.style.font
-        letters = self.width * 72 / font
-        is_left = all(s.ys[0] > max(0.5, len(s.label) / letters) * longest for s in limits)
-        limits.sort(key=lambda series: series.ys[0] if is_left else -series.ys[0])
-        for number, series in enumerate(limits):
-            place = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
-            ends = (place[1], len(self.chart.categories) - 0.5)
-            line = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.16 * font}
-            self.axes.plot((place[0], place[0]), ends, **line)
-            self._write_next_to(series.label, place, -0.5 * font if is_left else 0.5 * font)
-
-    def _draw_cells(self) -> None:
+    def _draw_cells(self, width: float) -> None:
         """Draw a heat map: depths of 0 to 1 in shades of one colour, -1 in another colour."""
-        from matplotlib.colors import to_rgb
+        from matplotlib.colors import LinearSegmentedColormap
 
         axes, chart, style = self.axes, self.chart, self.style
-        paper = to_rgb(style.paper)
-
-        def shade(depth: float) -> list[float]:
-            share = 0.3 + 0.65 * depth if depth >= 0 else 0.2
-            ink = to_rgb(FITS if depth >= 0 else FAILS)
-            return [p + (i - p) * share for p, i in zip(paper, ink, strict=True)]
-
-        shades = [[*map(shade, series.ys)] for series in chart.series]
+        shades = LinearSegmentedColormap.from_list("shades", [style.paper, FITS])
+        shades = shades.with_extremes(under=(FAILS, 0.2))
         axes.grid(False)
-        axes.imshow(shades, aspect="auto", origin="lower", interpolation="nearest")
+        axes.imshow(
+            [series.ys for series in chart.series],
+            cmap=shades,
+            vmin=-0.45,
+            vmax=1.1,
+            aspect="auto",
+            origin="lower",
+        )
         for row, series in enumerate(chart.series):
-            for column, text in enumerate(series.labels):
-                ink = "white" if sum(shades[row][column]) < 1.5 else "#1a1a1a"
+            for column, (depth, text) in enumerate(zip(series.ys, series.labels, strict=True)):
+                ink = "white" if depth > 0.75 else style.ink
                 cell = axes.text(column, row, text, color=ink, ha="center", va="center")
                 cell.set(fontsize=style.font * 0.85, in_layout=False)
                 self.cells.append(cell)
         count = len(chart.categories)
-        letters = max(6, int(0.85 * self.width * 72 / (count * 0.6 * style.font)))
-        names = [wrapped(name, letters, 6) for name in chart.categories]
-        axes.set_xlim(-0.5, count - 0.5)
-        axes.set_xticks(range(count), names)
+        letters = max(6, int(0.85 * width * 72 / (count * 0.6 * style.font)))
+        axes.set_xticks(range(count), [wrapped(name, letters, 6) for name in chart.categories])
         axes.set_yticks(range(len(chart.series)), row_names(chart))
 
     def fit_rows(self, renderer: Any) -> None:
