@@ -58,7 +58,7 @@ SAID = {
     "cache-vs-context": ["context, tokens", "128× apart at 128k", "llama-7b: 64 GiB", "left on h100-sxm: 66.6 GiB"],
     "cache-vs-parameters": [*(name.removeprefix("gpt-3-") for name in GPT3.split()), "2k tokens", "1,394× the parameters"],
     "no-cache": ["no cache, all tokens again: 57.5 TFLOP", "cache, one token: 15.4 GFLOP", "8,386,560 of them redundant"],
-    "roofline": ["ridge point 295.2", "bf16 989 TFLOP/s", "attention", "batch 256", "10% of the pass", "3.35 TB/s"],
+    "roofline": ["ridge point 295.2", "bf16 989 TFLOP/s", "attention", "batch 256", "3.35 TB/s"],
     "memory": ["5 of 5 fit one h100-sxm", "weights", "KV cache", "h100-sxm: 79.2 GiB", "gemma-3-27b"],
     "dsa-vs-mla": ["reads less from 2,634 tokens on", "deepseek-v3.2, DSA: 34.2 MiB", "4.2× fewer bytes"],
 }
@@ -220,7 +220,10 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
     chart = measured_times_chart(rows.name, measured_times(rows))
     assert [(s.xs, s.ys) for s in chart.series if s.label == "gemm"] == [((20.0,), (10.0,))]
-    assert chart.subtitle == "gemm.csv: 1 row of my CPU, predicted by the bound; 1 without a prediction are not drawn"
+    assert (
+        chart.subtitle
+        == "gemm.csv: 1 row of my CPU, predicted by a calibration, else by the bound; 1 without a prediction are not drawn"
+    )
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
     rows.write_text("op,gpu,framework,num_gpus,bytes,dtype,time_us\nallreduce,nosuch,nccl,2,1024,bfloat16,20.0\n")
     code, _, err = kvcalc(f"plot measured --input {rows} --plot {tmp_path / 'none.svg'}")

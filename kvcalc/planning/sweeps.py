@@ -450,14 +450,12 @@ class MeasuredTimes(NamedTuple):
         times_us: Operation, measured and predicted microseconds, one entry per operation.
         num_rows: Rows of the file.
         num_predicted: Rows with a prediction.
-        num_calibrated: Rows with a calibrated prediction.
         gpus: GPUs of the rows with a prediction.
     """
 
     times_us: list[tuple[str, Any, Any]]
     num_rows: int
     num_predicted: int
-    num_calibrated: int
     gpus: list[str]
 
 
@@ -474,9 +472,8 @@ def measured_times(path: Path) -> MeasuredTimes:
     tally = ErrorTally()
     (validation,) = tally.adding(validate([read_rows(path)], simulate=served_times))
     rows = validation.table.rows
-    is_calibrated = validation.calibrated > 0
     bounds = np.where(validation.bound > 0, validation.bound, [row.bound_us for row in rows])
-    predicted = np.where(is_calibrated, validation.calibrated, bounds)
+    predicted = np.where(validation.calibrated > 0, validation.calibrated, bounds)
     indices = np.flatnonzero(predicted > 0)
     if not len(indices):
         reasons = "; ".join(tally.remarks)
@@ -491,6 +488,5 @@ def measured_times(path: Path) -> MeasuredTimes:
         ],
         num_rows=len(rows),
         num_predicted=len(indices),
-        num_calibrated=int(is_calibrated.sum()),
         gpus=[*dict.fromkeys(printable(rows[index].gpu, MAX_NAME) for index in indices)],
     )

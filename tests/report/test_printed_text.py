@@ -197,5 +197,3 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     host = memory_chart([budget(max_num_seqs=1, offload_num_seqs=3, host_weight_bytes=7)])
     assert host.series[4].labels == ["1 user, 3 more on the host"]
     assert host.subtitle.endswith("cache bf16, 7 B more of each GPU's weights in the host's memory")
-    wasted = memory_chart([budget(contiguous_waste=0.75, paged_waste=0.5, external_waste=None)]).next_chart
-    assert wasted and wasted.categories == ["contiguous slots", "pages"] and wasted.series[0].ys == [0.75, 0.5]

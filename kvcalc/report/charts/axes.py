@@ -52,7 +52,7 @@ def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
     is_bytes = axis.tick is bytes_tick and shown_in() == "gib"
     if axis.log and (is_bytes or axis.tick is tokens_tick):
         return LogLocator(base=2, numticks=2 * max_ticks // 3 if is_bytes else max_ticks)
-    decades = math.log10(high / low) if axis.log else 0.0
+    decades = math.log10(high / low) if axis.log and low > 0 else 0.0
     if decades >= MIN_DECADES:
         steps = (1, 2, 5) if decades < min(MAX_DECADES, max_ticks / 3) else (1,)
         return LogLocator(base=10, subs=steps, numticks=max_ticks)
@@ -324,7 +324,7 @@ class Panel:
         from matplotlib.colors import LinearSegmentedColormap
 
         axes, chart, style = self.axes, self.chart, self.style
-        shades = LinearSegmentedColormap.from_list("shades", [style.paper, FITS])
+        shades: Any = LinearSegmentedColormap.from_list("shades", [style.paper, FITS])
         shades = shades.with_extremes(under=(FAILS, 0.2))
         axes.grid(False)
         axes.imshow(

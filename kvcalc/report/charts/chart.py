@@ -73,7 +73,6 @@ class Chart(NamedTuple):
         series: Data of the chart.
         categories: Names of bars, or of the columns of a heat map. They replace the x axis.
         next_chart: Next chart of the same picture.
-        areas: Quantity that the areas of markers are shares of.
         over: Title and assumptions of all charts of the picture.
     """
 
@@ -84,7 +83,6 @@ class Chart(NamedTuple):
     series: Sequence[Series]
     categories: Sequence[str] = ()
     next_chart: "Chart | None" = None
-    areas: str = ""
     over: tuple[str, str] = ("", "")
 
     @property

@@ -6,7 +6,6 @@ parsed as mathematics.
 
 import io
 import logging
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 
 from kvcalc.errors import UserError, printable
 from kvcalc.library.files import destination, write_text
-from kvcalc.report.charts.axes import Panel, marker_area, row_names
+from kvcalc.report.charts.axes import Panel, row_names
 from kvcalc.report.charts.chart import Chart, drawable
 from kvcalc.report.charts.labels import (
     NAME_LETTERS,
@@ -148,7 +147,7 @@ def figure(chart: Chart, style: Style) -> Any:
         Panel(page.add_subplot(rows, columns, number), part, style, width / columns, height)
         for number, part in enumerate(charts, 1)
     ]
-    _add_legend(page, charts, style)
+    _add_legend(page, style)
     _settle(page, panels, columns)
     page.set_layout_engine("none")
     return page
@@ -189,29 +188,21 @@ def _fit_style(
     ), height
 
 
-def _add_legend(page: Any, charts: Sequence[Chart], style: Style) -> None:
-    """Add the legend of points, marker areas and parts of bars below the axes."""
-    from matplotlib.lines import Line2D
-
+def _add_legend(page: Any, style: Style) -> None:
+    """Add the legend of points, limits and parts of bars below the axes."""
     handles: dict[str, Any] = {}
     for axes in page.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(wrapped(label, 42, 3), handle)
-    areas = next((chart.areas for chart in charts if chart.areas), "")
-    for share, text in ((0.1, f"10% {areas}"), (0.5, "50%")) if areas else ():
-        size = math.sqrt(marker_area(share, style))
-        point = Line2D([], [], linestyle="", marker="o", markersize=size, color=style.ink)
-        point.set(alpha=0.4, markeredgewidth=0)
-        handles[text] = point
     if not handles:
         return
     longest = max(len(line) for label in handles for line in label.split("\n"))
     columns = max(1, int(page.get_size_inches()[0] * 130 / style.font / (longest + 6)))
     legend = page.legend(
-        list(handles.values()),
-        list(handles),
+        handles.values(),
+        handles,
         loc="outside lower center",
-        ncols=-(-len(handles) // -(-len(handles) // columns)),
+        ncols=min(columns, len(handles)),
         frameon=False,
         fontsize=style.font * 0.85,
     )

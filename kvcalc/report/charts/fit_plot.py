@@ -14,13 +14,12 @@ from kvcalc.report.charts.chart import (
     bar_chart,
     bytes_tick,
     limit,
-    share_tick,
     si_tick,
     whole_tick,
 )
 from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.row_names import keep_distinguishing_columns, shared_words
-from kvcalc.report.text.fit_text import NAMES, WASTES, assumptions_line
+from kvcalc.report.text.fit_text import NAMES, assumptions_line
 from kvcalc.report.text.roofline_text import levels
 from kvcalc.report.text.tables import plural, seconds
 from kvcalc.units import format_bytes
@@ -48,7 +47,6 @@ WORDING = {
 
 def memory_chart(records: Sequence[Record]) -> Chart:
     """Return bars of one GPU's memory: weights, activations, overhead, cache and the rest."""
-    first = records[0]
     deployed = [{**r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
     rows = keep_distinguishing_columns(
         [tuple(text.format(r[key]) for key, text in WORDING.items()) for r in deployed]
@@ -73,7 +71,7 @@ def memory_chart(records: Sequence[Record]) -> Chart:
         _users(record, "" if limits else format_bytes(record["memory_bytes"], 1))
         for record in records
     ]
-    chart = bar_chart(
+    return bar_chart(
         f"Memory of one GPU: {', '.join(common)}",
         ", ".join(about),
         names,
@@ -82,17 +80,6 @@ def memory_chart(records: Sequence[Record]) -> Chart:
         texts,
         limits,
     )
-    wastes = {name: first[key] for name, key in WASTES.items() if first.get(key) is not None}
-    if not wastes:
-        return chart
-    note = (
-        f"{names[0]}: shares of the allocated tokens; pieces: free, but too small when a request "
-        "does not fit"
-    )
-    waste_chart = bar_chart(
-        "Cache without a token", note, wastes, [*wastes.values()], share_tick
-    )
-    return chart._replace(next_chart=waste_chart)
 
 
 def _users(record: Record, size: str) -> str:

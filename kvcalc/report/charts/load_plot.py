@@ -36,7 +36,6 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 PERCENTILES = (50, 90, 99)
 MAX_BANDS = 2  # servers with bands between percentiles; more have only the 99th
 LOG_RANGE = 8  # largest over smallest load above which the axis is logarithmic
-ENOUGH = 0.95  # share of the largest request rate at which clients saturate a server
 MAX_TIMES = 400  # points of a curve over time
 WORDING = {
     "model": "{}",
@@ -91,10 +90,6 @@ def load_chart(records: Sequence[Record]) -> Chart:
         if all(r.get(key) for r in served):
             y = Axis("", log=False, tick=tick)
             charts.append(Chart(title, "", x, y, _over_load(servers, {"": key})))
-    marks = _saturation_marks(servers, loads) if has_bands else []
-    for number, chart in enumerate(charts):
-        unnamed = [mark._replace(label="") if number else mark for mark in marks]
-        charts[number] = chart._replace(series=[*chart.series, *unnamed])
     subtitle = "; ".join(filter(None, [charts[0].subtitle, about]))
     charts[0] = charts[0]._replace(subtitle=subtitle)
     return joined(charts)
@@ -126,35 +121,6 @@ def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
             series.append(Series(label, xs, ys, kind, colour=number))
             kind = "edge"
     return series
-
-
-def _saturation_marks(servers: Servers, loads: str) -> list[Series]:
-    """Return a vertical line at the load from which each server cannot keep up.
-
-    That is `capacity_requests_per_s`, or the smallest number of clients that reach ENOUGH of the
-    largest request rate. A server that keeps up with all loads has no line.
-    """
-    marks: dict[float, list[str]] = {}
-    for name, points in servers.items():
-        records = [record for group in points.values() for record in group]
-        if loads == "rate":
-            load = records[0].get("capacity_requests_per_s")
-            is_saturated = any(r.get("diverges") for r in records)
-        else:
-            enough = ENOUGH * max(r["requests_per_s"] for r in records)
-            load = min(r[loads] for r in records if r["requests_per_s"] >= enough)
-            is_saturated = load < max(points)
-        if is_saturated and load:
-            marks.setdefault(load, []).append(name)
-    return [
-        Series(
-            f"{names[0]}: " * (len(names) < len(servers)) + f"saturated from {load:.3g} on",
-            [load],
-            [1.0],
-            "upright",
-        )
-        for load, names in marks.items()
-    ]
 
 
 def _bars(servers: Servers) -> list[Chart]:
@@ -205,9 +171,6 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
             [row.sequences for row in rows],
         )
     )
-    unused = [
-        1 - part / all_ if all_ else 0 for part, all_ in zip(used, allocated, strict=True)
-    ]
     record = {**run.record, "requests": run.record["completed"]}
     about = f"{_common_words([record])}, {record['policy']}, {record['cache']} cache"
     waste = record.get("kv_waste")
@@ -217,30 +180,15 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
         Series("cache used", xs, used, colour=1),
     ]
     x = Axis("time", log=False, tick="{:.3g} s".format)
-    charts = [
-        Chart(title, subtitle, x, Axis("", log=False, tick=tick), series)
-        for title, subtitle, tick, series in (
-            (
-                "Cache allocated and used",
-                f"shares of the KV cache budget; {about}",
-                share_tick,
-                cache,
-            ),
-            (
-                "Allocated, but without a token",
-                f"{waste:.1%} on average" if waste is not None else "",
-                share_tick,
-                [Series("", xs, unused)],
-            ),
-            (
-                "Sequences in the batch",
-                f"at most {run.limits.max_num_seqs:,}",
-                whole_tick,
-                [Series("", xs, batch)],
-            ),
-        )
-    ]
-    return joined(charts)
+    shares = f"shares of the KV cache budget; {about}"
+    if waste is not None:
+        shares += f"; {waste:.1%} of the allocated cache without a token"
+    y = Axis("", log=False, tick=share_tick)
+    memory = Chart("Cache allocated and used", shares, x, y, cache)
+    limit = f"at most {run.limits.max_num_seqs:,}"
+    y = y._replace(tick=whole_tick)
+    sequences = Chart("Sequences in the batch", limit, x, y, [Series("", xs, batch)])
+    return joined([memory, sequences])
 
 
 def _means(

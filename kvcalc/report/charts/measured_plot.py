@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.errors import few
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
@@ -20,12 +21,8 @@ from kvcalc.report.text.tables import plural, seconds
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import MeasuredTimes
 
-MAX_NAMED = 3  # generation modes whose predictions are named
 LOG_RANGE = 5  # largest over smallest time above which the axis is logarithmic
-MAX_SERIES = 4  # operations on one chart
-MAX_CROWD = 300  # points of several operations on one chart
 MAX_POINTS = 2000  # points of a series; if there are more, every n-th is drawn
-MAX_GPUS = 4  # GPUs that a subtitle names
 
 
 def measured_chart(records: Sequence[Record]) -> Chart:
@@ -58,27 +55,17 @@ def measured_chart(records: Sequence[Record]) -> Chart:
 
 
 def _labels(ys: Sequence[float], records: Sequence[Record]) -> list[str]:
-    """Return the variant at the highest of its points.
-
-    A label has the batch sizes and contexts of the variant if the phase has several.
-    """
+    """Return the variant at the highest of its points."""
     labels = [""] * len(ys)
     for variant in dict.fromkeys(record["variant"] for record in records):
         group = [index for index, r in enumerate(records) if r["variant"] == variant]
-        words = [variant]
-        for key, name in (("batch_size", "batch "), ("context", "")):
-            if len({record[key] for record in records}) > 1:
-                sizes = sorted({records[index][key] for index in group})
-                ends = dict.fromkeys([sizes[0], sizes[-1]])
-                words.append(name + "–".join(f"{size:,}" for size in ends))
-        labels[max(group, key=lambda index: ys[index])] = ", ".join(words)
+        labels[max(group, key=lambda index: ys[index])] = variant
     return labels
 
 
 def generation_chart(records: Sequence[Record]) -> Chart:
     """Return milliseconds of each generated token, measured and predicted."""
     first = records[0]
-    is_named = len(records) <= MAX_NAMED
     subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}"
     series = []
     for number, record in enumerate(records):
@@ -96,10 +83,7 @@ def generation_chart(records: Sequence[Record]) -> Chart:
             [1000 * time for time in record[key]] for key in ("token_s", "predicted_token_s")
         )
         series.append(Series(name, lengths, times, colour=number))
-        label = f"{name}: predicted" if is_named else ""
-        series.append(Series(label, lengths, predicted, "dashed", colour=number))
-    if not is_named:
-        subtitle += "; thin: predicted"
+        series.append(Series(f"{name}: predicted", lengths, predicted, "dashed", colour=number))
     values = [time for points in series for time in points.ys]
     x = Axis("tokens so far", log=False, tick=whole_tick)
     y = Axis("ms", max(values) > LOG_RANGE * min(values) > 0, "{:g}".format)
@@ -113,7 +97,7 @@ def predicted_against_measured(
 ) -> Chart:
     """Return predicted over measured times; points on the diagonal are exact.
 
-    Many points have a chart for each operation. Rows without a prediction (NaN) are left out.
+    Several operations have a chart each. Rows without a prediction (NaN) are left out.
 
     Args:
         operations: Name, measured and predicted microseconds of each operation.
@@ -139,8 +123,7 @@ def predicted_against_measured(
         Axis(name, tick=lambda value: seconds(value / 1e6))
         for name in ("measured", "predicted")
     )
-    is_crowded = len(series) > MAX_SERIES or len(values) > 2 * MAX_CROWD
-    if len(series) < 2 or not is_crowded:
+    if len(series) < 2:
         return Chart(title, subtitle, x, y, [*series, exact])
     exact = exact._replace(label="")
     charts = [
@@ -154,13 +137,8 @@ def predicted_against_measured(
 def measured_times_chart(name: str, times: "MeasuredTimes") -> Chart:
     """Return predicted over measured times of a file of rows, by operation."""
     count = times.num_predicted
-    basis = f"a calibration in {times.num_calibrated:,}, else the bound"
-    if times.num_calibrated in (0, count):
-        basis = "a calibration" if times.num_calibrated else "the bound"
-    gpus = f"{len(times.gpus)} GPUs"
-    if len(times.gpus) <= MAX_GPUS:
-        gpus = ", ".join(times.gpus)
-    about = f"{name}: {plural(count, 'row')} of {gpus}, predicted by {basis}"
+    rows = f"{plural(count, 'row')} of {few(times.gpus)}"
+    about = f"{name}: {rows}, predicted by a calibration, else by the bound"
     if count < times.num_rows:
         about += f"; {times.num_rows - count:,} without a prediction are not drawn"
     return predicted_against_measured(times.times_us, about)

@@ -100,9 +100,9 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     loads = ", ".join(
         f"{word} {_listed({rows[key] for rows in firsts})}" for key, word in SWEPT.items()
     )
-    key = "points: at the datasheet bound"
+    key = "points: at the datasheet bound; area: share of the pass"
     if any(row["time_s"] for row in operators):
-        key = "filled: at the datasheet bound; hollow: as calibrated"
+        key = f"filled {key}; hollow: as calibrated"
     if len(charts) == 1:
         subtitle = f"{loads}; {charts[0].subtitle}; {key}"
         return charts[0]._replace(title=title, subtitle=subtitle)
@@ -148,7 +148,7 @@ def _deployment_chart(
         loads = [f"{row['batch_size']:,} × {row['context']:,} tokens" for row in missing]
         about.append(f"beyond the memory: {', '.join(loads)}")
     series += _point_series(passes)
-    return Chart("", "; ".join(about), INTENSITY_AXIS, FLOPS_AXIS, series, areas="of the pass")
+    return Chart("", "; ".join(about), INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
 def _listed(values: Iterable[int]) -> str:
