@@ -260,15 +260,6 @@ def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> 
     ]  # fmt: skip
 
 
-def test_size_writes_the_contexts_asked_for_at_its_curve() -> None:
-    curve = cache_curve(load_model("llama-3.1-8b"), PLAIN, contexts_up_to(32_768, [4096]), label="m")
-    asked = size_plot.cache_vs_context([curve], requested=[4096, 32_768])
-    (marks,) = (s for s in asked.series if s.kind == "points")
-    assert marks.labels == ["4k: 512 MiB"] and marks.ys == [512 << 20]
-    assert asked.series[0].label == "m: 4 GiB"  # at its end, 32k
-    assert asked.title == "KV cache of m against context"
-
-
 def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -> None:
     cards = [load_gpu("h100"), load_gpu("l4")]
     both = [TimedDeployment(load_model("llama-3.1-8b"), card).under("datasheet") for card in cards]

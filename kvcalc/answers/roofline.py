@@ -128,11 +128,9 @@ def _attention_answer(
         return [attention_table(records)]
 
     def draw() -> "list[Chart]":
-        from kvcalc.planning.sweeps import attention_sweep
         from kvcalc.report.charts.roofline_plot import attention_chart
 
         first = attention_records(gpus[0], contexts[:1], batches[:1], precisions[0])
-        sweep = attention_sweep(gpus[0], batches[0], precisions[0])
-        return [attention_chart(first, sweep, gpus, SHAPE)]
+        return [attention_chart(first, gpus, SHAPE)]
 
     return Answer(records, tables, draw)

@@ -73,7 +73,7 @@ def size_answer(
 
         has_dtypes = len({precision for _, precision, _ in variants}) > 1
         has_sizes = len({parallelism.tp for *_, parallelism in variants}) > 1
-        axis = contexts_up_to(max(*contexts, 1024), contexts)
+        axis = contexts_up_to(max(*contexts, 1024))
         batch_size = shapes[0].batch_size
         curves = []
         for model, precision, parallelism in variants:
@@ -81,7 +81,7 @@ def size_answer(
             label += f" {precision.kv_cache_dtype}" if has_dtypes else ""
             label += f" tp {parallelism.tp}" if has_sizes else ""
             curves.append(cache_curve(model, precision, axis, batch_size, parallelism, label))
-        return [cache_vs_context(curves, batch_size, gpus, requested=contexts)]
+        return [cache_vs_context(curves, batch_size, gpus)]
 
     def tables() -> Any:
         from kvcalc.report.text.size_text import size_table

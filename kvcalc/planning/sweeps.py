@@ -13,7 +13,6 @@ from msgspec import structs
 
 from kvcalc.capacity.fit_records import batch_memory, pass_with_memory
 from kvcalc.errors import UserError, printable
-from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Latent, Sparse
 from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
 from kvcalc.model.forward_pass import through_layers, total
@@ -21,8 +20,6 @@ from kvcalc.model.memory import cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.planning.best_configs import BestConfigs
-from kvcalc.planning.comparison import attention_records
-from kvcalc.planning.grid import Candidate
 from kvcalc.planning.pareto_front import knees, reason
 from kvcalc.planning.variants import Variant
 from kvcalc.question.serving_options import LatencyOptions
@@ -113,9 +110,9 @@ def cache_curve(
     )
 
 
-def contexts_up_to(last: int, requested: Sequence[int] = ()) -> list[int]:
-    """Return contexts from 128 tokens to `last`, with the requested contexts among them."""
-    return sorted({*geometric_steps(128, last), *requested})
+def contexts_up_to(last: int) -> list[int]:
+    """Return contexts from 128 tokens to `last`."""
+    return geometric_steps(128, last)
 
 
 class SparseReads(NamedTuple):
@@ -223,11 +220,6 @@ def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
     """Return the records of the prefill of one sequence."""
     records = roofline_records(deployment, "prefill", 1, context)
     return pass_with_memory(deployment, records, Batch.prefill(context))
-
-
-def attention_sweep(gpu: Gpu, batch_size: int, precision: Precision) -> list[Record]:
-    """Return the records of every kind of attention over contexts of 1k to 128k tokens."""
-    return attention_records(gpu, geometric_steps(1024, 131072), [batch_size], precision)
 
 
 def latency_sweep(
@@ -408,7 +400,6 @@ class FrontCurve(NamedTuple):
         tpot_s: Seconds of the points, increasing.
         rates: Tokens per second per GPU, or per price of an hour.
         labelled: Indices of the ends and of the points at which the front bends most.
-        best: TPOT and rate of the best deployment; None without one.
         missed_target: Target that the closest deployment misses, in words.
     """
 
@@ -416,29 +407,17 @@ class FrontCurve(NamedTuple):
     tpot_s: list[float]
     rates: list[float]
     labelled: list[int]
-    best: tuple[float, float] | None
     missed_target: str | None
-
-    @property
-    def points(self) -> list[Candidate]:
-        """The deployments on the front."""
-        return self.answer.front.items
 
 
 def front_curve(answer: BestConfigs) -> FrontCurve:
     """Return the Pareto front of an answer of `plan`."""
     front = answer.front
-    best = None
-    if answer.best and answer.best[0].tpot:
-        first = answer.best[0]
-        rate = first.tokens_per_s_per_gpu or 0.0
-        best = (answer.best[0].tpot, rate / answer.prices.get(first.gpu, 1.0))
     return FrontCurve(
         answer=answer,
         tpot_s=front.xs.tolist(),
         rates=front.ys.tolist(),
         labelled=knees(front.xs, front.ys),
-        best=best,
         missed_target=reason(answer.closest) if answer.closest else None,
     )
 

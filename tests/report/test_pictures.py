@@ -11,10 +11,10 @@ from matplotlib.path import Path as MplPath
 from matplotlib.transforms import Bbox
 from test_plots import chart_of
 
-from kvcalc import Precision, load_gpu, load_model
+from kvcalc import load_gpu, load_model
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.planning.comparison import SHAPE, attention_records
-from kvcalc.planning.sweeps import attention_sweep, decode_passes
+from kvcalc.planning.sweeps import decode_passes
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.labels import NEAR, anchor, count_crossed, lines_on, markers_on, spread, text_box, wrapped
@@ -102,7 +102,7 @@ def places(drawn: Any) -> list[tuple[str, list[float]]]:
 
 def attention_of(gpus: list[Gpu], context: int) -> Chart:
     records = attention_records(gpus[0], [context], [1])
-    return attention_chart(records, attention_sweep(gpus[0], 1, Precision()), gpus, SHAPE)
+    return attention_chart(records, gpus, SHAPE)
 
 
 def test_attention_and_a_pass_under_the_roof() -> None:

@@ -131,7 +131,7 @@ class Panel:
             for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes, strict=False):
                 if text:
                     self._label_point(text, (x, y), math.sqrt(marker_area(size, style)) / 2)
-            if not part.label or part.kind in (*MARKERS, "band", "span", "upright"):
+            if not part.label or part.kind in (*MARKERS, "band", "upright"):
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
             if part.kind == "limit":
@@ -177,7 +177,7 @@ class Panel:
 
     def _line_style(self, series: Series, number: int) -> dict[str, Any]:
         """Return the colour and dashes of a line."""
-        usual = {"dashed": "--", "solid": "-", "span": "-"}
+        usual = {"dashed": "--", "solid": "-"}
         linestyle = usual.get(series.kind) or dashes(number)
         return {"color": colour(number, self.style), "linestyle": linestyle}
 
@@ -200,9 +200,6 @@ class Panel:
             case "band":
                 axes.fill_between(xs, series.lows, ys, color=line["color"], alpha=0.18, lw=0)
                 return
-            case "span":
-                line |= {"alpha": 0.3, "solid_capstyle": "butt", "zorder": 1.6}
-                width *= 5
             case "quiet":
                 alpha = 0.6 if series.label else 0.25
                 line = {"color": self.style.ink, "zorder": 1.5, "alpha": alpha}

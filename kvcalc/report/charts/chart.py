@@ -22,8 +22,8 @@ class Series(NamedTuple):
         xs: Positions. Bars, cells and limits have none.
         ys: Heights, lengths of bars, or depths of cells. A cell of depth -1 does not fit.
         kind: How the series is drawn:
-            - lines: `line`, `solid` (never dashed), `dashed`, `edge` (thin), `span` (broad and
-              faint) and `quiet` (thin and grey)
+            - lines: `line`, `solid` (never dashed), `dashed`, `edge` (thin) and `quiet` (thin and
+              grey)
             - markers: `points` and `hollow`
             - `band`: the area between `lows` and `ys`
             - `limit`: a horizontal line at its only y

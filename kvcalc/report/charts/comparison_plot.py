@@ -17,7 +17,6 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.latency_plot import deployment_names
 from kvcalc.report.charts.size_plot import cache_vs_context
-from kvcalc.report.row_names import keep_distinguishing_columns
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence
 from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
@@ -144,70 +143,49 @@ BASES = {
 
 def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]]:
     """Return a chart of each Pareto front, and a sentence about each answer without a front."""
-    timed_rows = [curve for curve in curves if curve.tpot_s]
-    missing = [
-        f"not in the picture: {sentence(curve.answer)}" for curve in curves if not curve.tpot_s
-    ]
-    charts = [front_chart(curve) for curve in timed_rows]
-    if len(charts) < 2:
-        return charts, missing
-    parts = [(_model(curve), requirement_words(curve.answer.need)) for curve in timed_rows]
-    common = [words[0] for words in zip(*parts, strict=True) if len(set(words)) == 1]
-    titles = keep_distinguishing_columns(parts)
-    charts = [
-        chart._replace(title=" for ".join(title), subtitle=_best(curve))
-        for chart, title, curve in zip(charts, titles, timed_rows, strict=True)
-    ]
-    bases = dict.fromkeys(_basis(curve) for curve in timed_rows)
-    title = " for ".join(common) or f"Deployments for {len(charts)} requirements"
-    charts[0] = charts[0]._replace(over=(title, "; ".join([POINTS, *bases])))
-    return charts, missing
+    charts = [front_chart(curve) for curve in curves if curve.tpot_s]
+    answers = [curve.answer for curve in curves if not curve.tpot_s]
+    return charts, [f"not in the picture: {sentence(answer)}" for answer in answers]
 
 
 def front_chart(curve: "FrontCurve") -> Chart:
     """Return TPOT against throughput per GPU (or per price), with the answer and the limit."""
     answer = curve.answer
     best = answer.best[0] if answer.best else None
+    points = [*zip(curve.tpot_s, curve.rates, answer.front.items, strict=True)]
     series = [Series("", curve.tpot_s, curve.rates, "edge", colour=0)]
     for label, kind, meets in (
         ("meets the targets", "points", True),
         ("misses a target", "hollow", False),
     ):
-        indices = [
-            index
-            for index, point in enumerate(curve.points)
+        rows = [
+            (tpot, rate, deployment_words(point) if index in curve.labelled else "")
+            for index, (tpot, rate, point) in enumerate(points)
             if point.meets == meets and point != best
         ]
-        xs = [curve.tpot_s[index] for index in indices]
-        ys = [curve.rates[index] for index in indices]
-        texts = [
-            deployment_words(curve.points[i]) if i in curve.labelled else "" for i in indices
-        ]
-        if indices:
+        if rows:
+            xs, ys, texts = zip(*rows, strict=True)
             series.append(Series(label, xs, ys, kind, labels=texts, colour=0))
-    if best and curve.best:
-        tpot, rate = curve.best
-        series.append(
-            Series("the answer", [tpot], [rate], "points", [0.1], [deployment_words(best)], 1)
-        )
+    if best and best.tpot:
+        rate = (best.tokens_per_s_per_gpu or 0.0) / answer.prices.get(best.gpu, 1.0)
+        text = deployment_words(best)
+        series.append(Series("the answer", [best.tpot], [rate], "points", [0.1], [text], 1))
     max_tpot = answer.need.max_tpot
-    if max_tpot and curve.tpot_s and max(curve.tpot_s) > max_tpot / 2:
+    if max_tpot and max(curve.tpot_s) > max_tpot / 2:
         series.append(Series(f"at most {seconds(max_tpot)}", [max_tpot], [1.0], "upright"))
-    unit = "price of an hour" if answer.prices else "GPU"
+    basis = BASES.get(answer.basis, answer.basis)
+    if answer.basis != BOUND and len(answer.fronts[True].xs):
+        basis += ", bounds not drawn"
+    model = answer.answers[0].deployment.model.name if answer.answers else ""
     return Chart(
-        title=" for ".join(filter(None, (_model(curve), requirement_words(answer.need)))),
-        subtitle=f"{_best(curve)}; {POINTS}; {_basis(curve)}",
+        title=" for ".join(filter(None, (model, requirement_words(answer.need)))),
+        subtitle=f"{_best(curve)}; {POINTS}; {basis}",
         x=Axis("TPOT", tick=seconds),
-        y=Axis(f"tokens/s per {unit}", tick=plain_tick),
+        y=Axis(
+            f"tokens/s per {'price of an hour' if answer.prices else 'GPU'}", tick=plain_tick
+        ),
         series=series,
     )
-
-
-def _model(curve: "FrontCurve") -> str:
-    """Return the model of the best or the closest deployment."""
-    answer = curve.answer
-    candidate = answer.best[0] if answer.best else answer.closest
-    return candidate.deployment.model.name if candidate else ""
 
 
 def _best(curve: "FrontCurve") -> str:
@@ -219,11 +197,3 @@ def _best(curve: "FrontCurve") -> str:
     if answer.closest:
         return f"none meets the targets; closest: {deployment_words(answer.closest)}, {curve.missed_target}"
     return "none meets the targets"
-
-
-def _basis(curve: "FrontCurve") -> str:
-    answer = curve.answer
-    words = BASES.get(answer.basis, answer.basis)
-    if answer.basis != BOUND and len(answer.fronts[True].xs):
-        words += ", bounds not drawn"
-    return words

@@ -273,20 +273,17 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
     return series
 
 
-def attention_chart(
-    records: Sequence[Record], sweep: Sequence[Record], gpus: Sequence[Gpu], shape: str
-) -> Chart:
+def attention_chart(records: Sequence[Record], gpus: Sequence[Gpu], shape: str) -> Chart:
     """Return every variant of attention under the roof of the first GPU.
 
     Args:
         records: Records of attention on the first GPU.
-        sweep: The same over contexts; they are broad faint lines.
         gpus: GPUs; the roofs of the others are thin, from just below their ridge points.
         shape: Shape of the layer.
     """
     gpu, *others = gpus
     dtypes = _dtypes(records)
-    last = 2 * max(record["intensity"] for record in (*records, *sweep))
+    last = 2 * max(record["intensity"] for record in records)
     series = []
     for other in others:
         for roof in roofs(other, dtypes, [0, last]):
@@ -296,25 +293,22 @@ def attention_chart(
     for roof in roofs(gpu, dtypes, [0.5, last]):
         label = f"{gpu.name} {roof.label}" if others and roof.label else roof.label
         series.append(roof._replace(label=label))
-    series += _attention_points(records, sweep, len(others))
+    series += _attention_points(records, len(others))
     title = f"Attention under the roof of {gpu.name}"
     note = "and the gap to the ridge point"
     if others:
         names = " and ".join(other.name for other in others)
         title += f", with {names if len(others) < 3 else f'{len(others)} others'}"
         note = "thin: other roofs, from just below their ridge points"
-    contexts = [record["context"] for record in sweep]
     subtitle = (
         f"{shape}, batch {records[0]['batch_size']:,}, context {records[0]['context']:,}; at the "
-        f"points FLOP per byte, {note}; bands: contexts {min(contexts):,} to {max(contexts):,}"
+        f"points FLOP per byte, {note}"
     )
     return Chart(title, subtitle, INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def _attention_points(
-    records: Sequence[Record], sweep: Sequence[Record], num_others: int
-) -> list[Series]:
-    """Return the points of attention, and their ways over contexts.
+def _attention_points(records: Sequence[Record], num_others: int) -> list[Series]:
+    """Return the points of attention.
 
     Variants that are compute-bound in prefill are close together and have one label. With the
     roofs of more than two other GPUs, the key names these variants.
@@ -327,9 +321,6 @@ def _attention_points(
     for record in sorted(records, key=lambda record: record not in bound):
         name = record["attention"]
         colour = next(n for n, family in enumerate(FAMILIES) if name.startswith(family))
-        path = [_place(r) for r in sweep if r["attention"] == name]
-        xs, ys = zip(*path, strict=True)
-        series.append(Series("", xs, ys, "span", colour=colour))
         label = f"{name}: {record['intensity']:,.0f}"
         if record["to_knee"] > 1 and not num_others:
             label += f" (gap {record['to_knee']:,.3g}×)"
@@ -338,11 +329,7 @@ def _attention_points(
             key, label = label, ""
         elif record in bound:
             label = f"prefill {', '.join(prefill)}" if record is bound[0] else ""
-        x, y = _place(record)
+        x, y = record["intensity"], record["flops"] / record["roofline_s"]
         texts = [label] if label else []
         series.append(Series(key, [x], [y], "points", [0.12], texts, colour))
     return series
-
-
-def _place(record: Record) -> tuple[float, float]:
-    return record["intensity"], record["flops"] / record["roofline_s"]

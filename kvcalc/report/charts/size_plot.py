@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvcalc.planning.sweeps import CacheCurve, GenerationWork, SparseReads
 
 CACHE_AXIS = Axis("KV cache", tick=bytes_tick)
-MAX_MARKS = 3  # requested contexts whose bytes are written at the curves
 MAX_LEVELS = 3  # limits with a complete name; the subtitle explains more limits
 
 
@@ -32,7 +31,6 @@ def cache_vs_context(
     curves: "Sequence[CacheCurve]",
     batch_size: int = 1,
     gpus: Sequence[Gpu] = (),
-    requested: Sequence[int] = (),
     budgets: Mapping[str, int] | None = None,
 ) -> Chart:
     """Return a chart of the stored cache over contexts.
@@ -41,23 +39,14 @@ def cache_vs_context(
         curves: Curves over equal contexts.
         batch_size: Number of sequences.
         gpus: GPUs; the memory that the weights of the first model leave is a limit.
-        requested: Contexts whose bytes are written at the curves if there are few.
         budgets: KV cache budgets in bytes by GPU name, instead of `gpus`.
     """
     first = curves[0]
     last = first.contexts[-1]
-    marks = [context for context in requested if context != last]
     series = []
-    for number, curve in enumerate(curves):
+    for curve in curves:
         label = f"{curve.label}: {bytes_tick(curve.stored_bytes[-1])}"
-        series.append(Series(label, curve.contexts, curve.stored_bytes, colour=number))
-        if marks and len(curves) * len(marks) <= MAX_MARKS:
-            sizes = [curve.stored_bytes[curve.contexts.index(context)] for context in marks]
-            labels = [
-                f"{tokens_tick(context)}: {bytes_tick(size)}"
-                for context, size in zip(marks, sizes, strict=True)
-            ]
-            series.append(Series("", marks, sizes, "points", labels=labels, colour=number))
+        series.append(Series(label, curve.contexts, curve.stored_bytes))
     free = budgets or {
         gpu.name: gpu.usable_bytes - first.weight_bytes
         for gpu in gpus
@@ -167,16 +156,11 @@ def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:
             f"{projections - last:,} of them redundant"
         )
         ratio = f"the last of {last:,} tokens takes {times_tick(uncached / cached)} the work"
-        title, subtitle = f"Without a KV cache {ratio}", f"{work.model}; {about}"
-        if len(works) > 1:
-            title, subtitle = work.model, f"without it {ratio}"
         share = f", one GPU of {work.gpus}" if work.gpus > 1 else ""
         x = Axis("length, tokens", tick=tokens_tick)
         y = Axis(f"FLOP per token{share}", tick=write)
-        charts.append(Chart(title, subtitle, x, y, series))
-    if len(works) > 1:
-        over = ("The work of each token, without a KV cache and with it", about)
-        charts[0] = charts[0]._replace(over=over)
+        title = f"Without a KV cache {ratio}"
+        charts.append(Chart(title, f"{work.model}; {about}", x, y, series))
     return joined(charts)
 
 

@@ -21,7 +21,7 @@ BRAILLE = 0x2800  # the cell without dots
 # bits of a braille cell by row from below, and column
 DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
 ASCII = str.maketrans("●■▲◆○□△◇·│└─–…×÷≥≤−", "ox#*+@%&.|+--.x/><-")
-HIDDEN = ("limit", "upright", "span", "band")  # kinds that are not drawn as lines or points
+HIDDEN = ("limit", "upright", "band")  # kinds that are not drawn as lines or points
 
 
 def sketch(chart: Chart, width: int = 0) -> str:
