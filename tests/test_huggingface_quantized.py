@@ -63,8 +63,6 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
-HQQ_WEIGHTS = {"nbits": 4, "group_size": 64, "axis": 1}
-HQQ = {"quant_method": "hqq", "quant_config": {"weight_quant_params": HQQ_WEIGHTS}, "skip_modules": ["lm_head"]}
 
 
 def ao(name: str, version: int, **data: Any) -> dict[str, Any]:
@@ -160,23 +158,8 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
         compressed(FLOAT8 | {"strategy": "group", "group_size": 32}) | {"format": "mxfp8-quantized"},
         WEIGHTS + scales(32),
     ),
-    # a 16-bit scale and a 16-bit zero point for a group
-    "hqq": (HQQ, PACKED + 4 * scales(64)),
     "eetq": ({"quant_method": "eetq", "weights": "int8"}, WEIGHTS + 2 * OUTPUTS),
-    "bitnet": ({"quant_method": "bitnet", "linear_class": "bitlinear"}, WEIGHTS // 4 + 7 * 2),
-    "bitnet of another class, online": (
-        {"quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "online"},
-        WEIGHTS // 4 + 7 * 2,
-    ),
-    "bitnet in training": (
-        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
-        2 * WEIGHTS,
-    ),
     "torchao int4": (ao("Int4WeightOnlyConfig", 2, group_size=64), PACKED + 4 * scales(64)),
-    "torchao int4 in tiles": (
-        {"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 128}},
-        sum(-(-a // 1024) * 1024 * b // 2 + -(-a // 1024) * 8 * b * 4 for a, b in EVERY.values()),
-    ),
     "torchao float8": (ao("Float8WeightOnlyConfig", 2), WEIGHTS + 4 * OUTPUTS),
     "torchao float8 by rows": (
         ao("Float8DynamicActivationFloat8WeightConfig", 2, granularity=[{"_type": "PerRow"}] * 2),
@@ -527,15 +510,15 @@ UNKNOWN = [
     {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
     {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"},
     {"quant_method": "quanto", "weights": "int8"},
-    {"quant_method": "bitnet", "use_rms_norm": True},
+    {"quant_method": "bitnet", "linear_class": "bitlinear"},
     {"quant_method": "torchao", "quant_type": "int8_weight_only"},
     {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4", "qscheme": "per_group"}}},
     {"quant_method": "quark", "layer_quant_config": {"*q_proj": {}}, "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}},
     {"quant_method": "vptq", "config_for_layers": {"model.layers.0.mlp.down_proj": {"in_features": 512}}},
     {"quant_method": "spqr", "bits": 3},
     {"quant_method": "metal", "bits": 8, "group_size": 32},
-    HQQ | {"quant_config": {"weight_quant_params": HQQ_WEIGHTS | {"nbits": 3}}},
-    HQQ | {"quant_config": {"weight_quant_params": HQQ_WEIGHTS, "scale_quant_params": {"nbits": 8}}},
+    {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}},
+    {"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 128}},
     {"bits": 4, "group_size": 16, "mode": "nvfp8"},
     {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 128},
     {"quant_method": "torchao", "quant_type": "int4_weight_only", "include_input_output_embeddings": True},

@@ -31,7 +31,6 @@ MATRIX = {
     "fp4": N // 2 + 4 * 512 * 4,
     "nf4_double": N // 2 + 4 * 512 + 4 * 4 * 512 // 256,  # an int8 each, and an fp32 for 256 of them
     "fp4_double": N // 2 + 4 * 512 + 4 * 4 * 512 // 256,
-    "bitnet": N // 4 + 2,
     "mxfp4": N // 2 + 8 * 512,  # a byte for 32
     "mxfp8": N + 8 * 512,
     "nvfp4": N // 2 + 16 * 512 + 4,  # a byte for 16, and an fp32
@@ -54,7 +53,6 @@ def test_ragged_edges_have_scales_of_their_own() -> None:
     assert load_weight_format("fp8_block128").matrix_bytes(129, 257) == 129 * 257 + 2 * 3 * 4
     assert load_weight_format("mxfp4").matrix_bytes(33, 3) == 50 + 2 * 3  # 99 nibbles, 2 groups in each of 3 columns
     assert load_weight_format("nf4").matrix_bytes(33, 3) == 50 + 2 * 4  # 2 blocks of the flattened 99
-    assert load_weight_format("bitnet").matrix_bytes(8, 5) == 8 * 8 // 4 + 2  # 5 outputs take the place of 8
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,6 @@ def test_ragged_edges_have_scales_of_their_own() -> None:
         ("affine4_g64", N // 2 + 4 * 512 * 4),
         ("affine3_g128", N * 3 // 8 + 2 * 512 * 4),
         ("affine4_g96", 2 * N),  # 256 inputs are no multiple of 96, so it stays as it was
-        ("tiles4_g128", 1024 * 512 // 2 + 8 * 512 * 4),  # 256 inputs fill a tile of 1024
         # a 16-bit code for 8 inputs, 2^16 vectors of 8 of 2 bytes, a 16-bit scale per output
         ("q4_k@3/16", N * 3 // 16),
         ("q4_k", N // 256 * 144),

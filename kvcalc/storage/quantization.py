@@ -34,7 +34,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
         flat: Whether blocks of `rows` elements run over the flattened matrix.
         nested: Number of blocks whose scales share one fp32 scale; 0 if none do.
         input_bytes: Bytes for each input.
-        padded: Multiples to which inputs and outputs are filled up.
         ragged_bits: Bits per element if the inputs are no multiple of `rows`, because such a matrix
             is not quantised. With 0, the last block is shorter instead.
         measured: (bytes, elements) of the matrix in its file, instead of all other figures.
@@ -51,7 +50,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
     flat: bool = False
     nested: int = 0
     input_bytes: int = 0
-    padded: tuple[int, int] = (1, 1)
     ragged_bits: int = 0
     measured: tuple[int, int] | None = None
 
@@ -65,10 +63,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
             return -(-elements * self.measured[0] // self.measured[1])
         if self.ragged_bits and inputs % self.rows:
             return -(-elements * self.ragged_bits // 8)
-        inputs, outputs = (
-            -(-inputs // self.padded[0]) * self.padded[0],
-            -(-outputs // self.padded[1]) * self.padded[1],
-        )
         across = -(-outputs // (self.columns or outputs))
         blocks = (
             -(-elements // self.rows)
@@ -91,8 +85,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
 # tensors (32×32, a byte); AutoAWQ and GPTQModel (groups of 128 along the inputs, fp16 scale, packed
 # 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4: e4m3 scale per 16, one fp32 per matrix);
 # bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32 absmax; with
-# double quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3);
-# transformers' integrations/bitnet.py (2 bits and one scale).
+# double quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3).
 _FORMAT_TABLE = """
     name                 bits rows columns scale_bytes zero_bits tensor_bytes flat nested computes
     fp64                 64   0    0       0           0         0            0    0
@@ -123,7 +116,6 @@ _FORMAT_TABLE = """
     nvfp4_plain          4    16   1       1           0         0            0    0
 """
 WEIGHT_FORMATS = read_table(_FORMAT_TABLE, WeightFormat)
-WEIGHT_FORMATS["bitnet"] = WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4))
 # Products of other GGUF types compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell.
 _FLOATS = ("f32", "f16", "f64")
 
@@ -169,10 +161,6 @@ def _affine(name: str, bits: str, group: str) -> WeightFormat:
     return WeightFormat(name, int(bits), int(group), 1, 4, ragged_bits=16)
 
 
-def _tiles(name: str, group: str) -> WeightFormat:
-    return WeightFormat(name, 4, int(group), 1, 4, padded=(1024, 8))
-
-
 def _blocks(name: str, rows: str, columns: str) -> WeightFormat:
     return WeightFormat(name, 8, int(rows), int(columns), 4, computes="fp8")
 
@@ -204,9 +192,8 @@ def _measured(name: str, block_bytes: str, elements: str) -> WeightFormat:
 
 # Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per
 # output), `_zp` a packed zero point per scale, `_index` the int32 per input of GPTQ's activation
-# order. `affine4_g64`: a 16-bit scale and a 16-bit bias per 64 inputs (MLX, HQQ). `tiles4_g128`:
-# the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs. `fp8_64x128`: an fp32 scale
-# for 64 inputs × 128 outputs. `q4_k@5/8`: 5 bytes for 8 elements of one matrix.
+# order. `affine4_g64`: a 16-bit scale and a 16-bit bias per 64 inputs (MLX, torchao).
+# `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `q4_k@5/8`: 5 bytes for 8 elements of one matrix.
 # `fp8_scale16`, `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and `_zp`
 # a zero point of one byte for each. compressed-tensors gives scales the dtype of the weights.
 _SCALE16 = re.compile(
@@ -215,7 +202,6 @@ _SCALE16 = re.compile(
 _NAME_PATTERNS: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
     (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
     (re.compile(r"affine([1-8])_g([1-9]\d{0,5})"), _affine),
-    (re.compile(r"tiles4_g([1-9]\d{0,5})"), _tiles),
     (re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})"), _blocks),
     (re.compile(r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})"), _measured),
 ]

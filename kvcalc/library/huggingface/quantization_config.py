@@ -13,7 +13,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.layers.part import Sublayer
 from kvcalc.library.huggingface.config import Config, show
-from kvcalc.library.huggingface.quantized_modules import TOOLS, Rules, matrices, mlx
+from kvcalc.library.huggingface.quantized_modules import Rules, matrices, mlx, quark, torchao
 from kvcalc.model.model import Model
 from kvcalc.records import JsonObject
 from kvcalc.storage.quantization import Quantization, stored_format
@@ -101,8 +101,10 @@ def _by_method(q: Config, method: str, model_type: str) -> str:
         return kind + ("_double" if q.flag("bnb_4bit_use_double_quant") else "")
     if method == "fp8":
         return _fp8(q, model_type)
-    if method in TOOLS:
-        return TOOLS[method](q)
+    if method == "torchao":
+        return torchao(q)
+    if method == "quark":
+        return quark(q)
     if method in _NOT_LOADED:
         return f"{method} (which no inference server loads)"
     return _METHODS.get(method, method or "unnamed")
@@ -135,6 +137,7 @@ def _by_algorithm(name: str) -> str:
     AWQ and SmoothQuant have unknown bytes: the version and the model decide which scales stay
     (modelopt/torch/export/quant_utils.py, fuse_prequant_to_linear).
     """
+    name = name.lower()[:60]
     return _ALGORITHMS.get(name, f"modelopt ({name})")
 
 
@@ -293,30 +296,26 @@ class Storage:
 
     def schemes(self, kinds: Mapping[str, MatrixFormats]) -> tuple[Quantization, ...]:
         """Return the schemes of the model. `kinds` has the formats of each kind of layer."""
-        if not self.groups:
-            return self._whole_schemes()
-        covers: dict[str, list[str]] = {}
-        for kind, pairs in kinds.items():
-            for name, format_name in pairs:
-                covers.setdefault(format_name, []).append(f"{kind}.{name}")
-        exceptions = () if self.mlx else _NOT_QUANTIZED
-        schemes = (Quantization(name, tuple(c), exceptions) for name, c in covers.items())
-        return (*schemes, *self._mlx_tables())
-
-    def _whole_schemes(self) -> tuple[Quantization, ...]:
-        """Return the schemes of a file whose formats do not depend on the module."""
         has_head = self.q.get("lm_head") is True and self.q.word("quant_method") in _INTEGERS
         exceptions = tuple(n for n in _NOT_QUANTIZED if not (has_head and n == "lm_head"))
-        is_v41 = self.family == "deepseek_v41_text"
-        if not self.formats or not (is_v41 or self.family == "deepseek_v4"):
-            return tuple(Quantization(name, c, exceptions) for name, c in self.formats)
-        exceptions += (*_COMPRESSORS, *_STREAMS, *(_INDEXERS if is_v41 else ()))
-        tables: tuple[Quantization, ...] = ()
-        if is_v41:  # its scales are powers of two, a byte each
-            tables = (Quantization("mxfp8", covers=_NGRAMS, kinds=("table",)),)
-            self.formats = [(f.replace("fp8_32x32", "fp8_block32"), c) for f, c in self.formats]
-        schemes = (Quantization(name, c, exceptions) for name, c in self.formats)
-        return (*schemes, *tables, Quantization("fp32", covers=_STREAMS))
+        covers = {name: list(weights) for name, weights in self.formats}
+        tables: list[Quantization] = []
+        if self.groups:
+            exceptions = () if self.mlx else _NOT_QUANTIZED
+            covers = {}
+            for kind, pairs in kinds.items():
+                for name, format_name in pairs:
+                    covers.setdefault(format_name, []).append(f"{kind}.{name}")
+            tables += self._mlx_tables()
+        elif covers and self.family in ("deepseek_v4", "deepseek_v41_text"):
+            exceptions += (*_COMPRESSORS, *_STREAMS)
+            if self.family == "deepseek_v41_text":  # its scales are powers of two, a byte each
+                exceptions += _INDEXERS
+                tables.append(Quantization("mxfp8", covers=_NGRAMS, kinds=("table",)))
+                covers = {f.replace("fp8_32x32", "fp8_block32"): c for f, c in covers.items()}
+            tables.append(Quantization("fp32", covers=_STREAMS))
+        schemes = (Quantization(name, tuple(c), exceptions) for name, c in covers.items())
+        return (*schemes, *tables)
 
     def _mlx_tables(self) -> Iterable[Quantization]:
         """Yield MLX's schemes of tables and the LM head, which it stores like any matrix."""
@@ -407,35 +406,30 @@ class Storage:
         layers = self.q.nested("quantized_layers")
         modules: dict[str, list[str]] = {}
         for module, settings in layers.file.items():
-            if not isinstance(settings, dict) or not isinstance(
-                settings.get("quant_algo"), str
-            ):
+            algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
+            if not isinstance(algorithm, str):
                 raise layers.fail(show(module), "names no quant_algo")
-            format_name = _by_algorithm(settings["quant_algo"].lower()[:60])
+            format_name = _by_algorithm(algorithm)
             modules.setdefault(format_name, []).append(module)
         self._set_groups(modules)
 
     def _set_groups(self, modules: dict[str, list[str]], default: str = "") -> None:
         """Set the groups to the modules of each format, and all others to the default format."""
         self._check_groups(len(modules))
-        self.groups = [
-            (format_name, self._rules(names)) for format_name, names in modules.items()
-        ]
+        self.groups = [(name, self._rules(names)) for name, names in modules.items()]
         if default:
             self.groups.append((default, self._rules(["*"])))
 
     def _check_groups(self, count: int) -> None:
         if count > MAX_GROUPS:
-            raise UserError(
-                f"has {count:,} formats; the limit is {MAX_GROUPS}", self.q.file_name
-            )
+            text = f"has {count:,} formats; the limit is {MAX_GROUPS}"
+            raise UserError(text, self.q.file_name)
 
     def _rules(self, names: list[Any]) -> Rules:
         for name in names:
             if not isinstance(name, str) or len(name) > 1000:
-                raise UserError(
-                    f"lists {show(name)}, which is no module's name", self.q.file_name
-                )
+                text = f"lists {show(name)}, which is no module's name"
+                raise UserError(text, self.q.file_name)
         return Rules(names, self.layers, lambda text: UserError(text, self.q.file_name))
 
 

@@ -8,10 +8,9 @@ under it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from time import process_time
-from typing import Any
 
 from kvcalc.errors import UserError
 from kvcalc.layers.part import Sublayer
@@ -19,33 +18,8 @@ from kvcalc.layers.weights import WeightKind
 from kvcalc.library.huggingface.config import Config
 
 
-def hqq(q: Config) -> str:
-    """Return HQQ's format: packed values, a scale and a zero point per group.
-
-    Three bits are packed ten to an int32, and are not read. Source: hqq/core/quantize.py.
-    """
-    outer = q.nested("quant_config")
-    weights = outer.nested("weight_quant_params")
-    bits, group = weights.get("nbits"), weights.size("group_size", 0, minimum=0)
-    has_coded_scales = outer.get("scale_quant_params") or outer.get("zero_quant_params")
-    if bits not in (8, 4, 2, 1) or not group or has_coded_scales:
-        return "hqq (not one setting of 8, 4, 2 or 1 bits with plain scales)"
-    return f"affine{bits}_g{group}"
-
-
-def bitnet(q: Config) -> str:
-    """Return BitNet's format: four ternary weights per byte, and a scale; bf16 if trained online.
-
-    Source: transformers' integrations/bitnet.py.
-    """
-    if q.flag("use_rms_norm"):
-        return "bitnet (with further norms)"
-    modes = q.word("linear_class"), q.word("quantization_mode")
-    return "bf16" if modes == ("autobitlinear", "online") else "bitnet"
-
-
 def torchao(q: Config) -> str:
-    """Return torchao's int4 (a scale and a zero point per group, in tiles or plain) or float8.
+    """Return torchao's int4 (a scale and a zero point per group, not in tiles) or float8.
 
     Its int8 stores other zero points in each version. Source:
     torchao/quantization/quantize_/workflows.
@@ -53,32 +27,20 @@ def torchao(q: Config) -> str:
     if q.flag("include_input_output_embeddings"):
         return "torchao (embeddings too)"
     if isinstance(q.get("quant_type"), str):
-        name, version, settings = q.word("quant_type"), 1, q.table("quant_type_kwargs")
-    else:
-        config = q.nested("quant_type").nested("default")
-        name, version = config.word("_type"), config.size("_version", 1)
-        settings = config.table("_data")
-    if name in ("int4_weight_only", "Int4WeightOnlyConfig"):
-        return _torchao_int4(settings, version) or f"torchao ({name})"
+        return f"torchao ({q.word('quant_type')[:60]})"
+    config = q.nested("quant_type").nested("default")
+    name, version = config.word("_type"), config.size("_version", 1)
+    settings = config.nested("_data")
+    if version >= 2 and name == "Int4WeightOnlyConfig":
+        layout = str(settings.get("int4_packing_format", "plain"))[:1000]
+        if "plain" in layout and "int32" not in layout:
+            return f"affine4_g{settings.size('group_size', 128)}"
     if name == "Float8WeightOnlyConfig" and version >= 2:
         return "fp8_weight_only_fp32"
     if name == "Float8DynamicActivationFloat8WeightConfig":
-        return (
-            "fp8_per_channel" if "PerRow" in str(settings.get("granularity"))[:1000] else "fp8"
-        )
+        is_per_row = "PerRow" in str(settings.get("granularity"))[:1000]
+        return "fp8_per_channel" if is_per_row else "fp8"
     return f"torchao ({name[:60] or 'several settings'})"
-
-
-def _torchao_int4(settings: Mapping[str, Any], version: int) -> str:
-    """Return the format of int4, or '' if its bytes are unknown."""
-    group = settings.get("group_size", 128)
-    if type(group) is not int or not 1 <= group <= 99_999:
-        return ""
-    layout = str(settings.get("layout") or settings.get("int4_packing_format"))[:1000]
-    if version >= 2 and ("plain" in layout or layout == "None") and "int32" not in layout:
-        return f"affine4_g{group}"
-    is_tiled = version == 1 if layout == "None" else "tile" in layout.lower()
-    return f"tiles4_g{group}" if is_tiled else ""
 
 
 def quark(q: Config) -> str:
@@ -114,29 +76,12 @@ def mlx(q: Config) -> str:
     return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
 
 
-TOOLS: dict[str, Callable[[Config], str]] = {
-    "hqq": hqq,
-    "bitnet": bitnet,
-    "torchao": torchao,
-    "quark": quark,
-}
-
-
 MAX_PATTERNS, MAX_REPEATS, MAX_SECONDS = 500, 5, 0.3
-_MIXERS = (
-    "self_attn",
-    "attn",
-    "attention",
-    "self_attention",
-    "linear_attn",
-    "mixer",
-    "mamba",
-    "temporal_block",
-    "conv",
-)
-_NETWORKS = ("mlp", "ffn", "feed_forward", "block_sparse_moe", "moe", "mixer")
-# A weight, and the usual names of its module.
-_LEAF_ROWS = """
+EVERY_LAYER, NUMBERED = -1, -2  # keys of names for each layer, and of patterns with digits
+# A weight, and the usual names of its module; the blocks of mixers and FFNs.
+_NAME_ROWS = """
+    mixer          self_attn attn attention self_attention linear_attn mixer mamba temporal_block conv
+    network        mlp ffn feed_forward block_sparse_moe moe mixer
     q              q_proj wq qkv_proj query_key_value c_attn Wqkv W_pack
     k              k_proj wk qkv_proj query_key_value c_attn Wqkv W_pack
     v              v_proj wv qkv_proj query_key_value c_attn Wqkv W_pack
@@ -162,7 +107,7 @@ _LEAF_ROWS = """
     x              x_proj
     dt             dt_proj
 """
-_LEAVES = {row[0]: tuple(row[1:]) for row in map(str.split, _LEAF_ROWS.strip().splitlines())}
+_NAMES = {row[0]: tuple(row[1:]) for row in map(str.split, _NAME_ROWS.strip().splitlines())}
 _GROUPS = {
     "experts": ("experts", "experts.0"),
     "shared": ("shared_experts", "shared_expert"),
@@ -180,11 +125,11 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
     Examples for `q`: `self_attn.q_proj`, `attn.c_attn`.
     """
     group, _, leaf = name.rpartition(".")
-    if name in _LEAVES:
+    if name in _NAMES:
         group, leaf = "", name
     prefixes = [f"{g}." if g else "" for g in _GROUPS.get(group, (group,))]
-    tails = [prefix + tail for prefix in prefixes for tail in _LEAVES.get(leaf, (leaf,))]
-    blocks = _MIXERS if is_mixer else _NETWORKS
+    tails = [prefix + tail for prefix in prefixes for tail in _NAMES.get(leaf, (leaf,))]
+    blocks = _NAMES["mixer" if is_mixer else "network"]
     return tuple(f"{block}.{tail}" for block in blocks for tail in tails)
 
 
@@ -214,10 +159,9 @@ class Rules:
         self.everything = False
         self._layers, self._fail = layers, fail
         self._seconds = 0.0
-        # Names and patterns by layer; -1 is every layer.
+        # Names and patterns by layer, EVERY_LAYER or NUMBERED.
         self._names: dict[int, set[str]] = {}
         self._patterns: dict[int, dict[str, re.Pattern[str]]] = {}
-        self._numbered: dict[str, re.Pattern[str]] = {}  # patterns with digits
         self._compiled: dict[str, re.Pattern[str]] = {}
         self._matches: dict[tuple[str, ...], bool] = {}
         for name in dict.fromkeys(_EXPERT.sub(".experts.0", "\n".join(names)).split("\n")):
@@ -229,8 +173,7 @@ class Rules:
         if name in _ALL:
             self.everything = True
         elif name.startswith("re:"):
-            has_digits = _DIGITS.search(name)
-            self._compile(self._numbered if has_digits else self._of_layer(-1), name[3:])
+            self._compile(NUMBERED if _DIGITS.search(name) else EVERY_LAYER, name[3:])
         elif match := _LAYER.search(name):
             number, suffix = match[1], match[2]
             layers = [int(number)]
@@ -238,62 +181,51 @@ class Rules:
                 layers = [n for n in range(self._layers) if str(n).startswith(number)]
             for layer in layers:
                 if "*" in suffix or "?" in suffix:
-                    self._compile(self._of_layer(layer), _wildcard(suffix.lstrip(".")))
+                    self._compile(layer, _wildcard(suffix.lstrip(".")))
                 else:
                     self._names.setdefault(layer, set()).add(suffix.strip("."))
         elif is_wildcard:
-            self._compile(self._of_layer(-1), r"(?:.*\.)?" + _wildcard(name))
+            self._compile(EVERY_LAYER, r"(?:.*\.)?" + _wildcard(name))
         elif name:
-            self._names.setdefault(-1, set()).add(name)
+            self._names.setdefault(EVERY_LAYER, set()).add(name)
 
-    def _of_layer(self, layer: int) -> dict[str, re.Pattern[str]]:
-        return self._patterns.setdefault(layer, {})
-
-    def _compile(self, patterns: dict[str, re.Pattern[str]], source: str) -> None:
-        """Add a pattern. Raises UserError if it could take long to match."""
-        if source in self._compiled:
-            patterns[source] = self._compiled[source]
-            return
-        joined = re.sub(r"(?:\.\*)+", ".*", source)
-        bare = re.sub(r"\\.", "", joined)
-        is_slow = re.search(r"\)[*+{]", bare) or len(re.findall(r"[*+{]", bare)) > MAX_REPEATS
-        if is_slow or len(self._compiled) >= MAX_PATTERNS or len(source) > 1000:
-            raise self._fail(f"contains too long a pattern, or too many: {source[:60]!r}")
-        try:
-            patterns[source] = self._compiled[source] = re.compile(joined)
-        except (re.error, RecursionError, OverflowError):
-            raise self._fail(
-                f"contains {source[:60]!r}, which is no regular expression"
-            ) from None
+    def _compile(self, layer: int, source: str) -> None:
+        """Add a pattern of a layer. Raises UserError if it could take long to match."""
+        if source not in self._compiled:
+            joined = re.sub(r"(?:\.\*)+", ".*", source)
+            bare = re.sub(r"\\.", "", joined)
+            is_slow = (
+                re.search(r"\)[*+{]", bare) or len(re.findall(r"[*+{]", bare)) > MAX_REPEATS
+            )
+            if is_slow or len(self._compiled) >= MAX_PATTERNS or len(source) > 1000:
+                raise self._fail(f"contains too long a pattern, or too many: {source[:60]!r}")
+            try:
+                self._compiled[source] = re.compile(joined)
+            except (re.error, RecursionError, OverflowError):
+                text = f"contains {source[:60]!r}, which is no regular expression"
+                raise self._fail(text) from None
+        self._patterns.setdefault(layer, {})[source] = self._compiled[source]
 
     def match(self, layer: int, modules: tuple[str, ...]) -> bool:
         """Return whether the list includes a module of this layer; `modules` are its names."""
         if modules not in self._matches:
-            names = self._names.get(-1, set())
-            is_named = bool(names) and any(
-                not names.isdisjoint(_runs(name)) for name in modules
-            )
+            names = self._names.get(EVERY_LAYER, set())
+            is_named = any(not names.isdisjoint(_runs(name)) for name in modules)
             self._matches[modules] = is_named or self._search(
-                self._patterns.get(-1, {}), "model.layers.0.", modules
+                EVERY_LAYER, "model.layers.0.", modules
             )
         if self.everything or self._matches[modules]:
             return True
-        names = self._names.get(layer, set()) if layer >= 0 else set()
+        names = self._names.get(layer, set())
         if names and any(run in names for name in modules for run in ("", *_starts(name))):
             return True
-        patterns = self._patterns.get(layer, {}) if layer >= 0 else {}
-        return self._search(patterns, "", modules) or self._search(
-            self._numbered, f"model.layers.{layer}.", modules
-        )
+        if self._search(NUMBERED, f"model.layers.{layer}.", modules):
+            return True
+        return layer >= 0 and self._search(layer, "", modules)
 
-    def _search(
-        self,
-        patterns: dict[str, re.Pattern[str]],
-        prefix: str,
-        modules: tuple[str, ...],
-    ) -> bool:
+    def _search(self, layer: int, prefix: str, modules: tuple[str, ...]) -> bool:
         """Return whether a pattern matches one of the names. Raises UserError after 0.3 s."""
-        for pattern in patterns.values():
+        for pattern in self._patterns.get(layer, {}).values():
             start = process_time()
             if any(pattern.match(prefix + name) for name in modules):
                 return True
