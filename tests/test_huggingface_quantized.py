@@ -63,8 +63,6 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
-
-
 def ao(name: str, version: int, **data: Any) -> dict[str, Any]:
     """A torchao config of one setting."""
     return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": version, "_data": data}}}
