@@ -11,9 +11,7 @@ from kvcalc.capacity.command_line import Command, interpret_flags
 from kvcalc.capacity.dialects import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.diagnosis.startup import (
-    USUAL_GPUS,
     Boot,
-    check_single,
     find_gpu,
     unified_memory,
     with_memory,
@@ -25,7 +23,6 @@ from kvcalc.library.load import load_gpu
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
-MAX_DIFFERENCE = 0.03  # share of a GPU's memory by which a log may differ from it
 # Names of the memory items, in the order in which an engine takes memory.
 ITEM_NAMES = {
     "memory": "memory of the GPU",
@@ -116,7 +113,7 @@ def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diag
     command = command._replace(given=values)
     options = command.options
 
-    gpu, remark = _choose_gpu(boot, overrides, command)
+    gpu, remark = _choose_gpu(boot, overrides.gpu)
     free = boot.figures.get("free")
     if gpu.usable_share and not boot.memory and free is not None:
         boot.memory = unified_memory(gpu, free)
@@ -185,38 +182,19 @@ def _model_name(boot: Boot) -> str:
     return boot.model
 
 
-def _choose_gpu(boot: Boot, overrides: DiagnosisInputs, command: Command) -> tuple[Gpu, str]:
-    """Return the GPU, and a remark if the log does not name it. Raises UserError without a GPU."""
-    if overrides.gpu:
-        return load_gpu(overrides.gpu), ""
+def _choose_gpu(boot: Boot, name: str) -> tuple[Gpu, str]:
+    """Return the GPU, and a remark if the log does not name it. Raises UserError without a GPU.
+
+    Args:
+        name: A name instead of the log's.
+    """
+    if name:
+        return load_gpu(name), ""
     gpu, remark = find_gpu(boot.gpu, boot.memory)
     if gpu:
         return gpu, remark
-    if boot.gpu:
-        problem = f"names GPU {boot.gpu!r}, which is not a preset"
-    else:
-        problem = "names no GPU"
-        evidence = "its weights and cache"
-        gpus = _gpus_by_content(boot, command)
-        check_single(gpus, evidence)
-        if gpus:
-            match = f"the log names no GPU: only {gpus[0].name} matches {evidence}"
-            return gpus[0], f"{match}; --gpu overrides it"
+    problem = f"names GPU {boot.gpu!r}, which is not a preset" if boot.gpu else "names no GPU"
     raise UserError(f"the log {problem}", hint="Give it with --gpu")
-
-
-def _gpus_by_content(boot: Boot, command: Command) -> list[Gpu]:
-    """Return the usual GPUs whose memory matches the weights and the cache in a log of vLLM."""
-    cache, weights = boot.size("cache"), boot.size("weights")
-    if cache is None or weights is None or boot.engine != "vllm":
-        return []
-    gpus = []
-    for gpu in map(load_gpu, USUAL_GPUS.split()):
-        result = fit(command.deployment(gpu), command.options)
-        difference = result.remaining["middle"] + result.budget.weights - weights - cache
-        if abs(difference) / gpu.memory_bytes <= MAX_DIFFERENCE:
-            gpus.append(gpu)
-    return gpus
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:

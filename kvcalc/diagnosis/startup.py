@@ -4,7 +4,6 @@ The GPU follows from the name in the log, else from its memory.
 """
 
 import re
-from collections.abc import Sequence
 
 import msgspec
 
@@ -106,7 +105,10 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu | None, str]:
     if not gpus:
         return None, ""
     size = f"{memory / 2**30:.2f} GiB"
-    check_single(gpus, size)
+    if len(gpus) > 1:
+        *others, last = [gpu.name for gpu in gpus]
+        problem = f"the log names no GPU, and {size} can be {', '.join(others)} or {last}"
+        raise UserError(problem, hint="Give it with --gpu")
     remark = f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
     return with_memory(gpus[0], memory), remark
 
@@ -116,16 +118,6 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
     sizes = (round(gib * 2**30) for gib in MACHINE_GIB)
     fitting = (size for size in sizes if with_memory(gpu, size).usable_bytes >= free_bytes)
     return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
-
-
-def check_single(gpus: Sequence[Gpu], evidence: str) -> None:
-    """Raise UserError if several GPUs match the log."""
-    if len(gpus) > 1:
-        *others, last = [gpu.name for gpu in gpus]
-        raise UserError(
-            f"the log names no GPU, and {evidence} can be {', '.join(others)} or {last}",
-            hint="Give it with --gpu",
-        )
 
 
 def with_memory(gpu: Gpu, memory: int) -> Gpu:
