@@ -80,7 +80,7 @@ def run(
 def _save_corrections(path: str, verdict: "Verdict") -> None:
     from kvcalc.answers.messages import save_text
 
-    save_text(path, verdict[1].corrections.text())
+    save_text(path, verdict[1].diagnosis.corrections.text())
 
 
 def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:

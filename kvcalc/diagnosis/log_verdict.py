@@ -15,7 +15,6 @@ import msgspec
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, fit_record
-from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.startup import Boot
 from kvcalc.errors import UserError, printable
@@ -276,36 +275,28 @@ class DiagnosisSummary(NamedTuple):
     """The sentences and records of a diagnosis.
 
     Attributes:
-        boot: The engine start.
-        model: The model's name.
-        gpu: The GPU's name.
-        gpus: Number of GPUs.
-        items: Memory items by their keys in ITEM_NAMES.
+        logged: The fit with the corrections of the log.
+        fits: Whether the users fit.
         outcome: Whether the engine started, and its KV cache or the missing memory.
         capacity: The users that fit, as logged and as predicted.
-        remedy: The changes that help; '' if none is needed.
+        remedy: The changes that help in a sentence; '' if none is needed.
         changes: The changes that help.
-        corrections: Corrections for later fits.
-        answers: Further keys of the last record, by name.
     """
 
-    boot: Boot
-    model: str
-    gpu: str
-    gpus: int
-    items: Mapping[str, MemoryItem]
+    diagnosis: Diagnosis
+    logged: Fit
+    fits: bool
     outcome: str
     capacity: str
     remedy: str
     changes: Sequence[AdviceRecord]
-    corrections: LogCorrections
-    answers: dict[str, Any]
 
     @property
     def basis(self) -> str:
         """Model, GPUs and engine."""
-        engine = f"{self.boot.engine} {printable(self.boot.version, 40)}".strip()
-        return f"{self.model} on {self.gpus}× {self.gpu}, {engine}"
+        fitted, boot = self.logged, self.diagnosis.boot
+        engine = f"{boot.engine} {printable(boot.version, 40)}".strip()
+        return f"{fitted.model.name} on {fitted.ranks.gpus}× {fitted.gpu.name}, {engine}"
 
     def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
         """Return one record per memory item, and last the summary.
@@ -314,35 +305,38 @@ class DiagnosisSummary(NamedTuple):
             log: Name of the file.
             number: Number of the start in the file.
         """
-        cache = self.items.get("cache", MemoryItem(None, None))
-        records: list[Any] = []
-        for key, (logged, predicted) in [*self.items.items(), ("", cache)]:
-            difference = None
-            if logged is not None and predicted is not None:
-                difference = logged - predicted
-            records.append(
-                {
-                    "log": log,
-                    "boot": number,
-                    "engine": self.boot.engine,
-                    "engine_version": printable(self.boot.version, 40) or None,
-                    "model": self.model,
-                    "gpu": self.gpu,
-                    "gpus": self.gpus,
-                    "term": ITEM_NAMES.get(key, "what fits"),
-                    "logged_bytes": logged,
-                    "predicted_bytes": predicted,
-                    "difference_bytes": difference,
-                    **dict.fromkeys(SUMMARY_KEYS.split()),
-                }
-            )
+        diagnosis, fitted, boot = self.diagnosis, self.logged, self.diagnosis.boot
+        items = {ITEM_NAMES[key]: item for key, item in diagnosis.items.items()}
+        items["what fits"] = diagnosis.items.get("cache", MemoryItem(None, None))
+        records: list[Any] = [
+            {
+                "log": log,
+                "boot": number,
+                "engine": boot.engine,
+                "engine_version": printable(boot.version, 40) or None,
+                "model": fitted.model.name,
+                "gpu": fitted.gpu.name,
+                "gpus": fitted.ranks.gpus,
+                "term": name,
+                "logged_bytes": logged,
+                "predicted_bytes": predicted,
+                "difference_bytes": None
+                if logged is None or predicted is None
+                else logged - predicted,
+                **dict.fromkeys(SUMMARY_KEYS.split()),
+            }
+            for name, (logged, predicted) in items.items()
+        ]
+        written = command_of(diagnosis.deployment, diagnosis.options, diagnosis.command.named)
         records[-1] |= {
-            "failure": self.boot.failure or None,
-            "tokens": self.boot.counts.get("tokens"),
+            "fits": self.fits,
+            "failure": boot.failure or None,
+            "tokens": boot.counts.get("tokens"),
+            "max_num_seqs": fitted.sequences,
+            "command": written.line if written else None,
             "taken": self.outcome,
             "change": self.remedy or None,
             "advice": [*self.changes],
-            **self.answers,
         }
         return records
 
@@ -350,48 +344,39 @@ class DiagnosisSummary(NamedTuple):
 def summarize_diagnosis(
     diagnosis: Diagnosis, users: int = 0, context: int = 0
 ) -> DiagnosisSummary:
-    """Return the summary of a predicted start.
+    """Return the summary of a start.
 
     Args:
         users: Users that must fit; 0 for one.
         context: Tokens of each user; 0 for the maximum of the start.
     """
     boot, predicted, options = diagnosis.boot, diagnosis.predicted, diagnosis.options
-    users_needed, tokens = max(1, users), context or predicted.length
-    start = ChangeCandidate(diagnosis, users_needed, tokens, diagnosis.plain, options)
+    tokens = context or predicted.length
+    start = ChangeCandidate(diagnosis, max(1, users), tokens, diagnosis.plain, options)
     corrected = msgspec.structs.replace(
-        options, from_log=diagnosis.corrections, users=users_needed, max_model_len=tokens
+        options, from_log=diagnosis.corrections, users=start.users, max_model_len=tokens
     )
     logged = fit(diagnosis.deployment, corrected)
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
-    holds = logged.fits and is_running
-    changes = [] if holds else find_changes(start)
+    fits = logged.fits and is_running
+    changes = [] if fits else find_changes(start)
     remedy = ""
-    if not holds:
+    if not fits:
         remedy = _remedy(boot, changes, "" if is_requested else _longest_flag(start))
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
     cells_text = f", the cache stores {cells:,} tokens" if cells else ""
     per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     count = f"{logged.sequences:,} logged, {per_rank * predicted.ranks.dp:,} predicted"
-    written = command_of(diagnosis.deployment, options, diagnosis.command.named)
     return DiagnosisSummary(
-        boot=boot,
-        model=predicted.model.name,
-        gpu=diagnosis.deployment.gpu.name,
-        gpus=predicted.ranks.gpus,
-        items=diagnosis.items,
+        diagnosis=diagnosis,
+        logged=logged,
+        fits=fits,
         outcome=_outcome(diagnosis, logged, tokens),
         capacity=f"users of {tokens:,} tokens: {count}{cells_text}",
         remedy=remedy,
         changes=changes,
-        corrections=diagnosis.corrections,
-        answers={
-            "fits": holds,
-            "max_num_seqs": logged.sequences,
-            "command": written.line if written else None,
-        },
     )
 
 

@@ -223,18 +223,15 @@ def _number_candidates(
     """
     import numpy as np
 
-    counts = [_num_candidates(need, space, deployment) for deployment in deployments]
+    counts = [len(SEQUENCE_COUNTS)] * len(deployments)
+    if need.users:
+        max_replicas = (space.max_gpus // d.parallelism.gpus for d in deployments)
+        counts = [min(count, need.users) for count in max_replicas]
     index = np.repeat(np.arange(len(counts)), counts)
     number = np.concatenate([np.arange(count) for count in counts])
     if need.users:
         return index, number + 1, -(-need.users // (number + 1))
     return index, number + 1, np.array(SEQUENCE_COUNTS)[number]
-
-
-def _num_candidates(need: Requirement, space: SearchSpace, deployment: TimedDeployment) -> int:
-    """Return the number of candidates of a deployment."""
-    max_replicas = space.max_gpus // deployment.parallelism.gpus
-    return min(max_replicas, need.users) if need.users else len(SEQUENCE_COUNTS)
 
 
 def check_targets(
@@ -465,19 +462,14 @@ class SearchGrid:
         import numpy as np
 
         deployments = estimates.deployments
-        max_candidates = max(
-            _num_candidates(need, self.space, deployment) for deployment in deployments
-        )
+        max_candidates = min(self.space.max_gpus, need.users) or len(SEQUENCE_COUNTS)
         step = max(1, MAX_POINTS // max_candidates)
         for is_disaggregated in self.space.disaggregate:
             indices = np.arange(len(deployments))
             if is_disaggregated:
                 is_unknown = np.isnan(estimates.transfer_s)
-                indices = indices[~is_unknown]
-                unknown = [
-                    estimates.deployments[n].gpu.name
-                    for n in np.flatnonzero(is_unknown).tolist()
-                ]
+                indices = np.flatnonzero(~is_unknown)
+                unknown = [deployments[n].gpu.name for n in np.flatnonzero(is_unknown).tolist()]
                 if unknown:
                     reason = "no rate of a link to another replica is known"
                     names = few([*dict.fromkeys(unknown)])

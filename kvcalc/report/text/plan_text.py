@@ -257,13 +257,16 @@ def diagnosis_table(
     """
     notes = ["", summary.basis, summary.capacity, *filter(None, [summary.remedy])]
     if boots > 1:
-        first, last = summary.boot.lines
+        first, last = summary.diagnosis.boot.lines
         notes[1] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[1]}"
     details = [
         f"{change['flags']}: {change['cost']}"
         for change in summary.changes
         if change["cost"]
-        and (", by " not in change["cost"] or is_measured_on(summary.model, change["cost"]))
+        and (
+            ", by " not in change["cost"]
+            or is_measured_on(summary.logged.model.name, change["cost"])
+        )
     ]
     return Table(
         summary.records(log, number)[:-1],
