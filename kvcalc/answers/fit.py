@@ -22,7 +22,6 @@ from kvcalc.question.options import check_number, read_questions
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
-    from kvcalc.capacity.fit_records import Typed
     from kvcalc.model.model import Model
     from kvcalc.records import Record
     from kvcalc.report.charts.chart import Chart
@@ -51,18 +50,6 @@ class TypedWords(NamedTuple):
     stated: Mapping[str, Any] = {}
     notes: Sequence[str] = ()
 
-    def typed_words_of(self, deployment: "TimedDeployment") -> "Typed":
-        """Return the words of one deployment."""
-        from kvcalc.capacity.fit_records import Typed
-
-        model, gpu = deployment.model.name, deployment.gpu.name
-        return Typed(
-            self.names.get(model, ""),
-            self.names.get(gpu, ""),
-            self.extra_words,
-            self.has_all_experts,
-        )
-
 
 def run(
     models: list[str],
@@ -76,8 +63,7 @@ def run(
     """Compute how many users and tokens fit. The status is 1 if nothing fits."""
     points, words = fit_points(models, placing, fit_values)
     if matrix:
-        deployments = [deployment for deployment, options in points if options == points[0][1]]
-        return _matrix_answer(deployments, fit_values, words)
+        return _matrix_answer(points, fit_values, words)
     return fit_answer(points, studies, words, allocations)
 
 
@@ -166,7 +152,7 @@ def fit_answer(
     """Return the capacity of each deployment, the smallest that fits first."""
     from kvcalc.capacity.allocations import read_lengths
     from kvcalc.capacity.deployment_fit import shortened
-    from kvcalc.capacity.fit_records import fit_record, smallest_first
+    from kvcalc.capacity.fit_records import Typed, fit_record, smallest_first
 
     fits, notes = _fits(points)
     if not words.stated:  # an engine's own command line refuses a maximum that does not fit
@@ -175,10 +161,11 @@ def fit_answer(
     if allocations:
         return _allocations_answer(fits[0], allocations)
     lengths = read_lengths(studies.lengths, studies.seed) if studies.lengths else []
-    records = [
-        fit_record(fit, lengths, studies.seed, words.typed_words_of(fit.requested))
-        for fit in fits
-    ]
+    records = []
+    for fit in fits:
+        model, gpu = (words.names.get(item.name, "") for item in (fit.model, fit.gpu))
+        typed = Typed(model, gpu, words.extra_words, words.has_all_experts)
+        records.append(fit_record(fit, lengths, studies.seed, typed))
     notes = [*words.notes, *notes, *remarks([fit.model for fit in fits], 0)]
     notes += _beyond_maximum((fit.requested, fit.options) for fit in fits)
     longest = max(fit.length for fit in fits)
@@ -263,52 +250,41 @@ def _shortage_notes(
 
 def _beyond_maximum(points: "Iterable[Point]") -> list[str]:
     """Return a note on each model whose longest request is beyond the model's maximum."""
-    longest: dict[tuple[str, str], tuple[int, str]] = {}
-    for deployment, options in points:
+    notes: dict[tuple[str, str], str] = {}
+    for deployment, options in sorted(points, key=lambda point: point[1].max_model_len):
         model, length = deployment.model, options.longest(deployment.model)
         if model.max_context and length > model.max_context:
             variable = options.rules.long_context_variable
             needs = f"; {options.rules.title} starts only with {variable}=1" if variable else ""
-            text = (
-                f"{length:,} tokens are beyond the model's own maximum of "
+            notes[model.name, options.engine] = (
+                f"{model.name}: {length:,} tokens are beyond the model's own maximum of "
                 f"{model.max_context:,}{needs}"
             )
-            key = model.name, options.engine
-            longest[key] = max(longest.get(key, (0, "")), (length, text))
-    return [f"{name}: {text}" for (name, _), (_, text) in longest.items()]
+    return [*notes.values()]
 
 
 def _matrix_answer(
-    deployments: "Sequence[TimedDeployment]", fit_values: Mapping[str, Any], words: TypedWords
+    points: "Sequence[Point]", fit_values: Mapping[str, Any], words: TypedWords
 ) -> Answer:
     """Return users × contexts of each deployment, from the lists if they are given."""
-    import msgspec
+    from msgspec.structs import replace
 
-    from kvcalc.capacity.fit_options import read_fit_options
-    from kvcalc.capacity.fit_records import (
-        USERS,
-        contexts_of,
-        matrix_records,
-    )
+    from kvcalc.capacity.fit_records import USERS, contexts_of, matrix_records
 
-    lists = ("max_num_seqs", "max_model_len")
-    others = {name: value for name, value in fit_values.items() if name not in lists}
-    options = read_fit_options(_asked(words.stated, others))[0]
-    limits = read_questions(
-        FitQuestion, {name: fit_values[name] for name in lists if name in fit_values}
-    )
-    users = [*dict.fromkeys(limit.max_num_seqs for limit in limits if limit.max_num_seqs)] or [
-        *USERS
-    ]
-    requested = [*dict.fromkeys(limit.max_model_len for limit in limits if limit.max_model_len)]
-    verdicts, cells, points = [], [], []
-    for deployment in deployments:
+    users, requested = list(USERS), []
+    if "max_num_seqs" in fit_values:
+        users = [*dict.fromkeys(options.max_num_seqs or 1 for _, options in points)]
+    if "max_model_len" in fit_values:
+        requested = [*dict.fromkeys(options.max_model_len for _, options in points)]
+    first = points[0][1]
+    options = replace(first, max_num_seqs=words.stated.get("max_num_seqs"))
+    verdicts, cells, longest = [], [], []
+    for deployment in [deployment for deployment, other in points if other == first]:
         contexts = requested or contexts_of(deployment.model.max_context)
-        check_number("cells", MAX_CONFIGURATIONS, deployments, users, contexts)
-        longest = msgspec.structs.replace(options, max_model_len=max(contexts))
-        points.append((deployment, longest))
+        check_number("cells", MAX_CONFIGURATIONS, points, users, contexts)
         cells.append((deployment, options, users, contexts))
         verdicts.append(matrix_records(*cells[-1], only_verdicts=True))
+        longest.append((deployment, replace(options, max_model_len=max(contexts))))
 
     def records() -> "Iterable[Record]":
         return (record for cell in cells for record in matrix_records(*cell))
@@ -327,7 +303,7 @@ def _matrix_answer(
         LazyRecords(records, sum(map(len, verdicts))),
         tables,
         draw,
-        _notes=[*words.notes, *_beyond_maximum(points)],
+        _notes=[*words.notes, *_beyond_maximum(longest)],
         _status=int(not any(record["fits"] for part in verdicts for record in part)),
     )
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from kvcalc.answers.deployments import deployments_of, gpu_words, models_of
 from kvcalc.answers.messages import save_text, say
 from kvcalc.errors import UserError
-from kvcalc.question.deployment_options import DATASHEET, DeploymentOptions
-from kvcalc.question.options import Question, Tokens
+from kvcalc.question.deployment_options import DeploymentOptions, ShardingOptions
+from kvcalc.question.options import Parameter, Question, Tokens, parameters_in
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
@@ -204,9 +204,15 @@ def run_report(
             "a page is about one deployment and one context",
             hint="Make a page of each; `kvcalc fit` takes lists",
         )
-    model_words, run_words = _words(deploying[0])
+    stored = parameters_in(ShardingOptions)
+    placed = [
+        p for p in parameters_in(DeploymentOptions) if p not in stored and p.name != "gpu"
+    ]
     request = PageRequest(
-        (model, *model_words), ("--gpu", deploying[0].gpu, *run_words), page.context, page.users
+        (model, *_typed_words(deploying[0], stored)),
+        ("--gpu", deploying[0].gpu, *_typed_words(deploying[0], placed)),
+        page.context,
+        page.users,
     )
     if explain:
         say(page_explained(deployments[0], request))
@@ -214,27 +220,14 @@ def run_report(
     save_text(output, html_page(deployments[0], request))
 
 
-def _words(options: DeploymentOptions) -> tuple[list[str], list[str]]:
-    """Return the user's options: how the model is stored and sharded, and how it runs."""
-    model_words = _changed(options, "tp dp ep dcp dtype kv_cache_dtype quantization")
-    if options.enable_expert_parallel:
-        model_words.append("--enable-expert-parallel")
-    for change in options.set_:
-        model_words += ["--set", change]
-    run_words = _changed(options, "mla_form memory")
-    engine, calibration = options.choice
-    run_words += ["--engine", engine] if engine != "vllm" else []
-    run_words += _changed(options, "engine_version calibration_from")
-    if calibration == DATASHEET:
-        return model_words, [*run_words, "--bounds"]
-    return model_words, run_words + (["--calibration", calibration] if calibration else [])
-
-
-def _changed(options: DeploymentOptions, names: str) -> list[str]:
-    """Return options without their default values, as words of a command line."""
+def _typed_words(options: DeploymentOptions, parameters: list[Parameter]) -> list[str]:
+    """Return the options that differ from their defaults, as words of a command line."""
     words = []
-    for name in names.split():
-        value = str(getattr(options, name))
-        if value not in ("", "auto", "1"):
-            words += [f"--{name.replace('_', '-')}", value]
+    for parameter in parameters:
+        value = getattr(options, parameter.name)
+        name = min((name for name in parameter.names if name.startswith("--")), key=len)
+        if value == parameter.default:
+            continue
+        for item in value if parameter.is_list else [value]:
+            words += [name] if parameter.is_flag else [name, str(item)]
     return words
