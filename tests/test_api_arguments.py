@@ -42,16 +42,16 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: deployed(nodes="two"), "nodes 'two' is not a whole number"),
     (lambda: deployed(tp=16, nodes=1), "one link joins 8 h100-sxm, but a node has 16"),
     (lambda: deployed(inter_node_bandwidth="x"), "inter-node-bandwidth 'x'"),
-    (lambda: deploy(3, "h100"), "int is no model"),  # type: ignore[arg-type]
-    (lambda: deploy("gpt2", None), "NoneType is no GPU"),  # type: ignore[arg-type]
+    (lambda: deploy(3, "h100"), "3 is no name of a model"),  # type: ignore[arg-type]
+    (lambda: deploy("gpt2", None), "None is no name of a GPU"),  # type: ignore[arg-type]
     (lambda: deploy("gpt22", "h100"), "unknown model 'gpt22'. Did you mean gpt2"),
     (lambda: D.size(4096).plot("x"), "unknown style 'x'"),
-    (lambda: kvcalc.cache_size(3, 4096), "int is no model"),  # type: ignore[arg-type]
+    (lambda: kvcalc.cache_size(3, 4096), "3 is no name of a model"),  # type: ignore[arg-type]
     (lambda: kvcalc.cache_size("gpt2", "4x"), "context '4x'"),
     (lambda: kvcalc.cache_size("gpt2", 4096, precision="fp8"), "'fp8' is no Precision"),  # type: ignore[arg-type]
     (lambda: kvcalc.forward("gpt2", 3), "3 is no Batch"),  # type: ignore[arg-type]
     (lambda: kvcalc.Batch.decode("x"), "context 'x' is neither"),  # type: ignore[arg-type]
-    (lambda: kvcalc.bounds([], 3), "int is no GPU"),  # type: ignore[arg-type]
+    (lambda: kvcalc.bounds([], 3), "3 is no name of a GPU"),  # type: ignore[arg-type]
     (lambda: kvcalc.bounds([3], "h100"), "3 is no Operator"),  # type: ignore[list-item]
     (lambda: kvcalc.size(D, tp=2), "the deployment already has tp. Give these options to deploy"),
     (lambda: kvcalc.load_model(3), "3 is no name of a model"),  # type: ignore[arg-type]

@@ -27,7 +27,6 @@ ERRORS = [
     ("compare gpt2 --variants cla", "variant 'cla' needs a number. Write cla:2"),
     ("compare gpt2 --variants mla/window", "variant 'window' needs a number. Write window:4096"),
     ("fit llama-3.1-8b --gpu nothingx8", "unknown gpu 'nothingx8'"),
-    ("fit llama 3 8b --gpu h100", "'llama 3 8b' are 3 models. Write llama-3-8b for one"),
     ("size gpt2 zzz", "unknown model 'zzz'. `kvcalc models` lists them"),
     ("latency llama-3.1-8b --draft eagle3", "unknown model 'eagle3'. A draft head is named by its config.json"),
     ("size gpt4", "unknown model 'gpt4'. Its dimensions are not public; `kvcalc size --layers N "),

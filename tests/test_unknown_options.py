@@ -11,8 +11,6 @@ SAID = [
     ("size gpt2 --theme dark", "size has no --theme. Did you mean --style?"),
     ("size gpt2 --disaggregate", "size has no --disaggregate. `kvcalc serve` and `kvcalc plan` have --disaggregate"),
     ("latency gpt2 --n-cpu-moe 3", "latency has no --n-cpu-moe. `kvcalc fit` has --n-cpu-moe"),
-    ("serve gpt2 --energy", "serve has no --energy. `kvcalc latency` and `kvcalc plan` have J/token with --wide"),
-    ("size gpt2 --window 4k", "--set sliding_window=4096 gives a model a window"),
     ("fit gpt2 --max-len 8k", "fit has no --max-len. Did you mean --max-model-len?"),
     ("size gpt2 --kv-cache-dtyp fp8", "size has no --kv-cache-dtyp. Did you mean --kv-cache-dtype?"),
     ("fit gpt2 --kv fp8", "fit has no --kv. Did you mean --kv-cache-dtype?"),

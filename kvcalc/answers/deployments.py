@@ -43,15 +43,7 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
     """Return the models of words and lists, changed by `--set`."""
     words = model_words(names)
     check_number("models", MAX_NAMES, words)
-    try:
-        return _with_distinct_names([model_of(word, changes) for word in words], words)
-    except UserError:
-        if len(names) > 1 and (preset := _joined_name(names)):
-            raise UserError(
-                f"{' '.join(names)!r} are {len(names)} models",
-                hint=f"Write {preset} for one",
-            ) from None
-        raise
+    return _with_distinct_names([model_of(word, changes) for word in words], words)
 
 
 def _with_distinct_names(models: "list[Model]", words: list[str]) -> "list[Model]":
@@ -67,17 +59,6 @@ def _with_distinct_names(models: "list[Model]", words: list[str]) -> "list[Model
         replace(model, name=printable(word, 80)) if is_shared else model
         for model, word, is_shared in zip(models, words, shared, strict=True)
     ]
-
-
-def _joined_name(names: Sequence[str]) -> str:
-    """Return the preset of a name with blanks, such as `llama 3 8b`; '' if there is none."""
-    from kvcalc.library.load import locate
-
-    try:
-        place = locate("-".join(names), "models")
-    except UserError:
-        return ""
-    return place.path.stem if place.preset else ""
 
 
 def model_of(name: str, changes: Sequence[str] = ()) -> "Model":

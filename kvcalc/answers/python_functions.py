@@ -51,19 +51,12 @@ def _operators(values: Iterable[Operator]) -> list[Operator]:
 
 def as_model(value: ModelOrName) -> Model:
     """Return a model, or the model of a name."""
-    return value if isinstance(value, Model) else load_model(_name(value, "model"))
+    return value if isinstance(value, Model) else load_model(value)
 
 
 def as_gpu(value: GpuOrName) -> Gpu:
     """Return a GPU, or the GPU of a name."""
-    return value if isinstance(value, Gpu) else load_gpu(_name(value, "GPU"))
-
-
-def _name(value: str | Path, noun: str) -> str:
-    if not isinstance(value, str | Path):
-        hint = f"Give a {noun}, or the name of one"
-        raise UserError(f"{type(value).__name__} is no {noun}", hint=hint)
-    return str(value)
+    return value if isinstance(value, Gpu) else load_gpu(value)
 
 
 def as_tokens(value: int | str, noun: str) -> int:

@@ -85,7 +85,11 @@ def serve_answer(
     ]
     notes += _notes([deployment.model for deployment in deployments], main)
     if not is_complete:
-        notes.append(_interruption(main, len(points), kind != "run"))
+        done = sum(result.served.is_complete for result in main)
+        text = f"stopped after {done} of {len(points)} runs"
+        if done < len(main):
+            text += "; the last record is of the requests that were done"
+        notes.append(text)
     status = 0 if is_complete else STATUS_INTERRUPTED
     if study.timeline:
         _write_timeline(study.timeline, results[0])
@@ -167,22 +171,6 @@ def _simulate(
     if not results:
         raise next(iter(refusals.values()))
     return results, [f"left out: {text}" for text in refusals], True
-
-
-def _interruption(runs: "list[SimulationResult]", num_points: int, is_search: bool) -> str:
-    """Return how far the simulation came before Ctrl-C."""
-    last = runs[-1]
-    if last.served.is_complete:
-        return f"stopped after {len(runs)} of {num_points} runs"
-    if is_search:
-        return (
-            f"stopped: the search for the highest rate of run {len(runs)} of {num_points} had "
-            "come so far"
-        )
-    done = last.record["completed"] + last.record["rejected"]
-    text = f"stopped after {done:,} of {len(last.served.requests):,} requests"
-    text += ", whose figures these are"
-    return text + (f"; run {len(runs)} of {num_points}" if num_points > 1 else "")
 
 
 def _write_timeline(path: str, run: "SimulationResult") -> None:

@@ -117,12 +117,6 @@ def meaning(option: Parameter) -> str:
     return f"{text} [{default}]"
 
 
-# Words that name no option of any command, and the suggestion for each.
-OTHER_WORDS = {
-    "energy power watts joules j-per-token": "`kvcalc latency` and `kvcalc plan` have J/token "
-    "with --wide",
-    "window attention-window": "--set sliding_window=4096 gives a model a window",
-}
 # If many commands have an option, suggest `fit` first.
 FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")
 
@@ -171,9 +165,6 @@ def _suggestion(command: str, typed: str) -> str:
     word = typed.lstrip("-").partition("=")[0]
     see = f"`kvcalc {command} --help-all` lists its options"
     own = _long_names(command)
-    for words, text in OTHER_WORDS.items():
-        if word in words.split():
-            return f"{text}; {see}"
     same = [word] if word in own else [name for name, called in own.items() if word in called]
     if not same and (elsewhere := _other_commands(command, word)):
         return f"{elsewhere}; {see}"

@@ -46,7 +46,7 @@ def test_inferencex_asks_ten_rounds_of_lengths_from_four_fifths() -> None:
         ({"client": "open", "max_concurrency": 3}, "no max-concurrency"),
         ({"client": "aiperf", "max_concurrency": 3, "rate": 2.0}, "sends its own"),
         ({"think_time": 1.0}, "closed loop"),
-        ({"prefix_hit_rate": 1.5}, "between 0 and 1"),
+        ({"prefix_hit_rate": 1.5}, "from 0 to 1"),
     ],
 )
 def test_loads_that_make_no_sense(fields: dict[str, object], what: str) -> None:
@@ -111,7 +111,7 @@ def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: R
     line = "serve llama-3.1-8b --input-len 100 --output-len 5 --num-prompts 1000 --format json"
     found = kvcalc(f"{line} --rate 9,8")
     assert (found.code, [r["completed"] >= 100 for r in json.loads(found.out)]) == (130, [True])
-    assert "of 1,000 requests, whose figures these are; run 1 of 2" in found.err
+    assert "stopped after 0 of 2 runs; the last record is of the requests that were done" in found.err
     assert kvcalc(f"{line} --find-rate --slo-tpot 10s").code == 130
 
 
