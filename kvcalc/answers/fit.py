@@ -319,7 +319,7 @@ def _allocations_answer(fit: "Fit", path: str) -> Answer:
     def tables() -> Any:
         from kvcalc.report.text.fit_text import allocation_table
 
-        return [allocation_table(played, fit.length, fit.options.wanted)]
+        return [allocation_table(played, fit.length)]
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import allocations_chart

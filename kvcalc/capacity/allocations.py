@@ -6,8 +6,7 @@
 Source of the allocators: Kwon et al. 2023, arXiv 2309.06180 §3.1 (slots of the longest length,
 pieces of exact size) and §4.1–4.3 (blocks and their table). Blocks come from the head of a queue
 that starts in order of their numbers. Released blocks join its end, the last block of a sequence
-first (vLLM, `v1/core/kv_cache_utils.py`, FreeKVCacheBlockQueue). An entry of a block table is an
-int32 (`v1/worker/block_table.py`).
+first (vLLM, `v1/core/kv_cache_utils.py`, FreeKVCacheBlockQueue).
 """
 
 import random
@@ -94,10 +93,9 @@ def external(lengths: Sequence[int], capacity: int, seed: int = 0) -> Fragmentat
             running[index], running[-1] = running[-1], running[index]
             memory.remove(running.pop())
         running.append(str(number))
-    total = capacity * max(1, len(free))
-    return FragmentationResult(
-        len(requests), len(free), sum(free) / total, sum(largest) / total
-    )
+    count = max(1, len(free))
+    shares = (sum(sizes) / count / capacity for sizes in (free, largest))
+    return FragmentationResult(len(requests), len(free), *shares)
 
 
 def read_lengths(text: str, seed: int = 0) -> list[int]:
@@ -165,7 +163,6 @@ def lognormal(mean: int, p99: int) -> tuple[float, float]:
 
 
 MAX_STEPS, MAX_SCRIPT_BYTES, MAX_SLOTS = 10_000, 1 << 20, 1 << 27
-ENTRY_BYTES = 4
 FORMS = "Write NAME TOKENS, free NAME, ask TOKENS, or memory TOKENS first"
 
 

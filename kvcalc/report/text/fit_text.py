@@ -7,10 +7,9 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.allocations import ENTRY_BYTES, AllocationRun
+from kvcalc.capacity.allocations import AllocationRun
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.suggested_fixes import (
     NO_FIX,
@@ -24,7 +23,7 @@ from kvcalc.records import JsonObject, Record
 from kvcalc.records.deployment import MemoryRecord
 from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
-from kvcalc.report.row_names import shared_words, sides
+from kvcalc.report.row_names import shared_words
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     FORMATS,
@@ -430,35 +429,18 @@ ALLOCATION_COLUMNS = columns(
 )
 
 
-def allocation_table(run: AllocationRun, longest: int, max_num_seqs: int) -> Table:
-    """Return the steps of three allocators; below them pieces, block tables and their bytes.
+def allocation_table(run: AllocationRun, longest: int) -> Table:
+    """Return the steps of three allocators, and the slots and pages of the memory.
 
     Args:
         longest: Tokens of a contiguous slot.
-        max_num_seqs: Sequences of `longest` tokens that the block tables have to allow.
     """
     pages, slots = run.pages, run.slots
-    block = pages.block
-    entries = sum(map(len, pages.tables.values()))
-    max_entries = max_num_seqs * -(-longest // block)
-    spans = [(start, name, size) for name, (start, size) in run.first_fit.pieces.items()]
-    spans += [(start, "free", size) for start, size in run.first_fit.holes]
-    memory_map = " | ".join(f"{name} {size:,}" for _, name, size in sorted(spans))
-    details = [
-        f"First fit: {memory_map}",
-        *(
-            f"block table of {name}, logical → physical: {_block_runs(table)}"
-            for name, table in pages.tables.items()
-        ),
-        f"block tables: {entries:,} entries of {ENTRY_BYTES} bytes = {entries * ENTRY_BYTES:,} B",
-        f"block tables of {max_num_seqs:,} × {longest:,} tokens: {max_entries:,} entries = "
-        f"{max_entries * ENTRY_BYTES:,} B",
-    ]
     num_slots = len(slots.queue) + len(slots.tables)
     notes = [
         "",
         f"{pages.memory:,} tokens of memory: {num_slots:,} contiguous slots of {longest:,}, "
-        f"{pages.memory // block:,} pages of {block}",
+        f"{pages.memory // pages.block:,} pages of {pages.block}",
     ]
     for name, allocator in (("slots", slots), ("pages", pages)):
         waste = allocator.waste
@@ -476,17 +458,7 @@ def allocation_table(run: AllocationRun, longest: int, max_num_seqs: int) -> Tab
             f"{name} {'grant' if last[key] else 'refuse'} it" for key, name in NAMES.items()
         ]
         title = f"{last['request']}: {', '.join(verdicts)}."
-    return Table(run.records, ALLOCATION_COLUMNS, title, notes, details=details)
-
-
-def _block_runs(table: list[int]) -> str:
-    """Return runs in which logical and physical blocks count up together: 0–2 → 5–7, 3 → 1."""
-    runs = []
-    for _, group in groupby(enumerate(table), key=lambda pair: pair[1] - pair[0]):
-        pairs = list(group)
-        (first, start), (last, end) = pairs[0], pairs[-1]
-        runs.append(f"{first}–{last} → {start}–{end}" if last > first else f"{first} → {start}")
-    return ", ".join(runs) or "none"
+    return Table(run.records, ALLOCATION_COLUMNS, title, notes)
 
 
 def _matrix_sentence(records: Sequence[Record]) -> str:
@@ -529,24 +501,14 @@ def _context_name(tokens: int) -> str:
 
 def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
     """Return a heat map of each deployment's records. A deeper colour means more free memory."""
-    firsts = [records[0] for records in matrices]
     size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
-    about = f"{unit} of free KV cache per GPU, or missing (−), engine {firsts[0]['engine']}"
+    engine = matrices[0][0]["engine"]
+    about = f"{unit} of free KV cache per GPU, or missing (−), engine {engine}"
     num_columns = max(len({r["context"] for r in records}) for records in matrices)
-    charts = [_heat_map(records, size, num_columns) for records in matrices]
-    if len(charts) == 1:
-        return [
-            charts[0]._replace(
-                title=f"{firsts[0]['model']} on {place_of(firsts[0])}: what fits",
-                subtitle=about,
-            )
-        ]
-    keys = ("model", "gpu", "tensor_parallel_size")
-    places = [{**r, "gpu": f"{r['gpus']}× {r['gpu']}"} for r in firsts]
-    names = sides(places, keys).names
-    same = " ".join(shared_words(places, {"model": "of {}", "gpu": "on {}"}))
-    charts = [chart._replace(title=name) for chart, name in zip(charts, names, strict=True)]
-    return [charts[0]._replace(over=(f"What fits {same}".rstrip(), about)), *charts[1:]]
+    first, *others = (_heat_map(records, size, num_columns) for records in matrices)
+    if not others:
+        return [first._replace(title=f"{first.title}: what fits", subtitle=about)]
+    return [first._replace(over=("What fits", about)), *others]
 
 
 def _heat_map(records: Sequence[Record], size: int, num_columns: int) -> Chart:
@@ -570,4 +532,5 @@ def _heat_map(records: Sequence[Record], size: int, num_columns: int) -> Chart:
     ]
     contexts = dict.fromkeys(_context_name(r["context"]) for r in records)
     axis = Axis("context, tokens", shown=(float(num_columns),))
-    return Chart("", "", axis, Axis("users"), tuple(series), tuple(contexts))
+    title = f"{records[0]['model']} on {place_of(records[0])}"
+    return Chart(title, "", axis, Axis("users"), tuple(series), tuple(contexts))
