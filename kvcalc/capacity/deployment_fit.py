@@ -430,6 +430,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return max(0, -self.remaining[self.estimate])
 
     @property
+    def lacks_memory(self) -> bool:
+        """Whether the other memory exceeds the share on some stage."""
+        terms = self.stage_terms[self.estimate]
+        return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
+
+    @property
     def excess(self) -> int:
         """Bytes by which a cache from the options exceeds the remaining memory."""
         if not self.has_given_cache:
@@ -606,13 +612,3 @@ def shortened(result: Fit) -> Fit:
     options = msgspec.structs.replace(result.options, max_model_len=result.longest)
     shorter = fit(result.requested, options)
     return shorter if shorter.fits else result
-
-
-def max_sequences(deployment: TimedDeployment, options: FitOptions) -> int:
-    """Return `Fit.sequences`, or 0 if the other memory exceeds the share. Raises UserError as
-    `fit`."""
-    result = fit(deployment, options)
-    terms = result.stage_terms[result.estimate]
-    if not options.given and any(result.remaining_bytes(stage) < 0 for stage in terms):
-        return 0
-    return result.sequences

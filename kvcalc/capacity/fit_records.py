@@ -379,14 +379,15 @@ def batch_memory(
     try:
         return _batch_memory(deployment, requested, groups)
     except UserError as error:
-        record: dict[str, Any] = dict.fromkeys(MEMORY_KEYS) | {"memory_note": str(error)}
+        note = str(error)
     content = msgspec.structs.replace(deployment, engine="none")
     minimum = FitOptions(engine="none", max_model_len=longest, users=users)
     try:
         can_fit = _batch_memory(content, minimum, groups)["fits"]
     except UserError:
-        return record
-    return record | {"fits": None if can_fit else False}
+        can_fit = True
+    fits = None if can_fit else False
+    return dict.fromkeys(MEMORY_KEYS) | {"fits": fits, "memory_note": note}
 
 
 def pass_with_memory(

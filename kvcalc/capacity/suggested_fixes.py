@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvcalc.capacity.command_line import command_of
-from kvcalc.capacity.deployment_fit import Fit, max_sequences
+from kvcalc.capacity.deployment_fit import Fit, fit
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
@@ -110,7 +110,9 @@ def try_change(
             _ = deployment.ranks
         had_flags = command_of(result.requested, result.options)
         if not had_flags or command_of(deployment, options):
-            sequences = max_sequences(deployment, options)
+            changed = fit(deployment, options)
+            if options.given or not changed.lacks_memory:
+                sequences = changed.sequences
     except UserError:
         pass
     return ConfigChange(words, deployment, options, sequences, quality)

@@ -406,30 +406,23 @@ def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
     repeats = []  # layers of each page size in a bucket; 0 if page sizes differ in this
     for sizes in buckets.values():
         counts = {len(layers) for layers in sizes.values()}
-        repeats.append(max(counts) if len(counts) == 1 else 0)
-    floor = max(
-        (n for n, sizes in zip(repeats, buckets.values(), strict=True) if len(sizes) > 1),
-        default=0,
-    )
-    group_size = _least_padding([n for n in repeats if n], floor) if floor else 0
+        repeats.append(counts.pop() if len(counts) == 1 else 0)
+    counted_buckets = list(zip(repeats, buckets.values(), strict=True))
+    floor = max((count for count, sizes in counted_buckets if len(sizes) > 1), default=0)
+    group_size = 0
+    if floor:  # the size that pads least; the largest of equals
+        group_size = min(
+            range(floor, max(repeats) + 1),
+            key=lambda size: (sum(-count % size for count in repeats), -size),
+        )
     groups = []
-    for count, sizes in zip(repeats, buckets.values(), strict=True):
-        num_groups = -(-count // group_size) if count and group_size else 1
-        if num_groups == 1:
-            groups.append([layer for layers in sizes.values() for layer in layers])
-            continue
-        pattern = list(zip(*sizes.values(), strict=True))
+    for count, sizes in counted_buckets:
+        num_groups = max(1, -(-count // group_size)) if group_size else 1
         for i in range(num_groups):
-            groups.append([layer for repeat in pattern[i::num_groups] for layer in repeat])
+            groups.append(
+                [layer for layers in sizes.values() for layer in layers[i::num_groups]]
+            )
     return [KVCacheGroup(tuple(group)) for group in groups]
-
-
-def _least_padding(counts: Sequence[int], floor: int) -> int:
-    """Return the group size from `floor` on that pads these counts least; the largest of equals."""
-    return min(
-        range(floor, max(counts) + 1),
-        key=lambda size: (sum(-count % size for count in counts), -size),
-    )
 
 
 def tuple_bytes(groups: Sequence[KVCacheGroup], stage: int) -> int:

@@ -420,17 +420,6 @@ class Content(LinearLayout):
             )
         return pieces
 
-    def describe(self, length: int) -> list[str]:
-        lines = []
-        for entry, row_bytes, layers, _, spread in self.rows:
-            if layers:
-                rows = int(ceil_div(entry.stored_rows(length), spread))
-                total = layers * rows * row_bytes
-                lines.append(
-                    f"{entry.role}: {layers} layers × {rows:,} rows × {row_bytes:,} B = {total:,}"
-                )
-        return lines
-
 
 def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
     """Return the bytes that one sequence stores, for an array of its numbers of tokens."""

@@ -72,18 +72,16 @@ class Vllm(BlockPool):
         settings: EngineSettings,
     ) -> None:
         self.groups = groups
-        self._pages = [group.pages(stage) for group in groups]
         specs = [spec for group in groups for _, spec in group.specs]
         if settings.page_tuples and any(spec.latent and spec.padded for spec in specs):
             self.bytes_per_block = tuple_bytes(groups, stage)
         else:
-            self.bytes_per_block = max(map(sum, self._pages), default=0)
+            self.bytes_per_block = max((sum(group.pages(stage)) for group in groups), default=0)
         has_tokens = any(group.spec.kind is not SpecKind.STATE for group in groups)
         self.block_size = block if has_tokens else None
         self.page_bytes = max((group.widest_page() for group in groups), default=0)
         self.demands = [
-            _demand(group.spec, ranks.dcp, settings)._replace(unit=self.bytes_per_block)
-            for group in groups
+            _demand(group.spec, self.bytes_per_block, ranks.dcp, settings) for group in groups
         ]
         notes = []
         if len({spec.page for spec in specs}) == 1:
@@ -95,18 +93,6 @@ class Vllm(BlockPool):
                 f"blocks of {block} tokens: the layers cannot use {settings.block_size}"
             )
         self.notes = tuple(notes)
-
-    def describe(self, length: int) -> list[str]:
-        lines = []
-        for group, sizes, demand in zip(self.groups, self._pages, self.demands, strict=True):
-            counts = (f"{sizes.count(size)} × {size:,}" for size in dict.fromkeys(sizes))
-            lines.append(
-                f"group of {len(group.specs)} {group.spec.kind} layers: pages "
-                f"{' + '.join(counts) or 'none on this stage'} = {sum(sizes):,} B, blocks of "
-                f"{demand.block if demand.cap else '–'} tokens; "
-                f"{demand.count(length):,} blocks at {length:,} tokens"
-            )
-        return lines
 
 
 def _plan(
@@ -166,20 +152,20 @@ def choose_block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
     return max(size, align * -(-max(states) // (align * max(full_rows or rows))))
 
 
-def _demand(spec: Spec, dcp: int, settings: EngineSettings) -> BlockDemand:
+def _demand(spec: Spec, unit: int, dcp: int, settings: EngineSettings) -> BlockDemand:
     """Return the blocks of one sequence: full ⌈L/block⌉; window ⌈min(W − 1 + F, L)/block⌉ + 1;
     chunk ⌈min(C + F, L)/block⌉; state 1 or 2. F is the tokens in flight."""
     if spec.kind is SpecKind.STATE:
         is_aligned = settings.mamba_cache_mode == "align"
         blocks = 2 + settings.mamba_checkpoint_blocks if is_aligned else 1
-        return BlockDemand(0, 1, 0, blocks + settings.num_speculative_tokens, "state")
+        return BlockDemand(unit, 1, 0, blocks + settings.num_speculative_tokens, "state")
     if spec.kind is SpecKind.RING:
-        return BlockDemand(0, 1, 0, 1, "ring")
+        return BlockDemand(unit, 1, 0, 1, "ring")
     if spec.kind is SpecKind.FULL:
-        return BlockDemand(0, spec.block * dcp)
+        return BlockDemand(unit, spec.block * dcp)
     extra = int(spec.kind is SpecKind.WINDOW)
     cap = spec.limit + settings.in_flight - extra
-    return BlockDemand(0, spec.block, cap, extra, f"{spec.kind} and tokens in flight")
+    return BlockDemand(unit, spec.block, cap, extra, f"{spec.kind} and tokens in flight")
 
 
 def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
