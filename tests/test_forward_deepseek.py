@@ -78,11 +78,7 @@ def expanded(t: int, pairs: int, rows: int) -> dict[str, Cost]:
 
 
 def dense(t: int) -> dict[str, Cost]:
-    return {
-        "gate_up": gemm(t, D, 2 * F),
-        "activation": Cost(0, 8 * t * F, activation_bytes=3 * t * F * E),
-        "down": gemm(t, F, D),
-    }
+    return {"gate_up": gemm(t, D, 2 * F), "activation": Cost(0, 8 * t * F, activation_bytes=3 * t * F * E), "down": gemm(t, F, D)}
 
 
 def experts(t: int, reached: float) -> dict[str, Cost]:

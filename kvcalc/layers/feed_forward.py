@@ -221,10 +221,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
             away = ceil_div(routed * (ranks.ep - ranks.near(ranks.ep)), ranks.ep)
             return [
                 p.network(
-                    "all_to_all",
-                    ceil_div(routed * (ranks.ep - 1), ranks.ep),
-                    away,
-                    times=2,
+                    "all_to_all", ceil_div(routed * (ranks.ep - 1), ranks.ep), away, times=2
                 )
             ]
         sent = rows * (ranks.dp - 1)
@@ -232,12 +229,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         return [p.network(name, sent, away) for name in ("all_gather_tokens", "reduce_scatter")]
 
     def _fused(
-        self,
-        p: Pass,
-        w: dict[str, Weight],
-        parts: list[Operator],
-        tokens: Num,
-        rows: Num,
+        self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num, rows: Num
     ) -> list[Operator]:
         """Return the experts as engines run them: products and activation in one operator.
 

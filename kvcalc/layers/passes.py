@@ -164,12 +164,7 @@ class Pass:
         return Operator(name, self.kind, self.count, kind, cost, **fields)
 
     def indexer(
-        self,
-        entries: Iterable[CacheEntry],
-        pairs: Num,
-        heads: int,
-        width: int,
-        top: int,
+        self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int
     ) -> list[Operator]:
         """Return scores of `heads` index heads over `pairs`, their weighted sum, and `top` selected
         per token.

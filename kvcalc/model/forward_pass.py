@@ -106,11 +106,7 @@ def between_stages(
 
 
 def _begun(
-    model: Model,
-    batch: Batch,
-    precision: Precision,
-    parallelism: Parallelism,
-    mla_form: str,
+    model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, mla_form: str
 ) -> tuple[Model, Pass]:
     """Return the model with its storage formats, and a pass over it."""
     check(model, parallelism)
@@ -210,8 +206,7 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
     other_vectors = ("embedding_norm", "final_norm", "lm_head_bias")
     vectors = sum(p.vector_bytes(w) for w in model.outer_weights if w.name not in other_vectors)
     cost = Cost(
-        weight_bytes=p.tokens * rows + vectors,
-        activation_bytes=p.tokens * p.width * p.element,
+        weight_bytes=p.tokens * rows + vectors, activation_bytes=p.tokens * p.width * p.element
     )
     operators = [Operator("embedding", "", 1, "vector", cost)]
     if model.embedding_norm:

@@ -211,11 +211,7 @@ def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
 
 
 def fullest_stage(
-    model: Model,
-    formats: Formats,
-    parallelism: Parallelism,
-    context: int,
-    batch_size: int,
+    model: Model, formats: Formats, parallelism: Parallelism, context: int, batch_size: int
 ) -> Stage:
     """Return the pipeline stage with the most weights and stored cache; the first of equal
     stages."""
@@ -417,10 +413,7 @@ def assumptions(
     """
     formats = formats_of(model, precision)
     reason = f" ({formats.reason})" if formats.reason else ""
-    words = [
-        f"cache {formats.kv_cache_dtype}{reason}",
-        f"blocks of {block_size} tokens",
-    ]
+    words = [f"cache {formats.kv_cache_dtype}{reason}", f"blocks of {block_size} tokens"]
     if weights:
         words.insert(0, f"weights {formats.weights_label}{formats.computed}")
         if model.vocab_size % parallelism.tp:

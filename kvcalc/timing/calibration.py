@@ -126,12 +126,7 @@ def _read_engine(path: Path, modified_ns: int) -> EngineOverheads:
 
 
 ServedFigure = Literal[
-    "dense",
-    "mixture",
-    "dense_ttft",
-    "mixture_ttft",
-    "dense_throughput",
-    "mixture_throughput",
+    "dense", "mixture", "dense_ttft", "mixture_ttft", "dense_throughput", "mixture_throughput"
 ]
 
 

@@ -139,13 +139,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     ) -> tuple[Operator, ...]:
         """Return the operators of a pass on one pipeline stage; by default the fullest."""
         return forward(
-            self.model,
-            batch,
-            self.precision,
-            self.ranks,
-            self.mla_form,
-            all_positions,
-            stage,
+            self.model, batch, self.precision, self.ranks, self.mla_form, all_positions, stage
         )
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
@@ -273,12 +267,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
         """Return the cache on the fullest GPU."""
         return cache_size(
-            self.model,
-            context,
-            batch_size,
-            self.precision,
-            block_size,
-            self.parallelism,
+            self.model, context, batch_size, self.precision, block_size, self.parallelism
         )
 
     @property

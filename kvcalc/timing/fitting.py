@@ -20,14 +20,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record
-from kvcalc.timing.calibration import (
-    Calibration,
-    Entry,
-    Refused,
-    Validated,
-    find_gpu,
-    to_yaml,
-)
+from kvcalc.timing.calibration import Calibration, Entry, Refused, Validated, find_gpu, to_yaml
 from kvcalc.timing.kernel_models.families import FAMILIES, AnyLaw, kind_of
 from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
@@ -393,9 +386,7 @@ StackCalibration = tuple[Gpu, str, str, list[Record]]  # GPU, stack, text of the
 
 
 def calibrated_stacks(
-    tables: Sequence[MeasurementFile],
-    about: dict[str, str],
-    validator: Validator | None = None,
+    tables: Sequence[MeasurementFile], about: dict[str, str], validator: Validator | None = None
 ) -> Iterator[StackCalibration]:
     """Yield the calibration of each GPU and stack of the rows, if a family could be fitted."""
     pairs = {(row.gpu, row.framework) for table in tables for row in table.rows}

@@ -502,11 +502,7 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
 
 
 def parse_number(
-    text: str,
-    name: str,
-    minimum: float = 1,
-    maximum: float = MAX_COUNT,
-    meaning: str = "",
+    text: str, name: str, minimum: float = 1, maximum: float = MAX_COUNT, meaning: str = ""
 ) -> float:
     """Return a finite number; without a meaning, a whole one such as `128` or `128.0`.
 

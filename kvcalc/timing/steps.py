@@ -27,23 +27,12 @@ from typing import Any, NamedTuple
 from kvcalc.arithmetic import at_least, doublings, is_any, maximum, where
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import least_time
-from kvcalc.layers.cost import (
-    AttentionShape,
-    CollectiveShape,
-    GemmShape,
-    Operator,
-    Role,
-)
+from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
 from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
 from kvcalc.timing.kernel_models.kernel_model import Elementwise, figures_of
-from kvcalc.timing.kernel_times import (
-    KernelTimer,
-    cache_kind,
-    computes_as_measured,
-    decodes,
-)
+from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_measured, decodes
 
 # Microseconds of one message between nodes. A tree of n nodes sends 2·log2(n) messages. Source:
 # NCCL, src/graph/tuning.cc, hwLat of the network under the tree with the low-latency protocol
@@ -174,9 +163,7 @@ def pass_time(
 
 
 def summed_time(
-    operators: Sequence[Operator],
-    times: Sequence[OperatorTime],
-    calibration: Calibration,
+    operators: Sequence[Operator], times: Sequence[OperatorTime], calibration: Calibration
 ) -> PassTime:
     """Return the time of a pass from the times of its operators."""
     parts = [part for time in times for part in time.both]

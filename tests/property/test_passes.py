@@ -8,18 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from specs import of_kinds, stack
-from strategies import (
-    cache_dtypes,
-    contexts,
-    groups,
-    latent,
-    mixers,
-    models,
-    projects_each_token_once,
-    sparse,
-    unlimited,
-    widths,
-)
+from strategies import cache_dtypes, contexts, groups, latent, mixers, models, projects_each_token_once, sparse, unlimited, widths
 
 from kvcalc import Batch, Cost, Layer, Model, Parallelism, Precision, Sequences, cache_size, forward, total
 from kvcalc.layers.attention import Grouped, Latent

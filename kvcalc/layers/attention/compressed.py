@@ -167,11 +167,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             )
             operators.append(p.gemm("index_q", w["index_q"]))
             operators += p.indexer(
-                entries,
-                scored,
-                self.index_n_heads,
-                self.index_head_dim,
-                self.index_topk,
+                entries, scored, self.index_n_heads, self.index_head_dim, self.index_topk
             )
         rows = [e for e in entries if e.role in ("latent", "rope_key")]
         return [

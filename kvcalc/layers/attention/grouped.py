@@ -110,8 +110,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         """Maximum number of stored tokens; 0 for no limit."""
         window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
         return min(
-            (n for n in (window, self.attention_chunk_size, self.cache_budget) if n),
-            default=0,
+            (n for n in (window, self.attention_chunk_size, self.cache_budget) if n), default=0
         )
 
     @property

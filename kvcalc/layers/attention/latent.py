@@ -111,12 +111,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         )
         norms = ((self.q_lora_rank or 0) + self.kv_lora_rank * self.kv_projection) * p.tokens
         results.append(
-            p.vector(
-                "rope",
-                rope + norms,
-                rope + norms,
-                ROPE_FLOPS * rope + NORM_FLOPS * norms,
-            )
+            p.vector("rope", rope + norms, rope + norms, ROPE_FLOPS * rope + NORM_FLOPS * norms)
         )
         results += self._extra(p, w)
         absorbed = p.select(lambda new, past: self._absorbs(p, new, past))

@@ -46,19 +46,14 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
         """Return operators: the rows that each token reads, then the operators of any
         recurrent mixer."""
         read = p.tokens * self.hashes * self.table_width
-        return [
-            p.vector("ngram_lookup", 0, read, 0, read * p.element),
-            *super().operators(p),
-        ]
+        return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: (kernel − 1) · dilation columns of S·D
         channels."""
         return (
             conv_state(
-                1,
-                self.streams * self.hidden_size,
-                (self.conv_kernel - 1) * self.dilation + 1,
+                1, self.streams * self.hidden_size, (self.conv_kernel - 1) * self.dilation + 1
             ),
         )
 

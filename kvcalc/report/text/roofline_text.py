@@ -52,9 +52,7 @@ BYTE_KEYS = {
 PHASES = {"decode": "a decode step", "prefill": "a prefill"}
 
 
-def pass_tables(
-    passes: Sequence[tuple[TimedDeployment, Sequence[Record]]],
-) -> Iterator[Table]:
+def pass_tables(passes: Sequence[tuple[TimedDeployment, Sequence[Record]]]) -> Iterator[Table]:
     """Yield a table per pass. Turning batches are computed once per deployment and context."""
     turning: dict[tuple[int, int], str] = {}
     for deployment, records in passes:

@@ -66,12 +66,7 @@ from kvcalc.arithmetic import (
 from kvcalc.layers.cost import ExpertsShape
 from kvcalc.records import Settings
 from kvcalc.storage.quantization import family
-from kvcalc.timing.kernel_models.kernel_model import (
-    Array,
-    GpuParameters,
-    KernelModel,
-    pnorm,
-)
+from kvcalc.timing.kernel_models.kernel_model import Array, GpuParameters, KernelModel, pnorm
 
 Candidates = tuple[tuple[type[KernelModel], Settings], ...]
 

@@ -85,11 +85,7 @@ class Range(NamedTuple):
 
 
 class KernelModel(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    kw_only=True,
-    tag_field="form",
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="form"
 ):
     """A kernel model. Its fields with a range are the fitted parameters; other fields select a
     form.
