@@ -131,7 +131,7 @@ class TimedPass:
         deployment = variants.deployment
         calibration = deployment.calibration
         assert calibration
-        timer = deployment.gpu, calibration, deployment.routing
+        timer = deployment.gpu, calibration
         kernels = np.atleast_1d(kernel_seconds(self.layers, *timer))
         kernels = np.broadcast_to(kernels, (len(variants.indices), *kernels.shape))
         repeated = [

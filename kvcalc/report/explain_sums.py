@@ -135,7 +135,7 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
     ]
     operators = [p.operator for p in placed]
     remaining = iter(operators)
-    *records, total = pass_records(placed, deployment.gpu, calibration, deployment.routing)
+    *records, total = pass_records(placed, deployment.gpu, calibration)
     kernels = sum(r["time_s"] or 0 for r in records if r["operator"] != ENGINE_OVERHEAD)
     for record in records:
         if record["operator"] == MODULE_OVERHEAD:

@@ -367,9 +367,7 @@ class InterpolatedStepTimer(StepTimer):
         operators = deployment.operators(deployment.timed_batch(Batch((sequences,))))
         parts: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
         if deployment.calibration:
-            timed = operator_seconds(
-                operators, deployment.gpu, deployment.calibration, deployment.routing
-            )
+            timed = operator_seconds(operators, deployment.gpu, deployment.calibration)
             times = [t.seconds for t in timed]
             parts[GROUP] = parts[GROUP] + sum(t.overhead.seconds for t in timed if t.overhead)
         else:

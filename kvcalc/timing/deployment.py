@@ -21,7 +21,6 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.records import Record
-from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
 
 if TYPE_CHECKING:  # kernel models are imported only for predictions
     from kvcalc.timing.calibration import Calibration
@@ -41,7 +40,6 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         mla_form: Form of latent attention: auto, absorbed or expanded.
         calibration: Kernel models; None for datasheet bounds.
         calibrated_on: GPU whose calibration is scaled to this GPU; '' if it is this GPU's own.
-        routing: Load of the experts.
         host_weights: Bytes of each GPU's weights in host memory. A pass reads its share of them
             over the host link: in parallel with other work in a bound, after it in a prediction.
         nodes: Number of nodes; 0 for as few as the GPU's link allows.
@@ -58,7 +56,6 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     mla_form: str = "auto"
     calibration: "Calibration | None" = None
     calibrated_on: str = ""
-    routing: Routing = BALANCED
     host_weights: int = 0
     nodes: int = 0
     engine: str = "vllm"
@@ -187,7 +184,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         if self.calibration:
             from kvcalc.timing.steps import pass_time
 
-            predicted = pass_time(operators, self.gpu, self.calibration, self.routing)
+            predicted = pass_time(operators, self.gpu, self.calibration)
             return predicted.seconds + self.host_seconds(operators)
         bound = total_seconds(roofline(operators, self.gpu, timed.decodes))
         return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
@@ -242,7 +239,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         from kvcalc.timing.steps import pass_time
 
         operators = self.operators(batch)
-        return pass_time(operators, self.gpu, self.calibration, self.routing).uncalibrated_share
+        return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
         """Return the error of such a pass on measured servers, or None if unknown.

@@ -34,7 +34,7 @@ from kvcalc.storage.formats import FORMATS
 from kvcalc.storage.quantization import family
 from kvcalc.timing.calibration import Calibration, Entry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
-from kvcalc.timing.kernel_models.fused_moe import BALANCED, FusedMoe, Routing, cells_of
+from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, cells_of
 from kvcalc.timing.kernel_models.gemm import (
     CutlassGemm,
     QuantizedGemm,
@@ -169,14 +169,12 @@ class KernelTimer(NamedTuple):
     Attributes:
         parameters: Datasheet figures of the GPU.
         calibration: The kernel models.
-        routing: Load of the experts.
         domain: Number of GPUs of a node; None if one link joins all. Experts that span nodes have
             no kernel model.
     """
 
     parameters: GpuParameters
     calibration: Calibration
-    routing: Routing = BALANCED
     domain: int | None = None
 
     def time(self, operator: Operator) -> KernelTime | None:
@@ -215,7 +213,7 @@ class KernelTimer(NamedTuple):
         law = entry.law
 
         def us_of(tokens: Any) -> Any:
-            load = self.routing.load(tokens, shape.top, shape.experts, shape.ranks)
+            load = busiest_load(tokens, shape.top, shape.experts, shape.ranks)
             sizes = shape.hidden, shape.width, shape.top, shape.experts, 1, shape.ranks
             loads = load.rows, load.touched, *load.tiles
             us = _us(law, self.parameters, (tokens, *sizes, *loads))

@@ -12,7 +12,6 @@ from kvcalc.model.forward_pass import total
 from kvcalc.records import Record
 from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
 
 ENGINE_OVERHEAD, MODULE_OVERHEAD = "engine_overhead", "module_overhead"
 _UNPREDICTED = {
@@ -48,7 +47,7 @@ def mixed_records(deployment: TimedDeployment, text: str) -> list[Record]:
 
 def _records(deployment: TimedDeployment, batch: Batch, common: Record) -> list[Record]:
     d = deployment
-    records = pass_records(d.placed(batch), d.gpu, d.calibration, d.routing)
+    records = pass_records(d.placed(batch), d.gpu, d.calibration)
     return [{**d.named, **common, **record} for record in records]
 
 
@@ -56,7 +55,6 @@ def pass_records(
     placed: list[Placed],
     gpu: Gpu,
     calibration: Calibration | None = None,
-    routing: Routing = BALANCED,
 ) -> list[Record]:
     """Return one record per operator, for all its runs together, and the total as the last record.
 
@@ -68,7 +66,7 @@ def pass_records(
     total_record = _total_record(placed, gpu)
     if calibration:
         operators = [p.operator for p in placed]
-        records, times = _timed_records(records, operators, gpu, calibration, routing)
+        records, times = _timed_records(records, operators, gpu, calibration)
         total_record.update(times)
     records.append(total_record)
     time_key = "time_s" if calibration else "roofline_s"
@@ -103,13 +101,12 @@ def _timed_records(
     operators: Sequence[Operator],
     gpu: Gpu,
     calibration: Calibration,
-    routing: Routing,
 ) -> tuple[list[dict[str, Any]], Record]:
     """Return the records with predicted times and overheads, and the time keys of the total."""
     from kvcalc.timing.steps import operator_seconds, step_error, summed_time
 
     basis = calibration.basis_on(gpu)
-    times = operator_seconds(operators, gpu, calibration, routing)
+    times = operator_seconds(operators, gpu, calibration)
     timed_records = []
     for record, operator, time in zip(records, operators, times, strict=True):
         record["time_s"] = float(time.seconds)

@@ -30,7 +30,6 @@ from kvcalc.gpu.roof import least_time
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
 from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
-from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
 from kvcalc.timing.kernel_models.kernel_model import Elementwise, figures_of
 from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_measured, decodes
 
@@ -77,14 +76,13 @@ def operator_seconds(
     operators: Sequence[Operator],
     gpu: Gpu,
     calibration: Calibration,
-    routing: Routing = BALANCED,
 ) -> list[OperatorTime]:
     """Return the predicted time of each operator, at least its bound; 0 for an operator without
     work.
 
     Raises UserError if the GPU lacks a figure that kernel models need.
     """
-    timer = KernelTimer(figures_of(gpu), calibration, routing, gpu.link_domain)
+    timer = KernelTimer(figures_of(gpu), calibration, gpu.link_domain)
     times = []
     for operator in operators:
         kernel = timer.time(operator)
@@ -155,10 +153,9 @@ def pass_time(
     operators: Sequence[Operator],
     gpu: Gpu,
     calibration: Calibration,
-    routing: Routing = BALANCED,
 ) -> PassTime:
     """Return the predicted time of a pass: its operators and the overhead of the engine."""
-    times = operator_seconds(operators, gpu, calibration, routing)
+    times = operator_seconds(operators, gpu, calibration)
     return summed_time(operators, times, calibration)
 
 
@@ -178,11 +175,10 @@ def kernel_seconds(
     operators: Sequence[Operator],
     gpu: Gpu,
     calibration: Calibration,
-    routing: Routing = BALANCED,
     before: Any = 0.0,
 ) -> Any:
     """Return `before` plus the seconds of the operators, one after the other."""
-    times = operator_seconds(operators, gpu, calibration, routing)
+    times = operator_seconds(operators, gpu, calibration)
     return sum((part.seconds for time in times for part in time.both), before)
 
 

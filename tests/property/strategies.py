@@ -20,6 +20,7 @@ from kvcalc.layers.batch import ONE_GPU
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.parts import FFNS, MIXERS
 from kvcalc.layers.passes import Pass
+from kvcalc.layers.recurrent.delta_rule import RecurrentMixer
 from kvcalc.model.precision import formats_of
 
 HIDDEN = 64  # width of the residual stream of every model drawn
@@ -44,7 +45,7 @@ def all_parts() -> tuple[type[Sublayer], ...]:
     while waiting:
         here = waiting.pop()
         waiting += here.__subclasses__()
-        found += [c for c in here.__subclasses__() if c.__module__.startswith("kvcalc.layers.")]
+        found += [c for c in here.__subclasses__() if c is not RecurrentMixer and c.__module__.startswith("kvcalc.layers.")]
     return tuple(sorted(found, key=lambda c: c.__name__))
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.timing.kernel_models.fused_moe import BALANCED, TILE_ROWS, ExpertLoad, Routing
+from kvcalc.timing.kernel_models.fused_moe import TILE_ROWS, ExpertLoad, busiest_load
 
 
-def load(tokens: int, top: int, experts: int, ranks: int = 1, skew: float = 0.0) -> ExpertLoad:
-    return Routing(skew).load(*(np.array(float(x)) for x in (tokens, top, experts, ranks)))
+def load(tokens: int, top: int, experts: int, ranks: int = 1) -> ExpertLoad:
+    return busiest_load(*(np.array(float(x)) for x in (tokens, top, experts, ranks)))
 
 
 def test_many_tokens_fill_whole_tiles_and_half_of_one_more() -> None:
@@ -48,23 +48,13 @@ def test_the_closed_form_meets_a_simulated_router(tokens: int, top: int, experts
     assert np.allclose(mine[3], means[3], rtol=0.12)
 
 
-def test_a_skewed_router_spreads_the_same_pairs_unequally() -> None:
-    """On one rank: as many pairs, fewer experts touched, more rows in the largest; little skew is nearly none."""
-    even, skewed = load(64, 8, 128), load(64, 8, 128, skew=1.2)
-    assert skewed.rows <= even.rows
-    assert skewed.touched < 0.9 * even.touched
-    assert load(512, 8, 128, 8, 1.2).rows > 1.2 * load(512, 8, 128, 8).rows
-
-
-@given(
-    st.integers(1, 20_000), st.integers(1, 8), st.sampled_from([8, 64, 128, 512]), st.sampled_from([1, 2, 4, 8]), st.floats(0, 3)
-)
-def test_a_load_is_one_that_can_be(tokens: int, top: int, experts: int, ranks: int, skew: float) -> None:
+@given(st.integers(1, 20_000), st.integers(1, 8), st.sampled_from([8, 64, 128, 512]), st.sampled_from([1, 2, 4, 8]))
+def test_a_load_is_one_that_can_be(tokens: int, top: int, experts: int, ranks: int) -> None:
     """No more pairs than tokens on each expert held, no more experts than are held or have pairs, tiles between."""
-    found = load(tokens, top, experts, ranks, skew)
+    found = load(tokens, top, experts, ranks)
     held = experts / ranks
     assert 0 < found.rows <= min(held * tokens, tokens * top) * (1 + 1e-9)
-    assert found.rows >= tokens * top / ranks * (1 - 1e-9) or skew
+    assert found.rows >= tokens * top / ranks * (1 - 1e-9)
     assert found.touched <= min(held, found.rows) * (1 + 1e-6)
     for m, tiles in zip(TILE_ROWS, found.tiles, strict=True):
         assert max(found.touched, found.rows / m) * (1 - 1e-9) <= tiles <= found.touched + found.rows / m + 1e-9
@@ -72,8 +62,7 @@ def test_a_load_is_one_that_can_be(tokens: int, top: int, experts: int, ranks: i
 
 def test_arrays_are_many_scalars() -> None:
     tokens = np.array([1.0, 8, 300, 20_000])
-    for routing in (BALANCED, Routing(1.2)):
-        many = routing.load(tokens, np.array(8.0), np.array(128.0), np.array(4.0))
-        alone = [load(int(t), 8, 128, 4, routing.skew) for t in tokens]
-        assert many.rows.tolist() == pytest.approx([float(a.rows) for a in alone])
-        assert many.tiles[3].tolist() == pytest.approx([float(a.tiles[3]) for a in alone])
+    many = busiest_load(tokens, np.array(8.0), np.array(128.0), np.array(4.0))
+    alone = [load(int(t), 8, 128, 4) for t in tokens]
+    assert many.rows.tolist() == pytest.approx([float(a.rows) for a in alone])
+    assert many.tiles[3].tolist() == pytest.approx([float(a.tiles[3]) for a in alone])

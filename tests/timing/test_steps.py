@@ -15,7 +15,7 @@ from kvcalc.timing.calibration import Calibration, EngineOverheads, Entry, HostO
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
-from kvcalc.timing.kernel_models.fused_moe import BALANCED, FusedMoe, Routing, cells_of
+from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, cells_of
 from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode
@@ -121,10 +121,10 @@ TRITON, FUSED = FusedMoe(tiles="vllm_block", bytes=1.0, compute=1), FusedMoe(byt
 EXPERTS = with_laws(moe={"fp8_block/triton": entry(TRITON), "fp8_block/flashinfer": entry(FUSED, 0.3)})
 
 
-def experts_us(law: FusedMoe, tokens: int, ranks: int, routing: Routing = BALANCED) -> float:
+def experts_us(law: FusedMoe, tokens: int, ranks: int) -> float:
     """The law for DeepSeek-V3's experts, whole on each of so many ranks, 58 layers of them."""
     sizes = [np.array([float(x)]) for x in (tokens, 7168, 2048, 8, 256, 1, ranks)]
-    load = routing.load(sizes[0], sizes[3], sizes[4], sizes[6])
+    load = busiest_load(sizes[0], sizes[3], sizes[4], sizes[6])
     return float(law.us(figures_of(H100), *sizes, load.rows, load.touched, *load.tiles)[0])
 
 
@@ -135,16 +135,6 @@ def test_experts_follow_the_law_of_their_kernel_at_a_router_s_load() -> None:
     assert one.seconds == pytest.approx(58e-6 * experts_us(TRITON, 64, 1))
     assert eight.seconds == pytest.approx(58e-6 * experts_us(FUSED, 64, 8))
     assert (eight.basis, eight.entry) == ("calibrated", EXPERTS.laws["moe"]["fp8_block/flashinfer"])
-
-
-def test_a_skewed_router_is_a_field_of_the_deployment() -> None:
-    ranks, skewed = Parallelism(tp=8, ep=8), Routing(1.2)
-    even = TimedDeployment(load_model("deepseek-v3"), H100, parallelism=ranks, calibration=EXPERTS)
-    uneven = msgspec.structs.replace(even, routing=skewed)
-    batch = Batch.prefill(16_384)
-    more = 58e-6 * (experts_us(FUSED, 16_384, 8, skewed) - experts_us(FUSED, 16_384, 8))
-    assert more > 0
-    assert uneven.seconds(batch) - even.seconds(batch) == pytest.approx(more)
 
 
 def test_experts_beyond_a_node_have_no_calibrated_time() -> None:

@@ -1,13 +1,13 @@
 """Kernel models of mixtures of experts and of all-reduces.
 
-Load of one rank (`Routing.load`): pairs, reached experts, and tiles by their number of rows. A pair
+Load of one rank (`busiest_load`): pairs, reached experts, and tiles by their number of rows. A pair
 is a token on one of its k experts, which is one row of the expert's product. T tokens and E experts
 are on `ranks` ranks. Every rank waits for the busiest rank, so kernel models use its load.
 
-    mean of an expert   n = T·k/E, or unequal shares of T·k under a skew
-    busiest rank        n' = n·(R + √(2·ln ranks)·σ)/R, R = Σ n on a rank, σ² = R + E/ranks·Var(n):
-                        the maximum of `ranks` Gaussian draws, at most the pairs that T tokens can
-                        have; a single rank has the mean
+    mean of an expert   n = T·k/E
+    busiest rank        n' = n·(R + √(2·ln ranks)·√R)/R, R = n·E/ranks: the maximum of `ranks`
+                        Gaussian draws, at most the pairs that T tokens can have; a single rank has
+                        the mean
     touched             a = 1 − (1 − n'/T)^T for each expert
     tiles of m rows     a if n'/a ≤ m/2, else max(a, n'/m + a/2)
 
@@ -44,9 +44,7 @@ that a rank uses depends on the number of peers.
 """
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
-
-import msgspec
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from kvcalc.arithmetic import (
     ceil,
@@ -162,89 +160,22 @@ class ExpertLoad(NamedTuple):
     tiles: tuple[Array, ...]
 
 
-class Routing(msgspec.Struct, frozen=True):
-    """How a router spreads tokens over the experts.
-
-    Attributes:
-        skew: 0 for a uniform router. Above 0 the loads of the experts are on a power law with that
-            exponent, x^−skew from 1 to 0.8·T rows, or from 0.01 to 2 if there are no more pairs
-            than experts. Measured tables call an exponent of 1.2 `power_law_1.2`. The loads are the
-            law's quantiles, one per expert, scaled to all pairs and limited to T.
-    """
-
-    skew: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
-
-    def load(self, tokens: Array, top: Array, experts: Array, ranks: Array) -> ExpertLoad:
-        """Return the load of the busiest of `ranks` ranks for `tokens` tokens of all ranks.
-
-        With a skew, all points must have the same number of experts.
-        """
-        if not self.skew:
-            rows = tokens * top / experts
-            return _busiest_load(tokens, rows, top, experts / ranks, ranks)
-        import numpy as np
-
-        tokens = np.asarray(tokens, float)
-        num_experts = int(np.max(experts))
-        rows = self._rows_of_experts(tokens, top, num_experts)
-        mean = (tokens * top / num_experts)[..., None]
-        variance = ((rows - mean) ** 2).mean(-1)
-        return _busiest_load(tokens, rows, top, num_experts / ranks, ranks, variance)
-
-    def _rows_of_experts(self, tokens: Array, top: Array, experts: int) -> Array:
-        """Return the mean pairs of each expert, along a last axis, in increasing order."""
-        import numpy as np
-
-        has_many = tokens * top > experts
-        exponent = 1 - self.skew if self.skew != 1 else 1e-9
-        first = np.where(has_many, 1.0, 0.01) ** exponent
-        last = np.where(has_many, np.maximum(0.8 * tokens, 1.0), 2.0) ** exponent
-        quantiles = (np.arange(experts) + 0.5) / experts
-        first = first[..., None]
-        rows = (first + (last[..., None] - first) * quantiles) ** (1 / exponent)
-        rows = rows / rows.sum(-1, keepdims=True) * (tokens * top)[..., None]
-        return np.minimum(rows, tokens[..., None])
-
-
-BALANCED = Routing()
-
-
-def _busiest_load(
-    tokens: Array,
-    rows: Array,
-    top: Array,
-    local_experts: Array,
-    ranks: Array,
-    variance: Array | None = None,
-) -> ExpertLoad:
-    """Return the load of the busiest rank.
-
-    Args:
-        tokens: Tokens of all ranks.
-        rows: Mean pairs of each expert; with a last axis of experts if they differ.
-        top: Experts per token.
-        local_experts: Experts of the rank.
-        ranks: Number of ranks.
-        variance: Variance of the pairs among experts; None if all experts have equal means.
-    """
-    is_uniform = variance is None
-    column = tokens if is_uniform else tokens[..., None]
-
-    def sum_of(values: Array) -> Array:
-        return local_experts * (values if is_uniform else values.mean(-1))
-
-    mean = sum_of(rows)
-    spread = mean if variance is None else mean + local_experts * variance
-    busiest = mean + sqrt(2 * log(ranks) * spread)
+def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> ExpertLoad:
+    """Return the load of the busiest of `ranks` ranks for `tokens` tokens of all ranks, under a
+    uniform router."""
+    local_experts = experts / ranks
+    rows = tokens * top / experts
+    mean = local_experts * rows
+    busiest = mean + sqrt(2 * log(ranks) * mean)
     factor = minimum(busiest, tokens * minimum(top, local_experts)) / maximum(mean, 1e-300)
-    busy = minimum(rows * (factor if is_uniform else factor[..., None]), column)
-    share = minimum(busy / column, 1 - 1e-15)
-    touched = -expm1(column * log1p(-share))
+    busy = minimum(rows * factor, tokens)
+    share = minimum(busy / tokens, 1 - 1e-15)
+    touched = -expm1(tokens * log1p(-share))
     tiles = []
     for m in TILE_ROWS:
         filled = maximum(touched, busy / m + touched / 2)
-        tiles.append(sum_of(where(busy <= touched * m / 2, touched, filled)))
-    return ExpertLoad(sum_of(busy), sum_of(touched), tuple(tiles))
+        tiles.append(local_experts * where(busy <= touched * m / 2, touched, filled))
+    return ExpertLoad(local_experts * busy, local_experts * touched, tuple(tiles))
 
 
 MENU = ((16, 128), (32, 128), (64, 128), (128, 128))  # tiles of autotuned grouped products
@@ -315,7 +246,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         tokens, hidden, inter, top, experts, tp, ep, *load = shape
         if not load or is_any(load[0] <= 0):
-            uniform = BALANCED.load(tokens, top, experts, ep)
+            uniform = busiest_load(tokens, top, experts, ep)
             columns = [uniform.rows, uniform.touched, *uniform.tiles]
             if load:
                 is_known = load[0] > 0
