@@ -24,7 +24,6 @@ from kvcalc.library.files import read_text
 from kvcalc.library.load import load_gpu
 from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.question.deployment_options import DATASHEET
-from kvcalc.records import Record
 from kvcalc.timing.kernel_models.families import NEAREST, AnyLaw
 from kvcalc.timing.kernel_models.kernel_model import KernelModel
 
@@ -300,34 +299,21 @@ def to_yaml(calibration: Calibration) -> str:
     """Return the text of a preset file."""
     import yaml
 
-    fields = msgspec.to_builtins(calibration)
-    data: dict[str, Any] = {
-        key: value for key, value in fields.items() if value not in ({}, None)
-    }
-    laws = data.pop("laws", {})
-    refused = data.pop("refused", {})
-
-    def dump(values: Record, is_flow: bool = False) -> list[str]:
-        text = yaml.safe_dump(
-            values,
-            sort_keys=False,
-            allow_unicode=True,
-            width=10_000,
-            default_flow_style=is_flow,
-        )
-        return text.splitlines()
-
-    lines = [*dump(data), "laws:" if laws else "laws: {}"]
-    for family, kinds in laws.items():
-        lines.append(f"  {family}:")
-        for kind, entry in kinds.items():
-            (law,) = dump(entry.pop("law"), is_flow=True)
-            lines += [f"    {kind}:", f"      law: {law}"]
-            filled = {key: value for key, value in entry.items() if value != ""}
-            lines += [f"      {line}" for line in dump(filled)]
-    if refused:
-        lines += dump({"refused": refused})
-    return "\n".join(lines) + "\n"
+    data: dict[str, Any] = msgspec.to_builtins(calibration)
+    laws, refused = data.pop("laws"), data.pop("refused")
+    for kinds in laws.values():
+        for entry in kinds.values():
+            if not entry["note"]:
+                del entry["note"]
+    filled = {key: value for key, value in data.items() if value not in ({}, None)}
+    more = {"refused": refused} if refused else {}
+    return yaml.safe_dump(
+        {**filled, "laws": laws, **more},
+        sort_keys=False,
+        allow_unicode=True,
+        width=10_000,
+        default_flow_style=None,  # one line for each kernel model
+    )
 
 
 def preset_path(gpu: Gpu, stack: str) -> Path:

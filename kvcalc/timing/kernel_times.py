@@ -98,12 +98,6 @@ class KernelTime(NamedTuple):
     is_measured: bool = True
 
 
-def decodes(new: Any) -> bool:
-    """Return whether decode kernels process this number of new tokens of a sequence, at all
-    points."""
-    return not is_any(new > MAX_DECODE_TOKENS)
-
-
 def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
     """Return whether the kernel model of an operator was fitted on the operator's dtype and format.
 
@@ -136,7 +130,9 @@ def _served_gemm(law: KernelModel, bf16_t0: float | None) -> KernelModel:
     if isinstance(law, ResidentGemm | ResidentQuantizedGemm):
         law = msgspec.structs.replace(law, cold=True)
     if isinstance(law, QuantizedGemm | CutlassGemm):
-        return law.quantised(law.t0 if bf16_t0 is None else bf16_t0)
+        t0 = law.t0 if bf16_t0 is None else min(law.t0, bf16_t0)
+        row = {"row": 0.0} if isinstance(law, CutlassGemm) else {}
+        return msgspec.structs.replace(law, t0=t0, bq=math.inf, **row)
     return law
 
 

@@ -31,7 +31,7 @@ from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Opera
 from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.kernel_models.kernel_model import Elementwise, figures_of
-from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_measured, decodes
+from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_measured
 
 # Microseconds of one message between nodes. A tree of n nodes sends 2·log2(n) messages. Source:
 # NCCL, src/graph/tuning.cc, hwLat of the network under the tree with the low-latency protocol
@@ -270,7 +270,7 @@ def step_error(
         calibration.basis_on(gpu) != CALIBRATED
         or not shapes
         or any(operator.module or latency_us(operator) for operator in operators)
-        or not all(decodes(new) for shape in shapes for _, new, _, _ in shape.groups)
+        or any(is_any(g[1] > MAX_DECODE_TOKENS) for shape in shapes for g in shape.groups)
         or not all(cache_kind(shape.cached)[1] for shape in shapes)
         or not all(computes_as_measured(operator, calibration) for operator in operators)
     ):

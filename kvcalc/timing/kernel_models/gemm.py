@@ -33,9 +33,7 @@ In serving, other weights replace them between two calls: the L2 is cold, and mi
 """
 
 import math
-from typing import Any, ClassVar, Self
-
-import msgspec
+from typing import Any, ClassVar
 
 from kvcalc.arithmetic import ceil, is_any, least_over, maximum, minimum, where
 from kvcalc.timing.kernel_models.kernel_model import (
@@ -210,11 +208,6 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
         start = self.t0 + (2 + self.bytes) * m * k / (self.bq * machine.memory)
         return start + self.best_plan_us(machine, shape, self.bytes, self.pro, self.sg)
 
-    def quantised(self, t0: float) -> Self:
-        """Return the model of a GEMM with an already quantised input; launches take at most t0
-        µs."""
-        return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=math.inf)
-
 
 class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
     """fp8 GEMMs of m × n × k under CUTLASS's fixed dispatch.
@@ -263,11 +256,6 @@ class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
         start = self.t0 + self.row * m + 3 * m * k / (self.bq * machine.memory)
         return start + pnorm(self.p, count_waves(tiles / machine.sms, self.sg) * tile, memory)
 
-    def quantised(self, t0: float) -> Self:
-        """Return the model of a GEMM with an already quantised input; launches take at most t0
-        µs."""
-        return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=math.inf, row=0.0)
-
 
 # Microseconds of memory traffic that the L2 of such a GPU stores: 84 and 116 on two GDDR GPUs with
 # large L2s, 12 to 20 on HBM.
@@ -277,6 +265,18 @@ MIN_L2_US = 50.0
 def keeps_weights(machine: GpuParameters) -> bool:
     """Return whether weights stay in the L2 of this GPU between measured calls."""
     return machine.l2 > MIN_L2_US * machine.memory
+
+
+def _resident_us(
+    law: Any,
+    machine: GpuParameters,
+    weights: Array,
+    others: Array,
+) -> Array:
+    """Return microseconds to move weights that may be in the L2, and inputs and outputs."""
+    missed = weights * missed_share(weights, law.cap, machine.l2, law.cold)
+    moved_us = (missed + others) / (law.em * machine.memory)
+    return maximum(moved_us, (weights + others) / law.l2)
 
 
 class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
@@ -299,8 +299,7 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
     cap: float = 0.17
     l2: float = 3e6
 
-    def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        return _resident_us(self, machine, weights, others)
+    memory_us = _resident_us
 
 
 class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resident"):
@@ -321,17 +320,4 @@ class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resi
     cap: float = 0.17
     l2: float = 3e6
 
-    def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        return _resident_us(self, machine, weights, others)
-
-
-def _resident_us(
-    law: ResidentGemm | ResidentQuantizedGemm,
-    machine: GpuParameters,
-    weights: Array,
-    others: Array,
-) -> Array:
-    """Return microseconds to move weights that may be in the L2, and inputs and outputs."""
-    missed = weights * missed_share(weights, law.cap, machine.l2, law.cold)
-    moved_us = (missed + others) / (law.em * machine.memory)
-    return maximum(moved_us, (weights + others) / law.l2)
+    memory_us = _resident_us
