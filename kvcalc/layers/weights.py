@@ -190,11 +190,15 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return FORMATS[self.dtype].bits // 8
 
     @property
+    def quantized_dtypes(self) -> list[str]:
+        """The dtypes of products with the matrices that each scheme covers."""
+        return [stored_format(s.format).computes or self.dtype for s in self.schemes]
+
+    @property
     def product_dtypes(self) -> tuple[str, ...]:
         """Return the dtypes of all products: quantised matrices first, then the dtype of the
         model."""
-        quantised = (stored_format(s.format).computes or self.dtype for s in self.schemes)
-        return tuple(dict.fromkeys([*quantised, self.dtype]))
+        return tuple(dict.fromkeys([*self.quantized_dtypes, self.dtype]))
 
     @property
     def weights_label(self) -> str:
@@ -210,9 +214,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         '' without quantised matrices, and for 4-bit activations, because not every GPU computes in
         fp4.
         """
-        dtypes = dict.fromkeys(
-            stored_format(s.format).computes or self.dtype for s in self.schemes
-        )
-        if any("fp4" in dtype for dtype in dtypes):
+        dtypes = dict.fromkeys(self.quantized_dtypes)
+        if not dtypes or any("fp4" in dtype for dtype in dtypes):
             return ""
-        return f" (quantised matrices computed in {' + '.join(dtypes)})" if dtypes else ""
+        return f" (quantised matrices computed in {' + '.join(dtypes)})"

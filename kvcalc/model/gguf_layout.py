@@ -42,15 +42,6 @@ _FLOAT32 = ("router", "shared.weight")
 # parameter (DeepSeek-V3 §2.1.2).
 _BIASED_ROUTERS = {"deepseek_v3", "minimax_m2"}
 _QKV = ("q", "k", "v")
-_USES = {
-    "q": Use.Q,
-    "k": Use.K,
-    "v": Use.V,
-    "o": Use.O,
-    "gate": Use.GATE,
-    "up": Use.UP,
-    "down": Use.DOWN,
-}
 _LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a_mqa"}
 
 
@@ -163,7 +154,7 @@ def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[TensorMapping]:
             tensor = Tensor(Use.OTHER, row, layer, stacked=True)
             yield TensorMapping(name, ("kv_up",), tensor, heads * rows)
         return
-    use = _USES.get(w.name.rpartition(".")[2], Use.OTHER)
+    use = Use.__members__.get(w.name.rpartition(".")[2].upper(), Use.OTHER)
     name = use + ("_exps" if w.expert else "_shexp" if w.name.startswith("shared.") else "")
     if isinstance(part, Grouped) and w.name == "gate":
         use, name = Use.OTHER, "attn_gate"
