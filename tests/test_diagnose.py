@@ -88,13 +88,8 @@ def test_what_a_log_says(
     """Model, GPU, version, failure, figures and flags follow from the log only."""
     records = diagnosed(getattr(logs, name))
     last = records[-1]
-    assert (last["model"], last["gpu"], last["gpus"], last["engine_version"], last["failure"]) == (
-        model,
-        gpu,
-        gpus,
-        version,
-        failure,
-    )
+    start = [last[key] for key in ("model", "gpu", "gpus", "engine_version", "failure")]
+    assert start == [model, gpu, gpus, version, failure]
     assert last["command"].endswith(command)
     assert last["term"] == "what fits"
     assert {item: gib(records, item) for item in figures} == pytest.approx(figures, abs=1e-6)

@@ -140,7 +140,7 @@ def test_values_of_a_file_are_refused_with_its_name(kvcalc: Run, tmp_path: Path)
     """A typed option replaces a wrong value of the file, and its own errors do not name the file."""
     path, prices = tmp_path / "plan.yaml", tmp_path / "prices.yaml"
     path.write_text("users: many\ncontext: 4k\ngpu: l4\n")
-    assert kvcalc(f"plan gpt2 --file {path}").err.startswith(f"kvcalc: {path}: number of users 'many' is not a whole number.")
+    assert kvcalc(f"plan gpt2 --file {path}").err.startswith(f"kvcalc: {path}: users 'many' is not a whole number.")
     assert kvcalc(f"plan gpt2 --file {path} --users 1").code == 0
     assert kvcalc(f"plan gpt2 --file {path} --users 1 --tp x").err.startswith("kvcalc: tp 'x' is not")
     prices.write_text("h100: 2.5\nl4: free\n")
