@@ -90,24 +90,27 @@ def test_a_page_is_explained_as_its_commands_are(kvcalc: Run, tmp_path: Path, mo
     assert not [*tmp_path.iterdir()]
 
 
-PASSES = (
-    "roofline deepseek-v3 --gpu h200 --tp 8 --phase prefill --mla-form expanded --context 1k --batch-size 3",
-    "roofline deepseek-v3 --gpu h200 --tp 8 --phase decode --context 1k --batch-size 4 --dp 2",
-    "roofline recurrentgemma-2b --batch-size 3 --context 500",
-)
+PASSES = {
+    "roofline deepseek-v3 --gpu h200 --tp 8 --phase prefill --mla-form expanded --context 1k --batch-size 3": (3, 1024),
+    "roofline deepseek-v3 --gpu h200 --tp 8 --phase decode --context 1k --batch-size 4 --dp 2": (2, 1024),
+    "roofline recurrentgemma-2b --batch-size 3 --context 500": (3, 500),
+}
 
 
-@pytest.mark.parametrize("line", PASSES)
+@pytest.mark.parametrize("line", PASSES, ids=[" ".join(line.split()[1:4:2]) for line in PASSES])
 def test_products_of_a_pass_come_to_their_figures(kvcalc: Run, line: str) -> None:
-    """2·m·k·n and bytes·m·(k + n) are the figures behind them."""
+    """B and B·S are what they say on one rank, and 2·m·k·n and bytes·m·(k + n) the figures behind them."""
+    batch, context = PASSES[line]
+    names = {"B": batch, "B·S": batch * context}
     seen = 0
     lines = kvcalc(line + " --explain").out.splitlines()
-    for index, text in enumerate(lines):
-        if sizes := re.search(r"m = ([\d,.]+), k = ([\d,]+), n = ([\d,.]+)$", text):
-            m, k, n = (float(size.replace(",", "")) for size in sizes.groups())
-            flops = re.search(r"= ([\d,]+)$", lines[index + 1])
+    for at, text in enumerate(lines):
+        if sizes := re.search(r"m = (\S+) = ([\d,.]+), k = .* = ([\d,]+), n = .* = ([\d,.]+)$", text):
+            m, k, n = (float(size.replace(",", "")) for size in sizes.groups()[1:])
+            assert names.get(sizes[1], m) == m
+            flops = re.search(r"= ([\d,]+)$", lines[at + 1])
             assert flops and int(flops[1].replace(",", "")) == 2 * m * k * n
-            for element, form, moved in re.findall(r"activations (\d) bytes·m·(\(k \+ n\)|n) = ([\d,]+)", lines[index + 2]):
+            for element, form, moved in re.findall(r"activations (\d) bytes·m·(\(k \+ n\)|n) = ([\d,]+)", lines[at + 2]):
                 assert int(moved.replace(",", "")) == int(element) * m * (n if form == "n" else k + n)
                 seen += 1
     assert seen > 3

@@ -35,13 +35,7 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
     """Return the weights that the lines of a part list."""
     letters = part.letters() | {"D": hidden_size}
     weights = []
-    for line in filter(None, map(str.strip, part.WEIGHTS.splitlines())):
-        name, _, text = line.partition(": ")
-        size, *words = text.split(", ")
-        options = {word.partition(" ")[0]: word.partition(" ")[2] for word in words}
-        conditions = filter(None, options.get("if", "").split(" and "))
-        if not all(map(part.holds, conditions)):
-            continue
+    for name, size, options in part.lines():
         sides, _, units = size.partition(" / ")
         inputs, _, outputs = sides.rpartition(" × ")
         shards = number_of(units or "1", letters)
@@ -90,6 +84,22 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Return every parameter of this part for a hidden size."""
         return _listed_weights(self, hidden_size)
+
+    def lines(self) -> list[tuple[str, str, dict[str, str]]]:
+        """Return name, size and further words of each line of WEIGHTS whose condition holds."""
+        lines = []
+        for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):
+            name, _, text = line.partition(": ")
+            size, *words = text.split(", ")
+            options = {word.partition(" ")[0]: word.partition(" ")[2] for word in words}
+            if all(map(self.holds, filter(None, options.get("if", "").split(" and ")))):
+                lines.append((name, size, options))
+        return lines
+
+    def sides(self) -> dict[str, tuple[str, str]]:
+        """Return rows and columns of each matrix in letters, such as {"q": ("D", "H·d")}."""
+        sizes = {name: size.partition(" / ")[0].split(" × ") for name, size, _ in self.lines()}
+        return {name: (size[0], size[1]) for name, size in sizes.items() if len(size) == 2}
 
     def holds(self, condition: str) -> bool:
         """Return whether a condition such as `not bias` or `output_gate=full` holds."""

@@ -12,7 +12,7 @@ from kvcalc.records import Record
 from kvcalc.report.explain import operand, with_numbers
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
 from kvcalc.report.text.plan_text import deployment_words, sentence
-from kvcalc.report.text.tables import kernel_seconds, plural, seconds, whole
+from kvcalc.report.text.tables import digits, kernel_seconds, plural, seconds, whole
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.operator_times import ENGINE_OVERHEAD, MODULE_OVERHEAD, pass_records
 from kvcalc.timing.steps import engine_parts
@@ -132,7 +132,15 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
     ]
     lines = [
         f"{model.name} on {deployment.gpu.name}: {' + '.join(groups)}",
+        "B sequences, S tokens of each, T = Σ new tokens; "
+        f"D hidden_size = {model.hidden_size:,}, V vocab_size = {model.vocab_size:,}",
     ]
+    for kind, layer in model.kinds.items():
+        letters = {k: v for part in layer.parts for k, v in part.letters().items() if v}
+        sizes = [f"{letter} = {size:,}" for letter, size in letters.items()]
+        lines.append(f"{kind} layers ({model.counts[kind]}): {', '.join(sizes)}")
+    if deployment.parallelism.gpus > 1:
+        lines.append("n, k and heads are this GPU's share of the letters")
     operators = [p.operator for p in placed]
     remaining = iter(operators)
     *records, total = pass_records(placed, deployment.gpu, calibration)
@@ -149,13 +157,15 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
                 if part
             ]
         else:
-            sums = _operator_sums(deployment, next(remaining))
+            sums = _operator_sums(deployment, batch, next(remaining))
         kind_name = f" ({record['layer']})" if record["layer"] else ""
         times = []
         if record["time_s"] is not None:
             times.append(f"predicted {kernel_seconds(record['time_s'])}")
         if record["bound"]:
             times.append(f"{record['bound']} bound {kernel_seconds(record['roofline_s'])}")
+        if record["intensity"]:
+            times.append(f"{digits(record['intensity'])} FLOP/B")
         sums.append(f"all runs: {', '.join(times)}; {record['share']:.1%} of the pass")
         lines += ["", f"{record['operator']}{kind_name} × {record['count']}"]
         lines += [f"    {text}" for text in sums]
@@ -164,15 +174,17 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
     return "\n".join([*lines, "", f"total of all rows: {time}{bound}"]) + "\n"
 
 
-def _operator_sums(deployment: TimedDeployment, operator: Operator) -> list[str]:
+def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator) -> list[str]:
     """Return FLOPs and bytes of one run of an operator as sums."""
     cost, shape = operator.cost, operator.shape
     element = deployment.formats.element_bytes
     weights = activations = ""
     if isinstance(shape, GemmShape):
+        rows, inner, columns = _letters(deployment, batch, operator)
         m, n = whole(shape.m), whole(shape.n)
         sums = [
-            f"x[m, k] · W[k, n], m = {m}, k = {shape.k:,}, n = {n}",
+            f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, "
+            f"n = {columns} = {n}",
             f"FLOPs = 2·m·k·n = 2·{m}·{shape.k:,}·{n} = {cost.flops:,}",
         ]
         weights = f" ({shape.stored:g} B a weight, scales included)"
@@ -210,6 +222,28 @@ def _operator_sums(deployment: TimedDeployment, operator: Operator) -> list[str]
     terms = " + ".join(text for text, size in sizes.items() if size) or "0"
     network = f", {cost.network_bytes:,.0f} over the link" if cost.network_bytes else ""
     return [*sums, f"bytes = {terms} = {cost.bytes:,}{network}"]
+
+
+def _letters(
+    deployment: TimedDeployment, batch: Batch, operator: Operator
+) -> tuple[str, str, str]:
+    """Return m, k and n of a GEMM in letters, or in words if no letters are known.
+
+    The new tokens of a batch are B in a decode, B·S in a prefill and T in a mixed pass.
+    """
+    if operator.name == "lm_head":
+        return "B", "D", "V"
+    first, *more = batch.groups
+    rows = "T" if more or not isinstance(first.new, int) else "B" if first.new == 1 else "B·S"
+    if operator.experts:
+        rows += "·k ÷ experts"
+    layer = deployment.model.kinds.get(operator.layer)
+    for part in (*layer.parts, *layer.shared) if layer else ():
+        sides = part.sides()
+        names = (operator.name,) if operator.name in sides else operator.weights
+        if names and all(name in sides for name in names):
+            return rows, sides[names[0]][0], " + ".join(sides[name][1] for name in names)
+    return rows, "inputs", "outputs"
 
 
 # Formulas of a deployment. Keys that a record lacks leave out their formula.

@@ -75,6 +75,10 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     kv_projection: bool = True
     heads_cached: bool = False
 
+    def sides(self) -> dict[str, tuple[str, str]]:
+        """Return rows and columns of each matrix in letters, with the absorbed halves of kv_up."""
+        return super().sides() | {"absorb_q": ("dn", "H·r"), "absorb_v": ("r", "H·dv")}
+
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
         """Return entries for keys and values of every head; a value has `value_width` elements with
         padding."""
