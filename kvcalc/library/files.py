@@ -226,7 +226,7 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
     except OSError as error:
         raise _file_error("read", error, path) from None
     except UnicodeDecodeError:
-        raise UserError(f"is not UTF-8 text (byte {_first_bad(path):,})", str(path)) from None
+        raise UserError("is not UTF-8 text", str(path)) from None
 
 
 def check_readable(path: Path, most_bytes: int) -> None:
@@ -245,19 +245,3 @@ def check_readable(path: Path, most_bytes: int) -> None:
             f"has {result.st_size:,} bytes; more than {most_bytes:,} are not read",
             file_name,
         )
-
-
-def _first_bad(path: Path) -> int:
-    """Return the position of the first byte that is not valid UTF-8.
-
-    No character spans two lines.
-    """
-    offset = 0
-    with path.open("rb") as file:
-        while line := file.readline(MOST_LINE):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                return offset + error.start
-            offset += len(line)
-    return offset

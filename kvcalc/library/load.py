@@ -27,7 +27,7 @@ from kvcalc.records.size import SizeRecord, WeightsRecord
 from kvcalc.units import parse_bytes, parse_rate, parse_tokens
 
 if TYPE_CHECKING:
-    from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord, PeaksRecord
+    from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord
 
 _SETTABLE = (
     "layers",
@@ -88,23 +88,18 @@ def _apply(data: JsonObject, target: str, value: Any) -> None:
         data[key] = value
         return
     layers = [data["kinds"][kind]] if kind else list(data["kinds"].values())
-    result = False
-    for layer in layers:
-        parts = (*layer["parts"], *layer["shared"])
-        holders = (
-            [layer] if key in _OF_A_LAYER else [p for p in parts if key in p and key != "type"]
-        )
-        for holder in holders:
-            holder[key] = value
-            result = True
-    if not result:
-        keys = {
-            k for layer in layers for part in (*layer["parts"], *layer["shared"]) for k in part
-        } - {"type"}
+    parts = [part for layer in layers for part in (*layer["parts"], *layer["shared"])]
+    holders = [part for part in parts if key in part and key != "type"]
+    if key in _OF_A_LAYER:
+        holders = layers
+    if not holders:
+        keys = {name for part in parts for name in part} - {"type"}
         raise UserError(
             f"{target}: no layer of {data['name']} has {key!r}",
             hint=nearest(key, [*keys, *_SETTABLE]),
         )
+    for holder in holders:
+        holder[key] = value
 
 
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+).*")
@@ -185,13 +180,10 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
 
 def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
     """Return `gpu` with this bandwidth to other nodes, as `50GB/s`; '' is the preset's figure."""
-    return (
-        msgspec.structs.replace(
-            gpu, inter_node_bytes_per_s=float(parse_rate(rate, "inter-node-bandwidth"))
-        )
-        if rate
-        else gpu
-    )
+    if not rate:
+        return gpu
+    bandwidth = float(parse_rate(rate, "inter-node-bandwidth"))
+    return msgspec.structs.replace(gpu, inter_node_bytes_per_s=bandwidth)
 
 
 class Place(NamedTuple):
@@ -352,34 +344,30 @@ def model_record(model: Model) -> "ModelPresetRecord":
 def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
     """Return one GPU as a flat record; null if its vendor does not publish a figure."""
     peaks = {f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS}
-    return {
+    host = gpu.host
+    first = "vendor architecture memory_bytes usable_bytes"
+    second = (
+        "knee sms register_bytes_per_sm shared_memory_bytes_per_sm shared_memory_bytes_per_s "
+        "l2_bytes l2_bytes_per_s link_bytes_per_s host_link_bytes_per_s"
+    )
+    record = {
         "gpu": gpu.name,
-        "vendor": gpu.vendor,
-        "architecture": gpu.architecture,
-        "memory_bytes": gpu.memory_bytes,
-        "usable_bytes": gpu.usable_bytes,
+        **{name: getattr(gpu, name) for name in first.split()},
         "memory_type": gpu.memory_type or None,
         "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-        **cast("PeaksRecord", peaks),
+        **peaks,
         "vector_fp32_flops_per_s": gpu.vector_flops_per_s.get("fp32"),
-        "knee": gpu.knee,
-        "sms": gpu.sms,
-        "register_bytes_per_sm": gpu.register_bytes_per_sm,
-        "shared_memory_bytes_per_sm": gpu.shared_memory_bytes_per_sm,
-        "shared_memory_bytes_per_s": gpu.shared_memory_bytes_per_s,
-        "l2_bytes": gpu.l2_bytes,
-        "l2_bytes_per_s": gpu.l2_bytes_per_s,
-        "link_bytes_per_s": gpu.link_bytes_per_s,
-        "host_link_bytes_per_s": gpu.host_link_bytes_per_s,
-        "host": gpu.host.name if gpu.host else None,
-        "host_gpus": gpu.host.gpus if gpu.host else None,
-        "host_memory_bytes": gpu.host.memory_bytes if gpu.host else None,
-        "disk_bytes": gpu.host.disk_bytes if gpu.host else None,
-        "disk_bytes_per_s": gpu.host.disk_bytes_per_s if gpu.host else None,
+        **{name: getattr(gpu, name) for name in second.split()},
+        "host": host.name if host else None,
+        "host_gpus": host.gpus if host else None,
+        "host_memory_bytes": host.memory_bytes if host else None,
+        "disk_bytes": host.disk_bytes if host else None,
+        "disk_bytes_per_s": host.disk_bytes_per_s if host else None,
         "power_w": gpu.power_w,
         "per": gpu.per,
         "source": "; ".join(s.url for s in gpu.source),
     }
+    return cast("GpuPresetRecord", record)
 
 
 UNKNOWN: WeightsRecord = {
@@ -406,29 +394,6 @@ class Dimensions(DimensionOptions, frozen=True):
         sliding_window: Largest number of tokens that a layer stores.
     """
 
-    def split(self) -> "Dimensions":
-        """Return these dimensions with the number of KV heads derived from the hidden size.
-
-        The number equals the number of query heads, or is 1 if that is unknown.
-
-        Raises:
-            UserError: The heads do not divide the hidden size, or KV heads are given too.
-        """
-        if not self.hidden_size:
-            return self
-        if self.kv_heads or self.head_dim or self.kv_lora_rank:
-            raise UserError(
-                "--hidden-size is of MHA as wide as the model, in place of --kv-heads, "
-                "--head-dim and --kv-lora-rank"
-            )
-        heads = max(1, self.heads)
-        if self.hidden_size % heads:
-            raise UserError(
-                f"--hidden-size {self.hidden_size} is not a multiple of --heads {heads}"
-            )
-        width = self.hidden_size // heads
-        return msgspec.structs.replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
-
     def model(self) -> Model:
         """Return a model of these layers, named by its cache contents. Raises UserError as
         `checked`."""
@@ -451,7 +416,9 @@ class Dimensions(DimensionOptions, frozen=True):
         return result._build(f"{self.layers} layers")
 
     def checked(self) -> "Dimensions":
-        """Return these dimensions after `split`.
+        """Return these dimensions, with the KV heads and head_dim that hidden_size means.
+
+        There are as many KV heads as query heads, or one if their number is unknown.
 
         Raises:
             UserError: A value is missing, contradicts another or is outside its range.
@@ -460,14 +427,11 @@ class Dimensions(DimensionOptions, frozen=True):
             limit = 100_000 if name == "layers" else 10**8
             if not 0 <= value <= limit:
                 raise UserError(f"{_option(name)} {value} is outside 1 to {limit:,}")
-        if self.hidden_size and self.layers:
-            return self.split()
-        needed: tuple[str, ...] = (
-            ("layers", "kv_lora_rank")
-            if self.kv_lora_rank
-            else ("layers", "kv_heads", "head_dim")
-        )
-        needed = ("layers",) if self.hidden_size else needed
+        needed = ["layers", "kv_heads", "head_dim"]
+        if self.kv_lora_rank:
+            needed = ["layers", "kv_lora_rank"]
+        if self.hidden_size:
+            needed = ["layers"]
         missing = [_option(name) for name in needed if not getattr(self, name)]
         if missing:
             hint = (
@@ -483,21 +447,26 @@ class Dimensions(DimensionOptions, frozen=True):
             raise UserError("a layer keeps --kv-heads or --kv-lora-rank, not both")
         if self.qk_rope_head_dim and not self.kv_lora_rank:
             raise UserError("--qk-rope-head-dim is of a latent, and there is no --kv-lora-rank")
-        return self
+        if not self.hidden_size:
+            return self
+        if self.kv_heads or self.head_dim or self.kv_lora_rank:
+            raise UserError(
+                "--hidden-size is of MHA as wide as the model, in place of --kv-heads, "
+                "--head-dim and --kv-lora-rank"
+            )
+        heads = max(1, self.heads)
+        width, rest = divmod(self.hidden_size, heads)
+        if rest:
+            raise UserError(
+                f"--hidden-size {self.hidden_size} is not a multiple of --heads {heads}"
+            )
+        return msgspec.structs.replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
 
     def _build(self, name: str) -> Model:
-        layer = Layer(parts=(self._mixer(),))
-        result = Model(
-            name=name,
-            hidden_size=1,
-            vocab_size=1,
-            layers=self.layers,
-            kinds={"layer": layer},
+        kinds = {"layer": Layer(parts=(self._mixer(),))}
+        return changed(
+            Model(name=name, hidden_size=1, vocab_size=1, layers=self.layers, kinds=kinds)
         )
-        key, problem = result.problem()
-        if problem:
-            raise UserError(problem, key)
-        return result
 
     def _mixer(self) -> Grouped | Latent:
         window = self.sliding_window or None

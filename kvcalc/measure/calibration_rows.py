@@ -28,12 +28,7 @@ from kvcalc.measure.machine import Machine
 from kvcalc.records import Record
 from kvcalc.timing.rows import cost_of
 
-DTYPE_NAMES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "fp64": "float64",
-}
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 PRESETS = {  # by a part of the vendor's name
     "H100 80GB HBM3": "h100_sxm",
     "H100 PCIe": "h100_pcie",
@@ -115,25 +110,16 @@ class RowFamily(NamedTuple):
     rows: int
 
 
+def _shapes(text: str) -> list[tuple[int, ...]]:
+    """Return the shapes in a text. Example: `8x4 2x1` gives [(8, 4), (2, 1)]."""
+    return [tuple(map(int, shape.split("x"))) for shape in text.split()]
+
+
 # (n, k) of weights, and (query heads, KV heads, width) of attention, in real models
-MATRICES = (
-    (4096, 4096),
-    (6144, 4096),
-    (28672, 4096),
-    (4096, 14336),
-    (1024, 8192),
-    (10240, 8192),
-    (57344, 8192),
-    (1024, 2048),
+MATRICES = _shapes(
+    "4096x4096 6144x4096 28672x4096 4096x14336 1024x8192 10240x8192 57344x8192 1024x2048"
 )
-HEADS = (
-    (32, 8, 128),
-    (8, 1, 128),
-    (64, 8, 128),
-    (16, 2, 128),
-    (32, 8, 64),
-    (8, 4, 256),
-)
+HEADS = _shapes("32x8x128 8x1x128 64x8x128 16x2x128 32x8x64 8x4x256")
 LENGTHS = [2**e for e in range(4, 18)]
 DECODE_BATCHES, PREFILL_BATCHES = (1, 4, 16, 64, 256), (1, 2, 8)
 

@@ -1,6 +1,8 @@
 """Read a config.json as a model: find its text part, look up its type, and read every layer."""
 
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from itertools import groupby
@@ -42,27 +44,21 @@ _STORAGE_FILES = (
     ("quant_config.json", "w_bit", "awq"),
 )
 # Spellings of the standard keys in older and remote-code configs.
+_SPELLING_ROWS = """
+    hidden_size             n_embd d_model dim model_dim embed_dim n_embed
+    num_hidden_layers       n_layer n_layers num_layers
+    num_attention_heads     n_head n_heads num_heads
+    num_key_value_heads     n_head_kv num_kv_heads n_kv_heads multi_query_group_num
+    intermediate_size       n_inner ffn_dim ffn_hidden_size d_ff
+    n_routed_experts        num_routed_experts
+    n_shared_experts        num_shared_experts
+    max_position_embeddings n_positions max_seq_len max_sequence_length seq_length
+                            model_max_length n_ctx
+"""
 _SPELLINGS = {
-    "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "n_embed"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": (
-        "n_head_kv",
-        "num_kv_heads",
-        "n_kv_heads",
-        "multi_query_group_num",
-    ),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
-    "n_routed_experts": ("num_routed_experts",),
-    "n_shared_experts": ("num_shared_experts",),
-    "max_position_embeddings": (
-        "n_positions",
-        "max_seq_len",
-        "max_sequence_length",
-        "seq_length",
-        "model_max_length",
-        "n_ctx",
-    ),
+    words[0]: tuple(words[1:])
+    for row in re.split(r"\n {4}(?! )", _SPELLING_ROWS)
+    if (words := row.split())
 }
 
 
@@ -262,21 +258,20 @@ def _types(spec: type[Layer | Model]) -> JsonObject:
 def kind_names(kinds: list[Layer]) -> list[str]:
     """Return a name for each kind from its distinguishing parts: mixer, FFN, both, or a number."""
     mixers = [_mixer_word(layer) for layer in kinds]
-    networks = [
-        "_".join(
-            str(p.__struct_config__.tag) for p in layer.parts if isinstance(p, Dense | Moe)
-        )
-        for layer in kinds
-    ]
+    networks = []
+    for layer in kinds:
+        tags = [
+            part.__struct_config__.tag for part in layer.parts if isinstance(part, Dense | Moe)
+        ]
+        networks.append("_".join(map(str, tags)))
+    has_networks = len(set(networks)) > 1
+    has_mixers = len(set(mixers)) > 1 or not has_networks
     names: list[str] = []
-    uses: dict[str, int] = {}
+    uses: Counter[str] = Counter()
     for layer, mixer, network in zip(kinds, mixers, networks, strict=True):
-        words = [mixer] if len(set(mixers)) > 1 or len(set(networks)) == 1 else []
-        words += [network] if len(set(networks)) > 1 else []
-        base = (
-            "_".join(filter(None, [*words, "shared" if layer.shares_cache else ""])) or "layer"
-        )
-        uses[base] = uses.get(base, 0) + 1
+        words = mixer * has_mixers, network * has_networks, "shared" * layer.shares_cache
+        base = "_".join(filter(None, words)) or "layer"
+        uses[base] += 1
         names.append(base if uses[base] == 1 else f"{base}_{uses[base]}")
     return names
 

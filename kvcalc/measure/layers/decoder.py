@@ -40,27 +40,11 @@ class DecoderBlock(nn.Module):
         self.norm = Norm(model, layer.norm_count)
         self.parts = nn.ModuleList(_part(model, layer, part) for part in layer.parts)
 
-    def forward(
-        self,
-        x: Tensor,
-        cache: LayerCache | None,
-        past: int,
-        shared_rows: tuple[Tensor, ...],
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return x after the layer, and the K and V that later layers share in a pass without a
-        cache."""
+    def forward(self, x: Tensor, cache: LayerCache | None, past: int) -> Tensor:
         for index, part in enumerate(self.parts):
             inner = self.norm(x, index)
-            if not isinstance(part, Mixer):
-                x = x + part(inner)
-                continue
-            prepared = part.prepare(inner, past)
-            if not part.shares_cache:
-                shared_rows = prepared[1:]
-            elif cache is None:
-                prepared = (*prepared, *shared_rows)
-            x = x + part.finish(part.core(prepared, cache, past), prepared)
-        return x, shared_rows
+            x = x + (part(inner, cache, past) if isinstance(part, Mixer) else part(inner))
+        return x
 
 
 def _part(model: Model, layer: Layer, part: Sublayer) -> nn.Module:
@@ -137,10 +121,10 @@ class Decoder(nn.Module):
                     f"{self.model.name} has {max_positions:,} positions, and the request needs more"
                 )
             x = x + self.positions.weight[past:end]
-        shared_rows: tuple[Tensor, ...] = ()
+        if caches is None and any(layer.shares_cache for layer in self.model.kinds.values()):
+            caches = self.caches(*tokens.shape)
         for index, block in enumerate(self.blocks):
-            cache = caches[index] if caches is not None else None
-            x, shared_rows = block(x, cache, past, shared_rows)
+            x = block(x, caches[index] if caches is not None else None, past)
         x = x if all_positions else x[:, -1:]
         x = self.final_norm(x) if self.final_norm else x
         return (

@@ -130,10 +130,10 @@ class GroupedLayer(Mixer):
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
         """Write the new rows to the cache and return attention over all stored rows, [B, H, n, e].
 
-        A layer that shares a cache reads it. Without a cache, its K and V follow its queries.
+        A layer that shares a cache only reads it.
         """
         q, *rows = prepared
-        if cache is not None and self.shares_cache:
+        if self.shares_cache and cache is not None:
             rows = [entry.read(past + q.shape[2]) for entry in cache]
         else:
             rows = [append_rows(cache, i, new, past) for i, new in enumerate(rows)]
