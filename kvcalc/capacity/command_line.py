@@ -229,12 +229,14 @@ def interpret_flags(
     model = _read_formats(source, model, settings, remarks)
     if dialect.engine in _RULES:
         _RULES[dialect.engine][0](settings, remarks)
-    if settings.pop("mtp", False):
-        _read_prediction(model, settings, remarks)
-    _read_draft(model, settings, remarks)
+    _read_draft(settings, remarks)
+    if "mtp" in settings and not model.mtp:
+        del settings["mtp"]
+        settings.pop("num_speculative_tokens", None)
+        remarks.append(f"prediction layers are left out: none are known of {model.name}")
     if settings.pop("lora", False):
         settings.setdefault("max_loras", 1)
-    elif "max_lora_rank" in settings or "max_loras" in settings:
+    else:
         settings.pop("max_loras", None)
     return Command(dialect.engine, named, model, settings, (), tuple(remarks))
 
@@ -270,15 +272,6 @@ def _read_formats(
     return model
 
 
-def _read_prediction(model: Model, settings: Settings, remarks: list[str]) -> None:
-    """Set the prediction layers of a model, or note that it has none."""
-    if model.mtp:
-        settings["mtp"] = True
-    else:
-        settings.pop("num_speculative_tokens", None)
-        remarks.append(f"prediction layers are left out: none are known of {model.name}")
-
-
 class SpeculativeConfig(msgspec.Struct):
     """The fields of vLLM's --speculative-config that decide the memory."""
 
@@ -288,7 +281,7 @@ class SpeculativeConfig(msgspec.Struct):
     use_heterogeneous_vocab: bool | None = False
 
 
-def _read_draft(model: Model, settings: Settings, remarks: list[str]) -> None:
+def _read_draft(settings: Settings, remarks: list[str]) -> None:
     """Set a draft model, or the model's own prediction layers."""
     text, draft_name = settings.pop("speculation", ""), settings.pop("draft_name", "")
     if text:
@@ -301,7 +294,7 @@ def _read_draft(model: Model, settings: Settings, remarks: list[str]) -> None:
         if config.num_speculative_tokens:
             settings["num_speculative_tokens"] = config.num_speculative_tokens
         if method.endswith("mtp"):
-            _read_prediction(model, settings, remarks)
+            settings["mtp"] = True
             draft_name = ""
         elif method in ("ngram", "suffix") or draft_name == "[ngram]":
             draft_name = ""

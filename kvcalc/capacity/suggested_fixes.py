@@ -165,17 +165,14 @@ def advice(
     if result.fits:
         return None
     fixes = {}
-    candidates = (
-        next(filter(None, _same_gpus(result)), None),
-        next(filter(None, _more_gpus(result, all_experts)), None),
-        _shorter(result),
-    )
-    for change in filter(None, candidates):
-        words = shlex.join(change.words)
-        if as_command:
-            words = _as_flags(result, change, model_name)
-        if words:
-            fixes[words] = change
+    for changes in (_same_gpus(result), _more_gpus(result, all_experts), _shorter(result)):
+        fitting = (c for c in changes if c and c.sequences >= result.options.wanted)
+        if change := next(fitting, None):
+            words = shlex.join(change.words)
+            if as_command:
+                words = _as_flags(result, change, model_name)
+            if words:
+                fixes[words] = change
     return Advice(_missing(result), result.sequences, fixes, result.ranks.gpus)
 
 
@@ -205,19 +202,14 @@ def _missing(result: Fit) -> str:
     return f"needs {format_bytes(result.needed.cache)} of KV cache, has {format_bytes(pool)}"
 
 
-def _fitting(result: Fit, change: ConfigChange | None) -> ConfigChange | None:
-    """Return the change if all requested sequences fit with it."""
-    return change if change and change.sequences >= result.options.wanted else None
-
-
 def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
     """Yield a larger share, a smaller cache and smaller weights: the smallest change first."""
     share = result.needed.utilization
     is_larger = share and result.utilization < share <= LARGEST_SHARE
     if is_larger and not result.has_given_cache:
         words = ("--gpu-memory-utilization", f"{share:g}")
-        yield _fitting(result, try_change(result, words, gpu_memory_utilization=share))
-    yield _fitting(result, small_cache(result))
+        yield try_change(result, words, gpu_memory_utilization=share)
+    yield small_cache(result)
     precision = result.requested.precision
     is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in result.model.quantization)
     is_fixed = is_gguf and result.options.engine != "llama.cpp"
@@ -235,7 +227,7 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
         if is_smaller:
             quality = f"weights in {name}: {loss_of('weights', name)}"
             change = try_change(result, ("--quantization", name), quality, deployment)
-            yield _fitting(result, change)
+            yield change
 
 
 def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange | None]:
@@ -261,13 +253,12 @@ def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange | None]:
             except UserError:
                 break
             deployment = msgspec.structs.replace(result.requested, parallelism=wider)
-            yield _fitting(result, try_change(result, words, deployment=deployment))
+            yield try_change(result, words, deployment=deployment)
 
 
-def _shorter(result: Fit) -> ConfigChange | None:
-    """Return the longest context that fits; None if not one token fits, or if some sequences of the
-    requested length fit."""
-    if not result.longest or result.sequences:
-        return None
-    words = ("--max-model-len", str(result.longest))
-    return _fitting(result, try_change(result, words, max_model_len=result.longest))
+def _shorter(result: Fit) -> Iterator[ConfigChange]:
+    """Yield the longest context that fits; nothing if not one token fits, or if some sequences of
+    the requested length fit."""
+    if result.longest and not result.sequences:
+        words = ("--max-model-len", str(result.longest))
+        yield try_change(result, words, max_model_len=result.longest)

@@ -366,8 +366,7 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
     def spec(row: int, block: int, ratio: int = 1, limit: int = 0) -> Spec:
         page = -(-(block // ratio * row) // ALIGNMENTS[dtype]) * ALIGNMENTS[dtype]
         kind = SpecKind.WINDOW if limit else SpecKind.FULL
-        shape = (("row", ratio, row),)
-        return Spec(kind, row, shape, limit, block, page, latent=True, main=not limit)
+        return Spec(kind, row, (), limit, block, page, latent=True, main=not limit)
 
     def row_bytes(rows: Sequence[StoredEntry]) -> int:
         """Return the bytes of one latent with its rotated key."""

@@ -142,12 +142,15 @@ def static_fraction(
 
 def count_prefill_graphs(tokens: int) -> int:
     """Return the number of captured sizes of prefills up to `tokens`."""
-    count, first = 0, 0
-    steps = (32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (tokens, 512)
-    for last, step in steps:
-        count += max(0, min(last, tokens) - first) // step
-        first = last
-    return count
+    ranges = (
+        (0, 32, 4),
+        (32, 256, 16),
+        (256, 512, 32),
+        (512, 1024, 64),
+        (1024, 4096, 256),
+        (4096, tokens, 512),
+    )
+    return sum(max(0, min(last, tokens) - first) // step for first, last, step in ranges)
 
 
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
