@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from kvcalc.capacity.fit_records import batch_memory, pass_with_memory
+from kvcalc.capacity.fit_records import pass_with_memory
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.attention import Latent, Sparse
 from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
@@ -343,33 +343,21 @@ def _speculation(
     )
 
 
-class ComparisonSweep(NamedTuple):
-    """Curves of variants on deployments over contexts.
-
-    Attributes:
-        cache_curves: A list per deployment with a curve per variant.
-        budgets: KV cache budget in bytes of one GPU, by the GPU's name.
-    """
-
-    cache_curves: list[list[CacheCurve]]
-    budgets: dict[str, int]
-
-
 def comparison_sweep(
     deployments: Sequence[TimedDeployment],
     variants: Sequence[tuple[str, Variant]],
     batch_size: int,
     last: int,
-) -> ComparisonSweep:
-    """Return the curves that the pictures of `compare` need in addition to its records.
+) -> list[list[CacheCurve]]:
+    """Return a cache curve over contexts for each variant, by deployment.
 
     Args:
         deployments: Deployments of one model.
-        variants: Names and variants; the first is the reference.
+        variants: Names and variants.
         batch_size: Batch size of the cache curves.
         last: Last context of the cache curves.
     """
-    sweep = ComparisonSweep([], {})
+    sweep = []
     for deployment in deployments:
         curves = []
         for name, variant in variants:
@@ -385,10 +373,7 @@ def comparison_sweep(
                 f"{variant.model.attention} as it is" if name == "none" else name,
             )
             curves.append(curve)
-        sweep.cache_curves.append(curves)
-        reference = structs.replace(deployment, model=variants[0][1].model)
-        if budget := batch_memory(reference, [(1, 1)])["kv_budget_bytes"]:
-            sweep.budgets[deployment.gpu.name] = budget
+        sweep.append(curves)
     return sweep
 
 

@@ -22,7 +22,7 @@ from kvcalc.report.text.plan_text import deployment_words, requirement_words, se
 from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
 
 if TYPE_CHECKING:
-    from kvcalc.planning.sweeps import ComparisonSweep, FrontCurve
+    from kvcalc.planning.sweeps import CacheCurve, FrontCurve
     from kvcalc.timing.deployment import TimedDeployment
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -32,21 +32,20 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Decode step", "time_s", time_tick),
 )
 MAX_ROWS = 12  # rows of a heat map
-MAX_LIMITS = 3  # budgets next to the cache curves; otherwise only the smallest and the largest
 Rows = dict[str, list[Record]]
 
 
 def compare_chart(
     deployments: "Sequence[TimedDeployment]",
     records: Sequence[Record],
-    sweep: "ComparisonSweep",
+    sweep: "Sequence[Sequence[CacheCurve]]",
 ) -> Chart:
     """Return the figures of each variant, their cache over contexts.
 
     Args:
         deployments: Deployments of one model.
         records: Records of `compare`, deployment by deployment.
-        sweep: Curves of the same deployments.
+        sweep: Cache of each variant over contexts, by deployment.
     """
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
@@ -72,13 +71,8 @@ def compare_chart(
         if tick is bytes_tick and any(record["gpus"] > 1 for record in records):
             title += " per GPU"
         charts.append(_figure_chart(title, key, tick, is_drawn))
-    budgets = sorted(sweep.budgets.items(), key=lambda item: item[1]) if is_timed else []
-    if len(budgets) > MAX_LIMITS:
-        budgets = [budgets[0], budgets[-1]]
-    curves = [
-        cache_vs_context(row, first["batch_size"], budgets=dict(budgets))
-        for row in sweep.cache_curves
-    ]
+    gpus = [deployment.gpu for deployment in deployments] if is_timed else []
+    curves = [cache_vs_context(row, first["batch_size"], gpus) for row in sweep]
     charts += {str(curve.series): curve for curve in curves}.values()
     about = [*loads] if len(loads) == 1 else []
     if len(shown_loads) < len(loads):
@@ -86,8 +80,8 @@ def compare_chart(
     if is_timed:
         about.append(time_note(records))
     if len(timed_rows) < len(records):
-        gpus = dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)
-        about.append(f"steps without a prediction are not drawn: {', '.join(gpus)}")
+        names = [*dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)]
+        about.append(f"steps without a prediction are not drawn: {', '.join(names)}")
     over = (compared(deployments, records), "; ".join(about))
     return joined([charts[0]._replace(over=over), *charts[1:]])
 

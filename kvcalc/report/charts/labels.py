@@ -168,9 +168,7 @@ def place_labels(
                 best, least = position, (covered, misread, crossings)
             if not any(least):
                 break
-        way_out = Path([(x + 2 * text.get_fontsize(), y), (frame.x1, y)])
-        is_free = not any(way_out.intersects_path(line, filled=False) for line, _ in lines)
-        if least[0] or (least[-1] and is_free):
+        if least[0] or least[-1]:
             unplaced.append(text)
         if best is None:
             continue

@@ -1,6 +1,6 @@
 """Pictures of weights and cache: over contexts, over parameters and next to the memory of GPUs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ def cache_vs_context(
     curves: "Sequence[CacheCurve]",
     batch_size: int = 1,
     gpus: Sequence[Gpu] = (),
-    budgets: Mapping[str, int] | None = None,
 ) -> Chart:
     """Return a chart of the stored cache over contexts.
 
@@ -39,7 +38,6 @@ def cache_vs_context(
         curves: Curves over equal contexts.
         batch_size: Number of sequences.
         gpus: GPUs; the memory that the weights of the first model leave is a limit.
-        budgets: KV cache budgets in bytes by GPU name, instead of `gpus`.
     """
     first = curves[0]
     last = first.contexts[-1]
@@ -47,12 +45,11 @@ def cache_vs_context(
     for curve in curves:
         label = f"{curve.label}: {bytes_tick(curve.stored_bytes[-1])}"
         series.append(Series(label, curve.contexts, curve.stored_bytes))
-    free = budgets or {
-        gpu.name: gpu.usable_bytes - first.weight_bytes
+    limits = _names_by_size(
+        (gpu.name, gpu.usable_bytes - first.weight_bytes)
         for gpu in gpus
         if gpu.usable_bytes > first.weight_bytes
-    }
-    limits = _names_by_size(free.items())
+    )
     prefix = "left on " if len(limits) <= MAX_LEVELS else ""
     series += [limit(prefix + name, size) for name, size in limits.items()]
     counts = {curve.gpus for curve in curves}
@@ -61,8 +58,7 @@ def cache_vs_context(
         subtitle += " of one GPU" + (f" of {min(counts)}" if len(counts) == 1 else "")
     subtitle += f", batch {batch_size:,}; {_cache_dtypes(curves)}"
     if limits:
-        meaning = f"memory without the weights of {first.label}"
-        subtitle += f"; dotted: {f'KV cache budget with {first.label}' if budgets else meaning}"
+        subtitle += f"; dotted: memory without the weights of {first.label}"
     title = f"KV cache of {first.label} against context"
     if len(curves) > 1:
         title = "KV cache against context"
