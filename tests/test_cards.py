@@ -8,20 +8,6 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.load import with_memory
 
 GIB = 1 << 30
-CARDS = """
-    rtx-3080 rtx-3080-12gb rtx-4080 rtx-4080-super rtx-4060-ti-16gb rtx-5060-ti-16gb rtx-5070 rtx-5070-ti rtx-5080 a40 rtx-a6000
-    rtx-6000-ada l40 a10g dgx-spark m1 m1-pro m1-max m1-ultra m2 m2-pro m2-max m2-ultra m3 m3-pro m3-max m3-ultra m4 m4-pro m4-max
-    m5 m5-pro m5-max a100_sxm b200_sxm b300_sxm gb200 gb300 l40s rtx_pro_6000_server
-"""
-
-
-@pytest.mark.parametrize("name", CARDS.split())
-def test_card_is_there(name: str) -> None:
-    gpu = load_gpu(name)
-    assert gpu.sms
-    assert bool(gpu.flops_per_s) == (gpu.vendor != "Apple")
-
-
 AI_TOPS = {
     "rtx-5090": 3352, "rtx-5080": 1801, "rtx-5070-ti": 1406, "rtx-5070": 988, "rtx-5060-ti-16gb": 759,
     "rtx-4090": 1321, "rtx-4080-super": 836, "rtx-4080": 780, "rtx-4060-ti-16gb": 353,

@@ -28,6 +28,7 @@ from kvcalc.report.charts.terminal import sketch
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.server import SimulationResult as ServedRun
 from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.operator_times import roofline_records
 
 PLAIN = Precision()
 H100 = load_gpu("h100")
@@ -360,3 +361,26 @@ def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> No
     series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
     drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60).splitlines()[2:]
     assert drawn == ["x       " + "●" * 10 + " 1 GPU", "yy      " + "●" * 40 + " 2 GPUs", "memory  " + "·" * 20, "  ● a"]
+
+
+def test_where_both_kinds_move_the_ends_of_their_ways_are_named() -> None:
+    """A longer prompt moves attention and products; next to nothing of the time joins what lies near it, and has no point."""
+    deployment = TimedDeployment(load_model("llama-3.1-8b"), H100)
+    passes = [roofline_records(deployment, "prefill", 1, 256 << n) for n in range(6)]
+    chart = roofline_chart(passes, [H100])
+    told = {text for s in chart.series for text in s.labels if text}
+    assert told == {"ridge point 295.2", "attention, context 256", "attention, context 8,192", "lm_head",
+                    "o, qkv, down, gate_up, context 256", "o, qkv, down, gate_up, context 4,096, 8,192"}  # fmt: skip
+    gated = TimedDeployment(load_model("qwen3-next-80b-a3b"), H100, parallelism=Parallelism(tp=2))
+    chart = roofline_chart(decode_passes(gated, 4096, [1]), [H100])
+    assert chart.title == "Roofline: qwen3-next-80b-a3b decode on h100-sxm tp 2"
+    assert named(chart)["GEMMs with weights"].labels == ["GEMMs with weights", ""]  # the shared experts' gate among them
+
+
+def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
+    """Weights of four bits are multiplied in bf16, whatever another storage computes in."""
+    model = load_model("llama-3.1-8b")
+    stored = [TimedDeployment(model, H100, Precision(quantization=name)) for name in ("awq", "fp8")]
+    four, eight = roofline_chart([one for d in stored for one in decode_passes(d, 4096, [1])], [H100]).chain()
+    peaks = [{s.ys[-1] for s in chart.series if s.kind == "solid"} for chart in (four, eight)]
+    assert peaks == [{989e12}, {989e12, 1978.9e12}]

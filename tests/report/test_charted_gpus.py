@@ -27,12 +27,6 @@ def test_memories_of_the_h100_from_the_smallest_rate_to_the_largest() -> None:
     assert chart.subtitle.endswith("25.4 ms; host and disk of Azure ND H100 v5: shared by 8 GPUs")
 
 
-def test_what_has_no_rate_is_named_below_the_title() -> None:
-    chart = hierarchy_chart(load_gpu("mi300x"))
-    assert "; without a rate: shared memory, L1 (19 MiB), L2 (32 MiB), disk (27.3 TiB); " in chart.subtitle
-    assert [s.labels[0].split(":")[0] for s in chart.series if s.kind == "points"] == ["registers", "HBM3", "the host's memory"]
-
-
 def test_gpus_lie_at_bandwidth_and_peak() -> None:
     """989 TFLOP/s over 3.35 TB/s is a knee of 295.2; diagonals are peaks in proportion to the bandwidth."""
     chart = peaks_chart([load_gpu("h100"), load_gpu("v100"), load_gpu("apple-m3-max")])

@@ -128,11 +128,6 @@ def _figure_chart(title: str, key: str, tick: Callable[[float], str], rows: Rows
 
 
 POINTS = "a point is a deployment that no other beats in both"
-BASES = {
-    "bound": "datasheet bounds",
-    "calibrated": "predicted",
-    "scaled": "scaled from another GPU",
-}
 
 
 def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]]:
@@ -167,7 +162,7 @@ def front_chart(curve: "FrontCurve") -> Chart:
     max_tpot = answer.need.max_tpot
     if max_tpot and max(curve.tpot_s) > max_tpot / 2:
         series.append(Series(f"at most {seconds(max_tpot)}", [max_tpot], [1.0], "upright"))
-    basis = BASES.get(answer.basis, answer.basis)
+    basis = f"times: {answer.basis}"
     if answer.basis != BOUND and len(answer.fronts[True].xs):
         basis += ", bounds not drawn"
     model = answer.answers[0].deployment.model.name if answer.answers else ""

@@ -141,7 +141,6 @@ def hierarchy_chart(gpu: Gpu) -> Chart:
     """Return the rates of a GPU's memories over their sizes; links without a size are levels."""
     points: list[Series] = []
     links = []
-    without_rate = []
     for memory in levels(gpu):
         size, rate = memory["bytes"], memory["bytes_per_s"]
         name = memory["level"] + " memory" * memory["level"].endswith("'s")
@@ -151,15 +150,11 @@ def hierarchy_chart(gpu: Gpu) -> Chart:
             points.append(Series("", [size], [rate], "points", labels=[text], colour=number))
         elif rate:
             links.append(limit(f"{name}: {RATE_AXIS.tick(rate)}", rate))
-        elif size:
-            without_rate.append(f"{name} ({bytes_tick(size)})")
     path = Series(
         "", [p.xs[0] for p in points], [p.ys[0] for p in points], "solid", colour=GREY
     )
     time = seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)
     about = [f"rates in one direction; reading its memory once takes {time}"]
-    if without_rate:
-        about.append(f"without a rate: {', '.join(without_rate)}")
     if gpu.host:
         about.append(f"host and disk of {gpu.host.name}: shared by {gpu.host.gpus} GPUs")
     x = Axis("size", tick=bytes_tick)

@@ -18,7 +18,6 @@ from kvcalc.report.charts.chart import (
     tokens_tick,
     whole_tick,
 )
-from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.row_names import SERVER, shared_words, sides
 from kvcalc.report.text.tables import comparable, predictions_first, seconds
 
@@ -142,9 +141,7 @@ def _bars(servers: Servers) -> list[Chart]:
     for title, key, tick in FIGURES:
         values: list[Any] = [r.get(key) for r in firsts]
         if any(values) and None not in values:
-            chart = bar_chart(title, "", servers, values, tick)
-            bars = chart.series[0]._replace(colour=GREY)  # percentiles have the other colours
-            charts.append(chart._replace(series=[bars]))
+            charts.append(bar_chart(title, "", servers, values, tick))
     return charts
 
 

@@ -141,12 +141,13 @@ def _deployment_chart(
             about += filter(None, (roof.label, *roof.labels))
             roof = roof._replace(label="", labels=())
         series.append(roof)
-    missing = [rows[-1] for rows in passes if rows[-1].get("fits") is False]
-    if len(missing) == len(passes):
-        about.append("does not fit in the memory")
-    elif missing:
-        loads = [f"{row['batch_size']:,} × {row['context']:,} tokens" for row in missing]
-        about.append(f"beyond the memory: {', '.join(loads)}")
+    missing = [
+        f"{row['batch_size']:,} × {row['context']:,} tokens"
+        for *_, row in passes
+        if row.get("fits") is False
+    ]
+    if missing:
+        about.append(f"beyond the memory: {', '.join(missing)}")
     series += _point_series(passes)
     return Chart("", "; ".join(about), INTENSITY_AXIS, FLOPS_AXIS, series)
 

@@ -78,8 +78,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
     visible = [s for s in chart.series if s.kind not in HIDDEN]
     visible = [s for s in visible if s.kind not in ("hollow", "quiet") or s.label]
     levels = [s for s in chart.series if s.kind == "limit"]
-    uprights = [s for s in chart.series if s.kind == "upright"]
-    xs = [x for series in (*visible, *uprights) for x in series.xs]
+    xs = [x for series in visible for x in series.xs]
     ys = [y for series in (*visible, *levels) for y in series.ys]
     x_share, y_share = _share_of(chart.x, xs), _share_of(chart.y, ys)
     low, high = chart.y.tick(min(ys)), chart.y.tick(max(ys))
@@ -94,9 +93,6 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
     for series in levels:
         row = place(0, y_share(series.ys[0]))[0] // 4
         cells |= dict.fromkeys(((row, column) for column in range(width)), LEVEL)
-    for series in uprights:
-        column = place(x_share(series.xs[0]), 0)[1] // 2
-        cells |= dict.fromkeys(((row, column) for row in range(HEIGHT)), LEVEL)
     key = []
     marks: dict[int, str] = {}
     for index, series in enumerate(visible):
@@ -111,7 +107,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
             places = places[-1:]
         cells |= {(row // 4, column // 2): mark for row, column in places}
         key.append((mark, series.label or ", ".join(filter(None, series.labels))))
-    key += [(LEVEL, series.label) for series in (*levels, *uprights)]
+    key += [(LEVEL, series.label) for series in levels]
     lines = [chart.y.title]
     for row in reversed(range(HEIGHT)):
         text = "".join(cells.get((row, column), " ") for column in range(width)).rstrip()
