@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.path import Path as MplPath
 from matplotlib.transforms import Bbox
 from test_plots import chart_of
@@ -72,17 +71,6 @@ def test_texts_keep_apart_and_inside(name: str, style: str) -> None:
     kind, _, count = name.partition(" ")
     build, given = CHARTS.get(name) or ({"lines": lines, "points": points}[kind], int(count))
     check_apart(build(given), style)
-
-
-def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> None:
-    """In their own look the line to the name would seem to go on; at the edge of the axes it does no harm."""
-    xs = (1024.0, 65536.0, 131072.0)
-    series = Series("whole", xs, (1.0, 2.0, 3.0)), Series("short", (*xs[:2], 112000.0), (2.0, 4.0, 6.0))
-    (axes,) = figure(Chart("t", "", TOKENS, Axis("y", log=False), series), STYLES["light"]).axes
-    joints = {t.get_text(): t.arrow_patch.get_edgecolor()[:3] for t in axes.texts if getattr(t, "arrow_patch", None)}
-    paints = [line.get_color() for line in axes.get_lines()]
-    assert joints["whole"] == pytest.approx(to_rgb(paints[0]), abs=1e-3)
-    assert joints["short"] == pytest.approx(to_rgb(STYLES["light"].ink), abs=1e-3)
 
 
 def test_dark_is_light_in_other_colours() -> None:

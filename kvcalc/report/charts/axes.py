@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import Any
 
 from kvcalc.report.charts.chart import (
-    LINES,
     MARKERS,
     Axis,
     Chart,
@@ -26,7 +25,6 @@ from kvcalc.report.charts.series_styles import (
 from kvcalc.units import shown_in
 
 CROWD = 60  # points of a series above which they are small
-EARLY = 0.9  # share of the axes' width; a line that ends before it is labelled on the axes
 FITS, FAILS = "#0072B2", "#D55E00"  # colours of cells
 FEW_ROWS = 10  # rows whose names may have several lines
 MAX_DECADES = 3.3  # the longest axis with ticks within decades
@@ -125,8 +123,7 @@ class Panel:
             axes.set_ylim(bottom=0)
         self._set_ticks("x", 14)
         self._set_ticks("y", 14)
-        ends = [self._end_of(part) if part.kind in LINES else 0.0 for part in series]
-        for part, number, end in zip(series, numbers, ends, strict=True):
+        for part, number in zip(series, numbers, strict=True):
             sizes = part.sizes or [0.02] * len(part.labels)
             for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes, strict=False):
                 if text:
@@ -137,13 +134,10 @@ class Panel:
             if part.kind == "limit":
                 leader = {"linestyle": DOTTED, "linewidth": style.font / 8}
                 self._label_end(part.label, place, leader, axes.get_yaxis_transform())
-            elif part.kind in LINES and end < EARLY:
-                self._label_point(part.label, place, 2.0)
-            elif end and end > max(ends) - 0.01:  # otherwise it would look like data
-                leader = self._line_style(part, number) | {"linewidth": style.font / 8}
-                self._label_end(part.label, place, leader)
-            else:
+            elif part.kind == "quiet":
                 self._label_end(part.label, place, {})
+            else:
+                self._label_end(part.label, place, {"color": colour(number, style)})
 
     def _set_ticks(self, name: str, max_ticks: int) -> None:
         from matplotlib.ticker import NullLocator
@@ -170,22 +164,13 @@ class Panel:
                 if all(a.max[side] + gap * a.height < b.min[side] for a, b in pairwise(boxes)):
                     break
 
-    def _end_of(self, series: Series) -> float:
-        """Return the place of a line's end, as a fraction of the axes' width."""
-        place = self.axes.transData.transform((series.xs[-1], series.ys[-1]))
-        return float(self.axes.transAxes.inverted().transform(place)[0])
-
-    def _line_style(self, series: Series, number: int) -> dict[str, Any]:
-        """Return the colour and dashes of a line."""
-        usual = {"dashed": "--", "solid": "-"}
-        linestyle = usual.get(series.kind) or dashes(number)
-        return {"color": colour(number, self.style), "linestyle": linestyle}
-
     def _draw_series(self, series: Series, number: int) -> None:
         """Draw one series in the style of that number."""
         axes, xs, ys = self.axes, series.xs, series.ys
         width = self.style.font / 5
-        line = self._line_style(series, number)
+        usual = {"dashed": "--", "solid": "-"}
+        linestyle = usual.get(series.kind) or dashes(number)
+        line: dict[str, Any] = {"color": colour(number, self.style), "linestyle": linestyle}
         dotted = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.7 * width}
         match series.kind:
             case "limit":
@@ -347,12 +332,10 @@ class Panel:
         """Reduce the font sizes of names, bars' texts and cells so that they do not touch."""
         (x0, y0), (x1, y1) = self.axes.transData.transform([(0, 0), (1, 1)])
         width, height = abs(x1 - x0), abs(y1 - y0)
-        columns = self.axes.get_xticklabels() if self.cells else []
         for texts, max_width, max_height in (
             (self.axes.get_yticklabels(), math.inf, 0.87 * height),
             (self.sums, math.inf, 0.87 * height),
             (self.cells, 0.9 * width, 0.9 * height),
-            (columns, 0.95 * width, math.inf),
         ):
             boxes = [text_box(text, renderer) for text in texts if text.get_text()]
             shares = [min(max_width / box.width, max_height / box.height) for box in boxes]

@@ -24,13 +24,11 @@ def wrapped(text: str, width: int, max_lines: int = NAME_LINES) -> str:
     after one of /_-, such as "meta-llama/" + "Llama-3.1".
     """
     glued = re.sub(r"(?<!\S)(\(?\d[\d.,]*×?|[≥≤~−×])\s(?=\S)", rf"\1{GLUE}", text)
-    words = []
-    for word in glued.split():
-        is_long = len(word) > width / 2
-        words.append(
-            re.sub(r"(?<=.{3})([/_-]+)(?=.{5})", rf"\1{BREAK}", word) if is_long else word
-        )
-    text = " ".join(words)
+    text = re.sub(
+        rf"\S{{{width // 2 + 1},}}",
+        lambda word: re.sub(r"(?<=.{3})([/_-]+)(?=.{5})", rf"\1{BREAK}", word[0]),
+        glued,
+    )
 
     def lines_of(width: int) -> list[str]:
         lines = textwrap.wrap(text, width, break_on_hyphens=False)

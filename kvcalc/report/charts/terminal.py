@@ -38,7 +38,9 @@ def sketch(chart: Chart, width: int = 0) -> str:
         for text in (*part.over, part.title, part.subtitle):
             lines += textwrap.wrap(text, columns, subsequent_indent="    ")
         if part.is_heat:
-            lines += _heat_lines(part, columns)
+            lines.append(", ".join(part.categories))
+            for row in reversed(part.series):
+                lines += textwrap.wrap(f"{row.label}: {', '.join(row.labels)}", columns)
         elif part.categories:
             lines += _bar_lines(part, columns)
         else:
@@ -134,18 +136,6 @@ def _draw_line(
         if sign not in MARKS:
             dots = max(ord(sign), BRAILLE) | DOTS[row % 4][column % 2]
             cells[row // 4, column // 2] = chr(dots)
-
-
-def _heat_lines(chart: Chart, width: int) -> list[str]:
-    """Return the cells in columns; columns without room are left out on the right."""
-    rows = [[chart.y.title, *chart.categories]]
-    rows += [[series.label, *series.labels] for series in reversed(chart.series)]
-    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        line = "  ".join(cell.rjust(size) for cell, size in zip(row, sizes, strict=True))
-        lines.append(line[: width + 1].rpartition("  ")[0] if len(line) > width else line)
-    return lines
 
 
 def _bar_lines(chart: Chart, columns: int) -> list[str]:
