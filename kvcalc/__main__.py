@@ -15,6 +15,7 @@ _MARKS = (
     "§section_ ●o ○o ■# □# ▲^ △^ ◆+ ◇+ │| ─- └+"
 )
 ASCII_MARKS = {word[0]: word[1:].replace("_", " ") for word in _MARKS.split()}
+ASCII_MARKS |= {chr(code): "*" for code in range(0x2800, 0x2900)}  # braille of sketches
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """Pictures: what stands on them, the same bytes each time, labels that keep apart, and the sketch in the terminal."""
 
-import io
 import itertools
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from kvcalc.report.charts.drawing import figure, render, save
 from kvcalc.report.charts.measured_plot import measured_times_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
-from kvcalc.report.charts.terminal import print_sketch, sketch
+from kvcalc.report.charts.terminal import sketch
 from kvcalc.timing.deployment import TimedDeployment
 
 KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla")
@@ -175,18 +174,6 @@ def test_sketch_draws_each_series_where_it_lies() -> None:
     assert all(below[-1] < above[-1] for above, below in itertools.pairwise(dots))
     assert sum("·" in row for row in grid) == 1
     assert lines[-2:] == ["  ● rising", "  · level"]
-
-
-def test_sketch_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
-    tick = si_tick()
-    series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
-    chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series)
-    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    monkeypatch.setattr(sys, "stdout", latin)
-    print_sketch(chart)
-    latin.seek(0)
-    plain = latin.read()
-    assert plain.isascii() and plain.splitlines()[-2:] == ["  o rising", "  . level"]
 
 
 def test_names_in_a_sketch_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

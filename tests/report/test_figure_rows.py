@@ -4,16 +4,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.report.charts import drawing
-from kvcalc.report.charts.chart import Axis, Chart, Series, joined, tokens_tick
-from kvcalc.report.charts.drawing import figure
-from kvcalc.report.charts.series_styles import STYLES
-
-
-def test_charts_of_the_same_axes_keep_their_width() -> None:
-    lines = [Chart(f"{n}", "", Axis("x", tick=tokens_tick), Axis("y"), (Series("", (1.0, 2.0), (1.0, 3.0)),)) for n in range(5)]
-    drawn = [axes.get_position() for axes in figure(joined(lines), STYLES["light"]).axes]
-    assert len({round(place.width, 6) for place in drawn}) == 1
-    assert [round(drawn[n].x0 - drawn[n - 3].x0, 6) for n in (3, 4)] == [0, 0]
+from kvcalc.report.charts.chart import Chart
 
 
 def test_deployments_are_rows_of_cells_and_share_a_curve(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:

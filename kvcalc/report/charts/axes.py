@@ -128,7 +128,7 @@ class Panel:
             for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes, strict=False):
                 if text:
                     self._label_point(text, (x, y), math.sqrt(marker_area(size, style)) / 2)
-            if not part.label or part.kind in (*MARKERS, "band", "upright"):
+            if not part.label or part.kind in (*MARKERS, "upright"):
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
             if part.kind == "limit":
@@ -181,9 +181,6 @@ class Panel:
                 return
             case "points" | "hollow":
                 self._draw_markers(series, number)
-                return
-            case "band":
-                axes.fill_between(xs, series.lows, ys, color=line["color"], alpha=0.18, lw=0)
                 return
             case "quiet":
                 alpha = 0.6 if series.label else 0.25

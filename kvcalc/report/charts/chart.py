@@ -9,7 +9,7 @@ from kvcalc.units import format_bytes, format_seconds, format_si
 
 MAX_CURVES = 16  # named lines of a chart
 MAX_NAMES = 120  # named points of a chart
-COLUMNS = ("xs", "ys", "lows", "sizes", "labels")  # fields with a value per point
+COLUMNS = ("xs", "ys", "sizes", "labels")  # fields with a value per point
 LINES = ("line", "solid", "dashed", "edge")
 MARKERS = ("points", "hollow")
 
@@ -25,7 +25,6 @@ class Series(NamedTuple):
             - lines: `line`, `solid` (never dashed), `dashed`, `edge` (thin) and `quiet` (thin and
               grey)
             - markers: `points` and `hollow`
-            - `band`: the area between `lows` and `ys`
             - `limit`: a horizontal line at its only y
             - `upright`: a vertical line at its only x
             - `bar`: one part of stacked bars
@@ -33,7 +32,6 @@ class Series(NamedTuple):
         sizes: Areas of markers, from 0 to 1.
         labels: Texts at points, in cells, or at the ends of bars.
         colour: Index into the palette. -1 takes the number of the series.
-        lows: Lower ends of a band.
     """
 
     label: str
@@ -43,7 +41,6 @@ class Series(NamedTuple):
     sizes: Sequence[float] = ()
     labels: Sequence[str] = ()
     colour: int = -1
-    lows: Sequence[float] = ()
 
 
 class Axis(NamedTuple):
@@ -137,11 +134,10 @@ def _drawable_series(series: Series, chart: Chart) -> Series:
         for name, column in series._asdict().items()
         if name in COLUMNS and len(column) == len(series.ys)
     }
-    axes = {"xs": chart.x, "ys": chart.y, "lows": chart.y}
     is_shown = [True] * len(series.ys)
-    for name in columns.keys() & axes.keys():
+    for name in columns.keys() & {"xs", "ys"}:
+        low = 0.0 if (chart.x if name == "xs" else chart.y).log else float("-inf")
         columns[name] = [float("nan") if v is None else float(v) for v in columns[name]]
-        low = 0.0 if axes[name].log else float("-inf")
         is_shown = [known and v > low for known, v in zip(is_shown, columns[name], strict=True)]
     shown: dict[str, Any] = {
         name: [*compress(column, is_shown)] for name, column in columns.items()

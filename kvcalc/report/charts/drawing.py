@@ -41,9 +41,9 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     """
     _find_style(style)
     if target == "-":
-        from kvcalc.report.charts.terminal import print_sketch
+        from kvcalc.report.charts.terminal import sketch
 
-        print_sketch(drawable(chart))
+        print(sketch(drawable(chart)))
         return
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:

@@ -132,7 +132,7 @@ def allocations_chart(run: "AllocationRun") -> Chart:
 
 
 RATE_AXIS = Axis("bytes per second", tick=si_tick("B/s"))
-MAX_POINTS = 8  # GPUs with separate markers; more have a marker per vendor
+MAX_POINTS = 8  # GPUs whose ridge points are written
 MAX_NAMES = 24  # GPUs that are named
 RIDGES = (25, 50, 100, 200, 400)  # FLOP per byte of the diagonals
 
@@ -200,21 +200,20 @@ def peaks_chart(gpus: Sequence[Gpu]) -> Chart:
 
 
 def _peak_points(gpus: Sequence[Gpu]) -> list[Series]:
-    """Return a marker per GPU, or per vendor if there are many. Equal GPUs share a name."""
+    """Return the points of each vendor. Equal GPUs share a name."""
     places: dict[tuple[float, float], list[Gpu]] = {}
     for gpu in gpus:
         peak = (gpu.knee or 0.0) * gpu.bandwidth_bytes_per_s
         places.setdefault((gpu.bandwidth_bytes_per_s, peak), []).append(gpu)
-    groups: dict[str, list[tuple[float, float, str]]] = {}
+    vendors: dict[str, list[tuple[float, float, str]]] = {}
     for (x, y), same in places.items():
         text = ", ".join(gpu.name for gpu in same)
-        key = same[0].vendor
         if len(places) <= MAX_POINTS:
-            key = text = f"{text}: ridge point {same[0].knee:.0f}"
-        groups.setdefault(key, []).append((x, y, text if len(places) <= MAX_NAMES else ""))
+            text += f": ridge point {same[0].knee:.0f}"
+        vendors.setdefault(same[0].vendor, []).append((x, y, text))
     series = []
-    for number, (key, points) in enumerate(groups.items()):
+    for vendor, points in vendors.items():
         xs, ys, texts = zip(*points, strict=True)
-        labels = texts if any(texts) else ()
-        series.append(Series(key, xs, ys, "points", labels=labels, colour=number))
+        labels = texts if len(places) <= MAX_NAMES else ()
+        series.append(Series("" if labels else vendor, xs, ys, "points", labels=labels))
     return series

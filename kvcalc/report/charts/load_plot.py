@@ -33,7 +33,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Token slots with padding", "padding_waste", share_tick),
 )
 PERCENTILES = (50, 90, 99)
-MAX_BANDS = 2  # servers with bands between percentiles; more have only the 99th
+MAX_DETAILED = 2  # servers with several percentiles; more have only the 99th
 LOG_RANGE = 8  # largest over smallest load above which the axis is logarithmic
 MAX_TIMES = 400  # points of a curve over time
 WORDING = {
@@ -77,12 +77,12 @@ def load_chart(records: Sequence[Record]) -> Chart:
     if loads != "rate":
         x = Axis("clients", tick=tokens_tick)
     x = x._replace(log=max(places) > LOG_RANGE * min(places))
-    has_bands = len(servers) <= MAX_BANDS
+    is_detailed = len(servers) <= MAX_DETAILED
     charts = []
     for figure, title in TIMES.items():
-        percentiles = PERCENTILES if has_bands else PERCENTILES[-1:]
+        percentiles = PERCENTILES if is_detailed else PERCENTILES[-1:]
         keys = {f"p{p}": f"{figure}_p{p}_s" for p in percentiles}
-        about_times = "" if has_bands else "99th percentile"
+        about_times = "" if is_detailed else "99th percentile"
         y = Axis("", tick=seconds)
         charts.append(Chart(title, about_times, x, y, _over_load(servers, keys)))
     for title, key, tick in FIGURES[:2]:
@@ -100,7 +100,7 @@ def _common_words(records: Sequence[Record]) -> str:
 
 
 def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
-    """Return figures of each server over the load, with bands between several of one server.
+    """Return figures of each server over the load.
 
     Args:
         servers: Records of each server.
@@ -112,8 +112,6 @@ def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
         rows = [(load, r) for load, r in rows if all(r.get(key) for key in keys.values())]
         xs = [load for load, _ in rows]
         columns = {label: [r[key] for _, r in rows] for label, key in keys.items()}
-        for lows, ys in pairwise(columns.values()):
-            series.append(Series("", xs, ys, "band", colour=number, lows=lows))
         kind = "line"
         for label, ys in columns.items():
             label = f"{name} {label}".strip() if len(keys) > 1 else name
@@ -172,7 +170,6 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
     about = f"{_common_words([record])}, {record['policy']}, {record['cache']} cache"
     waste = record.get("kv_waste")
     cache = [
-        Series("", xs, allocated, "band", colour=0, lows=used),
         Series("cache allocated", xs, allocated, colour=0),
         Series("cache used", xs, used, colour=1),
     ]

@@ -1,13 +1,11 @@
 """Charts as characters, for a glance in the terminal.
 
 Lines are drawn in braille, eight dots per cell, with a mark at the end. Bars are drawn in whole
-cells. If standard output is not Unicode, ASCII replaces these characters.
+cells.
 """
 
 import math
-import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -20,8 +18,7 @@ LEVEL = "·"  # sign of a limit
 BRAILLE = 0x2800  # the cell without dots
 # bits of a braille cell by row from below, and column
 DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
-ASCII = str.maketrans("●■▲◆○□△◇·│└─–…×÷≥≤−", "ox#*+@%&.|+--.x/><-")
-HIDDEN = ("limit", "upright", "band")  # kinds that are not drawn as lines or points
+HIDDEN = ("limit", "upright")  # kinds that are not drawn as lines or points
 
 
 def sketch(chart: Chart, width: int = 0) -> str:
@@ -47,14 +44,6 @@ def sketch(chart: Chart, width: int = 0) -> str:
             lines += _grid_lines(part, columns)
         pictures.append("\n".join(lines))
     return "\n\n".join(pictures)
-
-
-def print_sketch(chart: Chart) -> None:
-    """Print a picture with the characters of standard output."""
-    text = sketch(chart)
-    if not (sys.stdout.encoding or "").lower().startswith("utf"):
-        text = re.sub("[\u2800-\u28ff]", "*", text).translate(ASCII)
-    print(text)
 
 
 def _key_lines(entries: Iterable[tuple[str, str]], columns: int) -> list[str]:
