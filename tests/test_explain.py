@@ -55,28 +55,9 @@ def test_a_formula_comes_to_its_figure(kvcalc: Run, command: str, title: str, ke
     assert evaluated(formula) == pytest.approx(record[key], rel=near)
 
 
-def test_speculation_and_attention_are_put_in(kvcalc: Run) -> None:
-    r = kvcalc(f"{LINES['latency']} --format json").records[0]
-    assert (
-        f"({r['draft_s'] * 1e3:.3g} ms + {r['verify_s'] * 1e3:.3g} ms) / {r['tokens_per_step']:.6g}"
-        in kvcalc(f"{LINES['latency']} --explain").out
-    )
-
-
-def test_rows_that_were_measured_name_their_error(kvcalc: Run, tmp_path: Path) -> None:
-    rows = tmp_path / "gemm.csv"
-    rows.write_text("gpu,framework,dtype,m,n,k,time_us\nh100_sxm,vllm,bfloat16,8,4096,4096,20\n")
-    assert "exp(|ln(predicted/measured)|) − 1, of 1 rows" in kvcalc(f"validate {rows} --explain").out
-
-
 def test_a_picture_s_curves_are_told_by_their_ends(kvcalc: Run) -> None:
     """2 · 12 · 768 · 2 B = 36 KiB a token: at 128 tokens 4.5 MiB, at 128 Ki 4.5 GiB."""
     assert "\ngpt2: 4.5 MiB at 128, 4.5 GiB at 128k\n" in kvcalc("plot cache-vs-context gpt2 --explain").out
-
-
-def test_one_sequence_is_explained_by_its_content(kvcalc: Run) -> None:
-    out = kvcalc("fit gpt2 --engine none --explain").out
-    assert "content at 1,024 tokens: 37,748,736 B (36.00 MiB); the engine holds 37,748,736 B (36.00 MiB) for it" in out
 
 
 def test_a_page_is_explained_as_its_commands_are(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

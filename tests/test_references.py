@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from record_checks import check_records
 from references import PAGES
 
 from kvcalc import UserError, record_keys
@@ -46,36 +45,9 @@ def test_the_schema_of_a_record(kind: str) -> None:
         assert is_nullable == figure.nullable and properties[name]["unit"] == figure.unit
 
 
-@pytest.mark.parametrize(
-    ("key", "unit", "type_"),
-    [
-        ("kv_cache_bytes", "bytes", "integer"), ("bytes_per_token", "bytes a token", "number"),
-        ("tpot_s", "seconds", "number"), ("weight_bytes", "bytes", "integer"), ("parameters_exact", "yes or no", "boolean"),
-    ],
-)  # fmt: skip
-def test_units_and_types(key: str, unit: str, type_: str) -> None:
-    described = {(figures[key].unit, figures[key].type) for figures in kinds().values() if key in figures}
-    assert described == {(unit, type_)}
-
-
 @pytest.mark.parametrize(("key", "unit"), [("tpot_s", "seconds"), ("bandwidth_bytes_per_s", "bytes a second"), ("model", "")])
 def test_the_unit_by_the_ending_of_a_key(key: str, unit: str) -> None:
     assert unit_of_key(key) == unit
-
-
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        ({"kv_cache_bytes": 1.0}, "not of its type"),
-        ({"kv_cache_bytes": None}, "not of its type"),
-        ({"kv_cache_bytes": True}, "not of its type"),
-        ({"no_such_key": 1}, "not described"),
-    ],
-)
-def test_what_is_not_described_is_found(record: dict[str, object], said: str) -> None:
-    check_records("size", [{"kv_cache_bytes": 1, "mha_ratio": None}])
-    with pytest.raises(ValueError, match=said):
-        check_records("size", [record])
 
 
 def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:

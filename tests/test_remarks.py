@@ -18,12 +18,3 @@ def test_gpus_and_models_take_lists(kvcalc: Run) -> None:
     assert [r["model"] for r in kvcalc("models gpt2,llama-7b --format json").records] == ["gpt2", "llama-7b"]
     assert "295.2" in kvcalc("gpus h200,h100").out
     assert kvcalc("gpus h200,h1000").code == 2
-
-
-def test_a_window_keeps_the_same_at_every_context(kvcalc: Run) -> None:
-    out = kvcalc("size mistral-7b-v0.1 --context 4k,32k").out
-    assert out.startswith("mistral-7b-v0.1 needs 512.00 MiB of KV cache for 4,096 tokens and as much for 32,768 tokens.\n")
-
-
-def test_a_sketch_says_where_curves_cross(kvcalc: Run) -> None:
-    assert kvcalc("plot dsa-vs-mla --context 8k").out.rstrip().endswith("▲ reads less from 2,634 tokens on")

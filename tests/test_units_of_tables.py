@@ -5,7 +5,7 @@ import re
 import pytest
 from conftest import Run
 
-from kvcalc import cache_size, load_model
+from kvcalc import load_model
 from kvcalc.model.memory import size_record
 from kvcalc.units import bytes_shown_in, format_bytes
 
@@ -54,11 +54,6 @@ def test_decimal_bytes(size: int, said: str) -> None:
     assert format_bytes(2**30) == "1.00 GiB"
 
 
-def test_a_picture_has_round_ticks_in_its_units(kvcalc: Run) -> None:
-    out = kvcalc("size llama-2-13b --context 100k --plot - --units si").out
-    assert "GB" in out and "GiB" not in out
-
-
 # ---- the cache against the weights
 
 
@@ -77,17 +72,3 @@ def test_more_sequences_reach_it_sooner() -> None:
     record = size_record(load_model("llama-2-13b"), 4096, batch_size=8)
     assert record["cache_share_of_weights"] == 8 * CACHE / WEIGHTS
     assert record["equal_weights_context"] == 3_973  # 31,777.01 / 8 = 3972.1
-
-
-def test_a_window_never_reaches_it(kvcalc: Run) -> None:
-    (record,) = kvcalc("size mistral-7b-v0.1 --context 32k --format json").records
-    assert record["equal_weights_context"] is None
-    assert "stays smaller than the weights" in kvcalc("size mistral-7b-v0.1").out
-
-
-@pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v3.2", "qwen3-next-80b-a3b", "gpt2"])
-def test_it_is_the_first_context_that_does(name: str) -> None:
-    model = load_model(name)
-    turns = size_record(model, 4096)["equal_weights_context"]
-    weights = size_record(model, 4096)["weight_bytes"]
-    assert cache_size(model, turns - 1).stored < weights <= cache_size(model, turns).stored

@@ -386,24 +386,7 @@ class Continuous(RankServer):
             seconds = self.steps.mixed(tuple(pieces), count, context)
         else:
             seconds = self.steps.line(count, context).first
-        for request, new in chunks:
-            request.cached += new
-        allocated, stored_bytes = self.prefill_bytes, self._stored_bytes()
-        completed: list[RunningRequest] = []
-        if count:
-            segment = StepTimeSegment(seconds)
-            growth, completed = decoding.grow(1, segment, allocated, stored_bytes)
-        else:
-            allocated += decoding.allocated
-            growth = constant_growth(allocated, decoding.stored_bytes + stored_bytes, seconds)
-        prompt_tokens = sum([new for _, new in chunks])
-        tokens = count * self.steps.queries + prompt_tokens
-        self._log(growth, seconds, 1, count + len(chunks), tokens, prompt_tokens)
-        for request in completed:
-            self._leave(request)
-        for request, _ in chunks:
-            if request.cached == request.target:
-                self._complete_prompt(request)
+        self._run_passes(StepTimeSegment(seconds), 1, count, chunks)
 
     def _decode(self) -> None:
         """Simulate consecutive decode passes.
@@ -425,19 +408,37 @@ class Continuous(RankServer):
         self.unchecked = (self.unchecked + passes) % interval
         if self.waited:
             self.waited += passes - 1
-        growth, completed = decoding.grow(
-            passes, segment, self.prefill_bytes, self._stored_bytes()
-        )
-        seconds = segment.seconds(passes)
-        self._log(growth, seconds, passes, count, count * self.steps.queries)
+        self._run_passes(segment, passes, count, [])
+
+    def _run_passes(
+        self,
+        segment: StepTimeSegment,
+        passes: int,
+        count: int,
+        chunks: list[tuple[RunningRequest, int]],
+    ) -> None:
+        """Simulate passes with `count` decodes and chunks of prompts."""
+        for request, new in chunks:
+            request.cached += new
+        decoding, seconds = self.decoding, segment.seconds(passes)
+        allocated = self.prefill_bytes
+        stored_bytes = sum([self.stored_bytes[r.cached] for r in self.prefilling])
+        if self.prefixes:
+            stored_bytes -= self.prefixes.shared_stored
+        completed: list[RunningRequest] = []
+        if count:
+            growth, completed = decoding.grow(passes, segment, allocated, stored_bytes)
+        else:
+            allocated += decoding.allocated
+            growth = constant_growth(allocated, decoding.stored_bytes + stored_bytes, seconds)
+        prompt_tokens = sum([new for _, new in chunks])
+        tokens = count * self.steps.queries + prompt_tokens
+        self._log(growth, seconds, passes, count + len(chunks), tokens, prompt_tokens)
         for request in completed:
             self._leave(request)
-
-    def _stored_bytes(self) -> int:
-        """Return the stored bytes of requests that do not decode, less the bytes that requests
-        share."""
-        stored_bytes = sum([self.stored_bytes[r.cached] for r in self.prefilling])
-        return stored_bytes - self.prefixes.shared_stored if self.prefixes else stored_bytes
+        for request, _ in chunks:
+            if request.cached == request.target:
+                self._complete_prompt(request)
 
     def _leave(self, request: RunningRequest) -> None:
         """Remove a request that is done."""

@@ -229,7 +229,7 @@ class InterpolatedStepTimer(StepTimer):
         self.length_seconds = self._prompt_seconds(self.lengths)
         self._rows: dict[int, list[float]] = {}
         self._chunk_tables: dict[int, Callable[[float], float]] = {}
-        self.exact_prompts: dict[Chunks, float] = {}
+        self.exact_prompts: set[Chunks] = set()
 
     @cached_property
     def host(self) -> HostTime:
@@ -244,12 +244,10 @@ class InterpolatedStepTimer(StepTimer):
         self.exact_prompts.clear()
 
     def prefill(self, chunks: Chunks) -> float:
-        exact = self.exact_prompts
-        if chunks in exact:
-            return exact[chunks]
-        if self.exact and len(exact) < MAX_EXACT_PROMPTS:
-            exact[chunks] = super().prefill(chunks)
-            return exact[chunks]
+        if self.exact and len(self.exact_prompts) < MAX_EXACT_PROMPTS:
+            self.exact_prompts.add(chunks)
+        if chunks in self.exact_prompts:
+            return super().prefill(chunks)
         chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         tokens = sum(new for new, _ in chunks)
         attention = sum(self._chunk(new, past) for new, past in chunks)

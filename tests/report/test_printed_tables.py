@@ -288,20 +288,6 @@ def test_gpus(kvcalc: Run) -> None:
     assert_read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", ATTENTION, "attention,FLOP/B,bound,at least,bytes,FLOP")
 
 
-def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
-    line = "size llama-3.1-8b llama-2-7b --context 8k --batch-size 3 --kv-cache-dtype fp8"
-    out = kvcalc(f"{line} -v").out
-    shown = table(out, "model")
-    assert not {"context", "batch", "cache in", "fixed", "read per step", "allocated"} & {*shown.headings}
-    assert "context 8,192, batch 3, cache in fp8\n" in out
-    assert "A step reads all stored bytes.\nWhole blocks need no more bytes.\n" in out
-    one = kvcalc("size llama-3.1-8b --wide").out
-    assert {"read per step", "allocated", "context", "batch", "cache in", "fixed"} <= {*table(one, "model").headings}
-    assert "context 4,096, batch 1, cache in bf16\n" in kvcalc("size llama-3.1-8b -v").out
-    several = table(kvcalc("size gpt2 --context 1k,2k --batch-size 1,2").out, "model")
-    assert {"context", "batch"} <= {*several.headings} and "cache in" not in several.headings
-
-
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 140])
 @pytest.mark.parametrize("line", ["size deepseek-v3.2 gemma-3-27b gpt2 --context 1k,100k --wide", "compare gemma-3-27b --wide"])
 def test_a_narrower_table_shows_the_same_figures_of_fewer_columns(kvcalc: Run, line: str, columns: int) -> None:
@@ -347,26 +333,6 @@ def test_a_column_is_left_out_only_where_it_says_nothing() -> None:
 def test_a_column_without_a_figure_in_any_row_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     show(tables.Table([{"a_bytes": None, "kv_cache_bytes": 3}, {"kv_cache_bytes": None}], COLUMNS, "title", ["", "note"]))
     assert capsys.readouterr().out == "title\nKV\n 3\n –\n\nnote\n"
-
-
-FIGURES = [
-    1, 9, 10, 99, 999, 1000, 1023, 1024, 1025, 9999, 10_239, 10_240, 123_456, 10**6 - 1, 10**9, 2**30 - 1, 2**30, 5**25,
-    10**17,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("value", FIGURES)
-def test_every_way_of_writing_a_figure_reads_back_as_it(value: int) -> None:
-    assert holds(f"{value:,}", value, "whole")
-    assert holds(format_bytes(value), value, "bytes")
-    assert holds(format_bytes(value, 1), value, "bytes")
-    assert holds(per_token(value), value, "bytes")
-    assert holds(format_count(value), value, "count")
-    assert holds(format_si(value, "FLOP/s"), value, "si:FLOP/s")
-    for small in (value / 1e10, value / 7e13, float(value)):
-        assert holds(seconds(small), small, "seconds")
-        assert holds(format_si(small), small, "si")
-    assert holds(ratio(value / 1000), value / 1000, "times")
 
 
 def test_figures_by_hand() -> None:

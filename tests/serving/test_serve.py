@@ -59,13 +59,6 @@ def test_a_trace_its_limit_and_its_timeline(kvcalc: Run, tmp_path: Path) -> None
     assert sum(float(r["duration_s"]) for r in rows) == pytest.approx(record["duration_s"])
 
 
-def test_a_list_of_clients_makes_more_rows(kvcalc: Run) -> None:
-    found = kvcalc(f"{LINE} --max-concurrency 2,8 --format json").records
-    assert [r["max_concurrency"] for r in found] == [2, 8]
-    alone = kvcalc(f"{LINE} --max-concurrency 8 --format json").records
-    assert found[1:] == alone
-
-
 def test_nothing_served_is_nothing_to_draw(kvcalc: Run, tmp_path: Path) -> None:
     trace, line = tmp_path / "trace.csv", tmp_path / "line.csv"
     trace.write_text("arrival_s,input_len,output_len\n0,5000,5\n")

@@ -1,7 +1,6 @@
 """Speculative decoding: the formula against chance, its times against the passes it is made of."""
 
 import msgspec
-import numpy as np
 import pytest
 from conftest import Run
 
@@ -43,26 +42,6 @@ def test_expected_tokens_by_hand() -> None:
 def test_acceptance_is_a_probability(acceptance: float) -> None:
     with pytest.raises(UserError, match="is not between 0 and 1"):
         expected_tokens(acceptance, 4)
-
-
-@pytest.mark.parametrize(("overlap", "drafted"), [(0.8, 4), (0.5, 8), (0.95, 2), (0.3, 1)])
-def test_accepting_and_rejecting_yields_what_the_formula_says(overlap: float, drafted: int) -> None:
-    """The algorithm itself on a vocabulary of two: draft x ~ q, accept with min(1, p(x)/q(x)), else resample from (p − q)+.
-
-    p = (1, 0) · o + (0, 1) · (1 − o) against q = (1, 0): a token is accepted with probability Σ min(p, q) = o. Counted are
-    the accepted tokens and the one that the verifying pass adds; and the tokens that come out are distributed as p.
-    """
-    rng = np.random.default_rng(7)
-    steps, p, q = 100_000, np.array([overlap, 1 - overlap]), np.array([1.0, 0.0])
-    proposed = (rng.random((steps, drafted)) >= q[0]).astype(int)
-    accepted = rng.random((steps, drafted)) < np.minimum(1, p[proposed] / np.maximum(q[proposed], 1e-300))
-    until_rejection = np.where(accepted.all(axis=1), drafted, (~accepted).argmax(axis=1))
-    tokens = until_rejection + 1
-    error = tokens.std() / np.sqrt(steps)
-    assert tokens.mean() == pytest.approx(expected_tokens(overlap, drafted), abs=4 * error)
-    residual = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
-    first = np.where(accepted[:, 0], proposed[:, 0], (rng.random(steps) >= residual[0]).astype(int))
-    assert first.mean() == pytest.approx(p[1], abs=4 * np.sqrt(p[0] * p[1] / steps))
 
 
 def test_a_step_is_k_drafts_and_one_verification() -> None:

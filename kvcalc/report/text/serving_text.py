@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from kvcalc.records import Record
 from kvcalc.records.deployment import DeploymentRecord
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
-from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
+from kvcalc.report.row_names import SERVER, alike, sides
 from kvcalc.report.text.fit_text import FITS, marked_columns, memory_notes, memory_sentences
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
@@ -131,14 +131,10 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     return tables
 
 
-def _per_server(
-    records: Sequence[Record],
-    describe: Callable[[Record], str],
-    keys: Sequence[str] = DEPLOYMENT,
-) -> list[str]:
+def _per_server(records: Sequence[Record], describe: Callable[[Record], str]) -> list[str]:
     """Return a line per text, with the names of its servers if the texts differ."""
     names: dict[str, dict[str, None]] = {}
-    for name, record in zip(sides(records, keys).names, records, strict=True):
+    for name, record in zip(sides(records).names, records, strict=True):
         names.setdefault(describe(record), {})[name] = None
     if len(names) == 1:
         return [text for text in names if text]
@@ -222,7 +218,6 @@ SERVE = (
     ),
 )
 CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
-PREFIX_HITS = "the prefix cache holds {:.0%} of the prompt tokens, one prefix of all requests, stored once"
 NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
 QUIET = ("rejected", "preemptions", "padding_waste")  # columns that are hidden without a value
 
@@ -241,10 +236,7 @@ def serve_table(records: Sequence[Record]) -> Table:
         *_per_server(rows, _limits),
         *node_notes(rows),
         *distinct_notes(rows, "fallback"),
-        *_front_ends(rows),
-        *dict.fromkeys(map(PREFIX_HITS.format, distinct_notes(rows, "prefix_hit_share"))),
         *_per_server(rows, _disaggregated),
-        *_saturated(rows),
     ]
     if first["draft"]:
         details.append(
@@ -342,27 +334,6 @@ def _accuracy(record: Record) -> str:
         return ""
     listed = ", ".join(f"{title} {error:.0%}" for title, error in errors.items())
     return f"Errors in 90% of measured servers: {listed}."
-
-
-def _front_ends(records: Sequence[Record]) -> list[str]:
-    """Return the time of network and tokenizer, in one line for all records that have it."""
-    times = [r["front_end_s"] for r in records if r.get("front_end_s")]
-    if not times:
-        return []
-    span = " to ".join(dict.fromkeys(map(seconds, (min(times), max(times)))))
-    return [f"client {records[0]['client']}: network, HTTP and tokenizer add {span} to TTFT"]
-
-
-def _saturated(records: Sequence[Record]) -> list[str]:
-    """Return the rate at which each server of a sweep saturates."""
-    swept = [r for r in records if r.get("rate") and r.get("capacity_requests_per_s")]
-    if len({r["rate"] for r in swept}) < 2:
-        return []
-    return _per_server(
-        swept,
-        lambda r: f"saturated at about {digits(r['capacity_requests_per_s'])} requests/s",
-        SERVER,
-    )
 
 
 def _disaggregated(record: Record) -> str:

@@ -10,6 +10,7 @@ from kvcalc.errors import few, visible
 from kvcalc.library.presets import preset_files
 from kvcalc.records import Record
 from kvcalc.records.figures import figures_of
+from kvcalc.report.row_names import sides
 from kvcalc.report.text.table_layout import (
     MAX_NOTES,
     Column,
@@ -263,8 +264,7 @@ def comparable(records: Sequence[Record]) -> list[Record]:
 
 def without_named_engine(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
     """Return the columns, without the engine if the basis of times names it in every row."""
-    bases = {r.get("basis") for r in records}
-    is_named = len({(r.get("engine"), r.get("basis")) for r in records}) == len(bases)
+    is_named = "engine" not in sides(records, ("basis", "engine")).keys
     return [column for column in columns if not (is_named and column.key == "engine")]
 
 
