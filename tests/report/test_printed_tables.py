@@ -9,7 +9,7 @@ from printed import Table, holds, piped, table
 
 from kvcalc import load_model
 from kvcalc.report.text import compare_text, fit_text, preset_text, roofline_text, serving_text, size_text, table_layout, tables
-from kvcalc.report.text.table_layout import Column, choose_columns, laid_out
+from kvcalc.report.text.table_layout import Column, choose_columns
 from kvcalc.report.text.table_layout import Table as Layout
 from kvcalc.report.text.tables import per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
@@ -286,22 +286,6 @@ def test_models(kvcalc: Run) -> None:
 def test_gpus(kvcalc: Run) -> None:
     assert_read_back(kvcalc, "gpus", "GPU", GPUS, ",".join(GPUS))
     assert_read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", ATTENTION, "attention,FLOP/B,bound,at least,bytes,FLOP")
-
-
-@pytest.mark.parametrize("columns", [40, 60, 80, 100, 140])
-@pytest.mark.parametrize("line", ["size deepseek-v3.2 gemma-3-27b gpt2 --context 1k,100k --wide", "compare gemma-3-27b --wide"])
-def test_a_narrower_table_shows_the_same_figures_of_fewer_columns(kvcalc: Run, line: str, columns: int) -> None:
-    """Whatever stands in a cell stood in the whole table under that heading, or is its first characters."""
-    records = with_steps(kvcalc(f"{line} --format json").records)
-    contract, kind = (SIZE, size_text.SIZE_COLUMNS) if line.startswith("size") else (COMPARE, compare_text.COMPARE_COLUMNS)
-    laid = laid_out(table_layout.Table(records, kind), columns)
-    assert max(map(len, laid.lines())) <= columns
-    shown = table("\n".join([*laid.head, *laid.rows, ""]), laid.head[0].split("  ")[0])
-    for heading in shown.headings:
-        key, how = contract[heading]
-        for cell, record in zip(shown.column(heading), records, strict=True):
-            cut = how == "text" and cell.endswith("…") and str(record[key]).startswith(cell[:-1])
-            assert cut or holds(unmarked(cell, heading, key, record), record[key], how)
 
 
 def test_markdown_keeps_bars_inside_their_cells() -> None:

@@ -77,21 +77,6 @@ def test_a_prefix_cache_raises_the_capacity(kvcalc: Run) -> None:
     assert found["diverges"] is False
 
 
-def test_an_interruption_keeps_what_is_done(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, calls = Server.run, []
-
-    def stopped(*args: Any) -> SimulationResult:
-        calls.append(1)
-        if len(calls) > 1:
-            raise KeyboardInterrupt
-        return run(*args)
-
-    monkeypatch.setattr(Server, "run", stopped)
-    found = kvcalc("serve llama-3.1-8b --input-len 100 --output-len 5 --num-prompts 10 --rate 1,2,3 --format json")
-    assert (found.code, len(json.loads(found.out))) == (130, 1)
-    assert "stopped after 1 of 3 runs" in found.err
-
-
 def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request a second, served in one: when 100 are done Ctrl-C comes, and the figures are of 100 requests in 100 s."""
 
