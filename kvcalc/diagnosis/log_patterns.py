@@ -14,6 +14,7 @@ and `v1/core/kv_cache_utils.py`. SGLang:
 """
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 NUMBER = r"-?\d[\d,]{0,14}(?:\.\d{1,12})?"
@@ -151,6 +152,7 @@ class LinePattern(NamedTuple):
     expression: re.Pattern[str]
 
 
+@cache
 def compile_patterns(engine: str) -> list[LinePattern]:
     """Return the patterns of an engine's log and of torch's failed allocations."""
     patterns = []

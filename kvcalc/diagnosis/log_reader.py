@@ -159,14 +159,9 @@ def _begins_boot(boot: Boot, line: str) -> bool:
     return is_another
 
 
-@cache
-def _engine_patterns(engine: str) -> list[Any]:
-    return compile_patterns(engine)
-
-
 def _read_line(boot: Boot, line: str) -> None:
     """Record the groups of all patterns that match a line."""
-    for text, expression in _engine_patterns(boot.engine):
+    for text, expression in compile_patterns(boot.engine):
         if text in line and (match := expression.search(line)):
             for name, value in match.groupdict().items():
                 # figures of a draft do not count

@@ -26,43 +26,25 @@ class StoredPrecision(NamedTuple):
         return min(self.weights.split(" + "), key=_weight_bits)
 
 
-class Lowered(NamedTuple):
-    """Weights or cache in a format of fewer bits than before.
-
-    Attributes:
-        content: `weights` or `cache`.
-    """
-
-    content: str
-    format: str
-    former: str
-
-
 def stored_precision(model: Model, precision: Precision) -> StoredPrecision:
     """Return the formats of a model under a precision."""
     formats = formats_of(model, precision)
     return StoredPrecision(formats.weights_label, formats.kv_cache_dtype)
 
 
-def lowered(old: StoredPrecision, new: StoredPrecision) -> list[Lowered]:
-    """Return weights and cache that have fewer bits than before, by their narrowest formats."""
-    results = []
-    if _weight_bits(new.narrowest) < _weight_bits(old.narrowest):
-        results.append(Lowered("weights", new.narrowest, old.narrowest))
-    if _cache_bits(new.cache) < _cache_bits(old.cache):
-        results.append(Lowered("cache", new.cache, old.cache))
-    return results
-
-
 def precision_losses(model: Model, precision: Precision) -> list[str]:
     """Return the published losses of weights and cache that have fewer bits than published."""
     if precision == PUBLISHED:
         return []
+    old, new = stored_precision(model, PUBLISHED), stored_precision(model, precision)
+    formats = []
+    if _weight_bits(new.narrowest) < _weight_bits(old.narrowest):
+        formats.append(("weights", new.narrowest, old.narrowest))
+    if _cache_bits(new.cache) < _cache_bits(old.cache):
+        formats.append(("cache", new.cache, old.cache))
     return [
         f"{content} in {format_}, published in {former}: {loss_of(content, format_)}"
-        for content, format_, former in lowered(
-            stored_precision(model, PUBLISHED), stored_precision(model, precision)
-        )
+        for content, format_, former in formats
     ]
 
 
