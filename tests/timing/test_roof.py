@@ -101,65 +101,23 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
     ("gemm", "fp8", (8, 16, 32), 8192, 8 * 32 + 16 * 32 + 2 * 8 * 16, "fp8"),
     ("gemm", "fp8_block", (8, 16, 32), 8192, 8 * 32 + 16 * 32 + 2 * 8 * 16, "fp8"),
     # 2 sequences, 8 heads over 4, 64 wide, 100 tokens: scores and values of 100 pairs each; K and V, queries and outputs
-    (
-        "decode_attention",
-        "bfloat16",
-        (2, 8, 4, 64, 100, 0),
-        4 * 2 * 8 * 100 * 64,
-        2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64),
-        "bf16",
-    ),
+    ("decode_attention", "bfloat16", (2, 8, 4, 64, 100, 0),
+     4 * 2 * 8 * 100 * 64, 2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64), "bf16"),
     ("decode_attention", "fp8", (2, 8, 4, 64, 100, 0), 4 * 2 * 8 * 100 * 64, 2 * 2 * 4 * 100 * 64 + 2 * 2 * 2 * 8 * 64, "fp8"),
-    (
-        "decode_attention",
-        "bfloat16",
-        (2, 8, 4, 64, 100, 30),
-        4 * 2 * 8 * 30 * 64,
-        2 * (2 * 2 * 4 * 30 * 64 + 2 * 2 * 8 * 64),
-        "bf16",
-    ),
-    (
-        "decode_attention",
-        "bfloat16",
-        (2, 8, 4, 64, 100, 200),
-        4 * 2 * 8 * 100 * 64,
-        2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64),
-        "bf16",
-    ),
+    ("decode_attention", "bfloat16", (2, 8, 4, 64, 100, 30),
+     4 * 2 * 8 * 30 * 64, 2 * (2 * 2 * 4 * 30 * 64 + 2 * 2 * 8 * 64), "bf16"),
+    ("decode_attention", "bfloat16", (2, 8, 4, 64, 100, 200),
+     4 * 2 * 8 * 100 * 64, 2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64), "bf16"),
     # 10 tokens: 55 pairs a head; queries and outputs, keys and values in, and these again into the cache
-    (
-        "prefill_attention",
-        "bfloat16/bfloat16",
-        (2, 8, 4, 64, 10, 0),
-        4 * 2 * 55 * 8 * 64,
-        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4),
-        "bf16",
-    ),
-    (
-        "prefill_attention",
-        "bfloat16/fp8",
-        (2, 8, 4, 64, 10, 0),
-        4 * 2 * 55 * 8 * 64,
-        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4),
-        "bf16",
-    ),
-    (
-        "prefill_attention",
-        "fp8/fp8",
-        (2, 8, 4, 64, 10, 0),
-        4 * 2 * 55 * 8 * 64,
-        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4),
-        "fp8",
-    ),
+    ("prefill_attention", "bfloat16/bfloat16", (2, 8, 4, 64, 10, 0),
+     4 * 2 * 55 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4), "bf16"),
+    ("prefill_attention", "bfloat16/fp8", (2, 8, 4, 64, 10, 0),
+     4 * 2 * 55 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4), "bf16"),
+    ("prefill_attention", "fp8/fp8", (2, 8, 4, 64, 10, 0),
+     4 * 2 * 55 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4), "fp8"),
     # under a window of 4: 1 + 2 + 3 + 7·4 pairs
-    (
-        "prefill_attention",
-        "bfloat16/bfloat16",
-        (2, 8, 4, 64, 10, 4),
-        4 * 2 * 34 * 8 * 64,
-        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4),
-        "bf16",
-    ),
+    ("prefill_attention", "bfloat16/bfloat16", (2, 8, 4, 64, 10, 4),
+     4 * 2 * 34 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4), "bf16"),
     # 576 wide scores and 512 wide values over 50 latents; those, queries and outputs
     ("mla_decode", "bfloat16", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 2 * (3 * 50 * 576 + 3 * 16 * (576 + 512)), "bf16"),
     ("mla_decode", "fp8", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 3 * 50 * 576 + 2 * 3 * 16 * (576 + 512), "fp8"),
@@ -167,63 +125,29 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
     ("mla_prefill", "bfloat16", (3, 16, 10), 2 * 3 * 55 * 16 * (192 + 128), 2 * 3 * 10 * 16 * (192 + 192 + 128 + 128), "bf16"),
     # 4 tokens to 2 of 8 experts each: 8·(1 − (3/4)^4) = 5.46875 of them reached, three matrices 1000 × 500, a half on each of
     # two ranks; 8 rows in all; tokens in and out
-    (
-        "moe",
-        "bfloat16",
-        (4, 1000, 500, 2, 8, 2, 1),
-        2 * 3 * 8 * 1000 * 250,
-        2 * 3 * 5.46875 * 1000 * 250 + 2 * 2 * 4 * 1000,
-        "bf16",
-    ),
+    ("moe", "bfloat16", (4, 1000, 500, 2, 8, 2, 1),
+     2 * 3 * 8 * 1000 * 250, 2 * 3 * 5.46875 * 1000 * 250 + 2 * 2 * 4 * 1000, "bf16"),
     # spread over 4 groups of experts: a quarter of them, and of the rows: 2, in and out
     ("moe", "fp8", (4, 1000, 500, 2, 8, 1, 4), 2 * 3 * 2 * 1000 * 500, 3 * 5.46875 / 4 * 1000 * 500 + 2 * 2 * 2 * 1000, "fp8"),
     # as routed, where rows say so: 3 pairs on 2 experts, without a gate
-    (
-        "moe",
-        "fp8/cutlass/ungated",
-        (4, 1000, 500, 2, 8, 1, 4, 3, 2),
-        2 * 2 * 3 * 1000 * 500,
-        2 * 2 * 1000 * 500 + 2 * 2 * 3 * 1000,
-        "fp8",
-    ),
-    (
-        "moe",
-        "int4_wo/marlin",
-        (4, 1000, 500, 2, 8, 1, 4, 3, 2),
-        2 * 3 * 3 * 1000 * 500,
-        3 * 2 * 1000 * 500 / 2 + 2 * 2 * 3 * 1000,
-        "bf16",
-    ),
+    ("moe", "fp8/cutlass/ungated", (4, 1000, 500, 2, 8, 1, 4, 3, 2),
+     2 * 2 * 3 * 1000 * 500, 2 * 2 * 1000 * 500 + 2 * 2 * 3 * 1000, "fp8"),
+    ("moe", "int4_wo/marlin", (4, 1000, 500, 2, 8, 1, 4, 3, 2),
+     2 * 3 * 3 * 1000 * 500, 3 * 2 * 1000 * 500 / 2 + 2 * 2 * 3 * 1000, "bf16"),
     # 2 sequences of 100 tokens, 4 heads of a toy DSA layer: D 10, q 6, latent 8 + 2, 3 + 5 wide, 2 index heads of 4, top 50
-    (
-        "dsa_decode_module",
-        "bfloat16/fp8_block",
-        (2, 4, 100, 10, 6, 8, 2, 3, 5, 2, 4, 50),
-        2 * 2 * (10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 6 * 8 + 10 * 6 + 8 * 4 * 8) + 2 * 2 * 4 * 50 * 18 + 2 * 2 * 100 * 2 * 4,
-        10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 6 * 8 + 10 * 6 + 2 * 8 * 4 * 8 + 2 * 2 * 50 * 10 + 2 * 100 * 8,
-        "fp8",
-    ),
+    ("dsa_decode_module", "bfloat16/fp8_block", (2, 4, 100, 10, 6, 8, 2, 3, 5, 2, 4, 50),
+     2 * 2 * (10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 6 * 8 + 10 * 6 + 8 * 4 * 8) + 2 * 2 * 4 * 50 * 18 + 2 * 2 * 100 * 2 * 4,
+     10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 6 * 8 + 10 * 6 + 2 * 8 * 4 * 8 + 2 * 2 * 50 * 10 + 2 * 100 * 8, "fp8"),
     # the same where another layer chooses: neither the indexer nor its keys
-    (
-        "dsa_decode_module",
-        "bfloat16/fp8_block",
-        (2, 4, 100, 10, 6, 8, 2, 3, 5, 0, 4, 50),
-        2 * 2 * (10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 8 * 4 * 8) + 2 * 2 * 4 * 50 * 18,
-        10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 2 * 8 * 4 * 8 + 2 * 2 * 50 * 10,
-        "fp8",
-    ),
+    ("dsa_decode_module", "bfloat16/fp8_block", (2, 4, 100, 10, 6, 8, 2, 3, 5, 0, 4, 50),
+     2 * 2 * (10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 8 * 4 * 8) + 2 * 2 * 4 * 50 * 18,
+     10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 2 * 8 * 4 * 8 + 2 * 2 * 50 * 10, "fp8"),
     # one token reaches its two, whatever their number
     ("moe", "bfloat16", (1, 1000, 500, 2, 64, 1, 1), 2 * 3 * 2 * 1000 * 500, 2 * 3 * 2 * 1000 * 500 + 2 * 2 * 1000, "bf16"),
     # as many as there are: all, once
-    (
-        "moe",
-        "bfloat16",
-        (7, 1000, 500, 8, 8, 1, 1),
-        2 * 3 * 7 * 8 * 1000 * 500,
-        2 * 3 * 8 * 1000 * 500 + 2 * 2 * 7 * 1000,
-        "bf16",
-    ),
-]
+    ("moe", "bfloat16", (7, 1000, 500, 8, 8, 1, 1),
+     2 * 3 * 7 * 8 * 1000 * 500, 2 * 3 * 8 * 1000 * 500 + 2 * 2 * 7 * 1000, "bf16"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("op", "kind", "shape", "flops", "moved", "dtype"), OPERATIONS)
