@@ -131,14 +131,6 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             else None,
         }
 
-    def stage_operators(
-        self, batch: Batch, stage: int | None = None, all_positions: bool = False
-    ) -> tuple[Operator, ...]:
-        """Return the operators of a pass on one pipeline stage; by default the fullest."""
-        return forward(
-            self.model, batch, self.precision, self.ranks, self.mla_form, all_positions, stage
-        )
-
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
         """Return the operators of a pass through all stages. The model remembers the last
         passes."""
@@ -158,13 +150,12 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def placed(self, batch: Batch) -> list[Placed]:
         """Return the operators of a pass on one GPU of the slowest pipeline stage, with their
         bounds."""
-        if self.parallelism.pp == 1:
-            return roofline(self.stage_operators(batch), self.gpu, batch.decodes)
-        stages = (self.stage_operators(batch, n) for n in range(self.parallelism.pp))
-        return max(
-            (roofline(operators, self.gpu, batch.decodes) for operators in stages),
-            key=total_seconds,
-        )
+        stages = [
+            forward(self.model, batch, self.precision, self.ranks, self.mla_form, stage=n)
+            for n in range(self.parallelism.pp)
+        ]
+        bounds = [roofline(operators, self.gpu, batch.decodes) for operators in stages]
+        return max(bounds, key=total_seconds)
 
     def timed(self, batch: Batch) -> bool:
         """Return whether a pass has a time. A decode step has a bound without matrix peaks; others

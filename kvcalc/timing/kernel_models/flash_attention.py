@@ -42,7 +42,7 @@ threads). An SM runs 2,048 threads.
     t       = t0 + attend + 4·batch·S·q_heads·head_dim/(em·BW) + write
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from kvcalc.arithmetic import ceil, is_any, maximum, minimum, select, sqrt, where
 from kvcalc.records import Settings
@@ -63,6 +63,47 @@ ROWS = 64  # query heads of one tile
 COMBINE_US, COMBINE_PART_US = 2.0, 0.05
 # query heads per KV head that tensor-core kernels take; some stacks use a kernel per head for more
 MAX_GROUP = 32
+
+
+class CacheWalk(NamedTuple):
+    """A launch of a decode kernel over its caches.
+
+    Attributes:
+        tiles: Number of tiles.
+        length: Tokens of each tile.
+        rate: Rate at which one SM reads the cache [bytes/µs].
+        tau: Time of a tile in addition to its read [µs].
+        read: Bytes of keys and values.
+        missed: Share of these bytes that the L2 does not store.
+    """
+
+    tiles: Array
+    length: Array
+    rate: Array
+    tau: Array
+    read: Array
+    missed: Array
+
+
+def cache_walk(
+    law: "DecodeAttention | FlashDecode", machine: GpuParameters, shape: tuple[Array, ...]
+) -> CacheWalk:
+    """Return the launch for a shape. MHA and wide groups have kernels with other rates."""
+    batch, q_heads, kv_heads, head_dim, kv_len, window = shape
+    length = attended(kv_len, window)
+    group = q_heads / kv_heads
+    tiles = batch * kv_heads * ceil(group / ROWS)
+    is_special = group > (MAX_GROUP if law.wide == "per_head" else 16)
+    if law.wide == "windowed":
+        is_special = (window > 0) & (group > 1)
+    if law.wide != "grouped":
+        tiles = where(is_special, batch * q_heads, tiles)
+    is_special = is_special | (group == 1)
+    rate = law.r * by_width(head_dim, law.r64, law.r256) * where(is_special, law.rx, 1)
+    tau = law.tau * where(is_special, law.tx, 1)
+    read = 2 * batch * kv_heads * length * head_dim * law.bytes
+    missed = missed_share(read, law.cap, machine.l2, law.cold)
+    return CacheWalk(tiles, length, rate, tau, read, missed)
 
 
 class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
@@ -118,20 +159,8 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
     reach: float = 0.95
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
-        batch, q_heads, kv_heads, head_dim, kv_len, window = shape
-        length = attended(kv_len, window)
-        group = q_heads / kv_heads
-        tiles = batch * kv_heads * ceil(group / ROWS)
-        is_special = group > (MAX_GROUP if self.wide == "per_head" else 16)
-        if self.wide == "windowed":
-            is_special = (window > 0) & (group > 1)
-        if self.wide != "grouped":
-            tiles = where(is_special, batch * q_heads, tiles)
-        is_special = is_special | (group == 1)
-        rate = self.r * by_width(head_dim, self.r64, self.r256) * where(is_special, self.rx, 1)
-        tau = self.tau * where(is_special, self.tx, 1)
-        read = 2 * batch * kv_heads * length * head_dim * self.bytes
-        missed = missed_share(read, self.cap, machine.l2, self.cold)
+        batch, q_heads, _, head_dim, *_ = shape
+        tiles, length, rate, tau, read, missed = cache_walk(self, machine, shape)
         memory = missed * (read / (self.reach * machine.memory) + self.tramp)
         block = BLOCK * 2 * head_dim * self.bytes / rate
         blocks = ceil(length / BLOCK)
@@ -223,17 +252,8 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
     reach: float = 0.95
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
-        batch, q_heads, kv_heads, head_dim, kv_len, window = shape
-        length = attended(kv_len, window)
-        group = q_heads / kv_heads
-        is_wide = group > (MAX_GROUP if self.wide == "per_head" else 16)
-        tiles = batch * kv_heads * ceil(group / ROWS)
-        if self.wide == "per_head":
-            tiles = where(is_wide, batch * q_heads, tiles)
-        is_special = is_wide | (group == 1)
-        rate = self.r * by_width(head_dim, self.r64, self.r256) * where(is_special, self.rx, 1)
-        tau = self.tau * where(is_special, self.tx, 1)
-
+        batch, q_heads, _, head_dim, *_ = shape
+        tiles, length, rate, tau, read, missed = cache_walk(self, machine, shape)
         is_xqa = self.rule == "xqa"
         *usual, widest = (MIN_PART_TOKENS,) * 4 if is_xqa else BLOCKS[self.bytes]
         block = select([head_dim <= 64, head_dim <= 128, head_dim <= 192], usual, widest)
@@ -243,8 +263,6 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
         tile = tau + part * block * 2 * head_dim * self.bytes / rate
         compute = maximum(tiles * split / machine.sms, 1) * tile
 
-        read = 2 * batch * kv_heads * length * head_dim * self.bytes
-        missed = missed_share(read, self.cap, machine.l2, self.cold)
         memory = missed * (read / (self.reach * machine.memory) + RAMP_US)
         combine = where(split > 1, SPLIT_COMBINE_US * sqrt(split), 0.0)
         us = self.t0 + self.tb * batch + pnorm(2.0, compute, memory) + combine
