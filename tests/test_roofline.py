@@ -257,7 +257,7 @@ def test_with_pipeline_stages_the_slowest_is_shown() -> None:
         ("roofline llama-2-7b --gpu h1000", "h100"),
         ("roofline llama-2-7b --gpu ''", "GPU's name is empty"),
         ("roofline llama-2-7 --gpu h100", "llama-2-7b"),
-        ("roofline llama-2-7b --batch-size 0", "batch size '0'"),
+        ("roofline llama-2-7b --batch-size 0", "batch-size '0'"),
         ("roofline llama-2-7b --context -1", "context"),
         ("roofline llama-2-7b --context nan", "context 'nan'"),
         ("roofline llama-2-7b --dtype fp7", "unknown dtype 'fp7'"),
