@@ -260,12 +260,6 @@ def test_mlx_says_it_module_by_module_where_they_differ() -> None:
     assert weight_bytes(model) == LAYERS * four + down // 2 + 2 * q - q // 2 - 4 * q // 64 + table + 2 * 1000 * 256 + NORMS
 
 
-def test_mlx_leaves_one_layer_whole_and_quantises_the_tables() -> None:
-    model = model_from(LLAMA | {"quantization": MLX | {"model.layers.0": False}}, "f", "x")
-    four, outer = PACKED + 4 * groups(EVERY, 64), elements(HEAD) // 2 + 4 * groups(HEAD, 64)
-    assert weight_bytes(model) == 2 * elements(EVERY) + (LAYERS - 1) * four + outer + NORMS
-
-
 @pytest.mark.parametrize(("routers", "bytes_"), [({}, 256 * 4 // 2 + 4 * 4 * 4), ({"bits": 8}, 256 * 4 + 4 * 4 * 4)])
 def test_mlx_quantises_a_router_that_is_a_plain_layer(routers: dict[str, int], bytes_: int) -> None:
     """mixtral's router [256, 4] is one; its own entry overrides the rest."""
@@ -288,19 +282,6 @@ def test_mlx_leaves_mistral_4s_router_whole() -> None:
     whole = {"model_type": "mistral3", "text_config": text, "dtype": "bfloat16", "quantization": MLX}
     model = model_from(whole, "f", "x")
     assert (model.parameters, weight_bytes(model)) == (118_972_826_624, 66_949_842_944)
-
-
-def test_mlx_leaves_a_router_of_another_kind_whole() -> None:
-    qwen = LLAMA | {
-        "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "head_dim": 32,
-        "decoder_sparse_step": 1, "mlp_only_layers": [], "quantization": MLX,
-    }  # fmt: skip
-    model = model_from(qwen, "f", "x")
-    whole = model_from({k: v for k, v in qwen.items() if k != "quantization"}, "f", "x")
-    experts = 4 * (elements(NETWORK) // 2 + 4 * groups(NETWORK, 64))
-    attention = elements(ATTENTION) // 2 + 4 * groups(ATTENTION, 64)
-    rest = weight_bytes(whole) - 2 * LAYERS * (4 * elements(NETWORK) + elements(ATTENTION)) - 2 * elements(HEAD)
-    assert weight_bytes(model) == LAYERS * (experts + attention) + rest + elements(HEAD) // 2 + 4 * groups(HEAD, 64)
 
 
 # --- Modules with settings of their own ---

@@ -86,10 +86,8 @@ def run(
     seed_random(machine_options.seed)
     loaded = model_of(model, set_) if model else None
     job = None
-    if generation.generate:
-        job = _generation_job(loaded, variant, machine, settings, shapes, generation)
-    elif not result.calibration:
-        job = _layers_job(loaded, variant, machine, settings, shapes, result.phase)
+    if not result.calibration:
+        job = _job(loaded, variant, machine, settings, shapes, generation, result.phase)
     if text := load_note(machine):
         note(text)
     if not job:
@@ -120,35 +118,26 @@ def _check(
         )
 
 
-def _generation_job(
+def _job(
     model: Any,
     variants: list[str],
     machine: "Machine",
     settings: "MeasureSettings",
     shapes: ShapeOptions,
     generation: GenerationOptions,
-) -> Job:
-    from kvcalc.measure.run import generation_requests, generations
-
-    lengths = generation.prompt_len, generation.generate, shapes.batch_size
-    requests = generation_requests(model, variants, *lengths, settings.dtype, machine)
-    steps = sum(request.steps for request in requests)
-    return steps, partial(generations, requests, machine)
-
-
-def _layers_job(
-    model: Any,
-    variants: list[str],
-    machine: "Machine",
-    settings: "MeasureSettings",
-    shapes: ShapeOptions,
     phase: str,
 ) -> Job:
-    from kvcalc.measure.run import measured, planned, stacks
+    """Return the job of `--generate`, or of layers."""
+    from kvcalc.measure import run as runs
 
-    models = stacks(model, variants, machine)
-    cases = planned(models, phase, machine, shapes.context, shapes.batch_size)
-    return len(cases), partial(measured, cases, settings, machine, note)
+    if generation.generate:
+        lengths = generation.prompt_len, generation.generate, shapes.batch_size
+        requests = runs.generation_requests(model, variants, *lengths, settings.dtype, machine)
+        steps = sum(request.steps for request in requests)
+        return steps, partial(runs.generations, requests, machine)
+    models = runs.stacks(model, variants, machine)
+    cases = runs.planned(models, phase, machine, shapes.context, shapes.batch_size)
+    return len(cases), partial(runs.measured, cases, settings, machine, note)
 
 
 @contextmanager

@@ -281,18 +281,16 @@ def all_models(family: str = "", attention: str = "", names: Sequence[str] = ())
     Args:
         names: Return only these models.
     """
-    paths = (
-        path for name, path in preset_files("models").items() if not names or name in names
-    )
-    result = sorted(
-        (read(path, Model) for path in paths), key=lambda m: (m.family, m.parameters)
-    )
+    files = preset_files("models")
+    models = [read(path, Model) for name, path in files.items() if not names or name in names]
     family, attention = family.lower(), attention.lower()
-    return [
-        m
-        for m in result
-        if (family in m.family.lower() or family in m.name) and attention in m.attention.lower()
+    matches = [
+        model
+        for model in models
+        if family in f"{model.family.lower()} {model.name}"
+        and attention in model.attention.lower()
     ]
+    return sorted(matches, key=lambda model: (model.family, model.parameters))
 
 
 def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
@@ -303,14 +301,11 @@ def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
     Args:
         names: Return only these GPUs.
     """
-    paths = (path for name, path in preset_files("gpus").items() if not names or name in names)
-    result = sorted(
-        (read(path, Gpu) for path in paths),
-        key=lambda g: (g.vendor, -g.bandwidth_bytes_per_s),
-    )
-    return [
-        g for g in result if vendor.lower() in f"{g.vendor} {g.architecture} {g.name}".lower()
-    ]
+    files = preset_files("gpus")
+    gpus = [read(path, Gpu) for name, path in files.items() if not names or name in names]
+    words = [f"{gpu.vendor} {gpu.architecture} {gpu.name}".lower() for gpu in gpus]
+    matches = [gpu for gpu, text in zip(gpus, words, strict=True) if vendor.lower() in text]
+    return sorted(matches, key=lambda gpu: (gpu.vendor, -gpu.bandwidth_bytes_per_s))
 
 
 def preset_text(name: str, kind: str) -> str:
@@ -370,16 +365,7 @@ def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
     return cast("GpuPresetRecord", record)
 
 
-UNKNOWN: WeightsRecord = {
-    "parameters": None,
-    "active_parameters": None,
-    "parameters_exact": None,
-    "mtp_parameters": None,
-    "weight_bytes": None,
-    "dtype": None,
-    "cache_share_of_weights": None,
-    "equal_weights_context": None,
-}
+UNKNOWN = cast("WeightsRecord", dict.fromkeys(WeightsRecord.__annotations__))
 
 
 class Dimensions(DimensionOptions, frozen=True):

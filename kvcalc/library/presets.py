@@ -22,10 +22,8 @@ _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100
 _COUNTED_LAST = re.compile(r"(.+?)\s*[x×*:\s]\s*(\d{1,4})")
 _SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models without public dimensions
-_NO_SEPARATORS, _NO_DOTS = (
-    str.maketrans("", "", " \t_-"),
-    str.maketrans("", "", " \t_-."),
-)
+_NO_SEPARATORS = str.maketrans("", "", " \t_-")
+_NO_DOTS = str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
@@ -56,14 +54,12 @@ def user_folders() -> list[Path]:
 def shipped_folder() -> Path:
     """Return the folder of the shipped presets, in the installed package or next to it in a
     checkout."""
-    inside = Path(__file__).parent.parent / "presets"
-    in_checkout = Path(__file__).parent.parent.parent / "presets"
-    return (
-        in_checkout
-        if (in_checkout / "models").is_dir()
-        and (in_checkout.parent / "pyproject.toml").is_file()
-        else inside
-    )
+    package = Path(__file__).parent.parent
+    checkout = package.parent
+    is_checkout = (checkout / "pyproject.toml").is_file()
+    if is_checkout and (checkout / "presets" / "models").is_dir():
+        return checkout / "presets"
+    return package / "presets"
 
 
 def preset_files(kind: str) -> dict[str, Path]:
@@ -120,15 +116,12 @@ def _unknown(
     name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]
 ) -> UserError:
     """Return the error about a name without a preset, with the text to type instead."""
+    paths = aliases | files
     counted = _counted(name) if kind == "gpus" else []
-    several = (
-        (number, _matching(gpu, files, kind) or _matching(gpu, aliases, kind))
-        for number, gpu in counted
-    )
-    if result := next(
-        ((number, spec_type) for number, spec_type in several if spec_type), None
-    ):
-        hint = f"Give the count with --tp: --gpu {result[1].stem} --tp {result[0]}"
+    matches = ((number, _matching(gpu, paths, kind)) for number, gpu in counted)
+    number, path = next((match for match in matches if match[1]), ("", None))
+    if path:
+        hint = f"Give the count with --tp: --gpu {path.stem} --tp {number}"
     elif kind == "models" and name.lower().startswith("eagle"):
         hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
     elif kind == "models" and _SECRET.match(name):
@@ -137,11 +130,8 @@ def _unknown(
             "N` takes your estimates"
         )
     else:
-        hint = nearest(
-            name,
-            [*files, *aliases],
-            proper={alias: path.stem for alias, path in aliases.items()},
-        )
+        proper = {alias: path.stem for alias, path in aliases.items()}
+        hint = nearest(name, [*files, *aliases], proper=proper)
     return UserError(
         f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them"
     )
