@@ -111,10 +111,3 @@ def test_a_fallback_is_never_silent(kvcalc: Run, command: str) -> None:
     for other in ("fp8 --gpu h100", "bf16 --gpu a100-80gb"):
         assert {r["fallback"] for r in kvcalc(f"{line} {other} --format json").records} == {None}
         assert "computed in bf16:" not in kvcalc(f"{line} {other}").out
-
-
-def test_a_draft_falls_back_too(kvcalc: Run) -> None:
-    """The draft, DeepSeek-V3, is published in fp8; the model beside it is bf16."""
-    line = "latency llama-3.1-8b --set vocab_size=129280 --gpu a100-80gb --tp 8 --format json"
-    assert kvcalc(line).records[0]["fallback"] is None
-    assert kvcalc(f"{line} --draft deepseek-v3 --num-speculative-tokens 1").records[0]["fallback"] == FALLBACK

@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from kvcalc.capacity.engines import ENGINES
 from kvcalc.cli import completion
 from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.library.presets import preset_files
-from kvcalc.planning.variants import NAMES
 from kvcalc.storage.formats import cache_dtypes
-from kvcalc.timing.calibration import all_stacks
 
 MODELS, GPUS = [*preset_files("models")], [*preset_files("gpus")]
 LLAMAS = sorted(name for name in MODELS if name.startswith("llama-3.1"))
@@ -80,12 +77,6 @@ def test_every_option_is_offered_until_it_is_given(command: str, kvcalc: Run, mo
     for parameter in (p for p in parameters if not p.is_argument):
         again = {word.text for word in completion.candidates([command, parameter.names[0], "x"], "--")}
         assert ({*parameter.names} & again != set()) == parameter.is_list
-
-
-def test_words_of_options_are_those_of_the_program() -> None:
-    assert {*offered("kvcalc fit x --engine ")} == {*ENGINES}
-    assert {*offered("kvcalc validate x --stack ")} == {*all_stacks(), "datasheet"} - {"nccl"}
-    assert {word.partition(":")[0].partition("/")[0] for word in offered("kvcalc compare x --variants ")} == {*NAMES}
 
 
 def test_what_is_slow_to_load_is_not_loaded() -> None:

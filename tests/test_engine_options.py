@@ -6,7 +6,6 @@ import pytest
 from conftest import Run
 
 import kvcalc as package
-from kvcalc.capacity.engines import ENGINES
 from kvcalc.question.deployment_options import ENGINE_NAMES, DeploymentOptions
 from kvcalc.question.options import read_questions
 
@@ -19,10 +18,6 @@ SHORT = {
     "plan": "plan llama-3.1-8b --gpu h100 --max-gpus 1 --users 2 --context 4k",
 }
 TIMED = {"vllm": "calibrated", "sglang": "calibrated", "trtllm": "calibrated", "llama.cpp": "bound", "none": "bound"}
-
-
-def test_engine_names_are_the_engines() -> None:
-    assert {*ENGINE_NAMES} == {*ENGINES} == {*TIMED}
 
 
 @pytest.mark.parametrize("command", SHORT)
@@ -72,15 +67,3 @@ def test_options_that_exclude_each_other_and_unknown_engines(kvcalc: Run) -> Non
     assert kvcalc(f"{SHORT['latency']} --bounds --calibration sglang").code == 2
     asked = read_questions(DeploymentOptions, {"engine": "vllm,SGLang", "stack": "datasheet,trtllm"})
     assert [one.choice for one in asked] == [("vllm", "datasheet"), ("trtllm", ""), ("sglang", "datasheet"), ("trtllm", "")]
-
-
-def test_the_python_arguments_are_the_options() -> None:
-    found = package.deploy("llama-3.1-8b", "h100", engine="sglang")
-    assert found == package.deploy("llama-3.1-8b", "h100", stack="sglang")
-    assert found.latency(output_len=4).basis.startswith("sglang")
-    assert found.fit(max_model_len="4k").kv_budget_bytes == found.fit(max_model_len="4k", engine="sglang").kv_budget_bytes
-    bounds = package.deploy("llama-3.1-8b", "h100", bounds=True)
-    assert bounds == package.deploy("llama-3.1-8b", "h100", stack="datasheet")
-    assert bounds.latency(output_len=4).time_basis == "bound"
-    with pytest.raises(package.UserError, match="one value"):
-        package.deploy("llama-3.1-8b", "h100", engine="vllm,sglang")

@@ -1,7 +1,6 @@
 """Help: examples that run, the options that one needs first, every name whole in 80 columns; and what is shown without words."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -66,12 +65,6 @@ def test_a_description_is_one_phrase_of_at_most_seventy_characters(command: str)
         assert 0 < len(text) <= 70 and not text.endswith("."), (parameter.name, text)
 
 
-def test_studies_and_overrides_of_fit_are_in_help_all(kvcalc: Run) -> None:
-    for name in ("--allocations", "--lengths", "--weight-bytes"):
-        assert name not in kvcalc("fit --help").out
-        assert name in kvcalc("fit --help-all").out
-
-
 def test_every_command_has_three_examples() -> None:
     assert {*EXAMPLES} == {*COMMANDS} and all(len(lines) == 3 for lines in EXAMPLES.values())
 
@@ -82,12 +75,6 @@ def test_examples_run(kvcalc: Run, line: str, monkeypatch: pytest.MonkeyPatch, t
     found = kvcalc(line.removeprefix("kvcalc "))
     assert found.code in (0, 1) and "kvcalc: " not in found.err, found.err
     assert found.out or [*tmp_path.iterdir()]
-
-
-def test_examples_on_rows_name_options_that_are_there() -> None:
-    for command in NEED_ROWS:
-        for line in EXAMPLES[command]:
-            assert {word for word in shlex.split(line) if word.startswith("-")} <= {*options(command)}
 
 
 def test_kvcalc_alone_shows_six_lines_to_try(kvcalc: Run) -> None:
@@ -111,10 +98,6 @@ def test_plot_alone_lists_the_figures(kvcalc: Run) -> None:
     assert shown.code == 0
     assert [line.split()[2] for line in shown.out.splitlines()] == FIGURES
     assert max(map(len, shown.out.splitlines())) <= 80
-
-
-def test_what_follows_two_dashes_is_no_question_for_help(kvcalc: Run) -> None:
-    assert kvcalc("size gpt2 -- --help").code == 2
 
 
 def test_part_of_a_name_lists_what_has_it(kvcalc: Run) -> None:

@@ -40,22 +40,6 @@ def test_several_models_in_words_or_in_a_list(kvcalc: Run, command: str) -> None
     assert "opt-125m" in kvcalc(f"{name} gpt2 opt-125m {more}").out
 
 
-def test_compare_names_the_commands_that_take_several_models(kvcalc: Run) -> None:
-    shown = kvcalc("compare gpt2,opt-125m")
-    assert (shown.code, shown.out) == (2, "") and "`kvcalc size A B`" in shown.err
-
-
-def test_what_a_list_varies_has_a_column_and_what_it_does_not_has_none(kvcalc: Run) -> None:
-    def head(line: str) -> str:
-        return next(text for text in kvcalc(line).out.splitlines() if text.split()[-1] == "bytes" or " TTFT " in text)
-
-    varied = head("latency llama-3.1-8b --tp 2,4 --kv-cache-dtype bf16,fp8 --stack vllm,sglang --gpu h100,h200")
-    for title in ("tp", "cache in", "times by", "GPU"):
-        assert f" {title} " in f" {varied} "
-    for title in (" tp", "cache in", "times by"):
-        assert title not in head("latency llama-3.1-8b --gpu h100,h200 --wide")
-
-
 TIMED = ["latency llama-3.1-8b", "roofline llama-3.1-8b", "compare llama-3.1-8b", "serve llama-3.1-8b --num-prompts 3 --osl 3"]
 
 

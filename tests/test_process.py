@@ -5,13 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from kvcalc.__main__ import _prepare_environment
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system with /dev/full and signals")
 SIZE = ("size", "gpt2", "--context", "2k")
@@ -34,18 +31,6 @@ def test_output_that_is_lost_is_said(words: tuple[str, ...]) -> None:
     full = run(*words, shell="> /dev/full")
     assert full.returncode == 2
     assert full.stderr.removeprefix(NOTE) == "kvcalc: standard output: no space left on device\n"
-
-
-@pytest.mark.parametrize(("asked", "heard"), [([], 0), (["default"], 1)])
-def test_warnings_of_libraries_are_for_those_who_ask_python_for_them(
-    monkeypatch: pytest.MonkeyPatch, asked: list[str], heard: int
-) -> None:
-    monkeypatch.setattr(sys, "warnoptions", asked)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        _prepare_environment()
-        warnings.warn("of a library", RuntimeWarning, stacklevel=1)
-    assert len(seen) == heard
 
 
 def test_a_reader_that_goes_away_is_no_failure() -> None:
@@ -71,20 +56,6 @@ def test_odd_environments_change_nothing(case: str) -> None:
     assert ["gpt2", "72.00"] in [line.split()[:2] for line in done.stdout.splitlines()]
 
 
-def test_sums_do_not_hang_on_the_threads_of_a_library() -> None:
-    """BLAS adds up products of more than 10,000 numbers in as many parts as it has threads."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(Path(__file__).parent / "serving")!r})
-from servers import HandClock, asked, byte_pool, served
-log = served(asked((0.0, 5, 10_001)), "static", byte_pool(most=20_000), HandClock(0.1, 0.013)).logs[0]
-print(log.allocated_byte_s, log.stored_byte_s)
-"""
-    line = [sys.executable, "-c", code]
-    one, two = (subprocess.check_output(line, env=os.environ | {"OPENBLAS_NUM_THREADS": n}) for n in "12")
-    assert one == two
-
-
 def test_sketches_are_ascii_under_lc_all_c() -> None:
     """Python itself writes UTF-8 there; a title's × is an x then."""
     plain = run("plot", "dsa-vs-mla", LC_ALL="C", PYTHONUTF8=None, PYTHONIOENCODING=None)
@@ -107,17 +78,6 @@ def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
     for encoding in ("ascii", "latin-1"):
         done = run("size", "modèle 🐫.yaml", "--format", "json", cwd=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="1")
         assert json.loads(done.stdout)[0]["model"] == "modèle 🐫", encoding
-
-
-def test_pictures_are_ours_whatever_the_user_has_set(tmp_path: Path) -> None:
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for folder in (ours, theirs):
-        folder.mkdir()
-    (theirs / "matplotlibrc").write_text("text.usetex: True\nfont.size: 40\nlines.linewidth: 9\nnonsense: 3\n")
-    for folder in (ours, theirs):
-        done = run("plot", "dsa-vs-mla", "--plot", "out.svg", cwd=folder)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "wrote out.svg\n")
-    assert (ours / "out.svg").read_bytes() == (theirs / "out.svg").read_bytes()
 
 
 def finder(moment: str, at: str) -> str:

@@ -1,6 +1,5 @@
 """Writing: a whole file or none, links followed and modes kept; devices, pipes and our own output are written through."""
 
-import ast
 import csv
 import io
 import os
@@ -85,18 +84,6 @@ def test_what_grows_keeps_modes_links_and_pipes(tmp_path: Path) -> None:
     assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "null.csv").is_symlink() and (tmp_path / "pipe.csv").is_fifo()
 
 
-@pytest.mark.parametrize("letter", ["n", "é", "字"])
-def test_names_up_to_the_limit_of_the_file_system(tmp_path: Path, letter: str) -> None:
-    most = os.pathconf(tmp_path, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
-    name = letter * (most // len(letter.encode()))
-    write_text(tmp_path / name, "x")
-    write_text(tmp_path / name, "y")
-    assert ((tmp_path / name).read_text(), names(tmp_path)) == ("y", [name])
-    with pytest.raises(UserError, match="cannot be written: file name too long"):
-        write_text(tmp_path / (name + letter), "x")
-    assert names(tmp_path) == [name]
-
-
 def test_what_is_no_file_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("old")
@@ -117,16 +104,6 @@ def test_what_is_no_file_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: p
             with pytest.raises(UserError, match=said):
                 write(target)
     assert (names(tmp_path), (tmp_path / "file").read_text(), names(tmp_path / "folder")) == (["file", "folder"], "old", [])
-
-
-@posix
-@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="nothing is protected from the superuser")
-def test_a_protected_file_stays(tmp_path: Path) -> None:
-    (tmp_path / "kept").write_text("old")
-    (tmp_path / "kept").chmod(0o444)
-    with pytest.raises(UserError, match="kept: cannot be written: permission denied"):
-        write_text(tmp_path / "kept", "x")
-    assert (tmp_path / "kept").read_text() == "old"
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"])
@@ -153,49 +130,6 @@ def test_a_named_pipe_is_written_through(tmp_path: Path) -> None:
     reader.join(10)
     assert found == ["x" * 200_000]
     assert (stat.S_ISFIFO(pipe.stat().st_mode), names(tmp_path)) == (True, ["pipe"])
-
-
-@posix
-def test_the_pipe_of_another_process_is_written_through(tmp_path: Path) -> None:
-    """As `--timeline >(gzip > passes.csv.gz)` asks for."""
-    reading, writing = os.pipe()
-    (tmp_path / "link").symlink_to(f"/dev/fd/{writing}")
-    try:
-        write_text(f"/dev/fd/{writing}", "one ")
-        write_text(tmp_path / "link", "two")
-        assert os.read(reading, 100) == b"one two"
-    finally:
-        os.close(reading)
-        os.close(writing)
-    assert names(tmp_path) == ["link"]
-
-
-@posix
-def test_devices_are_written_through(tmp_path: Path) -> None:
-    """Our own null and full: a mistake must not replace those of the system."""
-    for name, minor in (("null", 3), ("full", 7)):
-        try:
-            os.mknod(tmp_path / name, stat.S_IFCHR | 0o666, os.makedev(1, minor))
-            (tmp_path / name).open("wb").close()
-        except OSError:
-            pytest.skip("only the superuser makes devices, and not everywhere")
-    write_text(tmp_path / "null", "x")
-    with pytest.raises(UserError, match="full: cannot be written: no space left"):
-        write_text(tmp_path / "full", "x")
-    assert all(stat.S_ISCHR(p.stat().st_mode) for p in tmp_path.iterdir())
-    assert names(tmp_path) == ["full", "null"]
-
-
-def test_all_files_are_written_by_one_function() -> None:
-    """No other module opens a file for writing, or asks a path to, but that of files which grow."""
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and path.name not in ("files.py", "__main__.py"):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                modes = [a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
-                assert name not in ("write_bytes", "mkdir", "touch", "rename", "unlink"), path
-                assert not (isinstance(node.func, ast.Attribute) and name == "write_text"), path
-                assert name != "open" or not any(isinstance(m, str) and set(m) & set("wax+") for m in modes), path
 
 
 def python(cwd: Path, *words: str, **more: object) -> "subprocess.CompletedProcess[str]":
