@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -104,22 +104,17 @@ def _parsed(command: str) -> Any:
     def run(**values: Any) -> int:
         typed = {name: value for name, value in values.items() if value not in (None, [])}
         _check_outputs(parameters, typed)
-        return run_command(command, typed)
+        output = read_question(_PRINTING.get(command, Output), typed)
+        function = function_of(command)
+        if not isinstance(output, Printing):
+            function(**arguments_for(function, typed))
+            return 0
+        from kvcalc.cli.printing import print_answer
+
+        with bytes_shown_in(output.units):
+            return print_answer(function(**arguments_for(function, typed)), output)
 
     return _with_signature(run, declared)
-
-
-def run_command(command: str, typed: Mapping[str, Any]) -> int:
-    """Run a command with the values that were typed, print its answer and return its status."""
-    output = read_question(_PRINTING.get(command, Output), typed)
-    run = function_of(command)
-    if not isinstance(output, Printing):
-        run(**arguments_for(run, typed))
-        return 0
-    from kvcalc.cli.printing import print_answer
-
-    with bytes_shown_in(output.units):
-        return print_answer(run(**arguments_for(run, typed)), output)
 
 
 def _declared(name: str, kind: Any, default: Any, info: Any) -> inspect.Parameter:
@@ -139,24 +134,17 @@ def _with_signature(run: Any, parameters: list[inspect.Parameter]) -> Any:
 
 def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> None:
     """Raise UserError if the command would overwrite a file that it reads."""
-    read: list[str] = []
-    written: list[str] = []
+    words: set[str] = set()  # that may name a file, whole and as items of a list
     for parameter in parameters:
-        value = typed.get(parameter.name)
-        if parameter.option.is_output and value:
-            written.append(value)
-        elif parameter.option.takes not in ("NAME", "TEXT"):
-            read += _words(value)
-    for target in written:
-        if any(_is_same_file(target, word) for word in read):
+        if not parameter.option.is_output and parameter.option.takes not in ("NAME", "TEXT"):
+            value = typed.get(parameter.name, [])
+            for word in map(str, value if isinstance(value, list) else [value]):
+                words |= {word, *word.split(",")}
+    for parameter in parameters:
+        target = typed.get(parameter.name)
+        is_target = bool(parameter.option.is_output and target)
+        if is_target and any(_is_same_file(str(target), word) for word in words):
             raise UserError("the command reads this file", target, "Write to another file")
-
-
-def _words(value: Any) -> Iterable[str]:
-    """Yield each word that may name a file, whole and as the items of a list."""
-    for word in value if isinstance(value, list) else [value]:
-        text = str(word)
-        yield from {text, *text.split(",")}
 
 
 def _is_same_file(path: str, other: str) -> bool:

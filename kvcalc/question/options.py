@@ -182,8 +182,7 @@ class Parameter(NamedTuple):
             return tuple(map(self.read_item, items_of(value, spelled(self.name))))
         if self.is_list:
             return list(value)
-        is_one = isinstance(value, str | msgspec.Struct) or getattr(value, "ndim", 1) == 0
-        if not is_one and hasattr(value, "__iter__"):
+        if hasattr(plain(value), "__iter__") and not isinstance(value, str):
             hint = "Call once for each value"
             raise UserError(f"{spelled(self.name)} {value!r:.80} is a list", hint=hint)
         return self.read_item(value)
@@ -306,10 +305,10 @@ def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
     lists = {}
     for p in sorted(_typed_parameters(spec, values), key=lambda p: -p.option.list_order):
         value = values[p.name]
-        items = (
-            items_of(value, spelled(p.name)) if p.option.list_order and not p.is_tuple else None
-        )
-        lists[p.name] = [p.read(value)] if items is None else [*map(p.read_item, items)]
+        if p.option.list_order and not p.is_tuple:
+            lists[p.name] = [*map(p.read_item, items_of(value, spelled(p.name)))]
+        else:
+            lists[p.name] = [p.read(value)]
     check_number("rows", MAX_QUESTIONS, *lists.values())
     return [spec(**dict(zip(lists, point, strict=True))) for point in product(*lists.values())]
 
