@@ -141,9 +141,9 @@ def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> Non
             for word in map(str, value if isinstance(value, list) else [value]):
                 words |= {word, *word.split(",")}
     for parameter in parameters:
-        target = typed.get(parameter.name)
-        is_target = bool(parameter.option.is_output and target)
-        if is_target and any(_is_same_file(str(target), word) for word in words):
+        target = str(typed.get(parameter.name, ""))
+        is_target = parameter.option.is_output and target
+        if is_target and any(_is_same_file(target, word) for word in words):
             raise UserError("the command reads this file", target, "Write to another file")
 
 
