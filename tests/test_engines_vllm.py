@@ -89,48 +89,32 @@ def test_sequences_in_a_pool(blocks: int, shared: int, most: int) -> None:
     assert plan.max_sequences(blocks * 2048, 32, shared) == most
 
 
-def test_chunked_attention() -> None:
-    """Llama 4: 12 full and 36 chunked layers, 4 groups of 12; ⌈min(8192 + 16384, L)/16⌉ = 1536 blocks, and no +1."""
-    chunked = Grouped(num_attention_heads=16, num_key_value_heads=8, head_dim=128, attention_chunk_size=8192)
-    assert pool(planned(alternating((36, chunked), (12, FULL)))) == (12 * 65_536, 54_613, 8192 + 3 * 1536)
+CHUNKED = Grouped(num_attention_heads=16, num_key_value_heads=8, head_dim=128, attention_chunk_size=8192)
+ODD = Grouped(num_attention_heads=12, num_key_value_heads=3, head_dim=128)  # 24,576 B a page
+NARROW = Grouped(num_attention_heads=16, num_key_value_heads=4, head_dim=128)  # 32,768 B a page
+POOLS = [
+    # Llama 4: 4 groups of 12; ⌈min(8192 + 16384, L)/16⌉ = 1536 blocks, and no +1
+    (((36, CHUNKED), (12, FULL)), 12 * 65_536, 8192 + 3 * 1536),
+    # Gemma-3-27b: groups of 10, of which 6 of windows (9, 9, 9, 9, 8, 8); 1089 = ⌈(1023 + 16384)/16⌉ + 1
+    (((52, window()), (10, FULL)), 10 * 65_536, 8192 + 6 * 1089),
+    # 13 < 1.5 · 12, so two groups of 13 rather than three of 12
+    (((12, window()), (13, FULL)), 13 * 65_536, 8192 + 1089),
+    # a smaller page that divides 131,072 B gets a larger block: 64 tokens
+    (((8, window(num_key_value_heads=16)), (8, NARROW)), 8 * 131_072, 131_072 // 64 + 1089),
+    # a page that does not divide is padded, and the block stays 16
+    (((8, window()), (8, ODD)), 8 * 65_536, 8192 + 1089),
+    # full layers of two widths need the same blocks: one group whose page is the sum
+    (((8, FULL), (8, ODD)), 8 * 65_536 + 8 * 24_576, 8192),
+]
 
 
-def test_uneven_kinds_are_padded() -> None:
-    """Gemma-3-27b: 52 windows and 10 full layers, groups of 10: 6 groups of windows (9, 9, 9, 9, 8, 8) beside one."""
-    found = planned(alternating((52, window()), (10, FULL)))
-    assert pool(found) == (10 * 65_536, GIB40 // 655_360, 8192 + 6 * (-(-(1023 + 16384) // 16) + 1))
-    assert found.notes == ("8 padding layers make the groups equal",)
+@pytest.mark.parametrize(("mixers", "bytes_per_block", "blocks"), POOLS)
+def test_groups_of_layers(mixers: tuple[tuple[int, Sublayer], ...], bytes_per_block: int, blocks: int) -> None:
+    assert pool(planned(alternating(*mixers))) == (bytes_per_block, GIB40 // bytes_per_block, blocks)
 
 
-def test_nearly_equal_kinds_make_two_groups() -> None:
-    """12 windows and 13 full: 13 < 1.5 · 12, so two groups of 13 rather than three of 12. At 18 : 12 the fewest count."""
-    assert pool(planned(alternating((12, window()), (13, FULL))))[0] == 13 * 65_536
-    assert (choose_group_size([12, 17]), choose_group_size([12, 18]), choose_group_size([3, 4]), choose_group_size([2, 3])) == (
-        17,
-        12,
-        4,
-        2,
-    )
-
-
-def test_a_smaller_page_that_divides_gets_a_larger_block() -> None:
-    """8 window layers of 16 KV heads (131,072 B a page) and 8 full ones of 4 (32,768 B): full blocks of 64 tokens."""
-    wide = window(num_key_value_heads=16)
-    narrow = Grouped(num_attention_heads=16, num_key_value_heads=4, head_dim=128)
-    assert pool(planned(alternating((8, wide), (8, narrow))))[::2] == (8 * 131_072, 131_072 // 64 + 1089)
-
-
-def test_a_page_that_does_not_divide_is_padded() -> None:
-    """3 KV heads (24,576 B) beside 8 (65,536 B): the page is padded, the block stays 16."""
-    odd = Grouped(num_attention_heads=12, num_key_value_heads=3, head_dim=128)
-    found = planned(alternating((8, window()), (8, odd)))
-    assert pool(found)[::2] == (8 * 65_536, 8192 + 1089)
-
-
-def test_one_kind_of_two_widths_shares_blocks() -> None:
-    """Full layers of 8 and of 3 KV heads need the same blocks: one group whose page is the sum."""
-    odd = Grouped(num_attention_heads=12, num_key_value_heads=3, head_dim=128)
-    assert pool(planned(alternating((8, FULL), (8, odd))))[::2] == (8 * 65_536 + 8 * 24_576, 8192)
+def test_the_smallest_kind_is_the_group_unless_the_largest_is_near() -> None:
+    assert [choose_group_size(counts) for counts in ([12, 17], [12, 18], [3, 4], [2, 3])] == [17, 12, 4, 2]
 
 
 def test_windows_as_full_attention() -> None:
