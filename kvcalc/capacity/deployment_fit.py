@@ -546,8 +546,8 @@ def make_fit(
             draft, Precision(kv_cache_dtype=requested.precision.kv_cache_dtype)
         )
         draft_run = msgspec.structs.replace(run, model=draft, precision=precision)
-        for layer in _layer_caches(draft_run, engine, settings):
-            layers.append(layer._replace(stage=ranks.pp - 1))
+        drafts = _layer_caches(draft_run, engine, settings)
+        layers += [layer._replace(stage=ranks.pp - 1) for layer in drafts]
         extra_weights["draft"] = draft_weights(draft, precision, ranks)
     if not any(layer.parts for layer in layers):
         raise UserError(

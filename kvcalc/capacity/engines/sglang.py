@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 from kvcalc.arithmetic import maximum, minimum, rounded_down
@@ -90,10 +91,8 @@ RELEASES = (
 LATEST = RELEASES[-1]
 
 
-def release(text: str) -> tuple[SglangRelease, str]:
-    """Return the rules of a version, and a remark if they belong to another version. Raises
-    UserError for a text that is not a version."""
-    return nearest_older("SGLang", RELEASES, text)
+# version → its rules, and a remark if they belong to another version
+release = partial(nearest_older, "SGLang", RELEASES)
 
 
 def defaults(

@@ -5,6 +5,7 @@ Each row was read in the source of that release; the comments name the files. A 
 rows follows the older row.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -106,14 +107,8 @@ RELEASES = _releases()
 LATEST = RELEASES[-1]
 
 
-def release(text: str) -> tuple[Release, str]:
-    """Return the rules of a version, and a remark if they belong to another version.
-
-    Raises:
-        UserError: The text is not a version.
-        UnpredictedRelease: It names a version before 0.8.
-    """
-    return nearest_older("vLLM", RELEASES, text, oldest=(0, 8))
+# version → its rules, and a remark if they belong to another version; versions before 0.8 are refused
+release = partial(nearest_older, "vLLM", RELEASES, oldest=(0, 8))
 
 
 def defaults(
