@@ -47,6 +47,7 @@ COLUMNS = columns(
 # columns that are shown only if their values differ
 VARIED = ("model", "tensor_parallel_size", "engine", "dtype", "kv_cache_dtype")
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
+PARALLELISM = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
 UTILIZATION_NAMES = {
     "vllm": "gpu_memory_utilization",
     "none": "gpu_memory_utilization",
@@ -90,9 +91,10 @@ def fit_table(
         }
         rows.append({**record, **row})
     table_columns = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
-    result = max(fits, key=lambda f: (f.sequences, f.headroom))
-    if fits[0].fits:
-        result = fits[0]
+    index = 0
+    if not fits[0].fits:
+        index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom))
+    result = fits[index]
     notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
     command = records[0]["command"]
     fixes: list[ConfigChange | None] = [small_cache(result)]
@@ -104,7 +106,7 @@ def fit_table(
         name = (typed or {}).get(result.model.name, "")
         flags = advice(result, name, as_command=True) if typed else None
         title, note, command = _missing_sentence(
-            result, len(fits), flags if flags and flags.fixes else advised, name
+            records[index], result, len(fits), flags if flags and flags.fixes else advised, name
         )
         fixes += advised.fixes.values() if advised else ()
         notes.append(note)
@@ -143,7 +145,7 @@ def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
 
 
 def _missing_sentence(
-    closest: Fit, num_configs: int, advised: Advice | None, name: str
+    record: Record, closest: Fit, num_configs: int, advised: Advice | None, name: str
 ) -> tuple[str, str, str | None]:
     """Return the missing memory, the options that help, and the command line with the first of
     them.
@@ -155,13 +157,11 @@ def _missing_sentence(
     assert advised is not None
     count, length = closest.options.wanted, f"{closest.length:,} tokens"
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
-    ranks = closest.ranks
-    place = place_name(closest.gpu.name, ranks.gpus, ranks.tp, ranks.pp, ranks.dp)
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
     if num_configs == 1:
         verb = "do not" if count > 1 else "does not"
         title = f"{requests[0].upper()}{requests[1:]} {verb} fit on"
-    title += f" {place}: {advised.missing}."
+    title += f" {place_of(record)}: {advised.missing}."
     if not advised.fixes:
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
     change = next(iter(advised.fixes.values()))
@@ -170,17 +170,11 @@ def _missing_sentence(
     return title, f"It fits with {fixes}.", written.line if written else None
 
 
-def place_name(gpu: str, gpus: int, tp: int, pp: int, dp: int) -> str:
-    """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
-    sizes = {"tp": tp, "pp": pp, "dp": dp}
-    split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    return f"{gpus}× {gpu}" + (f" with {split}" if split else "")
-
-
 def place_of(record: Record) -> str:
-    """Return `place_name` of a record."""
-    keys = "gpu gpus tensor_parallel_size pipeline_parallel_size data_parallel_size"
-    return place_name(*(record[key] for key in keys.split()))
+    """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
+    sizes = {name: record[f"{kind}_parallel_size"] for name, kind in PARALLELISM.items()}
+    split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    return f"{record['gpus']}× {record['gpu']}" + (f" with {split}" if split else "")
 
 
 def varied(records: Sequence[Record], key: str) -> bool:
