@@ -51,7 +51,7 @@ class ServerSetup(NamedTuple):
 
 
 class RankServer:
-    """What a rank has under either kind of batching."""
+    """The state of a rank under either kind of batching."""
 
     waiting: Any
 
