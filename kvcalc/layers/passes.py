@@ -60,7 +60,12 @@ class Pass:
         self.mla_form = mla_form
         self.rotates = rotates
         self.present: Num = 1
-        self._set_groups([_local_group(group, ranks) for group in batch.groups])
+        groups = []
+        for group in batch.groups:
+            count = array_of(group.count)
+            count = -(-count // ranks.dp) if ranks.dp > 1 else count
+            groups.append(Sequences(count, array_of(group.new), array_of(group.past)))
+        self._set_groups(groups)
         self.enter("", 1)
 
     def _set_groups(self, groups: Iterable[Sequences]) -> None:
@@ -97,7 +102,9 @@ class Pass:
         selected = copy(self)
         selected.present = 0
         for group in self.groups:
-            mask = _scalar_mask(rule(group.new, group.past))
+            mask = rule(group.new, group.past)
+            if not isinstance(mask, int) and (mask.all() or not mask.any()):
+                mask = int(mask.all())  # the same everywhere
             if not isinstance(mask, int) or mask:
                 groups.append(Sequences(group.count * mask, group.new, group.past))
                 selected.present = maximum(selected.present, mask)
@@ -321,18 +328,6 @@ class Pass:
 
     def _full(self, name: str) -> str:
         return f"{self.kind}.{name}" if self.kind else name
-
-
-def _local_group(group: Sequences, ranks: Parallelism) -> Sequences:
-    count, new, past = array_of(group.count), array_of(group.new), array_of(group.past)
-    return Sequences(-(-count // ranks.dp) if ranks.dp > 1 else count, new, past)
-
-
-def _scalar_mask(mask: Num) -> Num:
-    """Return a mask as an int if it is the same everywhere."""
-    if isinstance(mask, int):
-        return mask
-    return 1 if mask.all() else 0 if not mask.any() else mask
 
 
 def _gemm_shape(

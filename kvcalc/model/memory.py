@@ -158,10 +158,6 @@ def eviction_score_bytes(
 ) -> int:
     """Return the bytes of eviction scores on the fullest GPU: one per stored token and KV head; 0
     without eviction."""
-    if not any(
-        part.eviction_scores() for layer in model.kinds.values() for part in layer.mixers
-    ):
-        return 0
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     total = 0

@@ -102,17 +102,13 @@ def operator_seconds(
             entry = kernel.entry
             basis = CALIBRATED if is_measured else SCALED
         seconds = maximum(us * operator.count / 1e6, bound_s * operator.count)
-        times.append(OperatorTime(_zero_if_idle(operator, seconds), basis, entry))
+        cost = operator.cost
+        work = cost.flops + cost.vector_flops + cost.bytes + cost.network_bytes
+        if not isinstance(work, int | float):  # points without work, as MLA in the other form
+            seconds = seconds * (work > 0)
+        times.append(OperatorTime(seconds, basis, entry))
     _add_modules(operators, times, timer)
     return times
-
-
-def _zero_if_idle(operator: Operator, seconds: Any) -> Any:
-    """Return 0 at the points of an array at which the operator has no work, as MLA in the other
-    form."""
-    cost = operator.cost
-    work = cost.flops + cost.vector_flops + cost.bytes + cost.network_bytes
-    return seconds if isinstance(work, int | float) else seconds * (work > 0)
 
 
 def _add_modules(
