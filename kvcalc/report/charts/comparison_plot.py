@@ -184,5 +184,6 @@ def _best(curve: "FrontCurve") -> str:
         property_ = "the cheapest" if answer.prices else "the smallest number of GPUs"
         return f"{deployment_words(answer.best[0])}: {property_}"
     if answer.closest:
-        return f"none meets the targets; closest: {deployment_words(answer.closest)}, {curve.missed_target}"
+        closest = deployment_words(answer.closest)
+        return f"none meets the targets; closest: {closest}, {curve.missed_target}"
     return "none meets the targets"

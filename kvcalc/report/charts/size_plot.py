@@ -205,7 +205,8 @@ def sparse_reads_chart(reads: "SparseReads") -> Chart:
         text = f"reads less from {reads.crossing:,} tokens on"
         series.append(Series("", [reads.crossing], [y], "points", labels=[text], colour=2))
         ratio = series[0].ys[-1] / ys[-1]
-        title = f"Sparse attention reads {ratio:.1f}× fewer bytes than MLA at {tokens_tick(last)} tokens"
+        length = f"{tokens_tick(last)} tokens"
+        title = f"Sparse attention reads {ratio:.1f}× fewer bytes than MLA at {length}"
     subtitle = f"bytes read per layer and decode step; cache {reads.sparse.kv_cache_dtype}"
     y_axis = Axis("bytes read per layer", tick=bytes_tick)
     return Chart(title, subtitle, CONTEXT_AXIS, y_axis, series)
