@@ -62,21 +62,21 @@ def _run(words: list[str]) -> int:
 
 def _show_help(words: list[str]) -> int | None:
     """Print the version or help if it is requested; return None if there is a command to run."""
-    own = words[: words.index("--")] if "--" in words else words
+    own_words = words[: words.index("--")] if "--" in words else words
     command = words[0] if words else ""
     if command == "--version":
         from kvcalc import __version__
 
         print(f"kvcalc {__version__}")
         return 0
-    if words and not {"-h", "--help", "--help-all"} & {*own}:
+    if words and not {"-h", "--help", "--help-all"} & {*own_words}:
         return None
     if words and command not in COMMANDS and not command.startswith("-"):
         return None
     from kvcalc.cli.help import command_help, first_steps, general_help
 
     if command in COMMANDS:
-        text = command_help(command, "--help-all" in own)
+        text = command_help(command, "--help-all" in own_words)
     else:
         text = general_help() if words else first_steps()
     sys.stdout.write(text)

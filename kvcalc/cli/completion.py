@@ -112,13 +112,13 @@ def _next_argument(parameters: "list[Parameter]", args: list[str]) -> "Parameter
 
 def _values(parameter: "Parameter", typed: str) -> list[Word]:
     """Return the values of a parameter, or of the last item of a list."""
-    before, comma, last = typed.rpartition(",")
+    earlier_items, comma, item_start = typed.rpartition(",")
     words = parameter.option.words
     known = _listed(words) if isinstance(words, str) else words or parameter.option.choices
     return [
-        Word(before + comma + word)
+        Word(earlier_items + comma + word)
         for word in known
-        if word.startswith(last.lower()) and word not in before.split(",")
+        if word.startswith(item_start.lower()) and word not in earlier_items.split(",")
     ]
 
 

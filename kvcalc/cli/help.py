@@ -163,16 +163,24 @@ def _whole_word(command: str, letter: str) -> str:
 def _suggestion(command: str, typed: str) -> str:
     """Return a suggestion for an unknown option."""
     word = typed.lstrip("-").partition("=")[0]
-    see = f"`kvcalc {command} --help-all` lists its options"
-    own = _long_names(command)
-    same = [word] if word in own else [name for name, called in own.items() if word in called]
-    if not same and (elsewhere := _other_commands(command, word)):
-        return f"{elsewhere}; {see}"
-    if not same:
+    list_hint = f"`kvcalc {command} --help-all` lists its options"
+    option_names = _long_names(command)
+    suggestions = (
+        [word]
+        if word in option_names
+        else [name for name, called in option_names.items() if word in called]
+    )
+    if not suggestions and (elsewhere := _other_commands(command, word)):
+        return f"{elsewhere}; {list_hint}"
+    if not suggestions:
         from difflib import get_close_matches
 
-        same = get_close_matches(word, own, n=3, cutoff=SIMILARITY)
-    return f"Did you mean {' or '.join(f'--{name}' for name in same)}? {see}" if same else see
+        suggestions = get_close_matches(word, option_names, n=3, cutoff=SIMILARITY)
+    return (
+        f"Did you mean {' or '.join(f'--{name}' for name in suggestions)}? {list_hint}"
+        if suggestions
+        else list_hint
+    )
 
 
 def _other_commands(command: str, word: str) -> str:
