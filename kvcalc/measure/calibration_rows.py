@@ -50,11 +50,14 @@ def gpu_name(device: str) -> str:
     return next((name for part, name in PRESETS.items() if part in device), device)
 
 
-def measured_rows(
-    results: Iterable[tuple[Case | None, Record]],
-) -> list[Record]:
+def _common_columns(op: str, device: str) -> Record:
+    stack = {"framework": "torch", "version": torch.__version__}
+    return {"op": op, "gpu": gpu_name(device), **stack}
+
+
+def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]:
     """Return the CSV rows of measured cases; cases without an operation of the format have none."""
-    rows = [_row(case, record) for case, record in results if case]
+    rows = (_row(case, record) for case, record in results if case)
     return [row for row in rows if row]
 
 
@@ -86,10 +89,7 @@ def _row(case: Case, record: Record) -> Record:
     else:
         return {}
     return {
-        "op": op,
-        "gpu": gpu_name(record["device"]),
-        "framework": "torch",
-        "version": torch.__version__,
+        **_common_columns(op, record["device"]),
         "table": "kvcalc_measure",
         "kernel": record["kernel"],
         "kv_dtype": dtype,
@@ -236,10 +236,7 @@ def measured(
             continue
         dtypes = ("dtype",) if shape.op == "gemm" else ("kv_dtype", "attn_dtype")
         yield {
-            "op": shape.op,
-            "gpu": gpu_name(machine.name),
-            "framework": "torch",
-            "version": torch.__version__,
+            **_common_columns(shape.op, machine.name),
             **dict.fromkeys(dtypes, shape.dtype),
             **dict(zip(FAMILIES[shape.op].columns, shape.counts, strict=True)),
             "time_us": time.median * 1e6,

@@ -12,7 +12,6 @@ from printed import holds
 
 from kvcalc.report.charts.fit_plot import memory_chart
 from kvcalc.report.export import to_csv, to_json
-from kvcalc.report.text.measure_text import measure_notes
 from kvcalc.report.text.tables import time_footnotes, time_note
 
 TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
@@ -135,27 +134,6 @@ def test_what_times_rest_on() -> None:
     assert "No measured kernel model of vllm on l4 exists" in time_note(rows[3:])
     assert "Bounds are not ranked against predictions" in time_note(rows[2:])
     assert all(len(note) <= 80 for n in range(4) for note in time_footnotes(rows[n:]))
-
-
-def measured(ratio: float, phase: str = "decode", held: int = 100 << 20, **more: Any) -> dict[str, Any]:
-    """A measured row as far as its notes need it."""
-    return {
-        "device": "a CPU", "bandwidth_bytes_per_s": 10e9, "copy_bytes_per_s": 9e9, "read_bytes_per_s": 11e9, "flops_per_s": 2e12,
-        "dtype": "bf16", "launch_s": 3e-6, "threads": 2, "clock": "wall", "graph": False, "variant": "gqa", "phase": phase,
-        "predicted_bytes": held, "allocated_bytes": held, "allocator_bytes": held, "attention_ratio": ratio, **more,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ratios", "median"),
-    [((1.5,), "1.50×"), ((1.1, 3.0, 1.2), "1.20×"), ((4.0, 1.0, 3.0, 1.5), "2.25×"), ((2.0, 1.0), "1.50×")],
-)
-def test_the_median_of_large_caches_of_an_odd_and_an_even_count(ratios: tuple[float, ...], median: str) -> None:
-    """Of decodes over caches above 64 MiB alone; of an even count the mean of the two in the middle."""
-    others = [measured(9.0, "prefill"), measured(8.0, held=64 << 20)]
-    notes = measure_notes([*map(measured, ratios), *others], "2.0")
-    assert f"decode attention over caches above 64 MiB: median {median} its bound" in notes
-    assert not any("median" in note for note in measure_notes(others, "2.0")[4:])
 
 
 def budget(**more: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Tables of measured layers and generations."""
 
+from statistics import median
+
 from kvcalc.records import Record
 from kvcalc.records.measure import GenerationRecord, MeasuredLayerRecord
 from kvcalc.report.text.table_layout import Table
@@ -28,18 +30,16 @@ GENERATE_COLUMNS = columns(
     inputs="variant prompt_len batch_size",
     formats=MEASURE_FORMATS,
 )
-LARGE = 64 << 20  # bytes of a cache that no CPU's last level holds
 
 
 def measured_table(rows: list[Record], version: str) -> Table:
     """Return the table of layers: attention first, then complete layers and their bytes."""
-    medians = [
-        f"{phase} attention takes {times(_middle(ratios))} its bound"
-        for phase in dict.fromkeys(r["phase"] for r in rows)
-        if (ratios := sorted(r["attention_ratio"] for r in rows if r["phase"] == phase))
-    ]
-    median = ", the median of each" if len(rows) > len(medians) else ""
-    title = f"{', '.join(medians)}{median}.".capitalize()
+    medians = []
+    for phase in dict.fromkeys(r["phase"] for r in rows):
+        ratio = median(r["attention_ratio"] for r in rows if r["phase"] == phase)
+        medians.append(f"{phase} attention takes {times(ratio)} its bound")
+    each = ", the median of each" if len(rows) > len(medians) else ""
+    title = f"{', '.join(medians)}{each}.".capitalize()
     details = [note for note in measure_notes(rows, version) if note]
     return Table(rows, MEASURE_COLUMNS, title, _basis(rows, version), details=details)
 
@@ -67,12 +67,8 @@ def generated_table(rows: list[Record], version: str) -> Table:
     return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)
 
 
-def _middle(ordered: list[float]) -> float:
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
 def measure_notes(rows: list[Record], version: str) -> list[str]:
-    """Return notes: ceilings, decode attention over large caches, and why rows differ from bounds."""
+    """Return notes on ceilings, clock and cache bytes."""
     first = rows[0]
     ceilings = (
         f"ceilings of this machine ({first['device']}): "
@@ -91,27 +87,16 @@ def measure_notes(rows: list[Record], version: str) -> list[str]:
     even = all(
         r["predicted_bytes"] == r["allocated_bytes"] <= r["allocator_bytes"] for r in rows
     )
-    notes = [
+    bytes_note = "cache bytes DIFFER from the prediction"
+    if even:
+        bytes_note = "cache bytes: predicted = in the tensors' storage in every row"
+    return [
         "",
         ceilings,
         f"torch {version}, {timing}; medians; inputs rotate past the last-level cache if memory "
         "bounds the time",
+        bytes_note,
     ]
-    notes.append(
-        "cache bytes: predicted = in the tensors' storage in every row"
-        if even
-        else "cache bytes DIFFER from the prediction"
-    )
-    if large := sorted(
-        r["attention_ratio"]
-        for r in rows
-        if r["phase"] == "decode" and r["predicted_bytes"] > LARGE
-    ):
-        notes.append(
-            f"decode attention over caches above {format_bytes(LARGE, 0)}: median "
-            f"{times(_middle(large))} its bound"
-        )
-    return notes
 
 
 def generate_notes(rows: list[Record], version: str) -> list[str]:
