@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import Answer
-from kvcalc.errors import UserError
+from kvcalc.errors import UnpredictedRelease, UserError
 from kvcalc.question.options import Question, Tokens
 
 if TYPE_CHECKING:
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs
-    from kvcalc.diagnosis.log_verdict import DiagnosisSummary
+    from kvcalc.diagnosis.log_verdict import DiagnosisSummary, V0Summary
 
-    Verdict = tuple[str, DiagnosisSummary, int, int]
+    Verdict = tuple[str, DiagnosisSummary | V0Summary, int, int]
 
 FORMATS = ("dtype", "kv_cache_dtype", "quantization")
 
@@ -79,8 +79,12 @@ def run(
 
 def _save_corrections(path: str, verdict: "Verdict") -> None:
     from kvcalc.answers.messages import save_text
+    from kvcalc.diagnosis.log_verdict import V0Summary
 
-    save_text(path, verdict[1].diagnosis.corrections.text())
+    summary = verdict[1]
+    if isinstance(summary, V0Summary):
+        raise UserError("vLLM's V0 engine is not predicted, so its log gives no corrections")
+    save_text(path, summary.diagnosis.corrections.text())
 
 
 def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:
@@ -106,7 +110,7 @@ def _verdicts(
     """Return log, verdict, number and count of each requested start, and add to the notes."""
     from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots
-    from kvcalc.diagnosis.log_verdict import summarize_diagnosis
+    from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
 
     boots, remarks = read_boots(log)
     notes += remarks
@@ -116,8 +120,13 @@ def _verdicts(
     for number, boot in enumerate(boots, 1):
         if target.boot not in (0, number):
             continue
-        diagnosis = diagnose(boot, inputs)
-        notes += diagnosis.remarks
-        summary = summarize_diagnosis(diagnosis, target.users, target.context)
+        summary: DiagnosisSummary | V0Summary
+        try:
+            diagnosis = diagnose(boot, inputs)
+            notes += diagnosis.remarks
+            summary = summarize_diagnosis(diagnosis, target.users, target.context)
+        except UnpredictedRelease as error:
+            notes.append(error.what)
+            summary = summarize_v0(boot, inputs.model, inputs.gpu)
         verdicts.append((log, summary, number, len(boots)))
     return verdicts

@@ -7,8 +7,9 @@ pattern before its first special character, or after `<device> `, identifies its
 Example: `Model loading took <weights> Gi?B` reads 61.03 GiB of weights from "Model loading took
 61.03 GiB and 30.0 seconds".
 
-Sources: vLLM's `v1/engine/core.py`, `v1/worker/gpu_worker.py`, `v1/worker/gpu_model_runner.py`
-and `v1/core/kv_cache_utils.py`. SGLang:
+Sources: vLLM from 0.6 on: `engine/llm_engine.py`, `worker/worker.py` and
+`executor/executor_base.py` of V0; `v1/engine/core.py`, `v1/worker/gpu_worker.py`,
+`v1/worker/gpu_model_runner.py` and `v1/core/kv_cache_utils.py` of V1. SGLang:
 `model_executor/model_runner.py`, `mem_cache/memory_pool.py` and `managers/scheduler.py`. llama.cpp:
 `src/llama-model-loader.cpp`, `src/llama-context.cpp`, `src/llama-kv-cache.cpp` and ggml-cuda.
 """
@@ -64,7 +65,19 @@ PATTERNS = {
         r"Starting to load model (?P<model>\S+?)\.\.\.",
         r"Using max model len <max_model_len>",
         r"max_num_batched_tokens=<max_num_batched_tokens>",
+        r"Loading model weights took <weights> Gi?B",
         r"Model loading took <weights> Gi?B",
+        # V0 from 0.7 on: one sentence, whose second half may be on its own line
+        r"total_gpu_memory \(<memory>GiB\) x gpu_memory_utilization "
+        r"\(<gpu_memory_utilization>\) = <share>GiB",
+        r"model weights take <weights>GiB; non_torch_memory takes <libraries>GiB; PyTorch "
+        r"activation peak memory takes <activations>GiB; the rest of the memory reserved for "
+        r"KV Cache is <cache>GiB",
+        # V0 to 0.6.6: the peak of torch includes the weights
+        rf"total_gpu_memory=<memory>GiB initial_memory_usage={NUMBER}GiB "
+        rf"peak_torch_memory=<torch_peak>GiB memory_usage_post_profile={NUMBER}G[iI][bB] "
+        r"non_torch_memory=<libraries>GiB kv_cache_size=<cache>GiB "
+        r"gpu_memory_utilization=<gpu_memory_utilization>",
         r"Available KV cache memory: <cache> GiB",
         r"reserved <cache> GiB memory for KV Cache as specified",
         r"Initial free memory:? <free> GiB",
@@ -86,6 +99,8 @@ PATTERNS = {
         r"No available memory for the cache blocks(?P<no_blocks>)",
         rf"max seq len \(<max_model_len>\), \(?{NUMBER} Gi?B KV cache is needed, which is "
         r"larger than the available KV cache memory \(<cache> Gi?B\)(?P<too_long>)",
+        r"max seq len \(<max_model_len>\) is larger than the maximum number of tokens that can "
+        r"be stored in KV cache(?P<too_long>)",
     ),
     "sglang": (
         r"server_args=ServerArgs\((?P<arguments>.*)",

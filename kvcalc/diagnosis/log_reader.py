@@ -274,11 +274,13 @@ def _parse_arguments(text: str) -> list[tuple[str, Any]]:
 def _complete_figures(boot: Boot) -> None:
     """Compute the figures that a log states only in parts.
 
-    SGLang's cache is keys and values of all pools, and states.
+    The peak of torch includes weights. SGLang's cache is keys and values of all pools, and states.
     The fullest of llama.cpp's devices counts.
     """
     figures = boot.figures
     weights = figures.get("weights")
+    if weights is not None and "torch_peak" in figures:
+        figures.setdefault("activations", max(0, figures.pop("torch_peak") - weights))
     if weights is not None and "consumed" in figures:
         figures.setdefault("libraries", figures["consumed"] - weights)
     if boot.engine == "sglang":

@@ -8,6 +8,7 @@ import shlex
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, fit_record
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
-from kvcalc.diagnosis.startup import Boot
+from kvcalc.diagnosis.startup import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.batch import Parallelism
 from kvcalc.model.precision import Precision
@@ -35,6 +36,7 @@ FAILURES = {
     "out_of_memory": "an allocation ran out of memory",
     "weights": "the weights do not fit",
 }
+V0_ITEMS = "memory share weights activations libraries graphs cache"
 SUMMARY_KEYS = "fits failure tokens max_num_seqs command taken change advice"
 
 
@@ -292,6 +294,11 @@ class DiagnosisSummary(NamedTuple):
     changes: Sequence[AdviceRecord]
 
     @property
+    def boot(self) -> Boot:
+        """The start that the log describes."""
+        return self.diagnosis.boot
+
+    @property
     def basis(self) -> str:
         """Model, GPUs and engine."""
         fitted, boot = self.logged, self.diagnosis.boot
@@ -306,27 +313,8 @@ class DiagnosisSummary(NamedTuple):
             number: Number of the start in the file.
         """
         diagnosis, fitted, boot = self.diagnosis, self.logged, self.diagnosis.boot
-        items = {ITEM_NAMES[key]: item for key, item in diagnosis.items.items()}
-        items["what fits"] = diagnosis.items.get("cache", MemoryItem(None, None))
-        records: list[Any] = [
-            {
-                "log": log,
-                "boot": number,
-                "engine": boot.engine,
-                "engine_version": printable(boot.version, 40) or None,
-                "model": fitted.model.name,
-                "gpu": fitted.gpu.name,
-                "gpus": fitted.ranks.gpus,
-                "term": name,
-                "logged_bytes": logged,
-                "predicted_bytes": predicted,
-                "difference_bytes": None
-                if logged is None or predicted is None
-                else logged - predicted,
-                **dict.fromkeys(SUMMARY_KEYS.split()),
-            }
-            for name, (logged, predicted) in items.items()
-        ]
+        names = fitted.model.name, fitted.gpu.name, fitted.ranks.gpus
+        records = _item_records(boot, names, diagnosis.items, log, number)
         written = command_of(diagnosis.deployment, diagnosis.options, diagnosis.command.named)
         records[-1] |= {
             "fits": self.fits,
@@ -339,6 +327,96 @@ class DiagnosisSummary(NamedTuple):
             "advice": [*self.changes],
         }
         return records
+
+
+class V0Summary(NamedTuple):
+    """The figures of a log of vLLM's V0 engine, which is not predicted.
+
+    Attributes:
+        names: Model, GPU and number of GPUs.
+    """
+
+    boot: Boot
+    names: tuple[str, str, int]
+    outcome: str
+    capacity: str = "vLLM's V0 engine is not predicted"
+    remedy: str = ""
+    changes: Sequence[AdviceRecord] = ()
+
+    @property
+    def basis(self) -> str:
+        """Model, GPUs and engine."""
+        model, gpu, gpus = self.names
+        return f"{model} on {gpus}× {gpu}, vllm {printable(self.boot.version, 40)}"
+
+    def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
+        """Return one record per memory item, and last the summary."""
+        boot = self.boot
+        sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory}
+        items = {
+            key: MemoryItem(size, None) for key, size in sizes.items() if (size or -1) >= 0
+        }
+        records = _item_records(boot, self.names, items, log, number)
+        records[-1] |= {
+            "failure": boot.failure or None,
+            "tokens": boot.counts.get("tokens"),
+            "taken": self.outcome,
+        }
+        return records
+
+
+def _item_records(
+    boot: Boot,
+    names: tuple[str, str, int],
+    items: Mapping[str, MemoryItem],
+    log: str,
+    number: int,
+) -> list[Any]:
+    """Return one record per memory item, and last one for the KV cache, without the summary."""
+    named = {ITEM_NAMES[key]: item for key, item in items.items()}
+    named["what fits"] = items.get("cache", MemoryItem(None, None))
+    model, gpu, gpus = names
+    return [
+        {
+            "log": log,
+            "boot": number,
+            "engine": boot.engine,
+            "engine_version": printable(boot.version, 40) or None,
+            "model": model,
+            "gpu": gpu,
+            "gpus": gpus,
+            "term": name,
+            "logged_bytes": logged,
+            "predicted_bytes": predicted,
+            "difference_bytes": None
+            if logged is None or predicted is None
+            else logged - predicted,
+            **dict.fromkeys(SUMMARY_KEYS.split()),
+        }
+        for name, (logged, predicted) in named.items()
+    ]
+
+
+def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> V0Summary:
+    """Return the figures of a log of vLLM's V0 engine, without a prediction.
+
+    Args:
+        model: A name instead of the log's.
+        gpu: A name instead of the log's.
+    """
+    try:
+        preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
+    except UserError:  # several GPUs have this memory
+        preset = None
+    cache = boot.size("cache")
+    outcome = (
+        f"The engine started{f' with {format_bytes(cache)} of KV cache' if cache else ''}."
+    )
+    if boot.failure:
+        outcome = f"Failed: {FAILURES[boot.failure]}."
+    gpu_name = gpu or (preset.name if preset else printable(boot.gpu, 80))
+    gpus = prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp"))
+    return V0Summary(boot, (printable(model or boot.model, 80), gpu_name, gpus), outcome)
 
 
 def summarize_diagnosis(

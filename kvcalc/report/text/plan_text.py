@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from kvcalc.diagnosis.log_verdict import DiagnosisSummary
+from kvcalc.diagnosis.log_verdict import DiagnosisSummary, V0Summary
 from kvcalc.errors import few
 from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record
 from kvcalc.planning.grid import Candidate
@@ -247,7 +247,7 @@ DIAGNOSIS_COLUMNS = columns(
 
 
 def diagnosis_table(
-    summary: DiagnosisSummary, log: str = "", number: int = 1, boots: int = 1
+    summary: DiagnosisSummary | V0Summary, log: str = "", number: int = 1, boots: int = 1
 ) -> Table:
     """Return the memory of one boot, logged and predicted.
 
@@ -255,21 +255,21 @@ def diagnosis_table(
         number: Number of the boot in its log.
         boots: Number of boots in the log.
     """
+    records = summary.records(log, number)
     notes = ["", summary.basis, summary.capacity, *filter(None, [summary.remedy])]
     if boots > 1:
-        first, last = summary.diagnosis.boot.lines
+        first, last = summary.boot.lines
         notes[1] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[1]}"
     details = [
         f"{change['flags']}: {change['cost']}"
         for change in summary.changes
         if change["cost"]
         and (
-            ", by " not in change["cost"]
-            or is_measured_on(summary.logged.model.name, change["cost"])
+            ", by " not in change["cost"] or is_measured_on(records[0]["model"], change["cost"])
         )
     ]
     return Table(
-        summary.records(log, number)[:-1],
+        records[:-1],
         DIAGNOSIS_COLUMNS,
         summary.outcome,
         notes,
