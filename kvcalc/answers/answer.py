@@ -1,5 +1,7 @@
 """The answer of a command: records that print as a table, convert and draw."""
 
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import islice
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError, nearest, printable, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,6 +17,49 @@ if TYPE_CHECKING:
 
     from kvcalc.report.charts.chart import Chart
     from kvcalc.report.text.table_layout import Table
+
+
+def say(text: str) -> None:
+    """Print lines on stdout. A terminal gets lines of its width, a pipe gets whole lines."""
+    output = visible(text)
+    if sys.stdout.isatty():
+        lines = []
+        for line in output.split("\n"):
+            indent = " " * (len(line) - len(line.lstrip()))
+            lines += [indent + part for part in _wrapped(line, len(indent))]
+        output = "\n".join(lines)
+    print(output)
+
+
+def _wrapped(line: str, indent: int = 0) -> list[str]:
+    from kvcalc.report.text.table_layout import wrapped
+
+    return wrapped(line, max(20, shutil.get_terminal_size().columns - indent), "  ")
+
+
+def say_yaml(text: str) -> None:
+    """Write YAML on stdout."""
+    sys.stdout.write(visible(text))
+
+
+def note(text: str) -> None:
+    """Print a note on stderr."""
+    print_to_stderr(f"note: {printable(text, 1000)}")
+
+
+def print_to_stderr(line: str) -> None:
+    """Print a line on stderr, wrapped on a terminal."""
+    print("\n".join(_wrapped(line)) if sys.stderr.isatty() else line, file=sys.stderr)
+
+
+def save_text(target: str, content: str | Iterable[str]) -> None:
+    """Write a file and report it on stderr; `-` is stdout."""
+    from kvcalc.library.files import write_text
+
+    write_text(target, content)
+    if target != "-":
+        print(f"wrote {printable(target, 1000)}", file=sys.stderr)
+
 
 MAX_ROWS = 250_000  # records that are printed one by one
 MAX_PASSES = 500  # passes that are timed one by one

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcalc.answers.answer import Answer
-from kvcalc.answers.messages import note, save_text
+from kvcalc.answers.answer import Answer, note, save_text
 from kvcalc.errors import UserError, visible
 from kvcalc.question.options import Question
 

@@ -78,7 +78,7 @@ def run(
 
 
 def _save_corrections(path: str, verdict: "Verdict") -> None:
-    from kvcalc.answers.messages import save_text
+    from kvcalc.answers.answer import save_text
     from kvcalc.diagnosis.log_verdict import V0Summary
 
     summary = verdict[1]

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from kvcalc.answers.answer import save_text, say
 from kvcalc.answers.deployments import deployments_of, gpu_words, models_of
-from kvcalc.answers.messages import save_text, say
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import DeploymentOptions, ShardingOptions
 from kvcalc.question.options import Parameter, Question, Tokens, parameters_in

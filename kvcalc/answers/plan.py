@@ -57,7 +57,7 @@ def plan_answer(
         return list(plan_tables(plan, records))
 
     def draw() -> "list[Chart]":
-        from kvcalc.answers.messages import note
+        from kvcalc.answers.answer import note
         from kvcalc.planning.sweeps import front_curve
         from kvcalc.report.charts.comparison_plot import front_charts
 
@@ -106,7 +106,7 @@ def _file_and_progress(
     path: str, prices: Mapping[str, float]
 ) -> Iterator[Callable[[Any], None] | None]:
     """Yield a function that writes each batch to the file and moves the progress bar."""
-    from kvcalc.answers.messages import note
+    from kvcalc.answers.answer import note
     from kvcalc.planning.search import CandidateFile
     from kvcalc.report.text.progress import progress_bar
 

@@ -175,7 +175,7 @@ def _simulate(
 
 def _write_timeline(path: str, run: "SimulationResult") -> None:
     """Write the passes of a run as CSV. Prefill replicas are numbered after the others."""
-    from kvcalc.answers.messages import save_text
+    from kvcalc.answers.answer import save_text
     from kvcalc.report.export import to_csv
     from kvcalc.serving.cache_accounting import PassRow
 

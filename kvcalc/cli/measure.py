@@ -7,9 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kvcalc.answers.answer import Answer
+from kvcalc.answers.answer import Answer, note, save_text
 from kvcalc.answers.deployments import model_of
-from kvcalc.answers.messages import note, save_text
 from kvcalc.errors import UserError
 from kvcalc.question.options import Question
 from kvcalc.units import parse_tokens
