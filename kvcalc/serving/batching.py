@@ -21,7 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvcalc.serving.arrivals import ArrivalQueue
-from kvcalc.serving.cache_accounting import CacheGrowth, PassRow, Pool, constant_growth
+from kvcalc.serving.cache_accounting import (
+    CacheGrowth,
+    PassRow,
+    Pool,
+    PrefixCache,
+    constant_growth,
+    hit_tokens,
+)
 from kvcalc.serving.decoding import (
     MIXED,
     Decoding,
@@ -29,7 +36,6 @@ from kvcalc.serving.decoding import (
     RunningRequest,
     Scheduling,
 )
-from kvcalc.serving.prefix_cache import PrefixCache, hit_tokens
 from kvcalc.serving.step_timers import (
     AnyStepTimer,
     StepTimeSegment,

@@ -12,9 +12,8 @@ from kvcalc.capacity import FitOptions, fit
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.arrivals import ArrivalQueue
 from kvcalc.serving.batching import Continuous, ServerSetup
-from kvcalc.serving.cache_accounting import Log
+from kvcalc.serving.cache_accounting import Log, PrefixCache
 from kvcalc.serving.decoding import Limits
-from kvcalc.serving.prefix_cache import PrefixCache
 from kvcalc.serving.server import serve
 from kvcalc.timing.deployment import TimedDeployment
 
