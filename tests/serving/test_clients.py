@@ -14,10 +14,9 @@ from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.arrivals import clients_of
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
-from kvcalc.serving.metrics import summary
 from kvcalc.serving.rate_search import sweep_rates
 from kvcalc.serving.requests import Requests, sample_workload
-from kvcalc.serving.server import Server, SimulationResult, serve
+from kvcalc.serving.server import Server, SimulationResult, serve, summary
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.deployment import TimedDeployment

@@ -14,7 +14,7 @@ from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Pool
 from kvcalc.serving.decoding import Decoding, Limits
 from kvcalc.serving.kv_transfer import KVTransfer
-from kvcalc.serving.metrics import summary
+from kvcalc.serving.server import summary
 from kvcalc.serving.simulation import Served, simulate
 
 NO_CLIENTS = Clients()

@@ -8,7 +8,7 @@ from servers import HandClock, HandTimer, asked, byte_pool, served
 
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
-from kvcalc.serving.metrics import mean, spread
+from kvcalc.serving.server import mean, spread
 from kvcalc.serving.simulation import simulate
 
 

@@ -10,8 +10,8 @@ from servers import HandClock, asked, byte_pool, served
 
 from kvcalc import UserError
 from kvcalc.serving.cache_accounting import Log
-from kvcalc.serving.metrics import summary
 from kvcalc.serving.requests import Requests
+from kvcalc.serving.server import summary
 from kvcalc.serving.simulation import Served
 
 
