@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcalc.serving.arrivals import ArrivalQueue
 from kvcalc.serving.cache_accounting import (
     CacheGrowth,
     PassRow,
@@ -36,6 +35,7 @@ from kvcalc.serving.decoding import (
     RunningRequest,
     Scheduling,
 )
+from kvcalc.serving.requests import ArrivalQueue
 from kvcalc.serving.step_timers import (
     AnyStepTimer,
     StepTimeSegment,

@@ -14,10 +14,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvcalc.serving.arrivals import ArrivalQueue, Clients
 from kvcalc.serving.batching import Continuous, ServerSetup
 from kvcalc.serving.cache_accounting import Log
-from kvcalc.serving.requests import Requests
+from kvcalc.serving.requests import ArrivalQueue, Clients, Requests
 
 
 class KVTransfer(NamedTuple):

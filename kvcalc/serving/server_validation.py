@@ -15,12 +15,11 @@ import numpy as np
 from kvcalc.capacity import Fit, FitOptions
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.serving.arrivals import Clients
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Pool, make_pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.published_runs import PublishedRun, published_run
-from kvcalc.serving.requests import Requests
+from kvcalc.serving.requests import Clients, Requests
 from kvcalc.serving.server import memory, summary
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.step_timers import InterpolatedStepTimer

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.serving.arrivals import ArrivalQueue, Clients
 from kvcalc.serving.batching import Continuous, ServerSetup, Static
 from kvcalc.serving.cache_accounting import Log
 from kvcalc.serving.kv_transfer import DisaggregatedServer, KVTransfer
-from kvcalc.serving.requests import Requests
+from kvcalc.serving.requests import ArrivalQueue, Clients, Requests
 
 POLICIES = ("continuous", "static")
 PROGRESS_STEP = 100  # requests between two reports of progress

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvcalc.serving.arrivals import ArrivalQueue
 from kvcalc.serving.cache_accounting import CacheGrowth, Log, PassRow, Pool, constant_growth
 from kvcalc.serving.decoding import Limits
+from kvcalc.serving.requests import ArrivalQueue
 
 
 class One:

@@ -11,11 +11,10 @@ from servers import HandClock, HandTimer, asked, byte_pool
 
 from kvcalc import UserError, load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.serving.arrivals import clients_of
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.rate_search import sweep_rates
-from kvcalc.serving.requests import Requests, sample_workload
+from kvcalc.serving.requests import Requests, clients_of, sample_workload
 from kvcalc.serving.server import Server, SimulationResult, serve, summary
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.calibration import engine_of
