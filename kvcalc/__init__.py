@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kvcalc.model.memory import CacheSize
     from kvcalc.model.model import Layer, Model
     from kvcalc.model.precision import Precision
-    from kvcalc.report.record_reference import record_keys
+    from kvcalc.report.export import record_keys
 
 __version__ = "1.0.0"
 
@@ -90,7 +90,7 @@ _HOMES = {
     "model.precision": ("Precision",),
     "model.model": ("Layer", "Model"),
     "answers.answer": ("Answer",),
-    "report.record_reference": ("record_keys",),
+    "report.export": ("record_keys",),
     "answers.python_functions": (
         "bounds",
         "cache_size",

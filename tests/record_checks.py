@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvcalc.records.figures import Figure
-from kvcalc.report.record_reference import figures_of_command
+from kvcalc.report.export import figures_of_command
 
 PYTHON = {"integer": int, "text": str, "boolean": bool, "list": list, "object": dict, "number": int | float}
 

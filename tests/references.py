@@ -7,7 +7,7 @@ from typing import Any
 from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.cli.help import meaning, panels, spelling
 from kvcalc.records.figures import Figure
-from kvcalc.report.record_reference import kinds
+from kvcalc.report.export import kinds
 
 RECORDS = """\
 # Which keys do the records have?

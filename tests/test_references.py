@@ -11,7 +11,7 @@ from references import PAGES
 from kvcalc import UserError, record_keys
 from kvcalc.cli.commands import COMMANDS
 from kvcalc.records.figures import UNITS, record_schema, unit_of_key
-from kvcalc.report.record_reference import RECORD_CLASSES, kinds, record_class
+from kvcalc.report.export import RECORD_CLASSES, kinds, record_class
 
 DOCS = Path(__file__).parent.parent / "docs"
 WITHOUT = {"plot", "report"}  # which make a picture and a page
