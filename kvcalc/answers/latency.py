@@ -42,7 +42,7 @@ def latency_answer(
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import latency_sweep
-        from kvcalc.report.charts.latency_plot import latency_chart
+        from kvcalc.report.charts.load_plot import latency_chart
 
         sweep = latency_sweep(deployments, [request for _, request in points])
         return [latency_chart(sweep, requests[0])]

@@ -8,7 +8,7 @@ from kvcalc import Batch, UserError, load_gpu, load_model
 from kvcalc.planning.sweeps import speculation_curves
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Series
-from kvcalc.report.charts.latency_plot import speculation_chart
+from kvcalc.report.charts.load_plot import speculation_chart
 from kvcalc.serving.request_latency import verification
 from kvcalc.serving.speculation import (
     MAX_BEST_DRAFTED,

@@ -15,7 +15,7 @@ from kvcalc.report.charts.chart import (
     plain_tick,
     time_tick,
 )
-from kvcalc.report.charts.latency_plot import deployment_names
+from kvcalc.report.charts.load_plot import deployment_names
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence

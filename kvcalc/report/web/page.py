@@ -26,7 +26,7 @@ from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Chart
 from kvcalc.report.charts.comparison_plot import compare_chart
 from kvcalc.report.charts.fit_plot import memory_chart
-from kvcalc.report.charts.latency_plot import latency_chart
+from kvcalc.report.charts.load_plot import latency_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.explain import explain_size, explained
 from kvcalc.report.explain_sums import explain_fit, explain_roofline
