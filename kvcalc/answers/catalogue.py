@@ -40,7 +40,7 @@ def run_models(
     records = [model_record(model) for model in models]
 
     def tables() -> "list[Table]":
-        from kvcalc.report.text.preset_text import model_table
+        from kvcalc.report.text.tables import model_table
 
         return [model_table(records)]
 
@@ -88,9 +88,9 @@ def run_gpus(
 def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
     """Return the memories of a GPU, and its preset with the sources."""
     from kvcalc.library.load import gpu_record, preset_text
-    from kvcalc.report.text.preset_text import gpu_table
     from kvcalc.report.text.roofline_text import hierarchy_table
     from kvcalc.report.text.table_layout import WIDTH, laid_out
+    from kvcalc.report.text.tables import gpu_table
 
     record, memories = gpu_record(gpu), hierarchy_table(gpu)
 
@@ -109,7 +109,7 @@ def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
     from kvcalc.library.load import gpu_record
 
     def tables() -> "list[Table]":
-        from kvcalc.report.text.preset_text import gpu_table
+        from kvcalc.report.text.tables import gpu_table
 
         return [gpu_table(records)]
 

@@ -10,6 +10,7 @@ from kvcalc.errors import few, visible
 from kvcalc.library.presets import preset_files
 from kvcalc.records import Record
 from kvcalc.records.figures import figures_of
+from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord
 from kvcalc.report.row_names import sides
 from kvcalc.report.text.table_layout import (
     MAX_NOTES,
@@ -278,3 +279,35 @@ def node_notes(records: Sequence[Record]) -> list[str]:
                 f"{r['gpus']}× {r['gpu']} on {r['nodes']} nodes, {rate} of each GPU between them"
             )
     return list(dict.fromkeys(lines))
+
+
+MODEL_COLUMNS = columns(
+    ModelPresetRecord,
+    "model parameters active_parameters bytes_per_token attention max_context layers hidden_size "
+    "family",
+)
+GPU_COLUMNS = columns(
+    GpuPresetRecord,
+    "gpu memory_bytes bandwidth_bytes_per_s bf16_flops_per_s fp8_flops_per_s fp4_flops_per_s knee "
+    "link_bytes_per_s vendor",
+)
+
+
+def model_table(records: Sequence[ModelPresetRecord]) -> Table:
+    """Return the table of model presets."""
+    notes = [
+        "",
+        "per token: KV cache of one sequence at 8,192 tokens in bf16, all layers",
+        "`kvcalc models NAME` shows one model with its sources.",
+    ]
+    return Table(records, MODEL_COLUMNS, _title(len(records), "model"), notes)
+
+
+def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
+    """Return the table of GPU presets."""
+    notes = ["", "`kvcalc gpus NAME` shows one GPU with its sources."]
+    return Table(records, GPU_COLUMNS, _title(len(records), "GPU"), notes)
+
+
+def _title(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s are' if count != 1 else ' is'} known."
