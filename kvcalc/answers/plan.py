@@ -108,7 +108,7 @@ def _file_and_progress(
     """Yield a function that writes each batch to the file and moves the progress bar."""
     from kvcalc.answers.answer import note
     from kvcalc.planning.search import CandidateFile
-    from kvcalc.report.text.progress import progress_bar
+    from kvcalc.report.text.measure_text import progress_bar
 
     if not path and not sys.stderr.isatty():
         yield None

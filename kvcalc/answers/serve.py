@@ -54,7 +54,7 @@ def serve_answer(
     Args:
         load: Values of `Workload` by name. Without a rate, a trace or clients, rates are swept.
     """
-    from kvcalc.report.text.progress import progress_bar
+    from kvcalc.report.text.measure_text import progress_bar
     from kvcalc.serving.requests import sample_workload
 
     loads = read_questions(Workload, load)

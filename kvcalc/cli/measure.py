@@ -142,7 +142,7 @@ def _job(
 @contextmanager
 def _progress(unit: str, total: int) -> Iterator[Callable[[str, int], None]]:
     """Yield a function that takes the next step and the number of steps that are done."""
-    from kvcalc.report.text.progress import progress_bar
+    from kvcalc.report.text.measure_text import progress_bar
 
     with progress_bar(unit, total) as move:
         yield lambda text, done: move(description=text, completed=done) if move else None

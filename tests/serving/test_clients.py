@@ -90,7 +90,7 @@ def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: R
     assert not run.is_complete
     assert (record["requests"], record["completed"], record["rejected"], record["duration_s"]) == (1000, 100, 0, 100)
     assert record["throughput_tokens_per_s"] == 1
-    monkeypatch.setattr("kvcalc.report.text.progress.progress_bar", lambda unit, total: nullcontext(interrupt))
+    monkeypatch.setattr("kvcalc.report.text.measure_text.progress_bar", lambda unit, total: nullcontext(interrupt))
     line = "serve llama-3.1-8b --input-len 100 --output-len 5 --num-prompts 1000 --format json"
     found = kvcalc(f"{line} --rate 9,8")
     assert (found.code, [r["completed"] >= 100 for r in json.loads(found.out)]) == (130, [True])
