@@ -84,7 +84,7 @@ def size_answer(
         return [cache_vs_context(curves, batch_size, gpus)]
 
     def tables() -> Any:
-        from kvcalc.report.text.size_text import size_table
+        from kvcalc.report.text.compare_text import size_table
 
         return [size_table([make(*values) for values in arguments], variants, block_size)]
 

@@ -30,11 +30,10 @@ from kvcalc.report.charts.load_plot import latency_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.explain import explain_size, explained
 from kvcalc.report.explain_sums import explain_fit, explain_roofline
-from kvcalc.report.text.compare_text import compare_tables
+from kvcalc.report.text.compare_text import compare_tables, size_table
 from kvcalc.report.text.fit_text import fit_table
 from kvcalc.report.text.roofline_text import pass_table
 from kvcalc.report.text.serving_text import latency_tables
-from kvcalc.report.text.size_text import size_table
 from kvcalc.report.text.table_layout import Table, svgs_html, table_html, text_html
 from kvcalc.serving.request_record import latency_record
 from kvcalc.timing.deployment import TimedDeployment
