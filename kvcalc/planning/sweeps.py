@@ -19,8 +19,7 @@ from kvcalc.model.forward_pass import through_layers, total
 from kvcalc.model.memory import cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
-from kvcalc.planning.best_configs import BestConfigs
-from kvcalc.planning.pareto_front import knees, reason
+from kvcalc.planning.best_configs import BestConfigs, knees, reason
 from kvcalc.planning.variants import Variant
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.records import Record

@@ -12,9 +12,8 @@ from conftest import Run
 
 import kvcalc as library
 from kvcalc import UserError, load_gpu, load_model
-from kvcalc.planning.best_configs import CandidateRanking, candidate_record
+from kvcalc.planning.best_configs import CandidateRanking, candidate_record, knees
 from kvcalc.planning.grid import Candidate, SearchGrid, Target
-from kvcalc.planning.pareto_front import knees
 from kvcalc.planning.question import question_of
 from kvcalc.planning.search import CandidateFile
 from kvcalc.question.plan_options import Requirement

@@ -12,8 +12,8 @@ from kvcalc import FitOptions, load_gpu, load_model
 from kvcalc.capacity import fit
 from kvcalc.layers.batch import Batch
 from kvcalc.model.precision import Precision
+from kvcalc.planning.best_configs import ParetoFront
 from kvcalc.planning.grid import Candidate, SearchGrid, Target
-from kvcalc.planning.pareto_front import ParetoFront
 from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.serving.request_latency import request

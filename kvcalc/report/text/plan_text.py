@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary, V0Summary
 from kvcalc.errors import few
-from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record
+from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
-from kvcalc.planning.pareto_front import reason
 from kvcalc.planning.search import SearchResult
 from kvcalc.planning.search_space import Requirement, SearchSpace
 from kvcalc.planning.target_advice import changes_that_help
