@@ -13,8 +13,7 @@ from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import TOP_K_FLOPS
 from kvcalc.layers.recurrent import Mamba2
 from kvcalc.planning.comparison import usual_variants
-from kvcalc.planning.quality import QUALITY, quality_of
-from kvcalc.planning.variants import FORMS, variant
+from kvcalc.planning.variants import FORMS, QUALITY, quality_of, variant
 
 
 def mixer(text: str, name: str = "llama-7b") -> object:

@@ -17,8 +17,7 @@ from kvcalc.model.forward_pass import forward, total
 from kvcalc.model.memory import size_record
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
-from kvcalc.planning.quality import quality_of
-from kvcalc.planning.variants import Variant, variant
+from kvcalc.planning.variants import Variant, quality_of, variant
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
 from kvcalc.records.size import SizeRecord

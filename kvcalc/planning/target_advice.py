@@ -8,9 +8,9 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.planning.best_configs import BestConfigs
 from kvcalc.planning.grid import Candidate
-from kvcalc.planning.quality import narrower_formats, stored_precision
 from kvcalc.planning.search import run_search
 from kvcalc.planning.search_space import MAX_GPUS, Requirement, SearchSpace
+from kvcalc.planning.variants import narrower_formats, stored_precision
 
 GPU_FACTORS = (2, 4, 8, 16)  # larger numbers of GPUs to try
 
