@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcalc import Model, Precision, cache_size
+from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface import model_from
-from kvcalc.library.yaml_text import parse_yaml
 
 BF16 = Precision(dtype="bf16", kv_cache_dtype="bf16")
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import cache_size, load_model
-from kvcalc.library.yaml_text import MOST_DEPTH, parse_yaml, scalar
+from kvcalc.library.files import MOST_DEPTH, parse_yaml, scalar
 
 GOOD = """\
 name: mine

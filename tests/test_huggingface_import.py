@@ -11,10 +11,10 @@ from conftest import Run
 from huggingface_cases import CASES
 
 from kvcalc import Model, load_model
+from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface import model_from
 from kvcalc.library.huggingface.notes import imported
 from kvcalc.library.presets import build
-from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.memory import size_record
 
 CONFIGS: dict[str, dict[str, Any]] = {name: case.config for name, case in CASES.items()}

@@ -16,8 +16,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.weights import Formats, matrix, vector
-from kvcalc.library.files import MOST_YAML, read_text
-from kvcalc.library.yaml_text import parse_yaml
+from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import stage_weight_bytes, weight_bytes
 from kvcalc.model.model import NORM_VECTORS, Model, kept

@@ -15,9 +15,8 @@ from kvcalc.errors import UserError, nearest, visible
 from kvcalc.gpu.gpu import PEAKS, Gpu
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.library import presets
-from kvcalc.library.files import MOST_YAML, read_text
+from kvcalc.library.files import MOST_YAML, parse_yaml, read_text, scalar
 from kvcalc.library.presets import key, preset_files
-from kvcalc.library.yaml_text import parse_yaml, scalar
 from kvcalc.model.memory import cache_size, size_record
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import Precision

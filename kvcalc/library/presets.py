@@ -13,8 +13,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.library.files import MOST_YAML, read_text
-from kvcalc.library.yaml_text import Lines
+from kvcalc.library.files import MOST_YAML, Lines, read_text
 from kvcalc.records import JsonObject
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from kvcalc.capacity import FitOptions
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.library.files import MOST_YAML, read_text
+from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.library.load import all_gpus, load_gpu, with_rate_between
-from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.planning.search_space import SearchSpace, Speculation

@@ -20,9 +20,8 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library import presets as catalog
-from kvcalc.library.files import read_text
+from kvcalc.library.files import parse_yaml, read_text
 from kvcalc.library.load import load_gpu
-from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.question.deployment_options import DATASHEET
 from kvcalc.timing.kernel_models.families import NEAREST, AnyLaw
 from kvcalc.timing.kernel_models.kernel_model import KernelModel

@@ -26,8 +26,8 @@ from kvcalc import Layer, Model, Precision, cache_size
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cache import Span
 from kvcalc.layers.part import Sublayer, Tokens
+from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface.notes import to_yaml
-from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.planning.variants import variant
 
 plain_rows = models(mixers.filter(rows_are_tokens))

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface.config import Config
-from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.model import Vision
 from kvcalc.records import JsonObject
 

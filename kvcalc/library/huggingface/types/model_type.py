@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcalc.layers import attention, recurrent
+from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface import config, shapes
 from kvcalc.library.huggingface.config import Field, Reader
 from kvcalc.library.huggingface.types import (
@@ -28,7 +29,6 @@ from kvcalc.library.huggingface.types import (
     mixed_layer_rules,
     recurrent_rules,
 )
-from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.records import JsonObject
 
 RULES = (
