@@ -18,8 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
-from kvcalc.library.huggingface.config import show
-from kvcalc.library.huggingface.source import TEXT_KEYS, facts
+from kvcalc.library.huggingface.config import TEXT_KEYS, facts, show
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.draft_rules import CLASSES, NOTE
 

@@ -10,8 +10,7 @@ import yaml
 from kvcalc.errors import printable
 from kvcalc.library.files import scalar
 from kvcalc.library.huggingface.architectures import ModelType
-from kvcalc.library.huggingface.config import Config
-from kvcalc.library.huggingface.source import facts
+from kvcalc.library.huggingface.config import Config, facts
 from kvcalc.library.huggingface.types import Type
 from kvcalc.library.huggingface.unknown_types import OTHER_PARTS, SIGHT, check_settled
 from kvcalc.model.model import Model

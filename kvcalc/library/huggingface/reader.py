@@ -15,19 +15,23 @@ from kvcalc.errors import UserError, printable
 from kvcalc.layers.attention import Grouped, Sparse
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.library.huggingface.architectures import KEY, resolve, settle
-from kvcalc.library.huggingface.config import MAX_SIZE, Config, filled, show, value_of
-from kvcalc.library.huggingface.notes import assess
-from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, in_force
-from kvcalc.library.huggingface.shapes import head_dim
-from kvcalc.library.huggingface.source import (
+from kvcalc.library.huggingface.config import (
+    MAX_SIZE,
+    Config,
     check_has_sizes,
     check_program,
     check_unknown,
     defaults_of,
     facts,
+    filled,
     read_json,
+    show,
     text_part,
+    value_of,
 )
+from kvcalc.library.huggingface.notes import assess
+from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, in_force
+from kvcalc.library.huggingface.shapes import head_dim
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.unknown_types import settle as settle_changes
 from kvcalc.library.huggingface.vision import tower

@@ -6,7 +6,7 @@ name the sources.
 
 from typing import Any
 
-from kvcalc.library.huggingface.config import Config, Field, value_of
+from kvcalc.library.huggingface.config import Config, Field, facts, value_of
 from kvcalc.library.huggingface.shapes import (
     FULL,
     SLIDING,
@@ -16,7 +16,6 @@ from kvcalc.library.huggingface.shapes import (
     head_dim,
     typed,
 )
-from kvcalc.library.huggingface.source import facts
 
 Matrices = dict[str, tuple[int, ...]]
 MINICPMV_STACKS = {
