@@ -5,10 +5,235 @@ and no biases. A file that gives LayerNorm's epsilon and an ungated activation f
 result is marked as ≈. `general.yaml` names the rules.
 """
 
+import re
+from collections.abc import Callable
 from typing import Any
 
-from kvcalc.library.huggingface.config import Config, Reader
+from kvcalc.errors import UserError, printable
+from kvcalc.library.huggingface.config import Config, Reader, show
 from kvcalc.library.huggingface.shapes import SLIDING, windowed
+from kvcalc.records import JsonObject
+
+MAX_KEYS_SHOWN = 12
+SIGHT = re.compile(
+    r"vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|"
+    r"media|resampler|query_num"
+)
+OTHER_PARTS = re.compile(
+    r"^(quantization|compression|text|vision|visual|audio|vit|projector|mm_projector|rope\w*|"
+    r"auto_map|speculators|draft)"
+    r"(_config|_cfg|_parameters|_tower|$)|^rope_scaling$|_token_id$"
+)
+# Words of keys that say how much a layer stores, or how often it runs.
+_CACHE_WORDS = re.compile(
+    r"window|latent|lora|index|state|conv|ssm|share|sharing|chunk|compress|kv|linear|recurr|"
+    r"mamba|cross|sparse|cache|evict|pool"
+    r"|(^|_)cla(_|$)|yoco|left_context|heads(_|$)|head_(dim|size|width)|(dim|size)_head|d_head|"
+    r"key_value|loop|recursi|repeat|^ut_|_ut_"
+)
+_HARMLESS = re.compile(
+    r"^use_cache(_|$)|^chunk_size_feed_forward$|^output_hidden_states$|token_index$|^auto_map$|"
+    r"shared_expert|sparse_step"
+    r"|_kv_bias$|^kv_channels$|linear_bias$|bias_linear$|_linear_bias|^layer_norm|"
+    r"llm_compressor|repeat_ngram|penalty"
+)
+# Words of keys that say which layers attend, slide or recur.
+_ORDER_WORDS = re.compile(
+    r"layer|attn|attention|swa|slid|interval|every|period|pattern|freq|stride|alternat|"
+    r"interleav|hybrid|global|local|full_|mixer"
+    r"|order|schedul|span|skip|reuse|radius|band|types$|kinds?$|block_(type|kind)|_per_|first_k"
+)
+_NO_ORDER = re.compile(
+    r"drop|eps(ilon)?$|norm|bias|impl(ementation)?$|scal[ei]|scalar|softcap|multiplier|init|"
+    r"rope|rotary|theta|mask|fp(16|32)"
+    r"|bf16|upcast|dtype|alibi|temperature|logit|clip|position|token|embed|^tie_|activation|"
+    r"loss|aux|gate|gating|sink|parallel"
+    r"|flash|sdpa|fused|quant|penalty|save|log_|logging|eval|train|rank$|batch|files|step$|"
+    r"checkpoint|mtp|nextn|label|^output_"
+    r"|^return_|torch|version|resid|precision|expert_(bias|scale)|max_attn_val"
+)
+_LAYERS = re.compile(r"layers(_|$)|interval|every|pattern")
+_INTERVAL_WORDS = re.compile(r"interval|every|period|pattern|freq|_n_layers")
+_FFN_WORDS = re.compile(r"moe|expert|dense|mlp|ffn|feed_forward|first_k")
+_PLAIN_ATTENTION = (
+    "causal",
+    "softmax",
+    "full",
+    "full_attention",
+    "mha",
+    "gqa",
+    "mqa",
+    "multi_head",
+    "grouped_query",
+    "default",
+)
+
+
+def settle(c: Config, changes: list[str]) -> None:
+    """Apply the changes of `--set` that settle open questions of a file, and remove them from
+    `changes`.
+
+    `layer_types=5 sliding_attention, full_attention` names the layers, and is repeated until the
+    stack is full. `sliding_window=512` is their window. `KEY=null` leaves out a key of the file.
+    """
+    keys = dict(c.file)
+    for change in list(changes):
+        key, _, value = (part.strip() for part in change.partition("="))
+        if key == "layer_types":
+            keys[key] = _layer_types(value, c)
+        elif key == "sliding_window" and value.isdecimal():
+            keys[key] = int(value[:9])
+        elif value != "null" or not _remove(keys, key):
+            continue
+        changes.remove(change)
+    if c.outer is c.file:
+        c.outer = keys
+    c.file = keys
+
+
+def _layer_types(text: str, c: Config) -> list[str]:
+    """Return the type of each layer: `2 a, b` makes a, a, b, a, a, b in a stack of six."""
+    period: list[str] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(?:(\d{1,4})\s+)?(\w+)\s*", item)
+        if not match:
+            raise c.fail("layer_types", f"{show(item)} should read like '5 sliding_attention'")
+        period += [match[2]] * int(match[1] or 1)
+    if not 1 <= len(period) <= c.layers:
+        raise c.fail("layer_types", f"names {len(period)} layers of {c.layers}")
+    return [period[layer % len(period)] for layer in range(c.layers)]
+
+
+def _remove(keys: JsonObject, path: str) -> bool:
+    """Remove a key of a mapping, or `KEY.INNER` of a mapping in it; return whether there was
+    one."""
+    first, _, inner_path = path.partition(".")
+    if path in keys:
+        del keys[path]
+        return True
+    if not isinstance(keys.get(first), dict):
+        return False
+    keys[first] = dict(keys[first])
+    return _remove(keys[first], inner_path)
+
+
+def check_settled(
+    c: Config, model_type: str, unread: list[str], is_silent: Callable[[str], bool]
+) -> None:
+    """Raise UserError if an unread key may change a count, or if no key says which layers have the
+    window.
+
+    Args:
+        c: The file, after its layers were read.
+        model_type: As the file gives it.
+        unread: Keys that no reader used. Keys inside mappings are `KEY.INNER`.
+        is_silent: Returns whether a key says nothing about sizes, by its name.
+    """
+    others = [
+        key for key in unread if not OTHER_PARTS.search(key) and not key.startswith("mm_")
+    ]
+    names_layers = c.file.get("layer_types") is not None
+    settled = {"sliding_window", "use_sliding_window"} if names_layers else set()
+    settled |= (
+        {"num_key_value_heads", "head_dim", "qk_head_dim"} if c.has("kv_lora_rank") else set()
+    )
+    others = [key for key in others if key not in settled]
+    storing = [key for key in others if _may_store(c, key, is_silent)]
+    ordering = [key for key in others if key not in storing and _may_order(c, key, is_silent)]
+    window = _window(c)
+    if names_layers:
+        ordering, window = [], None
+    if not storing and not ordering and not window:
+        return
+    doubtful_keys = [*ordering, *storing] or [
+        k for k in others if not is_silent(k) or _LAYERS.search(k)
+    ]
+    keys = ", ".join(printable(key, 60) for key in doubtful_keys[:MAX_KEYS_SHOWN])
+    why = f"keys that may change its cache or weights are not understood: {keys}"
+    if window:
+        why = (
+            f"no key that is understood says which layers have its sliding_window of {window:,}"
+        )
+        why += f". Not understood: {keys}" if keys else ""
+    hint = _hint(c, doubtful_keys, storing, window)
+    raise UserError(f"model_type {model_type!r} is not known, and {why}", c.file_name, hint)
+
+
+def _window(c: Config) -> int | None:
+    """Return the window that a file gives without naming its layers; None if it gives none."""
+    value = c.get("sliding_window")
+    is_per_layer = isinstance(c.file.get("sliding_window"), list)
+    is_on = c.get("use_sliding_window", True) and type(value) is int and value > 0
+    return value if is_on and not is_per_layer else None
+
+
+def _may_store(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
+    """Return whether a key may change the cache or the weights of layers.
+
+    Examples: `num_kv_shared_layers: 4`, `moe_every: 2`, and a number for each layer.
+    """
+    if _CACHE_WORDS.search(key):
+        return not _HARMLESS.search(key)
+    if _FFN_WORDS.search(key) and _ORDER_WORDS.search(key):
+        return not _NO_ORDER.search(key)
+    value = _value(c.file, key)
+    return (
+        isinstance(value, list)
+        and len(value) == c.layers > 1
+        and not (_ORDER_WORDS.search(key) or is_silent(key))
+    )
+
+
+def _may_order(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
+    """Return whether a key may say which layers attend, slide or recur, by its words or its value.
+
+    Examples: `global_attn_every_n_layers: 6`, `special: [5, 11]`, `plan: "LLLG"`.
+    """
+    if any(SIGHT.search(part) for part in key.split(".")):
+        return False
+    value = _value(c.file, key)
+    if _ORDER_WORDS.search(key) and not _NO_ORDER.search(key):
+        return not (isinstance(value, str) and value.lower() in _PLAIN_ATTENTION)
+    if is_silent(key):
+        return False
+    if isinstance(value, list):
+        is_text = all(isinstance(item, str) for item in value)
+        return not is_text or len({*value}) < len(value)
+    return isinstance(value, str) and len(value) >= 4 and 2 * len({*value}) <= len(value)
+
+
+def _value(keys: Any, path: str) -> Any:
+    """Return the value at `KEY.INNER`; None if the path names none."""
+    first, _, inner_path = path.partition(".")
+    result = keys.get(first) if isinstance(keys, dict) else None
+    return _value(result, inner_path) if inner_path else result
+
+
+def _hint(c: Config, keys: list[str], storing: list[str], window: int | None) -> str:
+    """Return the text to type: the type of each layer, and the keys to leave out.
+
+    `global_attn_every_n_layers: 6` suggests five layers with the window and one without.
+    """
+    nulls = "".join(f" --set {key}=null" for key in storing)
+    if not window:
+        order, condition = "", "it changes nothing"
+        if len(keys) > len(storing):
+            order, condition = (
+                " --set layer_types=full_attention",
+                "every layer attends in full",
+            )
+        return f"Add{order}{nulls} if {condition}"
+    values = [_value(c.file, key) for key in keys if _INTERVAL_WORDS.search(key)]
+    period = next((n for n in values if type(n) is int and 2 <= n <= c.layers), 0)
+    if not keys:
+        return "Add --set layer_types=sliding_attention if every layer has it"
+    order = f"--set 'layer_types={(period or 6) - 1} sliding_attention, full_attention'{nulls}"
+    return (
+        f"Add {order} if 1 layer of {period} attends in full"
+        if period
+        else f"Add {order} with the types of its layers"
+    )
+
 
 ACTIVATIONS = [
     "hidden_act",
