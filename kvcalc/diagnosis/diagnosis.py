@@ -10,7 +10,7 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import Command, interpret_flags
 from kvcalc.capacity.dialects import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
-from kvcalc.diagnosis.startup import (
+from kvcalc.diagnosis.log_reader import (
     Boot,
     find_gpu,
     unified_memory,

@@ -17,7 +17,7 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, fit_record
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
-from kvcalc.diagnosis.startup import Boot, find_gpu
+from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.batch import Parallelism
 from kvcalc.model.precision import Precision
