@@ -19,13 +19,12 @@ from kvcalc.timing.calibration import (
     stacks_of,
     to_yaml,
 )
-from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, chosen_rows, make_calibration
+from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, chosen_rows, fit, make_calibration, rounded, start_points
 from kvcalc.timing.kernel_models.families import FAMILIES
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode
 from kvcalc.timing.kernel_models.fused_moe import AllReduce
 from kvcalc.timing.kernel_models.gemm import Gemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
-from kvcalc.timing.robust_fit import fit, rounded, start_points
 from kvcalc.timing.rows import MeasuredRow, MeasurementFile
 
 H100 = load_gpu("h100")
