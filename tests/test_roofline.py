@@ -14,8 +14,7 @@ from kvcalc.planning.sweeps import sparse_reads
 from kvcalc.planning.variants import variant
 from kvcalc.report.charts.size_plot import sparse_reads_chart
 from kvcalc.report.text import roofline_text
-from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.operator_times import pass_records
+from kvcalc.timing.deployment import TimedDeployment, pass_records
 
 BF16 = Precision("bf16")
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from report.printed import table
 
 from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
-from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.operator_times import mixed_records, roofline_records
+from kvcalc.timing.deployment import TimedDeployment, mixed_records, roofline_records
 
 MODELS = (
     "llama-3.1-8b", "llama-3.1-70b", "gpt2", "mixtral-8x7b", "deepseek-v3", "deepseek-v3.2", "deepseek-v4-flash",

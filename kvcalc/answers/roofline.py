@@ -56,7 +56,7 @@ def roofline_answer(
     """Return the operators of one pass of each deployment and shape, and their total."""
     from kvcalc.capacity.fit_records import pass_with_memory
     from kvcalc.layers.batch import Batch
-    from kvcalc.timing.operator_times import mixed_records, roofline_records
+    from kvcalc.timing.deployment import mixed_records, roofline_records
 
     phase = pass_.phase
     passes: list[tuple[Any, Batch, Any]] = []

@@ -21,8 +21,7 @@ from kvcalc.planning.variants import Variant, quality_of, variant
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
 from kvcalc.records.size import SizeRecord
-from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.operator_times import roofline_records
+from kvcalc.timing.deployment import TimedDeployment, roofline_records
 
 # query heads and their width in Llama-3.1-405B and DeepSeek-V3 (their config.json)
 HEADS, WIDTH = 128, 128

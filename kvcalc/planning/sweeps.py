@@ -35,8 +35,7 @@ from kvcalc.serving.speculation import (
     float_array,
     step_times,
 )
-from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.operator_times import roofline_records
+from kvcalc.timing.deployment import TimedDeployment, roofline_records
 from kvcalc.timing.rows import read_rows
 from kvcalc.timing.validation import ErrorTally, validate
 

@@ -13,8 +13,12 @@ from kvcalc.report.explain import operand, with_numbers
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
 from kvcalc.report.text.plan_text import deployment_words, sentence
 from kvcalc.report.text.tables import digits, kernel_seconds, plural, seconds, whole
-from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.operator_times import ENGINE_OVERHEAD, MODULE_OVERHEAD, pass_records
+from kvcalc.timing.deployment import (
+    ENGINE_OVERHEAD,
+    MODULE_OVERHEAD,
+    TimedDeployment,
+    pass_records,
+)
 from kvcalc.timing.steps import engine_parts
 from kvcalc.units import format_bytes
 

@@ -17,7 +17,7 @@ from kvcalc.planning.grid import Candidate, SearchGrid, Target
 from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.serving.request_latency import request
-from kvcalc.timing.operator_times import roofline_records
+from kvcalc.timing.deployment import roofline_records
 
 MODELS = ["llama-3.1-8b", "llama-3.1-70b", "deepseek-v3", "gpt-oss-120b", "qwen3-next-80b-a3b", "gemma-3-27b", "nemotron-h-47b"]
 

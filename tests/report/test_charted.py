@@ -26,8 +26,7 @@ from kvcalc.report.charts.size_plot import (
 from kvcalc.report.charts.terminal import sketch
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.server import SimulationResult as ServedRun
-from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.operator_times import roofline_records
+from kvcalc.timing.deployment import TimedDeployment, roofline_records
 
 PLAIN = Precision()
 H100 = load_gpu("h100")

@@ -12,14 +12,13 @@ from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, Ge
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
 from kvcalc.timing.calibration import Calibration, EngineOverheads, Entry, HostOverheads, Validated
-from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.deployment import TimedDeployment, pass_records
 from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, cells_of
 from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode
-from kvcalc.timing.operator_times import pass_records
 from kvcalc.timing.steps import OperatorTime, engine_seconds, operator_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
