@@ -90,7 +90,7 @@ def _one_stack(
 def _every_stack(tables: "list[MeasurementFile]", out: str, about: dict[str, str]) -> Answer:
     """Fit each GPU and stack that the rows name, side by side on all cores."""
     from kvcalc.library.files import make_folder
-    from kvcalc.records.calibration import KernelModelRecord
+    from kvcalc.records.measure import KernelModelRecord
     from kvcalc.report.text.table_layout import Table
     from kvcalc.report.text.tables import columns
     from kvcalc.serving.server_validation import steps_validated
@@ -118,7 +118,7 @@ def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> 
     fitted = [fit for fit in fits if fit.entry]
 
     def tables() -> "list[Table]":
-        from kvcalc.records.calibration import KernelModelRecord
+        from kvcalc.records.measure import KernelModelRecord
         from kvcalc.report.text.table_layout import Column, Table
         from kvcalc.report.text.tables import columns
         from kvcalc.timing.fitting import FOLDS
@@ -198,7 +198,7 @@ def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
 
 
 def _validation_table(records: "Sequence[Record]", source: str) -> "Table":
-    from kvcalc.records.calibration import ErrorRecord
+    from kvcalc.records.measure import ErrorRecord
     from kvcalc.report.text.table_layout import Table
     from kvcalc.report.text.tables import columns
 
