@@ -21,7 +21,7 @@ from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.batch import Parallelism
 from kvcalc.model.precision import Precision
-from kvcalc.records.diagnose import AdviceRecord, DiagnoseRecord
+from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
 from kvcalc.storage.quantization import loss_of
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes

@@ -15,7 +15,7 @@ from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.records.diagnose import RunningRecord
+from kvcalc.records.plan import RunningRecord
 from kvcalc.serving.server import serve
 from kvcalc.timing.deployment import TimedDeployment
 

@@ -11,9 +11,8 @@ from kvcalc.planning.search import SearchResult
 from kvcalc.planning.search_space import Requirement, SearchSpace
 from kvcalc.planning.target_advice import changes_that_help
 from kvcalc.records import JsonObject, Record
-from kvcalc.records.diagnose import DiagnoseRecord, RunningRecord
 from kvcalc.records.figures import Figure
-from kvcalc.records.plan import PlanRecord
+from kvcalc.records.plan import DiagnoseRecord, PlanRecord, RunningRecord
 from kvcalc.report.text.fit_text import format_words, is_measured_on
 from kvcalc.report.text.table_layout import MAX_NOTES, Table
 from kvcalc.report.text.tables import (
