@@ -109,7 +109,7 @@ def _parsed(command: str) -> Any:
         if not isinstance(output, Printing):
             function(**arguments_for(function, typed))
             return 0
-        from kvcalc.cli.printing import print_answer
+        from kvcalc.cli.app import print_answer
 
         with bytes_shown_in(output.units):
             return print_answer(function(**arguments_for(function, typed)), output)
