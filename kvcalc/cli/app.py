@@ -18,7 +18,7 @@ from kvcalc.answers.answer import (
 from kvcalc.cli.commands import COMMANDS, Done, build
 from kvcalc.errors import UserError, printable
 from kvcalc.question.options import check_number
-from kvcalc.question.output_options import Output, Printing
+from kvcalc.question.size_options import Output, Printing
 
 
 def print_answer(answer: Answer, output: Printing) -> int:
