@@ -15,8 +15,7 @@ from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
-    from kvcalc.measure.ceilings import Ceilings
-    from kvcalc.measure.machine import Machine
+    from kvcalc.measure.ceilings import Ceilings, Machine
     from kvcalc.measure.run import MeasureSettings, Result
     from kvcalc.records import Record
     from kvcalc.report.charts.chart import Chart
@@ -77,7 +76,7 @@ def run(
 
     _check(result, shapes, generation, "model" if model else "--variant" if variant else "")
     require_torch()
-    from kvcalc.measure.machine import find_machine, load_note, seed_random
+    from kvcalc.measure.ceilings import find_machine, load_note, seed_random
     from kvcalc.measure.run import measure_settings
 
     machine = find_machine(machine_options.device, machine_options.threads)
@@ -194,7 +193,7 @@ def _results(
 def _answer(results: "list[Result]", rows: str, status: int) -> Answer:
     """Write the rows to a file, and return the records."""
     from kvcalc.measure.calibration_rows import measured_rows
-    from kvcalc.measure.machine import torch_version
+    from kvcalc.measure.ceilings import torch_version
     from kvcalc.report.export import to_csv
 
     if not results:

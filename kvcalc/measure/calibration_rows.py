@@ -22,9 +22,8 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import least_time
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.measure.cases import Case
-from kvcalc.measure.ceilings import Step, timed
+from kvcalc.measure.ceilings import Machine, Step, timed
 from kvcalc.measure.layers.grouped_layer import attend
-from kvcalc.measure.machine import Machine
 from kvcalc.records import Record
 from kvcalc.timing.rows import cost_of
 

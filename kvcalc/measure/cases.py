@@ -14,9 +14,9 @@ from kvcalc.errors import UserError, nearest
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
+from kvcalc.measure.ceilings import Machine
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base_layer import Mixer
-from kvcalc.measure.machine import Machine
 from kvcalc.measure.torch_cache import DTYPES, LayerCache, cache_tensors, model_caches
 from kvcalc.model.model import Layer, Model
 from kvcalc.planning.variants import variant

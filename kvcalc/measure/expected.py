@@ -25,10 +25,9 @@ from kvcalc.gpu.roof import roofline, total_bound, total_seconds
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import ACTIVATION_FLOPS
-from kvcalc.measure.ceilings import once
+from kvcalc.measure.ceilings import Machine, once
 from kvcalc.measure.layers.base_layer import join_heads, split_heads
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.machine import Machine
 from kvcalc.measure.torch_cache import DTYPES
 from kvcalc.model.forward_pass import total
 

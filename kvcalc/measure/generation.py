@@ -16,10 +16,9 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
-from kvcalc.measure.ceilings import once, summary
+from kvcalc.measure.ceilings import Machine, once, summary
 from kvcalc.measure.expected import MachineRates, RateSampler, bound_of, count_operations
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.machine import Machine
 from kvcalc.measure.torch_cache import DTYPES, cache_tensors, storage_bytes
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import cache_size

@@ -28,12 +28,11 @@ from kvcalc.measure.cases import (
     variant_layers,
     variant_model,
 )
-from kvcalc.measure.ceilings import Ceilings, as_gpu, timed
+from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu, timed
 from kvcalc.measure.expected import Bound, bound_of, count_operations, difference
 from kvcalc.measure.generation import GenerationRequest, Progress, check, generated
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.layers.latent_layer import MAX_SCORED
-from kvcalc.measure.machine import Machine
 from kvcalc.measure.torch_cache import DTYPES, LayerCache, fill, storage_bytes
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import cache_size

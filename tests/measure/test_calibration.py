@@ -9,7 +9,7 @@ from conftest import Run
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.load import load_gpu
 from kvcalc.measure.calibration_rows import MAX_BOUND_S, Shape, fitted_gpu, measured, planned
-from kvcalc.measure.machine import Machine, find_machine
+from kvcalc.measure.ceilings import Machine, find_machine
 from kvcalc.report.export import to_csv
 from kvcalc.timing.rows import read_rows
 

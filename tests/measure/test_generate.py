@@ -10,11 +10,10 @@ from twins import WIDTH, torch
 from kvcalc import Model, UserError, cache_size, load_model
 from kvcalc.measure import generation
 from kvcalc.measure.cases import variant_model
-from kvcalc.measure.ceilings import Ceilings, as_gpu
+from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu
 from kvcalc.measure.expected import MachineRates, RateSampler
 from kvcalc.measure.generation import CACHED, MODES, GenerationRequest, Mode, check, generated
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.machine import Machine
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
 

@@ -17,10 +17,20 @@ from kvcalc.library.load import read
 from kvcalc.measure import machine, run
 from kvcalc.measure.calibration_rows import gpu_name, measured_rows
 from kvcalc.measure.cases import NAMES, Case, stacks_of, standard_model, variant_layers
-from kvcalc.measure.ceilings import Ceilings, as_gpu, measured_ceilings, preset_path, save, summary, timed
+from kvcalc.measure.ceilings import (
+    Ceilings,
+    Machine,
+    as_gpu,
+    find_machine,
+    load_note,
+    measured_ceilings,
+    preset_path,
+    save,
+    summary,
+    timed,
+)
 from kvcalc.measure.expected import Bound, bound_of, count_operations, difference
 from kvcalc.measure.layers.base_layer import Parameters
-from kvcalc.measure.machine import Machine, find_machine, load_note
 from kvcalc.measure.run import MeasureSettings, measure, measured, needed_bytes, operators_of
 from kvcalc.model.precision import Precision
 from kvcalc.report.export import to_csv
