@@ -18,7 +18,7 @@ from kvcalc.layers.recurrent import (
     RgLru,
     ShortConv,
 )
-from kvcalc.layers.recurrent.ngram import ngram_rows
+from kvcalc.layers.recurrent.convolution import ngram_rows
 from kvcalc.layers.weights import Formats, Weight, matrix
 
 DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)

@@ -3,7 +3,7 @@
 `recurrent.yaml` and `linear_attention.yaml` name the rules and their sources.
 """
 
-from kvcalc.layers.recurrent.ngram import ngram_rows
+from kvcalc.layers.recurrent.convolution import ngram_rows
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.shapes import FULL, LINEAR, SLIDING, state_dtype, typed, uniform
 
