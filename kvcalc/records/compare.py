@@ -2,10 +2,9 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.deployment import DeploymentRecord, MemoryRecord, TimeBasisRecord
 from kvcalc.records.figures import Figure
 from kvcalc.records.roofline import PassTotalRecord
-from kvcalc.records.size import SizeRecord
+from kvcalc.records.size import DeploymentRecord, MemoryRecord, SizeRecord, TimeBasisRecord
 
 
 class QualityRecord(TypedDict):

@@ -2,8 +2,8 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.deployment import DraftRecord
 from kvcalc.records.figures import Figure
+from kvcalc.records.size import DraftRecord
 
 
 class AdviceRecord(TypedDict):

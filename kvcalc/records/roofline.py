@@ -2,9 +2,8 @@
 
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from kvcalc.records.deployment import DeploymentRecord, MemoryRecord, TimeBasisRecord
 from kvcalc.records.figures import Figure
-from kvcalc.records.size import BatchRecord
+from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, TimeBasisRecord
 
 
 class WorkRecord(TypedDict):

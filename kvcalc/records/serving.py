@@ -2,13 +2,13 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from kvcalc.records.deployment import (
+from kvcalc.records.figures import Figure
+from kvcalc.records.size import (
     DeploymentRecord,
     DraftRecord,
     MemoryRecord,
     TimeBasisRecord,
 )
-from kvcalc.records.figures import Figure
 
 
 class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):

@@ -20,8 +20,8 @@ from kvcalc.capacity.suggested_fixes import (
     small_cache,
 )
 from kvcalc.records import JsonObject, Record
-from kvcalc.records.deployment import MemoryRecord
 from kvcalc.records.fit import AllocationRecord, FitRow
+from kvcalc.records.size import MemoryRecord
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.row_names import shared_words
 from kvcalc.report.text.table_layout import Column, Table

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from kvcalc.records import Record
-from kvcalc.records.deployment import DeploymentRecord
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
+from kvcalc.records.size import DeploymentRecord
 from kvcalc.report.row_names import SERVER, alike, sides
 from kvcalc.report.text.fit_text import FITS, marked_columns, memory_notes, memory_sentences
 from kvcalc.report.text.table_layout import Table
