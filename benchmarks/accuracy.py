@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
+from kvcalc.report.charts.comparison_plot import predicted_against_measured
 from kvcalc.report.charts.drawing import save
-from kvcalc.report.charts.measured_plot import predicted_against_measured
 from kvcalc.serving.server_validation import served_times
 from kvcalc.timing.calibration import find_calibration, stacks_of
 from kvcalc.timing.fitting import calibrate, chosen_rows

@@ -17,8 +17,8 @@ from kvcalc.planning import sweeps
 from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, measured_times
 from kvcalc.report.charts import size_plot
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
+from kvcalc.report.charts.comparison_plot import measured_times_chart
 from kvcalc.report.charts.drawing import figure, render, save
-from kvcalc.report.charts.measured_plot import measured_times_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
 from kvcalc.report.charts.terminal import sketch

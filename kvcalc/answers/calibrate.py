@@ -131,7 +131,7 @@ def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> 
         return [Table(rows, fit_columns, title, ["", ERROR_NOTE, held_out])]
 
     def draw() -> "list[Chart]":
-        from kvcalc.report.charts.measured_plot import predicted_against_measured
+        from kvcalc.report.charts.comparison_plot import predicted_against_measured
 
         series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
         return [predicted_against_measured(series, "held out")]

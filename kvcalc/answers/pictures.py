@@ -163,7 +163,7 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
 
 def _measured_chart(models: list[str], rows: str) -> "Chart":
     from kvcalc.planning.sweeps import measured_times
-    from kvcalc.report.charts.measured_plot import measured_times_chart
+    from kvcalc.report.charts.comparison_plot import measured_times_chart
 
     if models:
         raise UserError(

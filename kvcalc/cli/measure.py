@@ -210,7 +210,7 @@ def _answer(results: "list[Result]", rows: str, status: int) -> Answer:
         return [make_table(records, torch_version())]
 
     def draw() -> "list[Chart]":
-        from kvcalc.report.charts.measured_plot import generation_chart, measured_chart
+        from kvcalc.report.charts.comparison_plot import generation_chart, measured_chart
 
         return [generation_chart(records) if is_generation else measured_chart(records)]
 

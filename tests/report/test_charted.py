@@ -11,10 +11,10 @@ from kvcalc.model.memory import weight_bytes
 from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, generation_work, latency_sweep
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Axis, Chart, Series
+from kvcalc.report.charts.comparison_plot import MAX_POINTS, generation_chart, measured_chart, predicted_against_measured
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.fit_plot import allocations_chart
 from kvcalc.report.charts.load_plot import latency_chart, load_chart, occupancy_chart
-from kvcalc.report.charts.measured_plot import MAX_POINTS, generation_chart, measured_chart, predicted_against_measured
 from kvcalc.report.charts.roofline_plot import roofline_chart, roofs
 from kvcalc.report.charts.series_styles import PALETTE, STYLES
 from kvcalc.report.charts.size_plot import (
