@@ -185,7 +185,7 @@ def fit_answer(
         return [memory_chart(records)]
 
     def formulas() -> str:
-        from kvcalc.report.explain_sums import explain_fit
+        from kvcalc.report.explain import explain_fit
 
         return "\n".join(map(explain_fit, fits, records))
 

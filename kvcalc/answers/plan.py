@@ -67,7 +67,7 @@ def plan_answer(
         return charts
 
     def formulas() -> str:
-        from kvcalc.report.explain_sums import explain_plan
+        from kvcalc.report.explain import explain_plan
 
         return "\n".join(explain_plan(answer, plan.space) for answer in plan.answers)
 

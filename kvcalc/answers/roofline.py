@@ -85,7 +85,7 @@ def roofline_answer(
         return [roofline_chart([records for *_, records in passes], [*gpus.values()])]
 
     def formulas() -> str:
-        from kvcalc.report.explain_sums import explain_roofline
+        from kvcalc.report.explain import explain_roofline
 
         return "\n".join(
             explain_roofline(deployment, batch, deployment.placed(batch))

@@ -1,19 +1,35 @@
 """Write tables, pictures and sizes as formulas with their numbers, for `--explain`."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.layers.batch import Parallelism
+from kvcalc.capacity import Fit
+from kvcalc.gpu.roof import Placed
+from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cache import Span
+from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator
 from kvcalc.model.memory import assumptions, fullest_stage, reach_line, stage_rows
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
+from kvcalc.planning.best_configs import BestConfigs, candidate_record, command
+from kvcalc.planning.search_space import SearchSpace
+from kvcalc.records import Record
 from kvcalc.records.figures import figures_of, unit_of_key
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.charts.chart import Chart
+from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
+from kvcalc.report.text.plan_text import deployment_words, sentence
 from kvcalc.report.text.table_layout import Column, Table, filled_columns, written
-from kvcalc.report.text.tables import seconds, whole
+from kvcalc.report.text.tables import digits, kernel_seconds, plural, seconds, whole
+from kvcalc.timing.deployment import (
+    ENGINE_OVERHEAD,
+    MODULE_OVERHEAD,
+    TimedDeployment,
+    pass_records,
+)
+from kvcalc.timing.steps import engine_parts
 from kvcalc.units import format_bytes, format_si
 
 
@@ -153,3 +169,272 @@ def explain_size(
             shown = f"{formula} = {whole(values[key])}".removeprefix(" = ")
             lines.append(f"{key} {sign} {shown} ({figures[key].meaning.partition(';')[0]})")
     return "\n".join(lines) + "\n"
+
+
+def explain_fit(fitted: Fit, record: Record) -> str:
+    """Return the sums from the memory of a GPU to the number of sequences that fit."""
+    budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
+    remaining, margin = fitted.remaining[fitted.estimate], fitted.margin
+    taken = (
+        "" if budget.excludes_activations else f" − {budget.activation:,} − {budget.overhead:,}"
+    )
+    if margin:
+        taken += f" {'−' if margin > 0 else '+'} {abs(margin):,}"
+    peak = f", of the {terms.peak}" if terms.peak else ""
+    tokens = f"{fitted.settings.max_num_batched_tokens:,} tokens"
+    length = f"{fitted.length:,} tokens"
+    host_bytes = plan.extra_buffers(1, fitted.length).get("host_cache_bytes", 0)
+    host = f", and {_bytes(host_bytes)} in the host's memory" if host_bytes else ""
+    steps = {
+        "1. Memory that the engine may use": _share_lines(fitted),
+        "2. Memory outside the cache": [
+            f"weights of the language model ({record['dtype']}): {_bytes(terms.language)}",
+            *(f"{name}: {_bytes(size)}" for name, size in terms.extra.items()),
+            f"in the host's memory instead: {_bytes(terms.host)}" if terms.host else "",
+            f"activations of a pass of {tokens}{peak}: {_bytes(terms.activation)}",
+            *(f"{name}: {_bytes(size)}" for name, size in terms.overhead.items()),
+        ],
+        "3. KV cache budget": [
+            f"{budget.share:,} − {budget.weights:,}{taken} = {_bytes(remaining)}",
+            f"override: {_bytes(fitted.kv_budget)}" if fitted.kv_budget != remaining else "",
+            memory_line(fitted),
+        ],
+        f"4. Blocks of the engine (cache in {record['kv_cache_dtype']})": [
+            *plan.describe(fitted.length),
+            with_numbers(
+                "num_blocks = {kv_budget_bytes} / {bytes_per_block} B = {num_blocks}", record
+            ),
+            with_numbers(f"blocks_per_request at {length} = {{blocks_per_request}}", record),
+            with_numbers(
+                "max_concurrency = {max_concurrency}; kv_tokens = {kv_tokens}", record
+            ),
+        ],
+        "5. One sequence": [
+            *cost_lines(record),
+            f"content at {length}: {_bytes(fitted.content.needed(1, fitted.length))}; the engine "
+            f"holds {_bytes(plan.needed(1, fitted.length))} for it{host}",
+            f"a decode step reads {_bytes(fitted.content.step_read(fitted.length))}",
+        ],
+        "6. What fits": _fit_lines(fitted),
+        "7. Links": placement_lines(record),
+    }
+    lines = [
+        f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}"
+    ]
+    if fitted.ranks.pp > 1:
+        lines.append(f"pipeline stage {fitted.stage} of {fitted.ranks.pp} decides")
+    for title, step in steps.items():
+        lines += ["", title, *(f"   {line}" for line in step if line)]
+    return "\n".join(lines) + "\n"
+
+
+def _share_lines(fitted: Fit) -> list[str]:
+    """Return the share of total, free or remaining memory that the engine may use."""
+    budget, terms, share = (
+        fitted.estimate_budget,
+        fitted.estimate_terms,
+        f"{fitted.utilization:g}",
+    )
+    memory = f"{_bytes(budget.memory)}"
+    if fitted.utilization_basis == "total":
+        return [f"{share} of the total memory of {memory} = {_bytes(budget.share)}"]
+    free = budget.memory - terms.startup_bytes
+    startup = "".join(f" − {size:,} ({name})" for name, size in terms.startup.items())
+    line = f"of {memory} free before the weights: {budget.memory:,}{startup} = {_bytes(free)}"
+    if fitted.utilization_basis == "free":
+        return [line, f"{share} of the free memory = {_bytes(budget.share)}"]
+    used = budget.weights + (
+        0 if budget.excludes_activations else budget.activation + budget.overhead
+    )
+    if used >= free:
+        return [line, f"nothing remains after the terms below, {_bytes(used)}"]
+    remaining = f"{share} of the remaining {free - used:,}"
+    return [line, f"the terms below, {used:,}, and {remaining} = {_bytes(budget.share)}"]
+
+
+def _fit_lines(fitted: Fit) -> list[str]:
+    """Return the bytes of the largest number of sequences that fits, and of one more."""
+    plan, length = fitted.plan, fitted.length
+    pool = plan.pool(fitted.kv_budget)
+    max_count = fitted.capacity // fitted.ranks.dp
+    lines = []
+    for count, word in ((max_count, "within"), (max_count + 1, "over")):
+        size = plan.needed(count, length, fitted.options.shared_prefix)
+        sequences = plural(count, "sequence")
+        lines.append(f"{sequences} of {length:,} tokens need {size:,} B, {word} {pool:,} B")
+    if fitted.sequences < fitted.capacity:
+        lines.append(
+            f"{fitted.sequences:,} of {fitted.capacity:,} fit with this --max-num-seqs, which "
+            "needs more memory"
+        )
+    longest = "no limit" if fitted.longest is None else f"{fitted.longest:,} tokens"
+    lines.append(f"longest context of {plural(fitted.options.wanted, 'sequence')}: {longest}")
+    return lines
+
+
+def _bytes(size: int) -> str:
+    return f"{size:,} B ({format_bytes(size)})"
+
+
+def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Placed]) -> str:
+    """Return the sums of each operator of a pass on one GPU. Sums are for one run."""
+    model, calibration = deployment.model, deployment.calibration
+    groups = [
+        f"{g.count:,} × {g.new:,} new tokens after {g.past:,} cached" for g in batch.groups
+    ]
+    lines = [
+        f"{model.name} on {deployment.gpu.name}: {' + '.join(groups)}",
+        "B sequences, S tokens of each, T = Σ new tokens; "
+        f"D hidden_size = {model.hidden_size:,}, V vocab_size = {model.vocab_size:,}",
+    ]
+    for kind, layer in model.kinds.items():
+        letters = {k: v for part in layer.parts for k, v in part.letters().items() if v}
+        sizes = [f"{letter} = {size:,}" for letter, size in letters.items()]
+        lines.append(f"{kind} layers ({model.counts[kind]}): {', '.join(sizes)}")
+    if deployment.parallelism.gpus > 1:
+        lines.append("n, k and heads are this GPU's share of the letters")
+    operators = [p.operator for p in placed]
+    remaining = iter(operators)
+    *records, total = pass_records(placed, deployment.gpu, calibration)
+    kernels = sum(r["time_s"] or 0 for r in records if r["operator"] != ENGINE_OVERHEAD)
+    for record in records:
+        if record["operator"] == MODULE_OVERHEAD:
+            sums = ["measured module − its operators"]
+        elif record["operator"] == ENGINE_OVERHEAD and calibration:
+            parts = engine_parts(operators, calibration, kernels)
+            names = ("layers and pass", "sequences", "kernels with prompts")
+            sums = [
+                f"{name} {seconds(part)}"
+                for name, part in zip(names, parts, strict=True)
+                if part
+            ]
+        else:
+            sums = _operator_sums(deployment, batch, next(remaining))
+        kind_name = f" ({record['layer']})" if record["layer"] else ""
+        times = []
+        if record["time_s"] is not None:
+            times.append(f"predicted {kernel_seconds(record['time_s'])}")
+        if record["bound"]:
+            times.append(f"{record['bound']} bound {kernel_seconds(record['roofline_s'])}")
+        if record["intensity"]:
+            times.append(f"{digits(record['intensity'])} FLOP/B")
+        sums.append(f"all runs: {', '.join(times)}; {record['share']:.1%} of the pass")
+        lines += ["", f"{record['operator']}{kind_name} × {record['count']}"]
+        lines += [f"    {text}" for text in sums]
+    time = "" if total["time_s"] is None else f"predicted {kernel_seconds(total['time_s'])}, "
+    bound = f"datasheet bound {kernel_seconds(total['roofline_s'])}"
+    return "\n".join([*lines, "", f"total of all rows: {time}{bound}"]) + "\n"
+
+
+def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator) -> list[str]:
+    """Return FLOPs and bytes of one run of an operator as sums."""
+    cost, shape = operator.cost, operator.shape
+    element = deployment.formats.element_bytes
+    weights = activations = ""
+    if isinstance(shape, GemmShape):
+        rows, inner, columns = _letters(deployment, batch, operator)
+        m, n = whole(shape.m), whole(shape.n)
+        sums = [
+            f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, "
+            f"n = {columns} = {n}",
+            f"FLOPs = 2·m·k·n = 2·{m}·{shape.k:,}·{n} = {cost.flops:,}",
+        ]
+        weights = f" ({shape.stored:g} B a weight, scales included)"
+        for formula, count in (("m·(k + n)", shape.k + shape.n), ("m·n", shape.n)):
+            if element * shape.m * count == cost.activation_bytes and not activations:
+                activations = f" {element} bytes·{formula} ="
+    elif isinstance(shape, AttentionShape):
+        pairs = sum(pairs for *_, pairs in shape.groups)
+        queries = sum(count * new for count, new, *_ in shape.groups)
+        shared = f"{shape.kv_heads:,} KV heads" if shape.kv_heads else "latents of all heads"
+        sums = [
+            f"{shape.heads:,} heads × {queries:,} queries × {pairs / (queries or 1):,.6g} keys "
+            f"(mean) × {shape.key:,} + {shape.value:,} wide; {shared}",
+            f"FLOPs = 2·H·(dk + dv)·pairs = 2·{shape.heads:,}·{shape.key + shape.value:,}·"
+            f"{pairs:,} = {cost.flops:,}",
+            f"softmax = 5·H·pairs = {cost.vector_flops:,} vector FLOPs, on the chip",
+        ]
+    elif isinstance(shape, ExpertsShape):
+        expert_rows = -(-shape.tokens * shape.top // shape.ranks)
+        matrices = 3 if shape.gated else 2
+        ranks = f" ÷ {shape.ranks}" if shape.ranks > 1 else ""
+        sums = [
+            f"rows R = T·k{ranks} = {expert_rows:,}; D = {shape.hidden:,}, Fe = {shape.width:,}",
+            f"experts read = E·(1 − (1 − k/E)^T){ranks} = {whole(operator.experts)} in expectation",
+            f"FLOPs = 2·R·{matrices}·D·Fe = 2·{expert_rows:,}·{matrices}·{shape.hidden:,}·"
+            f"{shape.width:,} = {cost.flops:,}",
+        ]
+    else:
+        sums = [f"{cost.flops:,} FLOPs, {cost.vector_flops:,} vector FLOPs"]
+    sizes = {
+        f"weights {cost.weight_bytes:,}{weights}": cost.weight_bytes,
+        f"cache {cost.cache_bytes:,}": cost.cache_bytes,
+        f"activations{activations} {cost.activation_bytes:,}": cost.activation_bytes,
+    }
+    terms = " + ".join(text for text, size in sizes.items() if size) or "0"
+    network = f", {cost.network_bytes:,.0f} over the link" if cost.network_bytes else ""
+    return [*sums, f"bytes = {terms} = {cost.bytes:,}{network}"]
+
+
+def _letters(
+    deployment: TimedDeployment, batch: Batch, operator: Operator
+) -> tuple[str, str, str]:
+    """Return m, k and n of a GEMM in letters, or in words if no letters are known.
+
+    The new tokens of a batch are B in a decode, B·S in a prefill and T in a mixed pass.
+    """
+    if operator.name == "lm_head":
+        return "B", "D", "V"
+    first, *more = batch.groups
+    rows = "T" if more or not isinstance(first.new, int) else "B" if first.new == 1 else "B·S"
+    if operator.experts:
+        rows += "·k ÷ experts"
+    layer = deployment.model.kinds.get(operator.layer)
+    for part in (*layer.parts, *layer.shared) if layer else ():
+        sides = part.sides()
+        names = (operator.name,) if operator.name in sides else operator.weights
+        if names and all(name in sides for name in names):
+            return rows, sides[names[0]][0], " + ".join(sides[name][1] for name in names)
+    return rows, "inputs", "outputs"
+
+
+# Formulas of a deployment. Keys that a record lacks leave out their formula.
+PLAN_FORMULAS = {
+    "total_gpus": "{gpus} · ({replicas} + {prefill_replicas} for prefill)",
+    "max_num_seqs": "⌈{users} users / {replicas}⌉",
+    "tokens_per_s": "{max_num_seqs} · {output_len} tokens / {e2e_s}",
+    "tokens_per_s_per_gpu": "{tokens_per_s} · {replicas} / {total_gpus} GPUs",
+    "cost_per_million_tokens": "{cost_per_hour} / 3600 s / {total_tokens_per_s} · 10^6",
+    "energy_per_token_j": "{power_w} W · {total_gpus} GPUs / {total_tokens_per_s}",
+}
+PLAN_KEYS = (
+    "total_gpus max_num_seqs capacity_sequences ttft_s tpot_s e2e_s tokens_per_s "
+    "tokens_per_s_per_gpu total_tokens_per_s cost_per_hour cost_per_million_tokens "
+    "energy_per_token_j reason"
+)
+
+
+def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
+    """Return the figures of the best deployment, or of the closest, with their formulas."""
+    lines = [sentence(answer, space), ""]
+    for point in answer.answers[:1]:
+        record = candidate_record(point, answer.prices.get(point.gpu, 0.0))
+        values = {**record, "power_w": point.deployment.gpu.power_w}
+        formulas = dict(PLAN_FORMULAS)
+        if record["prefill_replicas"]:
+            formulas["tokens_per_s"] = (
+                "{max_num_seqs} / {tpot_s} · {output_len} / ({output_len} − 1)"
+            )
+        dtypes = f"{record['dtype']} weights, a cache in {record['kv_cache_dtype']}"
+        lines.append(f"{deployment_words(point)}, {dtypes}, {record['time_basis']} times:")
+        for key in PLAN_KEYS.split():
+            formula = with_numbers(formulas.get(key, ""), values)
+            if values[key] is not None:
+                value = operand(key, values[key])
+                lines.append(f"  {key} = {formula} = {value}".replace("=  = ", "= "))
+        fitted = command(point, space)
+        if fitted:
+            words = shlex.join(["--gpu", point.gpu, *fitted.options])
+            lines.append(f"  kvcalc fit {words} --explain -- {fitted.line}")
+        lines.append("")
+    return "\n".join(lines)

@@ -28,8 +28,7 @@ from kvcalc.report.charts.comparison_plot import compare_chart
 from kvcalc.report.charts.fit_plot import memory_chart
 from kvcalc.report.charts.load_plot import latency_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
-from kvcalc.report.explain import explain_size, explained
-from kvcalc.report.explain_sums import explain_fit, explain_roofline
+from kvcalc.report.explain import explain_fit, explain_roofline, explain_size, explained
 from kvcalc.report.text.compare_text import compare_tables, size_table
 from kvcalc.report.text.fit_text import fit_table
 from kvcalc.report.text.roofline_text import pass_table
