@@ -19,10 +19,9 @@ from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool, make_pool
 from kvcalc.serving.decoding import Limits
 from kvcalc.serving.kv_transfer import KVTransfer
-from kvcalc.serving.published_runs import scheduling_of
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.requests import Clients, Requests, clients_of, sample_workload
-from kvcalc.serving.simulation import Served, simulate
+from kvcalc.serving.simulation import Served, scheduling_of, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
 from kvcalc.serving.step_timers import (
     AnyStepTimer,

@@ -18,10 +18,9 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.serving.batching import ServerSetup
 from kvcalc.serving.cache_accounting import Pool, make_pool
 from kvcalc.serving.decoding import Limits
-from kvcalc.serving.published_runs import PublishedRun, published_run
 from kvcalc.serving.requests import Clients, Requests
 from kvcalc.serving.server import memory, summary
-from kvcalc.serving.simulation import simulate
+from kvcalc.serving.simulation import PublishedRun, published_run, simulate
 from kvcalc.serving.step_timers import InterpolatedStepTimer
 from kvcalc.timing.calibration import Calibration, Validated, engine_of
 from kvcalc.timing.deployment import TimedDeployment

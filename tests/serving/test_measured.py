@@ -8,8 +8,8 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
-from kvcalc.serving.published_runs import published_run
 from kvcalc.serving.server_validation import served_times, steps_validated
+from kvcalc.serving.simulation import published_run
 from kvcalc.timing.calibration import engine_of, find_calibration
 from kvcalc.timing.rows import MeasuredRow, read_rows, served_model
 from kvcalc.timing.validation import precision_of, ranks_of
