@@ -13,7 +13,7 @@ from kvcalc.question.plan_options import Requirement, SpaceOptions
 
 if TYPE_CHECKING:
     from kvcalc.model.model import Model
-    from kvcalc.planning.question import PlanQuestion
+    from kvcalc.planning.search_space import PlanQuestion
     from kvcalc.report.charts.chart import Chart
 
 
@@ -89,7 +89,7 @@ def _question(
     Raises:
         UserError: A value is wrong. The file is named unless the message names a typed option.
     """
-    from kvcalc.planning.question import file_options, question_of
+    from kvcalc.planning.search_space import file_options, question_of
 
     if not file:
         return question_of(models, options)

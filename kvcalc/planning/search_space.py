@@ -1,19 +1,35 @@
 """The search space of `plan`: models, GPUs, parallelism, formats and drafts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.capacity import FitOptions
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
+from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
+from kvcalc.library.load import all_gpus, load_gpu, with_rate_between
 from kvcalc.model.model import Model
 from kvcalc.model.pipeline import check
 from kvcalc.model.precision import PUBLISHED, Precision
+from kvcalc.question.deployment_options import engine_choice
+from kvcalc.question.options import (
+    check_known,
+    check_number,
+    items_of,
+    parse_number,
+    read_question,
+    read_questions,
+    spelled,
+)
 from kvcalc.question.plan_options import RequestLengths as RequestLengths
-from kvcalc.question.plan_options import Requirement as Requirement
-from kvcalc.serving.speculation import draft_model
+from kvcalc.question.plan_options import Requirement, SpaceOptions
+from kvcalc.records import Settings
+from kvcalc.serving.speculation import ACCEPTANCE, draft_model
 
 GPUS_PER_SERVER = 8  # if the preset does not say how many GPUs a link joins
 MAX_GPUS = 4096
@@ -143,3 +159,178 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
             max_num_seqs=max_num_seqs or None,
             budget="low",
         )
+
+
+MAX_REQUIREMENTS = 1000
+# options of which a plan takes one value, and a command that takes lists
+SINGLE = {"engine": "fit", "calibration": "latency", "stack": "latency"}
+KEYS = (*Requirement.__struct_fields__, *SpaceOptions.__struct_fields__)
+
+
+class PlanQuestion(NamedTuple):
+    """The requirements and search space of a plan.
+
+    Attributes:
+        prices: Price per hour of each GPU model, by name.
+    """
+
+    needs: list[Requirement]
+    space: SearchSpace
+    prices: dict[str, float]
+
+
+def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQuestion:
+    """Return the question that options describe.
+
+    Args:
+        options: Texts, numbers or lists of them; None and '' leave the default.
+
+    Raises:
+        UserError: An option is unknown or has a wrong value.
+    """
+    check_known(options, KEYS)
+    for name, command in SINGLE.items():
+        words = items_of(options.get(name) or "")
+        if len(words) > 1:
+            raise UserError(
+                f"a plan takes one {spelled(name)}, not {','.join(words)}",
+                hint=f"`kvcalc {command}` takes a list",
+            )
+    space_options = read_question(SpaceOptions, options)
+    choice = engine_choice(
+        space_options.engine,
+        space_options.calibration,
+        space_options.bounds,
+        space_options.stack,
+    )
+    gpus = [
+        with_rate_between(gpu, space_options.inter_node_bandwidth)
+        for gpu in chosen_gpus(space_options.gpu)
+    ]
+    precisions = [
+        Precision(dtype, cache, "" if quantization in ("auto", "none") else quantization)
+        for dtype, quantization, cache in product(
+            space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
+        )
+    ]
+    space = SearchSpace(
+        models=tuple(models),
+        gpus=tuple(gpus),
+        max_gpus=space_options.max_gpus,
+        tp=space_options.tp,
+        pp=space_options.pp,
+        dp=space_options.dp,
+        ep=space_options.ep,
+        nodes=space_options.nodes,
+        precisions=tuple(precisions),
+        options=FitOptions(
+            engine=choice.engine,
+            engine_version=space_options.engine_version,
+            gpu_memory_utilization=space_options.gpu_memory_utilization,
+            max_num_batched_tokens=space_options.max_num_batched_tokens,
+            enforce_eager=space_options.enforce_eager,
+        ),
+        calibration=choice.calibration,
+        calibration_from=space_options.calibration_from,
+        drafts=tuple(_drafts(space_options)),
+        disaggregate=(False, True) if space_options.disaggregate else (False,),
+    )
+    needs = read_questions(Requirement, options)
+    check_number("requirements", MAX_REQUIREMENTS, needs)
+    if space_options.disaggregate and not all(need.output_len > 1 for need in needs):
+        raise UserError(
+            "disaggregated prefill needs answers of 2 tokens or more",
+            hint="Give --input-len and --output-len",
+        )
+    return PlanQuestion(needs, space, prices_of(",".join(space_options.price_per_hour), gpus))
+
+
+def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
+    """Return every combination of drafts, draft tokens and acceptance rates. `none` is no draft."""
+    counts, acceptances = space_options.num_speculative_tokens, space_options.acceptance_rate
+    if not space_options.draft:
+        if counts or acceptances:
+            raise UserError("num-speculative-tokens and acceptance-rate need a draft")
+        return [None]
+    models = [name for name in space_options.draft if name != "none"]
+    if models and not counts:
+        raise UserError(
+            "a draft needs num-speculative-tokens",
+            hint="`kvcalc latency --draft` finds the best",
+        )
+    drafts = [
+        Speculation(*values) for values in product(models, counts, acceptances or [ACCEPTANCE])
+    ]
+    return [None, *drafts] if "none" in space_options.draft else [*drafts]
+
+
+def chosen_gpus(names: Sequence[str]) -> list[Gpu]:
+    """Return the GPUs of a list, each once. `all` is every preset."""
+    gpus: dict[str, Gpu] = {}
+    for name in dict.fromkeys(names):
+        for gpu in all_gpus() if name.lower() == "all" else [load_gpu(name)]:
+            gpus[gpu.name] = gpu
+    return [*gpus.values()]
+
+
+def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
+    """Return the price per hour of each GPU model.
+
+    Args:
+        text: `h100=2.5,h200=3`, one number for one GPU model, or a YAML file.
+
+    Raises:
+        UserError: A GPU is unknown, a price is wrong, or one number is for several GPU models.
+    """
+    hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
+    lines: dict[tuple[str | int, ...], int] = {}
+    if not text:
+        return {}
+    if text.lower().endswith((".yaml", ".yml")):
+        data, lines = parse_yaml(read_text(Path(text), MOST_YAML), text)
+        pairs = [(name, str(price)) for name, price in data.items()]
+    elif "=" in text:
+        words = [word.partition("=") for word in items_of(text, "price-per-hour")]
+        pairs = [(name, price) for name, _, price in words]
+    elif ":" in text:
+        raise UserError(f"price-per-hour {text!r} is not a price", hint=hint)
+    elif len(gpus) != 1:
+        raise UserError(
+            f"price-per-hour {text!r} is one price for {len(gpus)} GPU models",
+            hint=hint,
+        )
+    else:
+        pairs = [(gpus[0].name, text)]
+    known = {gpu.name: gpu for gpu in gpus}
+    prices = {}
+    for name, word in pairs:
+        try:
+            gpu = known.get(name.strip()) or load_gpu(name)
+            price = parse_number(word, f"price of {gpu.name}")
+            if not price:
+                raise UserError(f"price of {gpu.name} {word!r} is not above 0")
+        except UserError as error:
+            if not lines or error.where:
+                raise
+            raise UserError(error.what, f"{text}, line {lines[name,]}", error.hint) from None
+        prices[gpu.name] = price
+    return prices
+
+
+def file_options(path: str) -> Settings:
+    """Return the options of a YAML file, named as on the command line, with - or _.
+
+    Raises:
+        UserError: The file is wrong; the message names file and line.
+    """
+    data, lines = parse_yaml(read_text(Path(path), MOST_YAML), path)
+    options = {}
+    for key, value in data.items():
+        name = key.replace("-", "_")
+        if name not in KEYS:
+            where = f"{path}, line {lines.get((key,), 1)}"
+            raise UserError(f"unknown option {key!r}", where, nearest(name, KEYS))
+        if isinstance(value, dict):
+            value = [f"{k}={v}" for k, v in value.items()]
+        options[name] = value
+    return options

@@ -14,8 +14,8 @@ import kvcalc as library
 from kvcalc import UserError, load_gpu, load_model
 from kvcalc.planning.best_configs import CandidateRanking, candidate_record, knees
 from kvcalc.planning.grid import Candidate, SearchGrid, Target
-from kvcalc.planning.question import question_of
 from kvcalc.planning.search import CandidateFile
+from kvcalc.planning.search_space import question_of
 from kvcalc.question.plan_options import Requirement
 from kvcalc.report.text.tables import seconds
 from kvcalc.storage.quantization import loss_of
