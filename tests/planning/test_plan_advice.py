@@ -9,9 +9,8 @@ import pytest
 from conftest import Run
 
 from kvcalc import load_model
-from kvcalc.planning.search import run_search
+from kvcalc.planning.search import changes_that_help, run_search
 from kvcalc.planning.search_space import question_of
-from kvcalc.planning.target_advice import changes_that_help
 
 # Questions that nothing meets: too few GPUs, too little memory, or limits that no step keeps.
 REFUSED: tuple[tuple[str, dict[str, str]], ...] = (

@@ -7,9 +7,8 @@ from kvcalc.diagnosis.log_verdict import DiagnosisSummary, V0Summary
 from kvcalc.errors import few
 from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
-from kvcalc.planning.search import SearchResult
+from kvcalc.planning.search import SearchResult, changes_that_help
 from kvcalc.planning.search_space import Requirement, SearchSpace
-from kvcalc.planning.target_advice import changes_that_help
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.figures import Figure
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord, RunningRecord
