@@ -28,8 +28,7 @@ from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base_layer import Mixer, rotate
-from kvcalc.measure.layers.delta_layer import A_RANGE, DT_RANGE, scan
-from kvcalc.measure.layers.grouped_layer import attend
+from kvcalc.measure.layers.grouped_layer import A_RANGE, DT_RANGE, attend, scan
 from kvcalc.measure.layers.latent_layer import index_scores, top_tokens
 from kvcalc.measure.torch_cache import storage_bytes
 

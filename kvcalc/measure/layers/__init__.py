@@ -5,8 +5,7 @@ from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers.base_layer import Mixer
-from kvcalc.measure.layers.delta_layer import GatedDeltaNetLayer
-from kvcalc.measure.layers.grouped_layer import GroupedLayer
+from kvcalc.measure.layers.grouped_layer import GatedDeltaNetLayer, GroupedLayer
 from kvcalc.measure.layers.latent_layer import LatentLayer, SparseLayer
 
 MIXERS: dict[type[Sublayer], type[Mixer]] = {
