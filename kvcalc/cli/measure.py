@@ -159,7 +159,7 @@ def _measured_ceilings(
         name: If not empty, the preset is saved under this name, with the rates of all dtypes.
     """
     from kvcalc.measure.ceilings import as_gpu, measured_ceilings, preset_path, save
-    from kvcalc.measure.torch_cache import DTYPES
+    from kvcalc.measure.layers.base_layer import DTYPES
 
     path = preset_path(name) if name else None
     dtypes = dict.fromkeys([settings.dtype, "bf16", "fp32", *(DTYPES if name else ())])

@@ -30,7 +30,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library import presets as catalog
 from kvcalc.library.files import make_folder, read_text, write_text
-from kvcalc.measure.torch_cache import DTYPES
+from kvcalc.measure.layers.base_layer import DTYPES
 from kvcalc.model.model import Source
 from kvcalc.records import Record
 

@@ -26,9 +26,8 @@ from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operato
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import ACTIVATION_FLOPS
 from kvcalc.measure.ceilings import Machine, once
-from kvcalc.measure.layers.base_layer import join_heads, split_heads
+from kvcalc.measure.layers.base_layer import DTYPES, join_heads, split_heads
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.torch_cache import DTYPES
 from kvcalc.model.forward_pass import total
 
 ACTIVATION_ELEMENTS = 1 << 18

@@ -18,8 +18,8 @@ from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
 from kvcalc.measure.ceilings import Machine, once, summary
 from kvcalc.measure.expected import MachineRates, RateSampler, bound_of, count_operations
+from kvcalc.measure.layers.base_layer import DTYPES, cache_tensors, storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.torch_cache import DTYPES, cache_tensors, storage_bytes
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import cache_size
 from kvcalc.model.model import Model

@@ -31,9 +31,9 @@ from kvcalc.measure.cases import (
 from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu, timed
 from kvcalc.measure.expected import Bound, bound_of, count_operations, difference
 from kvcalc.measure.generation import GenerationRequest, Progress, check, generated
+from kvcalc.measure.layers.base_layer import DTYPES, LayerCache, fill, storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.layers.latent_layer import MAX_SCORED
-from kvcalc.measure.torch_cache import DTYPES, LayerCache, fill, storage_bytes
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import cache_size
 from kvcalc.model.model import Model

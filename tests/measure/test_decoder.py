@@ -10,8 +10,8 @@ from twins import EXACT, delta_net, difference, torch
 
 from kvcalc import Model, UserError, cache_size, load_model
 from kvcalc.layers.feed_forward import Dense
+from kvcalc.measure.layers.base_layer import storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.torch_cache import storage_bytes
 from kvcalc.model.model import Layer
 from kvcalc.planning.variants import variant
 

@@ -27,10 +27,9 @@ from kvcalc import UserError
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2
 from kvcalc.measure.layers import build_mixer
-from kvcalc.measure.layers.base_layer import Mixer, rotate
+from kvcalc.measure.layers.base_layer import Mixer, rotate, storage_bytes
 from kvcalc.measure.layers.grouped_layer import A_RANGE, DT_RANGE, attend, scan
 from kvcalc.measure.layers.latent_layer import index_scores, top_tokens
-from kvcalc.measure.torch_cache import storage_bytes
 
 BF16 = 0.05  # bf16 keeps 8 bits: 0.4 % a rounding, some dozen of which stand in a row
 pieces = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -10,8 +10,7 @@ from specs import grouped, latent, sparse
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers import build_mixer
-from kvcalc.measure.layers.base_layer import Mixer
-from kvcalc.measure.torch_cache import LayerCache, layer_cache
+from kvcalc.measure.layers.base_layer import LayerCache, Mixer, layer_cache
 
 torch.set_num_threads(1)  # threads of small products wait for each other longer than they save
 

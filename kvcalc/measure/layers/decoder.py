@@ -17,11 +17,12 @@ from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base_layer import (
     NORM_EPSILON,
     FeedForwardLayer,
+    LayerCache,
     Mixer,
     Parameters,
+    model_caches,
     rms_norm,
 )
-from kvcalc.measure.torch_cache import LayerCache, model_caches
 from kvcalc.model.model import NORM_VECTORS, Layer, Model
 
 OUTER_WEIGHTS = {"embedding", "position_embedding", "final_norm", "lm_head"}

@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.measure.layers.base_layer import Mixer, Prepared, append_rows, rms_norm, split_heads
-from kvcalc.measure.torch_cache import LayerCache
+from kvcalc.measure.layers.base_layer import (
+    LayerCache,
+    Mixer,
+    Prepared,
+    append_rows,
+    rms_norm,
+    split_heads,
+)
 
 CHUNK = 64
 # Ranges of A and of the time step in an untrained model. Faster decays produce denormal numbers,

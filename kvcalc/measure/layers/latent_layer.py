@@ -15,9 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.measure.layers.base_layer import Mixer, Prepared, append_rows, split_heads
+from kvcalc.measure.layers.base_layer import (
+    LayerCache,
+    Mixer,
+    Prepared,
+    append_rows,
+    split_heads,
+)
 from kvcalc.measure.layers.grouped_layer import attend, masked, visible
-from kvcalc.measure.torch_cache import LayerCache
 
 MAX_SCORED = 1 << 26  # elements of index scores in one operation
 
