@@ -6,7 +6,7 @@ from specs import compressed, csa, grouped, hca, of_kinds, sparse, stack, v4_fla
 
 from kvcalc import CacheSize, Layer, cache_size, load_model
 from kvcalc.layers.attention import BlockSparse
-from kvcalc.layers.weights import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.planning.variants import variant
 
 ROW = 2 * 2 * 16 * 2  # bytes of a token in a layer of `grouped()`: K and V, 2 heads of 16, bf16

@@ -8,10 +8,10 @@ from specs import grouped, of_kinds, stack
 
 from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_model, total
 from kvcalc.layers.attention import Grouped, Latent, Sparse
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import TOP_K_FLOPS
 from kvcalc.layers.recurrent import Mamba2
-from kvcalc.layers.weights import CacheEntry
 from kvcalc.planning.comparison import usual_variants
 from kvcalc.planning.variants import FORMS, QUALITY, quality_of, variant
 

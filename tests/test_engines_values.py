@@ -11,7 +11,7 @@ from kvcalc.capacity.engines import ENGINES
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, stage_by_stage
 from kvcalc.capacity.engines.layout import CacheLayout, LayerCache, find_unsupported, stage_pages
 from kvcalc.capacity.fit_records import fit_record
-from kvcalc.layers.weights import CacheEntry, Keeps, Span
+from kvcalc.layers.cache import CacheEntry, Keeps, Span
 
 GIB = 2**30
 H100 = load_gpu("h100")

@@ -4,6 +4,7 @@ import pytest
 from specs import stack
 
 from kvcalc import Batch, Parallelism, Precision, cache_size
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.recurrent import (
@@ -18,7 +19,7 @@ from kvcalc.layers.recurrent import (
     ShortConv,
 )
 from kvcalc.layers.recurrent.convolution import ngram_rows
-from kvcalc.layers.weights import CacheEntry, Formats, Span, Weight, matrix
+from kvcalc.layers.weights import Formats, Weight, matrix
 
 DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)
 

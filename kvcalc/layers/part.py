@@ -10,9 +10,10 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import CacheEntry, Span, Weight, WeightKind, matrix, table, vector
+from kvcalc.layers.weights import Weight, WeightKind, matrix, table, vector
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none

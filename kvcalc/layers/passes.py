@@ -8,6 +8,7 @@ import msgspec
 
 from kvcalc.arithmetic import Num, Real, array_of, ceil_div, maximum
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import (
     SOFTMAX_FLOPS,
     AttentionShape,
@@ -19,7 +20,7 @@ from kvcalc.layers.cost import (
     gemm_flops,
     pair_flops,
 )
-from kvcalc.layers.weights import CacheEntry, Formats, Weight, WeightKind
+from kvcalc.layers.weights import Formats, Weight, WeightKind
 
 # vector FLOPs per element
 NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2

@@ -16,7 +16,8 @@ import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import ONE_GPU, Parallelism
-from kvcalc.layers.weights import CacheEntry, Formats, Weight
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.weights import Formats, Weight
 from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import Stage, check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from kvcalc.errors import UserError, nearest, shown_briefly
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.feed_forward import Projections
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.parts import AnyPart
-from kvcalc.layers.weights import CacheEntry, Weight, matrix, table, vector
+from kvcalc.layers.weights import Weight, matrix, table, vector
 from kvcalc.storage.formats import cache_dtypes, canonical
 from kvcalc.storage.quantization import Quantization
 from kvcalc.units import format_count

@@ -15,8 +15,8 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Grouped, Latent, Sparse
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Sublayer
-from kvcalc.layers.weights import CacheEntry
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.storage.formats import FORMATS, cache_dtypes, canonical

@@ -8,8 +8,8 @@ from typing import Any
 from kvcalc.capacity import Fit
 from kvcalc.gpu.roof import Placed
 from kvcalc.layers.batch import Batch, Parallelism
+from kvcalc.layers.cache import Span
 from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator
-from kvcalc.layers.weights import Span
 from kvcalc.model.memory import assumptions, fullest_stage, reach_line, stage_rows
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of

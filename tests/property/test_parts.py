@@ -10,10 +10,11 @@ from strategies import FEED_FORWARD, HIDDEN, MIXERS, all_parts, feed_forward, gr
 
 from kvcalc import Batch, Parallelism, Sequences
 from kvcalc.layers.attention import Grouped
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Cost, Role
 from kvcalc.layers.part import Size, Sublayer
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import CacheEntry, Formats, WeightKind
+from kvcalc.layers.weights import Formats, WeightKind
 
 PLAIN = Formats("bf16", "bf16")
 ranks = st.sampled_from([2, 4, 8])

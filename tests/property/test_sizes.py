@@ -24,8 +24,8 @@ from strategies import (
 
 from kvcalc import Layer, Model, Precision, cache_size
 from kvcalc.layers.attention import Grouped
+from kvcalc.layers.cache import Span
 from kvcalc.layers.part import Sublayer, Tokens
-from kvcalc.layers.weights import Span
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface.notes import to_yaml
 from kvcalc.planning.variants import variant

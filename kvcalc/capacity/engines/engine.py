@@ -21,8 +21,9 @@ from kvcalc.errors import UnpredictedRelease, UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Compressed, Grouped, Latent
 from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Sublayer
-from kvcalc.layers.weights import CacheEntry, Formats
+from kvcalc.layers.weights import Formats
 from kvcalc.model.model import MAX_PADDING, Model
 from kvcalc.model.precision import Precision
 from kvcalc.question.fit_question import EngineSettings as EngineSettings

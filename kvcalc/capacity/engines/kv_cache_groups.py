@@ -37,7 +37,7 @@ from kvcalc.capacity.engines.layout import (
     pages,
 )
 from kvcalc.errors import UserError
-from kvcalc.layers.weights import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.model.model import Model
 
 StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec

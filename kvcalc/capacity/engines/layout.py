@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from kvcalc.arithmetic import by_number, ceil_div, maximum, minimum, where
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.weights import CacheEntry, Keeps, Span
+from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.model.memory import LayerRows, size_of, stored_bytes
 from kvcalc.model.model import Layer, Model
 from kvcalc.records import Record

@@ -40,9 +40,10 @@ from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
-from kvcalc.layers.weights import CacheEntry, Formats, Span, WeightKind
+from kvcalc.layers.weights import Formats, WeightKind
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.storage.formats import FORMATS, RowFormat, cache_layout, canonical

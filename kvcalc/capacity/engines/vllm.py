@@ -47,8 +47,9 @@ from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.part import Sublayer
-from kvcalc.layers.weights import CacheEntry, Formats, Span
+from kvcalc.layers.weights import Formats
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.storage.formats import FORMATS, KEYS_AND_VALUES_ONLY, RowFormat, canonical

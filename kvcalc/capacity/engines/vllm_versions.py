@@ -14,7 +14,8 @@ from kvcalc.capacity.engines.engine import Defaults, nearest_older
 from kvcalc.errors import UnpredictedRelease
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.weights import Formats, Span
+from kvcalc.layers.cache import Span
+from kvcalc.layers.weights import Formats
 from kvcalc.model.model import Model, kept
 from kvcalc.model.precision import PUBLISHED, formats_of
 

@@ -21,10 +21,10 @@ from typing import ClassVar
 import msgspec
 
 from kvcalc.arithmetic import Num, floor_div
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, causal_pairs, compressed_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import ROPE_FLOPS, Pass
-from kvcalc.layers.weights import CacheEntry, Span
 
 # Weights that read x to compress blocks of tokens.
 _COMPRESSORS = ("compress_kv", "compress_gate", "index_kv", "index_gate")

@@ -18,10 +18,11 @@ from typing import ClassVar, Literal
 import msgspec
 
 from kvcalc.arithmetic import Num
+from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
-from kvcalc.layers.weights import CacheEntry, Keeps, Span, Weight
+from kvcalc.layers.weights import Weight
 
 
 class Grouped(Sublayer, frozen=True, tag="grouped"):

@@ -11,10 +11,11 @@ from typing import ClassVar, Literal
 import msgspec
 
 from kvcalc.arithmetic import Num, at_least
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, Role, causal_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
-from kvcalc.layers.weights import CacheEntry, Weight
+from kvcalc.layers.weights import Weight
 
 
 class Latent(Sublayer, frozen=True, tag="latent"):

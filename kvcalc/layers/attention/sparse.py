@@ -15,10 +15,11 @@ import msgspec
 from kvcalc.arithmetic import Num
 from kvcalc.layers.attention.grouped import Grouped
 from kvcalc.layers.attention.latent import Latent
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, SparseShape, causal_pairs
 from kvcalc.layers.part import Count, Size, Tokens
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import CacheEntry, Weight
+from kvcalc.layers.weights import Weight
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):

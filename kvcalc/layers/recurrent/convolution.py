@@ -14,11 +14,12 @@ report, section 2; transformers, `lfm2`.
 from functools import cache
 from typing import ClassVar
 
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator
 from kvcalc.layers.part import Size, Sublayer, Tokens
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.recurrent.delta_rule import RecurrentMixer, conv_state
-from kvcalc.layers.weights import CacheEntry, Weight, vector
+from kvcalc.layers.weights import Weight, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):

@@ -9,8 +9,8 @@ technical report, arXiv 2510.26692, section 4.
 
 from typing import ClassVar
 
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.part import Size, StateDtype, Sublayer, number_of
-from kvcalc.layers.weights import CacheEntry, Span
 
 
 def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvcalc.errors import UserError
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.feed_forward import Dense
-from kvcalc.layers.weights import CacheEntry, Weight, WeightKind
+from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.model import Model
 
 DTYPES = {
