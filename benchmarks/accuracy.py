@@ -20,8 +20,8 @@ from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
 from kvcalc.report.charts.comparison_plot import predicted_against_measured
 from kvcalc.report.charts.drawing import save
 from kvcalc.serving.server_validation import served_times
+from kvcalc.timing.calibration import find_calibration, stacks_of
 from kvcalc.timing.fitting import calibrate, chosen_rows
-from kvcalc.timing.kernel_models.families import find_calibration, stacks_of
 from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile, read_rows
 from kvcalc.timing.steps import engine_seconds, operator_seconds
 from kvcalc.timing.validation import INFERENCEX, Validation, validate

@@ -19,7 +19,7 @@ import numpy as np
 from accuracy import SERVERS, separator, table_row, write_blocks
 from engine_terms import Run, errors, fitted, group_of, runs_of
 
-from kvcalc.timing.kernel_models.families import engine_of, gpu_named
+from kvcalc.timing.calibration import engine_of, gpu_named
 from kvcalc.timing.rows import MeasuredRow, read_rows
 
 FOLDS = 5

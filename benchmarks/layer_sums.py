@@ -17,8 +17,8 @@ import numpy as np
 from accuracy import HOPPER, scope, written
 
 from kvcalc import load_gpu
+from kvcalc.timing.calibration import stacks_of
 from kvcalc.timing.fitting import calibrate, chosen_rows
-from kvcalc.timing.kernel_models.families import stacks_of
 from kvcalc.timing.rows import MeasurementFile, read_rows
 
 LAYERS, MOST, LONGEST = 400, 512, 200.0

@@ -15,8 +15,8 @@ from kvcalc import load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.requests import sample_workload
 from kvcalc.serving.server import SimulationResult, serve
+from kvcalc.timing.calibration import load_calibration
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.families import load_calibration
 from kvcalc.units import format_bytes
 
 REQUESTS, PROMPT, ANSWER, SHARE = 10_000, 1000, 200, 0.8

@@ -12,7 +12,7 @@ import msgspec
 
 from kvcalc.library.presets import shipped_folder
 from kvcalc.serving.server_validation import steps_validated
-from kvcalc.timing.kernel_models.families import find_calibration, gpu_named, read_calibration, to_yaml
+from kvcalc.timing.calibration import find_calibration, gpu_named, read_calibration, to_yaml
 from kvcalc.timing.rows import read_rows
 
 

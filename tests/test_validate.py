@@ -9,7 +9,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
-from kvcalc.timing.kernel_models.families import read_calibration
+from kvcalc.timing.calibration import read_calibration
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.rows import BLOCK_ROWS, read_blocks

@@ -68,8 +68,8 @@ def _one_stack(
 
     from kvcalc.library.files import make_folder
     from kvcalc.serving.server_validation import steps_validated
+    from kvcalc.timing.calibration import preset_path, to_yaml
     from kvcalc.timing.fitting import calibrate, chosen_rows, make_calibration
-    from kvcalc.timing.kernel_models.families import preset_path, to_yaml
     from kvcalc.timing.rows import read_rows
 
     path = out or str(preset_path(gpu, stack))
@@ -94,8 +94,8 @@ def _every_stack(tables: "list[MeasurementFile]", out: str, about: dict[str, str
     from kvcalc.report.text.table_layout import Table
     from kvcalc.report.text.tables import columns
     from kvcalc.serving.server_validation import steps_validated
+    from kvcalc.timing.calibration import preset_path
     from kvcalc.timing.fitting import calibrated_stacks
-    from kvcalc.timing.kernel_models.families import preset_path
 
     records: list[Record] = []
     for gpu, stack, text, fits in calibrated_stacks(tables, about, steps_validated):

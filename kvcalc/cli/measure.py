@@ -262,7 +262,7 @@ def _calibration_answer(
 def _known_gpu(machine: "Machine") -> "Gpu | None":
     """Return the preset of this machine, if there is one."""
     from kvcalc.measure.calibration_rows import gpu_name
-    from kvcalc.timing.kernel_models.families import gpu_named
+    from kvcalc.timing.calibration import gpu_named
 
     try:
         return gpu_named(gpu_name(machine.name)) if machine.cuda else None
@@ -273,8 +273,8 @@ def _known_gpu(machine: "Machine") -> "Gpu | None":
 def _fitted(text: str, gpu: "Gpu") -> Any:
     """Return the time models that are fitted to rows, and write the calibration of the GPU."""
     from kvcalc.library.files import make_folder, write_text
+    from kvcalc.timing.calibration import preset_path, to_yaml
     from kvcalc.timing.fitting import calibrate, make_calibration
-    from kvcalc.timing.kernel_models.families import preset_path, to_yaml
     from kvcalc.timing.rows import read_rows
 
     with TemporaryDirectory() as folder:

@@ -28,8 +28,8 @@ from kvcalc.planning.candidate_times import Array, DeploymentTimer
 from kvcalc.planning.search_space import SearchSpace, Speculation
 from kvcalc.question.plan_options import SEQUENCE_COUNTS, RequestLengths, Requirement
 from kvcalc.serving.speculation import draft_model
+from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.families import Calibration
 
 MAX_POINTS = 1 << 14  # candidates of a batch, so that their arrays stay in the CPU's cache
 FAR = 1e9  # violation factor of a candidate that cannot serve at all

@@ -26,7 +26,7 @@ from kvcalc.library.files import read_text
 from kvcalc.question.options import number_or_nan
 from kvcalc.question.serving_options import INFERENCEX, MAX_REQUESTS, Workload
 from kvcalc.serving.cache_accounting import Log, Pool
-from kvcalc.timing.kernel_models.families import EngineOverheads
+from kvcalc.timing.calibration import EngineOverheads
 from kvcalc.units import parse_tokens
 
 MAX_BYTES, MAX_SECONDS = 256 << 20, 1e12

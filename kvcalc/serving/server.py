@@ -29,8 +29,8 @@ from kvcalc.serving.step_timers import (
     SpeculativeStepTimer,
     StepTimer,
 )
+from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.families import engine_of
 from kvcalc.timing.steps import mixes
 
 PERCENTILES = (50, 90, 99)

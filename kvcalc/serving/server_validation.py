@@ -22,8 +22,8 @@ from kvcalc.serving.requests import Clients, Requests
 from kvcalc.serving.server import memory, summary
 from kvcalc.serving.simulation import PublishedRun, published_run, simulate
 from kvcalc.serving.step_timers import InterpolatedStepTimer
+from kvcalc.timing.calibration import Calibration, Validated, engine_of
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.families import Calibration, Validated, engine_of
 from kvcalc.timing.rows import MeasuredRow, ServedTimes, served_model
 from kvcalc.timing.validation import precision_of, ranks_of
 

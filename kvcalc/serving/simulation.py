@@ -16,7 +16,7 @@ from kvcalc.serving.cache_accounting import Log
 from kvcalc.serving.decoding import Scheduling
 from kvcalc.serving.kv_transfer import DisaggregatedServer, KVTransfer
 from kvcalc.serving.requests import ArrivalQueue, Clients, Requests
-from kvcalc.timing.kernel_models.families import EngineOverheads
+from kvcalc.timing.calibration import EngineOverheads
 from kvcalc.timing.rows import MeasuredRow
 from kvcalc.timing.validation import INFERENCEX
 

@@ -21,10 +21,10 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.records import Record
-from kvcalc.timing.kernel_models.families import BOUND, CALIBRATED, Calibration
+from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
 
 if TYPE_CHECKING:
-    from kvcalc.timing.kernel_models.families import Calibration
+    from kvcalc.timing.calibration import Calibration
 
 MAX_MEMO = 4  # passes whose operators a model remembers
 ALL_EXPERTS = 10**9  # tokens of a pass that reach every expert
@@ -73,7 +73,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         Raises:
             UserError: As `load_calibration`.
         """
-        from kvcalc.timing.kernel_models.families import load_calibration
+        from kvcalc.timing.calibration import load_calibration
 
         source = load_gpu(calibrated_on) if calibrated_on else None
         loaded = load_calibration(self.gpu, calibration, source, self.engine)

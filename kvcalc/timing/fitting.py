@@ -20,17 +20,8 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record, Settings
-from kvcalc.timing.kernel_models.families import (
-    FAMILIES,
-    AnyLaw,
-    Calibration,
-    Entry,
-    Refused,
-    Validated,
-    find_gpu,
-    kind_of,
-    to_yaml,
-)
+from kvcalc.timing.calibration import Calibration, Entry, Refused, Validated, find_gpu, to_yaml
+from kvcalc.timing.kernel_models.families import FAMILIES, AnyLaw, kind_of
 from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,

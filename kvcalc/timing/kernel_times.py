@@ -32,7 +32,8 @@ from kvcalc.layers.cost import (
 )
 from kvcalc.storage.formats import FORMATS
 from kvcalc.storage.quantization import family
-from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS, Calibration, Entry
+from kvcalc.timing.calibration import Calibration, Entry
+from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, cells_of
 from kvcalc.timing.kernel_models.gemm import (
     CutlassGemm,

@@ -28,13 +28,8 @@ from kvcalc.arithmetic import at_least, doublings, is_any, maximum, where
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import least_time
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
-from kvcalc.timing.kernel_models.families import (
-    CALIBRATED,
-    MAX_DECODE_TOKENS,
-    SCALED,
-    Calibration,
-    Entry,
-)
+from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
+from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.kernel_models.kernel_model import Elementwise, figures_of
 from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_measured
 

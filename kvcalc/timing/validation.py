@@ -39,14 +39,14 @@ from kvcalc.model.precision import Precision
 from kvcalc.question.deployment_options import DATASHEET
 from kvcalc.records import Record
 from kvcalc.storage.quantization import stored_format
-from kvcalc.timing.kernel_models.families import (
+from kvcalc.timing.calibration import (
     Calibration,
     all_stacks,
     find_calibration,
     find_gpu,
-    kind_of,
     stacks_of,
 )
+from kvcalc.timing.kernel_models.families import kind_of
 from kvcalc.timing.kernel_models.kernel_model import Array, figures_of
 from kvcalc.timing.kernel_models.mla import MlaModule
 from kvcalc.timing.kernel_times import mla_kernels_us

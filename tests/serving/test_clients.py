@@ -17,8 +17,8 @@ from kvcalc.serving.rate_search import sweep_rates
 from kvcalc.serving.requests import Requests, clients_of, sample_workload
 from kvcalc.serving.server import Server, SimulationResult, serve, summary
 from kvcalc.serving.simulation import simulate
+from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.families import engine_of
 
 LLAMA = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vllm")
 

@@ -10,7 +10,7 @@ from conftest import Run
 from kvcalc.library.load import load_gpu
 from kvcalc.serving.server_validation import served_times, steps_validated
 from kvcalc.serving.simulation import published_run
-from kvcalc.timing.kernel_models.families import engine_of, find_calibration
+from kvcalc.timing.calibration import engine_of, find_calibration
 from kvcalc.timing.rows import MeasuredRow, read_rows, served_model
 from kvcalc.timing.validation import precision_of, ranks_of
 

@@ -9,9 +9,7 @@ import pytest
 from kvcalc.errors import UserError
 from kvcalc.library import presets
 from kvcalc.library.load import load_gpu
-from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, chosen_rows, fit, make_calibration, rounded, start_points
-from kvcalc.timing.kernel_models.families import (
-    FAMILIES,
+from kvcalc.timing.calibration import (
     Calibration,
     Entry,
     Refused,
@@ -21,6 +19,8 @@ from kvcalc.timing.kernel_models.families import (
     stacks_of,
     to_yaml,
 )
+from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, chosen_rows, fit, make_calibration, rounded, start_points
+from kvcalc.timing.kernel_models.families import FAMILIES
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode
 from kvcalc.timing.kernel_models.fused_moe import AllReduce
 from kvcalc.timing.kernel_models.gemm import Gemm

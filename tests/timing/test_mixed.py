@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from kvcalc import Batch, Cost, Operator, Sequences, forward, load_gpu, load_model
 from kvcalc.layers.cost import AttentionShape
-from kvcalc.timing.kernel_models.families import AnyLaw, Calibration, Entry
+from kvcalc.timing.calibration import Calibration, Entry
+from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill

@@ -12,8 +12,9 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
+from kvcalc.timing.calibration import Calibration, Entry, find_calibration
 from kvcalc.timing.fitting import calibrate, chosen_rows
-from kvcalc.timing.kernel_models.families import AnyLaw, Calibration, Entry, find_calibration
+from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaModule, SparseDecode

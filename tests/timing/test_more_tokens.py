@@ -10,8 +10,8 @@ from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.library import presets
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.precision import Precision
+from kvcalc.timing.calibration import all_stacks, load_calibration, stacks_of
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.families import all_stacks, load_calibration, stacks_of
 from tests.conftest import Run
 
 GPUS = [name for name in presets.preset_files("gpus") if stacks_of(load_gpu(name))]

@@ -7,7 +7,8 @@ from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.precision import Precision
-from kvcalc.timing.kernel_models.families import AnyLaw, Calibration, Entry, Validated
+from kvcalc.timing.calibration import Calibration, Entry, Validated
+from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention
 from kvcalc.timing.kernel_models.gemm import Gemm
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode

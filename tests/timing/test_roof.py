@@ -11,7 +11,8 @@ from kvcalc import Batch, Gpu, Operator, Parallelism, Precision, Sequences, User
 from kvcalc.gpu.roof import least_time, total_seconds
 from kvcalc.layers.cost import Cost
 from kvcalc.library import presets
-from kvcalc.timing.kernel_models.families import FAMILIES, Calibration, find_calibration, stacks_of
+from kvcalc.timing.calibration import Calibration, find_calibration, stacks_of
+from kvcalc.timing.kernel_models.families import FAMILIES
 from kvcalc.timing.rows import cost_of
 from kvcalc.timing.steps import operator_seconds, pass_time
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcalc.timing.kernel_models.families import EngineOverheads, Former, HostOverheads
+from kvcalc.timing.calibration import EngineOverheads, Former, HostOverheads
 from kvcalc.timing.rows import served_model
 
 PRESET = (

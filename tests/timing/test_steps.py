@@ -11,8 +11,9 @@ from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
+from kvcalc.timing.calibration import Calibration, EngineOverheads, Entry, HostOverheads, Validated
 from kvcalc.timing.deployment import TimedDeployment, pass_records
-from kvcalc.timing.kernel_models.families import AnyLaw, Calibration, EngineOverheads, Entry, HostOverheads, Validated
+from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, cells_of
 from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm

@@ -1,0 +1,351 @@
+"""Read calibrations (presets/calibrations/<gpu>/<stack>.yaml) and engine overheads
+(presets/engines/*.yaml).
+
+A calibration has the fitted kernel models of one GPU with one software stack. Each kernel model has
+its number of measured rows and its error on rows held out of the fit. Whole steps have a separate
+error if servers were measured.
+
+Host work hardly depends on the GPU. So the engine's overheads are fitted once to measured servers
+and hold for every GPU with kernel models.
+"""
+
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.library import presets as catalog
+from kvcalc.library.files import parse_yaml, read_text
+from kvcalc.library.load import load_gpu
+from kvcalc.question.deployment_options import DATASHEET
+from kvcalc.timing.kernel_models.families import NEAREST, AnyLaw
+from kvcalc.timing.kernel_models.kernel_model import KernelModel
+
+MAX_FILE_BYTES = 1 << 20
+CALIBRATED, SCALED, BOUND = "calibrated", "scaled", "bound"  # values of `time_basis`
+Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Us = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Microseconds that an engine adds to the kernels of a pass.
+
+    Attributes:
+        glue_us: Per layer: launches, small kernels and gaps.
+        skew_us: Per layer and doubling of the ranks of an all-reduce, which wait for the slowest.
+        step_us: Per pass.
+        sequence_us: Per sequence: scheduling, sampling, detokenising and sending.
+        prompts: Factor on the kernels of a pass with prompts, which run at sustained power.
+        launch_us: Minimum per layer of a pass with prompts. The host launches each kernel, without
+            a CUDA graph.
+    """
+
+    glue_us: Us = 0.0
+    skew_us: Us = 0.0
+    step_us: Us = 0.0
+    sequence_us: Us = 0.0
+    prompts: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1.0
+    launch_us: Us = 0.0
+
+    def fixed_s(self, layers: int, ranks: int) -> float:
+        """Return the seconds of a pass that do not depend on the batch."""
+        return (layers * (self.glue_us + self.skew_us * math.log2(ranks)) + self.step_us) / 1e6
+
+
+class Former(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Overheads of releases before a change of the engine's host loop.
+
+    Attributes:
+        versions: Prefixes of these releases' versions.
+    """
+
+    versions: tuple[str, ...]
+    dense: HostOverheads
+    mixture: HostOverheads
+
+
+class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An engine's overheads and its scheduling.
+
+    Attributes:
+        dense: Overheads of dense models.
+        mixture: Overheads of mixtures of experts.
+        runs: Number of measured servers of the fit.
+        decodes_wait: Whether decoding waits for prompts.
+        whole: Whether a pass takes only whole prompts.
+        reserve: Share of an answer for which a request reserves cache at its start.
+        path_us: Microseconds that front end and network add to a first token.
+        path_token_us: Microseconds that they add per prompt token.
+        former: Overheads of older releases.
+    """
+
+    stack: str
+    dense: HostOverheads
+    mixture: HostOverheads
+    origin: str = ""
+    runs: int = 0
+    decodes_wait: bool = False
+    whole: bool = False
+    reserve: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    path_us: Us = 0.0
+    path_token_us: Us = 0.0
+    former: Former | None = None
+
+    def terms(self, mixture: bool) -> HostOverheads:
+        """Return the overheads of a dense model or of a mixture of experts."""
+        return self.mixture if mixture else self.dense
+
+    def of_version(self, version: str) -> "EngineOverheads":
+        """Return the engine with the overheads of a release, or of the latest release if no older
+        one is known."""
+        if self.former and version and version.startswith(self.former.versions):
+            return msgspec.structs.replace(
+                self, dense=self.former.dense, mixture=self.former.mixture
+            )
+        return self
+
+
+def engine_of(stack: str) -> EngineOverheads | None:
+    """Return the overheads of an engine, or None. Raises UserError for an invalid file."""
+    path = catalog.preset_file(stack, "engines")
+    return _read_engine(path, path.stat().st_mtime_ns) if path else None
+
+
+@cache
+def _read_engine(path: Path, modified_ns: int) -> EngineOverheads:
+    data, lines = parse_yaml(read_text(path, MAX_FILE_BYTES), str(path))
+    return catalog.build(data, EngineOverheads, str(path), lines)
+
+
+ServedFigure = Literal[
+    "dense", "mixture", "dense_ttft", "mixture_ttft", "dense_throughput", "mixture_throughput"
+]
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fitted kernel model. Errors are exp(|ln(predicted/measured)|) − 1.
+
+    Attributes:
+        law: The kernel model with its parameters.
+        rows: Number of measured rows of the fit.
+        median_abs_error: Median on held-out rows.
+        p90_abs_error: 90th percentile on held-out rows.
+        fitted_median_abs_error: Median on the rows of the fit.
+        fitted_p90_abs_error: 90th percentile on the rows of the fit.
+        note: Warning for times of this model, if its rows are not the stack's usual speed.
+    """
+
+    law: AnyLaw
+    rows: Count
+    median_abs_error: Error
+    p90_abs_error: Error
+    fitted_median_abs_error: Error = 0.0
+    fitted_p90_abs_error: Error = 0.0
+    note: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A kind of data without a kernel model, so that times are bounds: the best fit's held-out
+    errors, and the reason."""
+
+    rows: Count
+    median_abs_error: Error
+    p90_abs_error: Error
+    why: str
+
+
+class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The error of a figure on `rows` measured servers that no kernel model was fitted on."""
+
+    rows: Count
+    median_abs_error: Error
+    p90_abs_error: Error
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The kernel models of one GPU and stack. The fields are the keys of the file.
+
+    Attributes:
+        laws: Kernel models by family, then by kind of data.
+        glue_us: Overhead per layer in microseconds, if the stack is not a known engine.
+        engine: Overheads to use instead of the overheads of the engine that the stack names.
+        refused: Kinds of data without a kernel model, by family.
+        validation: Errors on measured servers: time per output token of `dense` models and of a
+            `mixture` of experts, mean time to first token (`_ttft`), tokens/s (`_throughput`).
+    """
+
+    gpu: str
+    stack: str
+    laws: dict[str, dict[str, Entry]]
+    version: str = ""
+    origin: str = ""
+    commit: str = ""
+    license: str = ""
+    date: str = ""
+    rows: int = 0
+    glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
+    engine: EngineOverheads | None = None
+    validation: dict[ServedFigure, Validated] = {}
+    refused: dict[str, dict[str, Refused]] = {}
+
+    def terms(self, mixture: bool) -> HostOverheads:
+        """Return the engine's overhead in the passes of a dense model or of a mixture."""
+        engine = self.engine or engine_of(self.stack)
+        return engine.terms(mixture) if engine else HostOverheads(glue_us=self.glue_us)
+
+    def law(self, family: str, kind: str) -> KernelModel | None:
+        """Return the kernel model of a family for a kind of data or the nearest kind, or None."""
+        entry = self.entry(family, kind)
+        return entry.law if entry else None
+
+    def entry(self, family: str, kind: str) -> Entry | None:
+        """Return the kernel model of `law` with its errors, or None.
+
+        If a kind was measured with several kernels, the one with the most rows counts.
+        """
+        if kind in self.refused.get(family, {}):
+            return None
+        kinds = self.laws.get(family, {})
+        for name in (kind, *NEAREST.get(kind, ()), kind.rpartition("/")[0]):
+            if name in kinds:
+                return kinds[name]
+            kernels = [kinds[key] for key in kinds if name and key.startswith(f"{name}/")]
+            if kernels:
+                return max(kernels, key=lambda entry: entry.rows)
+        return None
+
+    def basis_on(self, gpu: Gpu) -> str:
+        """Return whether times on `gpu` are calibrated, or scaled from another GPU."""
+        return CALIBRATED if self.gpu == gpu.name else SCALED
+
+    @property
+    def problem(self) -> tuple[str, str]:
+        """The key of the first invalid entry and its problem, or two empty texts."""
+        for family, kinds in self.laws.items():
+            for kind, entry in kinds.items():
+                form = str(entry.law.__struct_config__.tag)
+                is_variant = family in ("gemm", "decode_attention") and form.startswith(family)
+                if form != family and not is_variant:
+                    return f"laws.{family}.{kind}", f"holds a law of form {form!r}"
+                for name, limits in entry.law.ranges().items():
+                    if not limits.minimum <= getattr(entry.law, name) <= limits.maximum:
+                        text = f"is not from {limits.minimum:g} to {limits.maximum:g}"
+                        return f"laws.{family}.{kind}.law.{name}", text
+        return "", ""
+
+
+def stacks_of(gpu: Gpu) -> list[str]:
+    """Return the stacks for which a GPU has calibrations."""
+    return sorted(catalog.preset_files(f"calibrations/{gpu.name}"))
+
+
+def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
+    """Return the calibration of a GPU with a stack, or None. Raises UserError for an invalid
+    file."""
+    path = catalog.preset_files(f"calibrations/{gpu.name}").get(stack)
+    return _read_calibration(path, path.stat().st_mtime_ns) if path else None
+
+
+def load_calibration(
+    gpu: Gpu, stack: str = "", source: Gpu | None = None, engine: str = "vllm"
+) -> Calibration | None:
+    """Return the calibration of times on `gpu`, or None for datasheet bounds.
+
+    Args:
+        gpu: The GPU.
+        stack: A calibration's name or YAML file, `datasheet` for none, '' for the engine's own.
+        source: Another GPU. Its calibration is scaled by datasheet figures.
+        engine: The engine. Without a calibration for this GPU, times are bounds.
+
+    Raises:
+        UserError: There is no such calibration, or its file is broken.
+    """
+    if stack == DATASHEET:
+        return None
+    if stack.lower().endswith((".yaml", ".yml")):
+        return read_calibration(Path(stack))
+    source = source or gpu
+    calibration = find_calibration(source, stack or engine)
+    if calibration is None and stack:
+        stacks = [*stacks_of(source), DATASHEET]
+        hint = nearest(stack, stacks) or f"Known: {', '.join(stacks)}"
+        raise UserError(f"no calibration of {source.name} called {stack!r}", hint=hint)
+    return calibration
+
+
+@cache
+def _read_calibration(path: Path, modified_ns: int) -> Calibration:
+    return read_calibration(path)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Return the checked calibration in a YAML file. Raises UserError with file, line and key."""
+    data, lines = parse_yaml(read_text(path, MAX_FILE_BYTES), str(path))
+    calibration = catalog.build(data, Calibration, str(path), lines)
+    key, problem = calibration.problem
+    if problem:
+        raise catalog.located(problem, key, str(path), lines)
+    return calibration
+
+
+def to_yaml(calibration: Calibration) -> str:
+    """Return the text of a preset file."""
+    import yaml
+
+    data: dict[str, Any] = msgspec.to_builtins(calibration)
+    laws, refused = data.pop("laws"), data.pop("refused")
+    for kinds in laws.values():
+        for entry in kinds.values():
+            if not entry["note"]:
+                del entry["note"]
+    filled = {key: value for key, value in data.items() if value not in ({}, None)}
+    more = {"refused": refused} if refused else {}
+    return yaml.safe_dump(
+        {**filled, "laws": laws, **more},
+        sort_keys=False,
+        allow_unicode=True,
+        width=10_000,
+        default_flow_style=None,  # one line for each kernel model
+    )
+
+
+def preset_path(gpu: Gpu, stack: str) -> Path:
+    """Return the path of a user's calibration. Raises UserError for an unusable name."""
+    for noun, name in (("stack", stack), ("GPU", gpu.name)):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) or name == DATASHEET:
+            raise UserError(
+                f"{noun} {name!r} is not a usable file name",
+                hint="Use letters, digits, - _ . only, and not 'datasheet'",
+            )
+    folders = catalog.user_folders()
+    if not folders:
+        raise UserError("there is no folder for your presets", hint="Name the file")
+    return folders[0] / "calibrations" / gpu.name / f"{stack}.yaml"
+
+
+def all_stacks() -> list[str]:
+    """Return all stacks for which any GPU has a calibration."""
+    folders = [*catalog.user_folders(), catalog.shipped_folder()]
+    return sorted(
+        {path.stem for folder in folders for path in (folder / "calibrations").glob("*/*.yaml")}
+    )
+
+
+def gpu_named(name: str) -> Gpu:
+    """Return the GPU preset that a measured row names. Raises UserError if there is none."""
+    catalog.find(name, "gpus")
+    return load_gpu(name)
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """Return the GPU preset that a measured row names, or None."""
+    try:
+        return gpu_named(name) if name else None
+    except UserError:
+        return None
