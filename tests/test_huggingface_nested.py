@@ -4,7 +4,7 @@ import pytest
 
 from kvcalc import UserError, load_model
 from kvcalc.library.huggingface import model_from
-from kvcalc.library.huggingface.shapes import tower
+from kvcalc.library.huggingface.vision import tower
 
 
 @pytest.mark.parametrize("whole", [True, False, None])

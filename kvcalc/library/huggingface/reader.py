@@ -31,9 +31,10 @@ from kvcalc.library.huggingface.config import (
 )
 from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, in_force
-from kvcalc.library.huggingface.shapes import head_dim, tower
+from kvcalc.library.huggingface.shapes import head_dim
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general_rules import settle as settle_changes
+from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.model import Layer, Model, Mtp
 from kvcalc.records import JsonObject
 from kvcalc.storage.formats import canonical
