@@ -10,7 +10,7 @@ from bench import ADDITIONS, Line, cpu_seconds, thousand_additions
 from numpy.typing import NDArray
 
 from kvcalc import Batch, Gpu, Model, bounds, forward, load_gpu, load_model
-from kvcalc.gpu.roof import total_seconds
+from kvcalc.gpu.gpu import total_seconds
 
 POINTS, BLOCK = 1_000_000, 16_384
 Floats = NDArray[np.float64]

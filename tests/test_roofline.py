@@ -7,7 +7,7 @@ from conftest import Run
 from specs import grouped, stack
 
 from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, bounds, forward, load_gpu, load_model
-from kvcalc.gpu.roof import mla_form, total_bound, total_seconds, turning_batch
+from kvcalc.gpu.gpu import mla_form, total_bound, total_seconds, turning_batch
 from kvcalc.layers.cost import Role
 from kvcalc.library.load import edited
 from kvcalc.planning.sweeps import sparse_reads

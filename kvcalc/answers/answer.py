@@ -1,4 +1,4 @@
-"""The answer of a command: records that print as a table, convert and draw."""
+"""The answer of a command: records that print as a table, convert and draw; notes and files."""
 
 import shutil
 import sys

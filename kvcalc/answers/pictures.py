@@ -194,7 +194,7 @@ def run_report(
 ) -> None:
     """Write one self-contained HTML page."""
     from kvcalc.library.files import destination
-    from kvcalc.report.web.page import PageRequest, html_page, page_explained
+    from kvcalc.report.page import PageRequest, html_page, page_explained
 
     if output != "-" and not explain:
         destination(output)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvcalc.errors import UserError
-from kvcalc.gpu import roof
 from kvcalc.gpu.gpu import Gpu
+from kvcalc.gpu.gpu import roofline as bounds_of_operators
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cost import Operator
 from kvcalc.library import load
@@ -108,4 +108,4 @@ weight_bytes = accepts_names(memory.weight_bytes)
 mha_ratio = accepts_names(memory.mha_ratio)
 forward = accepts_names(forward_pass.forward)
 total = accepts_names(forward_pass.total)
-bounds = accepts_names(roof.roofline)
+bounds = accepts_names(bounds_of_operators)

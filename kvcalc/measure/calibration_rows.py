@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.gpu.gpu import Gpu
-from kvcalc.gpu.roof import least_time
+from kvcalc.gpu.gpu import Gpu, least_time
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.measure.cases import Case
 from kvcalc.measure.ceilings import Machine, Step, timed

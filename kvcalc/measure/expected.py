@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvcalc.gpu.gpu import Gpu
-from kvcalc.gpu.roof import roofline, total_bound, total_seconds
+from kvcalc.gpu.gpu import Gpu, roofline, total_bound, total_seconds
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import ACTIVATION_FLOPS

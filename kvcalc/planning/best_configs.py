@@ -21,8 +21,9 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.planning.candidate_times import Array
 from kvcalc.planning.grid import Candidate, CandidateBatch, Target
-from kvcalc.planning.search_space import GPUS_PER_SERVER, Requirement, SearchSpace
+from kvcalc.planning.search_space import GPUS_PER_SERVER, SearchSpace
 from kvcalc.planning.variants import precision_losses
+from kvcalc.question.plan_options import Requirement
 from kvcalc.records.plan import CandidateRecord, PlanRecord
 from kvcalc.timing.deployment import TimedDeployment, nodes_of
 from kvcalc.units import format_bytes, format_seconds

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.gpu.roof import OperatorBatch, Roofs
+from kvcalc.gpu.gpu import OperatorBatch, Roofs
 from kvcalc.layers.batch import Batch
 from kvcalc.model.forward_pass import between_stages, handings, through_layers
 from kvcalc.model.model import Model

@@ -7,8 +7,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from kvcalc.capacity.fit_records import batch_memory
-from kvcalc.gpu.gpu import Gpu
-from kvcalc.gpu.roof import mla_form, roofline, total_bound, total_seconds
+from kvcalc.gpu.gpu import Gpu, mla_form, roofline, total_bound, total_seconds
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Role

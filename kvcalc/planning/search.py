@@ -14,8 +14,9 @@ from kvcalc.errors import UserError, few
 from kvcalc.library.files import Growing
 from kvcalc.planning.best_configs import BestConfigs, CandidateRanking, candidate_record
 from kvcalc.planning.grid import Candidate, CandidateBatch, SearchGrid
-from kvcalc.planning.search_space import MAX_GPUS, Requirement, SearchSpace
+from kvcalc.planning.search_space import MAX_GPUS, SearchSpace
 from kvcalc.planning.variants import narrower_formats, stored_precision
+from kvcalc.question.plan_options import Requirement
 
 SUFFIXES = (".csv", ".jsonl")
 

@@ -1,4 +1,4 @@
-"""Attention variants of a model, by name.
+"""Attention variants of a model, by name, and the published quality of formats and variants.
 
 The layers, the width, the query heads, the feed-forward parts and the embeddings stay. Every layer
 that attends gets the variant, and recurrent layers stay. `/` combines steps: `gqa:8/window:4096/int8`

@@ -1,4 +1,4 @@
-"""Records of `measure`: layers, and generations with and without a cache."""
+"""Records of `measure`, `calibrate` and `validate`."""
 
 from typing import Annotated, NotRequired, TypedDict
 

@@ -1,4 +1,4 @@
-"""Records of `plan`: candidates with their requirement, times and costs."""
+"""Records of `plan` and `diagnose`."""
 
 from typing import Annotated, TypedDict
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.capacity import Fit
-from kvcalc.gpu.roof import Placed
+from kvcalc.gpu.gpu import Placed
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cache import Span
 from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator

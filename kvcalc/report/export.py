@@ -1,4 +1,7 @@
-"""Write records as JSON or CSV. A record is a flat mapping of keys to exact figures."""
+"""Write records as JSON or CSV, and list the keys of each command's records.
+
+A record is a flat mapping of keys to exact figures.
+"""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The cache memory of a server: bytes of requests, their growth, and the log of a run.
+"""The cache memory of a server: bytes of requests, their growth, prefixes, and the log of a run.
 
 A paged cache allocates pages for the cached tokens. A contiguous cache reserves one range for the
 longest possible request when a request is admitted. Bytes are of the GPU with the most bytes in one

@@ -15,7 +15,7 @@ import msgspec
 
 from kvcalc.capacity.fit_records import batch_memory
 from kvcalc.capacity.memory_budget import offloaded_bytes
-from kvcalc.gpu.roof import roofline, total_seconds
+from kvcalc.gpu.gpu import roofline, total_seconds
 from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import fullest_stage
 from kvcalc.model.precision import stored_as

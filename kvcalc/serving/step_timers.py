@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvcalc.gpu.roof import roofline
+from kvcalc.gpu.gpu import roofline
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.cost import AttentionShape, Operator, Role
 from kvcalc.serving.speculation import Drafting

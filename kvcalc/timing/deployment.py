@@ -10,8 +10,15 @@ import msgspec
 
 from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError
-from kvcalc.gpu.gpu import Gpu
-from kvcalc.gpu.roof import Placed, fallbacks, mla_form, roofline, total_bound, total_seconds
+from kvcalc.gpu.gpu import (
+    Gpu,
+    Placed,
+    fallbacks,
+    mla_form,
+    roofline,
+    total_bound,
+    total_seconds,
+)
 from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
 from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator
 from kvcalc.layers.weights import Formats

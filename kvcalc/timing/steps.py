@@ -25,8 +25,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.arithmetic import at_least, doublings, is_any, maximum, where
-from kvcalc.gpu.gpu import Gpu
-from kvcalc.gpu.roof import least_time
+from kvcalc.gpu.gpu import Gpu, least_time
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
 from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS

@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest, printable
-from kvcalc.gpu.gpu import Gpu
-from kvcalc.gpu.roof import least_time, roofline, total_seconds
+from kvcalc.gpu.gpu import Gpu, least_time, roofline, total_seconds
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.library.presets import key
 from kvcalc.model.forward_pass import forward

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvcalc.gpu.roof import least_time
+from kvcalc.gpu.gpu import least_time
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
 from kvcalc.library.load import load_gpu, load_model

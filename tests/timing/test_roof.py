@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvcalc import Batch, Gpu, Operator, Parallelism, Precision, Sequences, UserError, bounds, forward, load_gpu, load_model
-from kvcalc.gpu.roof import least_time, total_seconds
+from kvcalc.gpu.gpu import least_time, total_seconds
 from kvcalc.layers.cost import Cost
 from kvcalc.library import presets
 from kvcalc.timing.calibration import Calibration, find_calibration, stacks_of

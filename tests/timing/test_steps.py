@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvcalc.gpu.roof import roofline
+from kvcalc.gpu.gpu import roofline
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape
 from kvcalc.library.load import load_gpu, load_model

@@ -1,5 +1,5 @@
 """Short depthwise convolutions and delays on keys, values or a sublayer's output, without
-projections.
+projections, and tables of n-grams.
 
 State per sequence and layer: the last kernel − 1 columns of every channel. Sources: transformers,
 `inkling` (keys, values and both residual branches) and `zaya` (queries, keys, and values delayed by

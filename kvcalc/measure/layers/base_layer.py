@@ -1,4 +1,4 @@
-"""Parts that all torch layers share: parameters, rotary positions, norms, and the dense FFN.
+"""Parts that all torch layers share: cache, parameters, rotary positions, norms, dense FFN.
 
 Shapes: B sequences, n new tokens, D hidden size, H query heads, G KV heads, d head dim, S all
 tokens. The FFN is `kvcalc.layers.feed_forward.Dense` in torch: gated (SiLU) or plain (GELU, tanh

@@ -1,4 +1,4 @@
-"""MHA, GQA, MQA, sliding windows and cross-layer attention: `Grouped` in torch.
+"""`Grouped` and the delta rule in torch: MHA, GQA, MQA, windows, cross-layer attention, state.
 
 Shapes: q [B, H, n, d], k [B, G, S, d], v [B, G, S, e] give [B, H, n, e]. Query i has position S − n
 + i. It attends to the positions up to its own, within a window if there is one. Keys and values are

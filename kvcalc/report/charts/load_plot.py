@@ -1,4 +1,4 @@
-"""Pictures of simulated servers: over the load, next to each other, and over time."""
+"""Pictures of requests and simulated servers: by length, over the load, and over time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

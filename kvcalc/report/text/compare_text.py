@@ -1,4 +1,4 @@
-"""Printed answers of `compare`."""
+"""Printed answers of `size` and `compare`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

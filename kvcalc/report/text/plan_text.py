@@ -8,7 +8,8 @@ from kvcalc.errors import few
 from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
-from kvcalc.planning.search_space import Requirement, SearchSpace
+from kvcalc.planning.search_space import SearchSpace
+from kvcalc.question.plan_options import Requirement
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.figures import Figure
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord, RunningRecord

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Annotated, TypedDict
 
-from kvcalc.gpu.gpu import Gpu, Host
-from kvcalc.gpu.roof import turning_batch
+from kvcalc.gpu.gpu import Gpu, Host, turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.planning.comparison import SHAPE

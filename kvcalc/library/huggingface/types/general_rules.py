@@ -1,4 +1,4 @@
-"""General rules for a decoder whose model type is not known: standard keys in their usual sense.
+"""General rules for a decoder whose model type is not known, and the questions that remain open.
 
 A missing key has the value that most decoders have. They follow Llama, with RMS norms, a gated FFN
 and no biases. A file that gives LayerNorm's epsilon and an ungated activation follows GPT-2. The

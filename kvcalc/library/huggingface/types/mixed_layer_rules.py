@@ -1,24 +1,280 @@
-"""Rules of decoders with layers that differ one by one, borrow a cache, convolve, or repeat.
+"""Rules of models with latent, sparse, compressed or recurrent layers, or layers that differ.
 
-`mixed_layers.yaml` names the rules and their sources.
+`latent_attention.yaml`, `linear_attention.yaml`, `recurrent.yaml` and `mixed_layers.yaml` name the
+rules and their sources.
 """
 
 from typing import Any
 
+from kvcalc.layers.recurrent.convolution import ngram_rows
 from kvcalc.library.huggingface.config import Config, Field, Reader, value_of
 from kvcalc.library.huggingface.shapes import (
     FULL,
     LINEAR,
     SLIDING,
     both,
+    check_names,
+    every_nth,
     full_where,
     latent,
     nothing,
     pick,
     projections,
+    state_dtype,
     typed,
+    uniform,
 )
 from kvcalc.records import JsonObject
+from kvcalc.units import MAX_TOKENS
+
+HYBRID = "hybrid"  # a layer with a recurrence and with attention
+LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
+
+
+def olmo_key_width(c: Config) -> int:
+    """Return the width of a key of OLMo's delta net: three quarters of a head without a key."""
+    heads = c.size("linear_num_key_heads", c.size("num_attention_heads"))
+    return c.size("linear_key_head_dim", int(0.75 * c.size("hidden_size") / heads))
+
+
+def minimax_state_dtype(c: Config) -> str:
+    """Return the format of MiniMax's states, which is the model's own."""
+    return state_dtype("dtype", "torch_dtype")(c) or "bf16"
+
+
+def kimi_order(c: Config) -> list[str]:
+    """Return the order of lists that count from 1, else every fourth layer but the first full."""
+    inner = c.nested("linear_attn_config")
+    if not (inner.has("full_attn_layers") and inner.has("kda_layers")):
+        return [FULL if i and i % 4 == 0 else LINEAR for i in range(c.layers)]
+    full_layers = inner.sizes("full_attn_layers")
+    if sorted([*full_layers, *inner.sizes("kda_layers")]) != list(range(1, c.layers + 1)):
+        text = f"does not name each of the layers 1 to {c.layers} once"
+        raise c.fail("linear_attn_config", text)
+    return [FULL if i + 1 in full_layers else LINEAR for i in range(c.layers)]
+
+
+def lfm2_width(c: Config) -> int:
+    """Return LFM2's FFN width: two thirds of a size, times a factor, up to the next multiple."""
+    key = "block_ffn_dim_multiplier"
+    size = c.size("block_ff_dim", c.size("intermediate_size"))
+    if not c.flag("block_auto_adjust_ff_dim", True):
+        return size
+    size = int(2 * size / 3)
+    if key in c.file and c.get(key) is None:
+        return size
+    multiple = c.size("block_multiple_of")
+    return -(-int(c.number(key, 1.0) * size) // multiple) * multiple
+
+
+def lfm3_order(c: Config) -> list[str]:
+    """Return LFM3's order: conv, conv, full, conv, window, conv, full, conv, window …"""
+    names = ["conv" if layer % 2 else SLIDING for layer in range(c.layers)]
+    for layer in range(2, c.layers, 4):
+        names[layer] = FULL
+    return ["conv", *names[1:]]
+
+
+def memory_index(c: Config) -> int:
+    """Return the index of the current layer's memory of n-grams; −1 if it has none."""
+    layers = sorted(set(c.sizes("ple_layer_ids")))
+    return layers.index(c.layer + 1) if c.layer + 1 in layers else -1
+
+
+def ngram_hashes(c: Config) -> int:
+    """Return the number of hashes that look up rows of a memory."""
+    count = (c.size("ngram_size", minimum=2) - 1) * c.size("heads_per_ngram")
+    width = c.size("ple_embed_dim", c.size("hidden_size"))
+    if count * (memory_index(c) + 1) > 1000 or width % count:
+        text = f"does not divide among {count} hashes (ngram_size, heads_per_ngram)"
+        raise c.fail("ple_embed_dim", text)
+    return count
+
+
+def memory_rows(c: Config) -> int:
+    """Return the rows of the table of n-grams of this layer's memory."""
+    return ngram_rows(
+        c.size("ngram_vocab_size_base"),
+        ngram_hashes(c),
+        memory_index(c),
+        c.size("make_ngram_vocab_size_divisible_by"),
+    )
+
+
+def granite_order(c: Config) -> list[str]:
+    """Return the order under its older key; all layers recur without it."""
+    key = "layers_block_type"
+    return (typed(key=key) if c.in_file(key) else uniform(LINEAR))(c)
+
+
+def nemotron_order(c: Config) -> list[str]:
+    """Return the order of one letter a layer. transformers' default has one layer of each."""
+    return [LETTERS.get(letter, letter) for letter in c.word("hybrid_override_pattern", "ME*-")]
+
+
+def nemotron_layers(c: Config) -> int:
+    """Return the number of layers that the file lists, if it says anything about them."""
+    keys = ("layer_types", "hybrid_override_pattern", "num_hidden_layers")
+    if not any(map(c.in_file, keys)):
+        return 0
+    return len(c.items("layer_types") or nemotron_order(c))
+
+
+def zamba_adapters(c: Config) -> dict[str, tuple[int, int]]:
+    """Return the unshared weights of each hybrid layer: the output, and Zamba2's adapters."""
+    hidden = c.size("hidden_size")
+    width = c.size("attention_hidden_size", 2 * hidden)
+    matrices = {"shared_out": (hidden, hidden)}
+    if c.has("adapter_rank"):
+        rank = c.size("adapter_rank")
+        sides = {"gate_up": (hidden, 2 * c.size("intermediate_size", 4 * hidden))}
+        if c.flag("use_shared_attention_adapter"):
+            sides |= dict.fromkeys("qkv", (width, width))
+        for name, (inputs, outputs) in sides.items():
+            matrices[f"{name}_adapter_down"] = (inputs, rank)
+            matrices[f"{name}_adapter_up"] = (rank, outputs)
+    return matrices
+
+
+def zamba2_order(c: Config) -> list[str]:
+    """Return Zamba2's own order, which transformers gives to any file without one."""
+    hybrids = (6, 12, 18, 24, 30, 36, 42, 47, 51)
+    if c.layers != 54:
+        text = f"is missing, and there are {c.layers} layers rather than 54"
+        raise c.fail("layers_block_type", text)
+    return [HYBRID if i in hybrids else LINEAR for i in range(c.layers)]
+
+
+def zamba2_heads(c: Config) -> int:
+    """Return the heads of a Mamba-2 layer; older files give only their width."""
+    channels = c.size("mamba_expand") * c.size("hidden_size")
+    key = "n_mamba_heads"
+    heads = c.size(key) if c.in_file(key) or not c.has("mamba_headdim") else 0
+    if not heads:
+        key = "mamba_headdim"
+        heads = channels // c.size(key)
+    if not 1 <= heads <= channels:
+        raise c.fail(key, f"leaves {heads} heads in {channels} channels")
+    return heads
+
+
+CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
+RATIO_TYPES = {0: SLIDING, 4: CSA, 128: HCA}
+
+
+def longcat_depth(c: Config) -> int:
+    """Return the number of layers. A layer has two attentions, and transformers counts each."""
+    if c.in_file("num_layers"):
+        return c.size("num_layers")
+    return c.size("num_hidden_layers") // 2
+
+
+def indexer_where(offset: int, freq: int) -> Field:
+    """Return the rule of layers that have their own indexer.
+
+    The file lists them, or gives a pattern. Else it is each `freq`-th layer from an offset on.
+    """
+
+    def rule(c: Config) -> bool:
+        kinds = c.items("indexer_types") or c.raw("index_topk_pattern")
+        if not isinstance(kinds, str | list):
+            skipped = c.layer - c.size("index_skip_topk_offset", offset, minimum=0) + 1
+            return max(skipped, 0) % max(c.size("index_topk_freq", freq, minimum=0), 1) == 0
+        if len(kinds) < c.layers or kinds[c.layer] not in ("full", "shared", "F", "S"):
+            text = f"does not say for each of {c.layers} layers whether it is full or shared"
+            raise c.fail("indexer_types", text)
+        return kinds[c.layer] in ("full", "F")
+
+    return rule
+
+
+def rotates_keys(c: Config) -> bool:
+    """Return whether this layer of Mistral Large 4 rotates a part of its keys.
+
+    Raises:
+        UserError: Layers take their latents from other layers.
+    """
+    if c.has("kv_source_layers") and c.sizes("kv_source_layers") != list(range(c.layers)):
+        text = "layers that take their latents from another layer are not read"
+        raise c.fail("kv_source_layers", text)
+    flags = c.items("no_rope_layers")
+    if not flags:
+        return (c.layer + 1) % c.size("no_rope_layer_interval", 4) != 0
+    if len(flags) != c.layers:
+        raise c.fail("no_rope_layers", f"has {len(flags)} entries for {c.layers} layers")
+    return bool(flags[c.layer])
+
+
+def glm5_order(c: Config) -> list[str]:
+    """Return the listed types, else each fourth layer sparse; lists of layers must agree."""
+    names = typed(every_nth(4, "indexed_attention", LINEAR))(c)
+    inner = c.nested("linear_attn_config")
+    for key, is_linear in (("kda_layers", True), ("full_attn_layers", False)):
+        layers = [i for i, name in enumerate(names) if (name == LINEAR) is is_linear]
+        if inner.has(key) and inner.sizes(key) != layers:
+            raise c.fail(f"linear_attn_config.{key}", "names other layers than layer_types")
+    return names
+
+
+def v4_order(c: Config) -> list[str]:
+    """Return the listed types, or the types of older ratios; else two HCA layers, then CSA and HCA."""
+    names: list[Any] | None = c.items("layer_types")
+    if names is None and c.items("compress_ratios") is not None:
+        names = [RATIO_TYPES.get(ratio, str(ratio)) for ratio in c.sizes("compress_ratios")]
+    if names is None:
+        names = [CSA if i > 1 and i % 2 else HCA for i in range(c.layers)]
+    if len(names) < c.layers:
+        raise c.fail("layer_types", f"has {len(names)} entries for {c.layers} layers")
+    names = names[: c.layers]
+    check_names(c, "layer_types", names, RATIO_TYPES.values())
+    return names
+
+
+def v4_ratio(c: Config) -> int:
+    """Return the number of tokens of one compressed entry; 0 if the layer does not compress."""
+    older_keys = {CSA: ("compress_rate_csa", 4), HCA: ("compress_rate_hca", 128)}
+    if c.layer_type not in older_keys:
+        return 0
+    key, default = older_keys[c.layer_type]
+    return c.size(key, c.nested("compress_rates").size(c.layer_type, default))
+
+
+def v4_rotated(c: Config) -> int:
+    """Return the rotated elements of a head: a share of it, or a number in older files."""
+    if c.has("partial_rotary_factor"):
+        return int(c.size("head_dim") * c.number("partial_rotary_factor"))
+    return c.size("qk_rope_head_dim", c.size("head_dim") // 8)
+
+
+def v41_ratio(c: Config) -> int:
+    """Return the tokens of one compressed entry. The list goes on with prediction layers."""
+    ratios = c.sizes("compress_ratios")
+    if len(ratios) < c.layers:
+        raise c.fail("compress_ratios", f"has {len(ratios)} entries for {c.layers} layers")
+    return ratios[c.layer]
+
+
+def is_source(key: str) -> Field:
+    """Return the rule of layers that the file lists. No layer may compress before the first."""
+
+    def rule(c: Config) -> bool:
+        sources = c.sizes(key)
+        if v41_ratio(c) and not any(source <= c.layer for source in sources):
+            raise c.fail(key, f"names no layer up to layer {c.layer}, which compresses")
+        return c.layer in sources
+
+    return rule
+
+
+def engram_rows(c: Config) -> int:
+    """Return the rows of this layer's table of n-grams; 0 if it has none."""
+    layers = c.sizes("engram_layer_ids")
+    rows = c.items("engram_num_embeddings") or []
+    are_sizes = all(type(n) is int and 0 < n <= MAX_TOKENS for n in rows)
+    if len(layers) != len(rows) or not are_sizes:
+        raise c.fail("engram_num_embeddings", f"does not give the rows of {len(layers)} layers")
+    return rows[layers.index(c.layer)] if c.layer in layers else 0
+
 
 MAX_TURN_LAYERS = 10_000
 

@@ -25,9 +25,7 @@ from kvcalc.library.huggingface.types import (
     decoder_rules,
     draft_rules,
     general_rules,
-    latent_rules,
     mixed_layer_rules,
-    recurrent_rules,
 )
 from kvcalc.records import JsonObject
 
@@ -35,9 +33,7 @@ RULES = (
     decoder_rules,
     draft_rules,
     general_rules,
-    latent_rules,
     mixed_layer_rules,
-    recurrent_rules,
 )
 FUNCTIONS: dict[str, Callable[..., Any]] = {"when": config.when}
 for module in (shapes, *RULES):

@@ -134,7 +134,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
         "data": json.dumps(data).replace("<", "\\u003c"),
         "sections": "".join(bodies),
     }
-    page = files("kvcalc.report.web").joinpath("page.html").read_text(encoding="utf-8")
+    page = files("kvcalc.report").joinpath("page.html").read_text(encoding="utf-8")
     for name, text in parts.items():
         page = page.replace(f"<!-- {name} -->", text)
     return page
