@@ -48,7 +48,7 @@ QUESTIONS = {  # a command, and the most that it may take as a multiple of the l
     "roofline llama-3.1-8b --gpu h100": 1.4,
     "latency llama-3.1-8b --gpu h100": 1.4,
 }
-KVCALC = [sys.executable, "-c", "from kvcalc.cli.commands import main; main()"]
+KVCALC = [sys.executable, "-c", "from kvcalc.cli.app import main; main()"]
 
 
 def process_seconds(words: list[str], **environment: str) -> float:

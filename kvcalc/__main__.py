@@ -26,7 +26,7 @@ def main() -> None:
                 signal.signal(getattr(signal, name), _exit_on_signal)
         _prepare_output()
         _prepare_environment()
-        from kvcalc.cli.commands import main as run_command_line
+        from kvcalc.cli.app import main as run_command_line
 
         run_command_line()
     except KeyboardInterrupt:

@@ -76,7 +76,7 @@ def _own_presets_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture
 def kvcalc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`kvcalc("size gpt2", "--context", "8k")`: the entry point itself, in this process; every key of records is described."""
-    from kvcalc.cli.commands import main
+    from kvcalc.cli.app import main
 
     def run(line: str, *more: str) -> Result:
         monkeypatch.setattr(sys, "argv", ["kvcalc", *shlex.split(line), *more])

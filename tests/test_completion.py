@@ -84,7 +84,7 @@ def test_what_is_slow_to_load_is_not_loaded() -> None:
     lines = ["kvcalc si", "kvcalc size llama", "kvcalc fit x --engine ", "kvcalc serve x --gpu h100,", "kvcalc measure x --"]
     heavy = ("rich", "yaml", "numpy", "kvcalc.model", "kvcalc.timing", "kvcalc.capacity", "kvcalc.report")
     program = (
-        "import sys\nfrom kvcalc.cli.commands import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        "import sys\nfrom kvcalc.cli.app import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
         f"sys.exit(' '.join(m for m in {heavy} if m in sys.modules))"
     )
     for line in lines:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from kvcalc.cli.commands import COMMANDS
+from kvcalc.cli.app import COMMANDS
 from kvcalc.report.text import table_layout
 
 ROOT = Path(__file__).parent.parent

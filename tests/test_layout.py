@@ -155,8 +155,8 @@ def test_the_check_itself_sees_lazy_and_nested_imports(tmp_path: Path) -> None:
     )
     MODULES["sample"] = path
     try:
-        assert sorted(imports("sample")) == ["a", "b", "c", "d", "kvcalc.cli.commands", "typing.TYPE_CHECKING"]
+        assert sorted(imports("sample")) == ["a", "b", "c", "d", "kvcalc.cli.app", "typing.TYPE_CHECKING"]
         assert sorted(imports("sample", lazy=False)) == ["a", "c", "d", "typing.TYPE_CHECKING"]
-        assert own_imports("sample") == {"cli.commands"}
+        assert own_imports("sample") == {"cli.app"}
     finally:
         del MODULES["sample"]

@@ -157,7 +157,7 @@ latency deepseek-v3.2 --gpu h200 --tp 8 --output-len 50 --max-num-batched-tokens
 @pytest.mark.parametrize("words", [line.split() for line in ONE_PASS.splitlines()])
 def test_starting_imports_nothing_heavy(words: list[str]) -> None:
     code = (
-        f"import sys; sys.argv = ['kvcalc', *{words!r}]\nfrom kvcalc.cli.commands import main\n"
+        f"import sys; sys.argv = ['kvcalc', *{words!r}]\nfrom kvcalc.cli.app import main\n"
         f"try:\n    main()\nexcept SystemExit:\n    pass\nprint([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

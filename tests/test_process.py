@@ -103,7 +103,7 @@ def interrupted(moment: str, *words: str, at: str, cwd: Path | None = None) -> "
 TYPED = "os.kill(os.getpid(), signal.SIGINT)"
 
 
-@pytest.mark.parametrize("at", ["kvcalc.cli.commands", "typer.main", "kvcalc.answers.size", "kvcalc.library.files", "yaml"])
+@pytest.mark.parametrize("at", ["kvcalc.cli.app", "typer.main", "kvcalc.answers.size", "kvcalc.library.files", "yaml"])
 def test_an_interrupt_is_one_line_while_modules_are_imported(at: str) -> None:
     done = interrupted(TYPED, *SIZE, at=at)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")

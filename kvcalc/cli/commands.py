@@ -1,9 +1,7 @@
 """The commands in the order of help, their parameters, and the application that parses them."""
 
-import gc
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -11,21 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from kvcalc.answers.answer import (
-    MAX_TABLE_ROWS,
-    MAX_TABLES,
-    Answer,
-    note,
-    print_to_stderr,
-    say,
-    say_yaml,
-)
-from kvcalc.errors import UserError, printable
+from kvcalc.errors import UserError
 from kvcalc.question.options import (
     Parameter,
     Question,
     arguments_for,
-    check_number,
     parameters_in,
     read_question,
 )
@@ -121,6 +109,8 @@ def _parsed(command: str) -> Any:
         if not isinstance(output, Printing):
             function(**arguments_for(function, typed))
             return 0
+        from kvcalc.cli.app import print_answer
+
         with bytes_shown_in(output.units):
             return print_answer(function(**arguments_for(function, typed)), output)
 
@@ -162,168 +152,3 @@ def _is_same_file(path: str, other: str) -> bool:
         return os.path.isfile(path) and os.path.samefile(path, other)  # noqa: PTH113, PTH121
     except (OSError, ValueError):
         return False
-
-
-def print_answer(answer: Answer, output: Printing) -> int:
-    """Print an answer, draw its picture, and return its exit status."""
-    untabled = () if output.is_table else answer._untabled_notes
-    for text in dict.fromkeys([*answer._notes, *untabled]):
-        note(text)
-    picture = output.plot if isinstance(output, Output) else ""
-    if picture and isinstance(output, Output):
-        _draw(answer, output)
-    if answer._is_silent:
-        return answer._status
-    if output.explain:
-        say(_formulas(answer))
-    elif not output.is_table:
-        from kvcalc.report import export
-
-        pieces = export.json_pieces if output.format == "json" else export.csv_pieces
-        sys.stdout.writelines(pieces(answer._records))
-    elif picture != "-":
-        _print_tables(answer, output)
-    return answer._status
-
-
-def _draw(answer: Answer, output: Output) -> None:
-    from kvcalc.report.charts.chart import joined
-    from kvcalc.report.charts.drawing import save
-
-    if answer._charts is list:
-        raise UserError("there is no picture of this answer", hint="Leave out --plot")
-    if charts := answer._charts():
-        save(joined(charts), output.plot, output.style)
-
-
-def _formulas(answer: Answer) -> str:
-    from kvcalc.report.explain import explained
-
-    if answer._formulas:
-        return answer._formulas()
-    return "\n".join(map(explained, answer._tables()))
-
-
-def _print_tables(answer: Answer, output: Printing) -> None:
-    from kvcalc.report.text.tables import show
-
-    if answer._yaml:
-        say_yaml(answer._yaml)
-        return
-    check_number("rows of a table", MAX_TABLE_ROWS, answer._records)
-    tables = answer._tables()
-    check_number("tables", MAX_TABLES, tables)
-    layout = {"wide": output.wide, "verbose": output.verbose}
-    show(
-        *(msgspec.structs.replace(table, **layout) for table in tables),
-        as_markdown=output.format == "markdown",
-    )
-
-
-INTERRUPTED = 130
-
-
-def main() -> None:
-    """Run the command line and exit.
-
-    The status is 0 if the command is done, 1 if the answer is no, 2 if the request is wrong and
-    130 after Ctrl-C.
-    """
-    # start-up makes many classes and no garbage; the search for garbage costs 5 % of a short run
-    gc.set_threshold(100_000)
-    code = _run(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        code = max(code, _report_lost_output(error))
-    sys.exit(code)
-
-
-def _run(words: list[str]) -> int:
-    """Return the exit status of a command line."""
-    if words[:1] == ["help"]:
-        words = [*words[1:2], "--help"]
-    command = words[0] if words else ""
-    try:
-        status = _complete(words) if _is_completion(command) else _show_help(words)
-        if status is not None:
-            return status
-        result = build(command)(words, standalone_mode=False)
-    except UserError as error:
-        return _fail(str(error))
-    # rich and typer end with it if the reader of stdout has gone
-    except SystemExit as error:
-        if not isinstance(error.__context__, BrokenPipeError):
-            raise
-        return _report_lost_output(error.__context__)
-    except OSError as error:
-        return _report_lost_output(error)
-    except KeyboardInterrupt:
-        return _interrupted()
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        from kvcalc.cli.help import parser_message
-
-        return _fail(parser_message(error, command))
-    if isinstance(result, Done):
-        return result.status
-    # typer's Exit, also for Ctrl-C
-    return _interrupted() if result == INTERRUPTED else int(result or 0)
-
-
-def _show_help(words: list[str]) -> int | None:
-    """Print the version or help if it is requested; return None if there is a command to run."""
-    own_words = words[: words.index("--")] if "--" in words else words
-    command = words[0] if words else ""
-    if command == "--version":
-        from kvcalc import __version__
-
-        print(f"kvcalc {__version__}")
-        return 0
-    if words and not {"-h", "--help", "--help-all"} & {*own_words}:
-        return None
-    if words and command not in COMMANDS and not command.startswith("-"):
-        return None
-    from kvcalc.cli.help import command_help, first_steps, general_help
-
-    if command in COMMANDS:
-        text = command_help(command, "--help-all" in own_words)
-    else:
-        text = general_help() if words else first_steps()
-    sys.stdout.write(text)
-    return 0
-
-
-def _is_completion(command: str) -> bool:
-    requests = ("--install-completion", "--show-completion")
-    return command in requests or bool(os.environ.get("_KVCALC_COMPLETE"))
-
-
-def _complete(words: list[str]) -> int:
-    from kvcalc.cli import completion
-
-    if instruction := os.environ.get(completion.VARIABLE):
-        return completion.answer(instruction)
-    act = completion.show if words[0] == "--show-completion" else completion.install
-    return act(*words[1:2])
-
-
-def _interrupted() -> int:
-    print_to_stderr("kvcalc: interrupted")
-    return INTERRUPTED
-
-
-def _report_lost_output(error: OSError) -> int:
-    """Return the status if stdout cannot be written: 0 if its reader, such as `head`, has gone."""
-    if error.filename is None:  # drop the rest of the output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if isinstance(error, BrokenPipeError):
-        return 0
-    place = printable(error.filename or "standard output")
-    return _fail(f"{place}: {(error.strerror or 'cannot be used').lower()}")
-
-
-def _fail(text: str) -> int:
-    print_to_stderr(f"kvcalc: {text}")
-    return 2

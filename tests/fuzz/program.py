@@ -50,7 +50,7 @@ class Run(NamedTuple):
 
 def run(*words: str) -> Run:
     """`kvcalc` with these words."""
-    from kvcalc.cli.commands import main
+    from kvcalc.cli.app import main
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
     started, code = time.process_time(), -1
