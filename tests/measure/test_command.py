@@ -12,7 +12,7 @@ import pytest
 from conftest import Run
 from twins import torch
 
-from kvcalc.measure import ceilings, machine, run
+from kvcalc.measure import ceilings, run
 
 QUICK = "measure --device cpu --threads 1 --seconds 0.001 --context 40 --batch-size 2"
 KEYS = {

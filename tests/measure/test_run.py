@@ -14,7 +14,7 @@ from kvcalc import Gpu, UserError, cache_size, load_model
 from kvcalc.layers.cost import causal_pairs
 from kvcalc.layers.weights import matrix
 from kvcalc.library.load import read
-from kvcalc.measure import machine, run
+from kvcalc.measure import ceilings, run
 from kvcalc.measure.calibration_rows import gpu_name, measured_rows
 from kvcalc.measure.cases import NAMES, Case, stacks_of, standard_model, variant_layers
 from kvcalc.measure.ceilings import (
@@ -159,15 +159,15 @@ def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
 ) -> None:
     """0.3 s of products on two cores: the CPU time that this process got is its own, what it waited for is others'."""
     wall, own, before = iter([0.0, 0.1, 0.3, 0.3]), iter([1.0, 1.0 + worked]), torch.get_num_threads()
-    machine.core_share.cache_clear()
+    ceilings.core_share.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(machine.time, "perf_counter", lambda: next(wall))
-        patch.setattr(machine.time, "process_time", lambda: next(own))
-        patch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+        patch.setattr(ceilings.time, "perf_counter", lambda: next(wall))
+        patch.setattr(ceilings.time, "process_time", lambda: next(own))
+        patch.setattr(ceilings.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
         machines = [find_machine("cpu") for _ in range(2)]  # the second time no clock is asked
     assert [(m.threads, m.share) for m in machines] == [(threads, pytest.approx(share))] * 2
     assert load_note(machines[0]).partition(";")[0] == note
-    machine.core_share.cache_clear()
+    ceilings.core_share.cache_clear()
     torch.set_num_threads(before)
 
 

@@ -8,7 +8,7 @@ from conftest import Run
 from printed import Table, holds, piped, table
 
 from kvcalc import load_model
-from kvcalc.report.text import compare_text, fit_text, preset_text, roofline_text, serving_text, size_text, table_layout, tables
+from kvcalc.report.text import compare_text, fit_text, roofline_text, serving_text, table_layout, tables
 from kvcalc.report.text.table_layout import Column, choose_columns
 from kvcalc.report.text.table_layout import Table as Layout
 from kvcalc.report.text.tables import per_token, ratio, seconds, show
@@ -42,7 +42,7 @@ def contract(*columns: Column) -> Contract:
 SIZE, COMPARE, MODELS, GPUS, ATTENTION, LATENCY, SPECULATION, SERVE, FIT = (
     contract(*columns)
     for columns in (
-        size_text.SIZE_COLUMNS, compare_text.COMPARE_COLUMNS, preset_text.MODEL_COLUMNS, preset_text.GPU_COLUMNS,
+        compare_text.SIZE_COLUMNS, compare_text.COMPARE_COLUMNS, tables.MODEL_COLUMNS, tables.GPU_COLUMNS,
         roofline_text.ATTENTION_COLUMNS, serving_text.LATENCY, serving_text.SPECULATION, serving_text.SERVE, fit_text.COLUMNS,
     )
 )  # fmt: skip
