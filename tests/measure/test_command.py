@@ -27,7 +27,7 @@ def _small_and_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ceilings.Ceilings(10e9, 20e9, flops, 1e-6)
     monkeypatch.setattr(ceilings, "measured_ceilings", lambda *_: found)
     monkeypatch.setitem(run.HEADS, "cpu", 2)  # narrow layers
-    monkeypatch.setattr(machine, "_cache_bytes", lambda: 1 << 20)  # few copies to rotate over
+    monkeypatch.setattr(ceilings, "_cache_bytes", lambda: 1 << 20)  # few copies to rotate over
 
 
 @pytest.fixture(autouse=True)
