@@ -75,7 +75,7 @@ def test_a_hidden_size_is_mha(kvcalc: Run) -> None:
         ("size --layers 3 --hidden-size 64 --kv-heads 2", "in place of --kv-heads"),
         ("size --layers 3 --hidden-size 64 --heads 3", "--hidden-size 64 is not a multiple of --heads 3"),
         ("size --hidden-size 64", "a cache by its dimensions needs --layers. Write"),
-        ("size --layers 3 --kv-heads 2 --head-dim 8 --sliding-window x", "--sliding-window 'x' is not a whole number"),
+        ("size --layers 3 --kv-heads 2 --head-dim 8 --sliding-window x", "sliding-window 'x' is not a whole number"),
         ("size --layers 999999 --kv-heads 2 --head-dim 8", "--layers 999999 is outside 1 to 100,000"),
     ],
 )

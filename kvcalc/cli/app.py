@@ -4,78 +4,9 @@ import gc
 import os
 import sys
 
-import msgspec
-
-from kvcalc.answers.answer import (
-    MAX_TABLE_ROWS,
-    MAX_TABLES,
-    Answer,
-    note,
-    print_to_stderr,
-    say,
-    say_yaml,
-)
+from kvcalc.answers.messages import print_to_stderr
 from kvcalc.cli.commands import COMMANDS, Done, build
 from kvcalc.errors import UserError, printable
-from kvcalc.question.options import check_number
-from kvcalc.question.size_options import Output, Printing
-
-
-def print_answer(answer: Answer, output: Printing) -> int:
-    """Print an answer, draw its picture, and return its exit status."""
-    untabled = () if output.is_table else answer._untabled_notes
-    for text in dict.fromkeys([*answer._notes, *untabled]):
-        note(text)
-    picture = output.plot if isinstance(output, Output) else ""
-    if picture and isinstance(output, Output):
-        _draw(answer, output)
-    if answer._is_silent:
-        return answer._status
-    if output.explain:
-        say(_formulas(answer))
-    elif not output.is_table:
-        from kvcalc.report import export
-
-        pieces = export.json_pieces if output.format == "json" else export.csv_pieces
-        sys.stdout.writelines(pieces(answer._records))
-    elif picture != "-":
-        _print_tables(answer, output)
-    return answer._status
-
-
-def _draw(answer: Answer, output: Output) -> None:
-    from kvcalc.report.charts.chart import joined
-    from kvcalc.report.charts.drawing import save
-
-    if answer._charts is list:
-        raise UserError("there is no picture of this answer", hint="Leave out --plot")
-    if charts := answer._charts():
-        save(joined(charts), output.plot, output.style)
-
-
-def _formulas(answer: Answer) -> str:
-    from kvcalc.report.explain import explained
-
-    if answer._formulas:
-        return answer._formulas()
-    return "\n".join(map(explained, answer._tables()))
-
-
-def _print_tables(answer: Answer, output: Printing) -> None:
-    from kvcalc.report.text.tables import show
-
-    if answer._yaml:
-        say_yaml(answer._yaml)
-        return
-    check_number("rows of a table", MAX_TABLE_ROWS, answer._records)
-    tables = answer._tables()
-    check_number("tables", MAX_TABLES, tables)
-    layout = {"wide": output.wide, "verbose": output.verbose}
-    show(
-        *(msgspec.structs.replace(table, **layout) for table in tables),
-        as_markdown=output.format == "markdown",
-    )
-
 
 INTERRUPTED = 130
 

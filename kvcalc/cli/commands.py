@@ -17,7 +17,7 @@ from kvcalc.question.options import (
     parameters_in,
     read_question,
 )
-from kvcalc.question.size_options import Output, Printing
+from kvcalc.question.output_options import Output, Printing
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _parsed(command: str) -> Any:
         if not isinstance(output, Printing):
             function(**arguments_for(function, typed))
             return 0
-        from kvcalc.cli.app import print_answer
+        from kvcalc.cli.printing import print_answer
 
         with bytes_shown_in(output.units):
             return print_answer(function(**arguments_for(function, typed)), output)

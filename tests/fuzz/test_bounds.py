@@ -88,7 +88,7 @@ def test_kinds_of_layers_have_a_limit(tmp_path: Path) -> None:
         assert (done.code, "kinds: Expected 'object' of length <= 256" in done.err) == (code, code == 2), done.err
 
 
-@pytest.mark.parametrize(("words", "count"), [("size", 57), ("plot cache-vs-context", 57), ("plot cache-vs-parameters", 121)])
+@pytest.mark.parametrize(("words", "count"), [("size", 17), ("plot cache-vs-context", 17), ("plot cache-vs-parameters", 121)])
 def test_pictures_of_more_than_can_be_told_apart(words: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Laid out in a time that grows with the square of the names."""
     monkeypatch.chdir(tmp_path)
