@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from kvcalc.answers.messages import print_to_stderr
+from kvcalc.answers.answer import print_to_stderr
 from kvcalc.cli.commands import COMMANDS, Done, build
 from kvcalc.errors import UserError, printable
 

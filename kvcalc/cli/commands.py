@@ -17,7 +17,7 @@ from kvcalc.question.options import (
     parameters_in,
     read_question,
 )
-from kvcalc.question.output_options import Output, Printing
+from kvcalc.question.size_options import Output, Printing
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ import sys
 
 import msgspec
 
-from kvcalc.answers.answer import MAX_TABLE_ROWS, MAX_TABLES, Answer
-from kvcalc.answers.messages import note, say, say_yaml
+from kvcalc.answers.answer import MAX_TABLE_ROWS, MAX_TABLES, Answer, note, say, say_yaml
 from kvcalc.errors import UserError
 from kvcalc.question.options import check_number
-from kvcalc.question.output_options import Output, Printing
+from kvcalc.question.size_options import Output, Printing
 
 
 def print_answer(answer: Answer, output: Printing) -> int:

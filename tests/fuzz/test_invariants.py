@@ -65,7 +65,10 @@ def test_the_api_answers_as_the_command_line_does(count: int) -> None:
     def check(model: str, gpu: str, tp: int, length: int) -> None:
         try:
             deployed = kvcalc.deploy(model, gpu, tp=tp)
-            answers = deployed.fit(max_model_len=length).records(), deployed.roofline("decode", batch_size=2, context=length).records()
+            answers = (
+                deployed.fit(max_model_len=length).records(),
+                deployed.roofline("decode", batch_size=2, context=length).records(),
+            )
         except UserError as error:
             done = sound(run("fit", model, "--gpu", gpu, "--tp", str(tp), "--max-model-len", str(length)))
             timed = sound(run("roofline", model, "--gpu", gpu, "--tp", str(tp), "--context", str(length), "--bs", "2"))
