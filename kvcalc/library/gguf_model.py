@@ -1,6 +1,7 @@
 """Read a GGUF file as a model: layers from tensors, block by block, and the rest from metadata.
 
-Each tensor is consumed once, with its expected shape. A file with a tensor that is not understood is
+Each tensor is consumed once, with its expected shape. A file with a tensor that is not understood
+is
 refused. Parameters and bytes are therefore exactly the sums over its tensors. Names follow
 llama.cpp's gguf-py/gguf/constants.py.
 """
@@ -315,7 +316,8 @@ def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
 
 
 def experts(b: GgufBlock) -> Moe:
-    """Return the experts of a block: a router, stacked experts, and shared experts if it has any."""
+    """Return the experts of a block: a router, stacked experts, and shared experts if it has
+    any."""
     count = b.take("router", "ffn_gate_inp", b.width, 0).shape[1]
     inner = b.take("experts.down", "ffn_down_exps", 0, b.width, count).shape[0]
     is_joined = b.has("ffn_gate_up_exps")

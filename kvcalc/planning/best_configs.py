@@ -79,7 +79,8 @@ class ParetoFront:
 
 
 def knees(xs: Array, ys: Array) -> list[int]:
-    """Return the indices of a front's ends, and of the point that is farthest above the line between
+    """Return the indices of a front's ends, and of the point that is farthest above the line
+    between
     them.
 
     The axes are logarithmic, as in the chart. Source: Satopää et al. 2011, "Finding a Kneedle in a

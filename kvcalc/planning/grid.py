@@ -59,7 +59,8 @@ class Candidate(NamedTuple):
         capacity: Sequences that fit on a replica with this setting.
         remaining_bytes: Memory of a GPU for the cache; negative if the rest exceeds the memory.
         tokens_per_s: Output tokens per second of a replica at full load.
-        tokens_per_s_per_gpu: tokens_per_s divided by the GPUs, with a share of the prefill replicas.
+        tokens_per_s_per_gpu: tokens_per_s divided by the GPUs, with a share of the prefill
+            replicas.
         total_tokens_per_s: Output tokens per second of all replicas under the required load.
         violated_target: The first target that is missed; NONE if there is none.
         violation_factor: Factor by which the worst target is missed; 1 if there is none.

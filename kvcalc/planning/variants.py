@@ -1,7 +1,8 @@
 """Attention variants of a model, by name, and the published quality of formats and variants.
 
 The layers, the width, the query heads, the feed-forward parts and the embeddings stay. Every layer
-that attends gets the variant, and recurrent layers stay. `/` combines steps: `gqa:8/window:4096/int8`
+that attends gets the variant, and recurrent layers stay. `/` combines steps:
+`gqa:8/window:4096/int8`
 has 8 KV heads, a window of 4,096 tokens and a cache in int8.
 """
 

@@ -88,7 +88,8 @@ class CapacityRecord(TypedDict):
         float | None,
         Figure(
             "concurrency",
-            "vLLM's maximum concurrency per dp rank; sequences of this length in the pool, as a fraction; null without a limit",
+            "vLLM's maximum concurrency per dp rank; sequences of this length in the pool, as a "
+            "fraction; null without a limit",
             format="{:,.2f}",
             is_noted=True,
         ),
@@ -97,7 +98,8 @@ class CapacityRecord(TypedDict):
         int | None,
         Figure(
             "users",
-            "full-length requests at the same time, on all GPUs; sequences of this length that fit on the replica; null without a limit",
+            "full-length requests at the same time, on all GPUs; sequences of this length that "
+            "fit on the replica; null without a limit",
             is_noted=True,
         ),
     ]
@@ -109,7 +111,8 @@ class CapacityRecord(TypedDict):
         int | None,
         Figure(
             "",
-            "max_model_len, limited by the model's maximum unless a longer one was requested; null without a limit",
+            "max_model_len, limited by the model's maximum unless a longer one was requested; "
+            "null without a limit",
             unit="tokens",
         ),
     ]
@@ -142,7 +145,8 @@ class CapacityRecord(TypedDict):
         int,
         Figure(
             "",
-            "sequences that the cache stores with this engine setting; a higher setting needs more other memory",
+            "sequences that the cache stores with this engine setting; a higher setting needs "
+            "more other memory",
         ),
     ]
     greatest_num_seqs: Annotated[
@@ -206,7 +210,8 @@ class CapacityRecord(TypedDict):
         list[object],
         Figure(
             "",
-            "from_tokens, fixed_bytes, bytes_per_token, block_tokens and cause of each range of lengths",
+            "from_tokens, fixed_bytes, bytes_per_token, block_tokens and cause of each range of "
+            "lengths",
         ),
     ]
 
@@ -243,7 +248,8 @@ class CacheTransferRecord(TypedDict):
             float | None,
             Figure(
                 "",
-                "bound of the time to compute one sequence again; null if the GPU has no bound for a prompt",
+                "bound of the time to compute one sequence again; null if the GPU has no bound "
+                "for a prompt",
             ),
         ]
     ]

@@ -59,7 +59,8 @@ class WeightsRecord(TypedDict):
         int | None,
         Figure(
             "",
-            "parameters of multi-token-prediction layers, not in `parameters`; null without a model",
+            "parameters of multi-token-prediction layers, not in `parameters`; null without a "
+            "model",
         ),
     ]
     weight_bytes: Annotated[

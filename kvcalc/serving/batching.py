@@ -1,7 +1,8 @@
 """Static and continuous batching, simulated event by event.
 
 Static batching: a batch starts when the server is free. It takes the requests that wait then, first
-come first served, up to max_num_seqs and up to the memory at their longest. Prompts are padded to the
+come first served, up to max_num_seqs and up to the memory at their longest. Prompts are padded to
+the
 longest one in the batch and processed in one pass. Then every row decodes until the last one is
 done; the slot of a completed row is padding. Clients receive tokens as they are made.
 
@@ -9,7 +10,8 @@ Continuous batching (Orca, Yu et al., OSDI 2022): the batch is chosen again befo
 request is admitted if max_num_seqs and the free memory allow it. If a decode finds no block, the
 request that was admitted last is preempted and waits at the head of the queue. Its cache is dropped
 and recomputed with the tokens generated so far. The first output token comes from the last chunk of
-the prompt. Consecutive passes in which only lengths change are one event. With a draft, each pass verifies the draft tokens of every decoding sequence.
+the prompt. Consecutive passes in which only lengths change are one event. With a draft, each pass
+verifies the draft tokens of every decoding sequence.
 `Scheduling` describes how engines differ.
 """
 
@@ -194,7 +196,8 @@ class Continuous(RankServer):
     Attributes:
         waiting: Requests that are not admitted; preempted requests are before all others.
         prefixes: The prefix cache. None if the server has no prefix cache.
-        prefill_bytes: Allocated bytes of requests whose prompts are being processed, less shared bytes.
+        prefill_bytes: Allocated bytes of requests whose prompts are being processed, less shared
+            bytes.
         reserved: Bytes reserved for admitted requests.
         waited: Consecutive decode passes for which prompts have waited for more prompts.
         horizon: Time up to which all arrivals are known.

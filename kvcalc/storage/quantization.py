@@ -193,7 +193,8 @@ def _measured(name: str, block_bytes: str, elements: str) -> WeightFormat:
 # Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per
 # output), `_zp` a packed zero point per scale, `_index` the int32 per input of GPTQ's activation
 # order. `affine4_g64`: a 16-bit scale and a 16-bit bias per 64 inputs (MLX, torchao).
-# `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `q4_k@5/8`: 5 bytes for 8 elements of one matrix.
+# `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `q4_k@5/8`: 5 bytes for 8 elements of one
+# matrix.
 # `fp8_scale16`, `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and `_zp`
 # a zero point of one byte for each. compressed-tensors gives scales the dtype of the weights.
 _SCALE16 = re.compile(

@@ -7,7 +7,8 @@ GEMMs, attention, experts and all-reduces have fitted kernel models. Other opera
 - Elementwise operators move their bytes at the usual rate of streaming kernels. Their launches are
   in the engine's overhead, or other kernels include them.
 - Recurrences, all-to-alls and experts that span nodes take their datasheet bound and one launch.
-- A collective between nodes takes the kernel model's time within a node, then the bound of the bytes
+- A collective between nodes takes the kernel model's time within a node, then the bound of the
+  bytes
   between nodes.
 - A dtype or cache format without measured rows (int8, nvfp4 …) uses the nearest kernel model.
 

@@ -7,7 +7,8 @@ The second part has vLLM's pages of pooled index keys and of compressed attentio
 
 Pooled index keys with latents or keys and values, and recurrent states (GLM-5.3-Flash,
 Qwen3.8-Flash-Next): index keys have one row per `pooled_tokens` tokens, and a ring for tokens that
-are not pooled yet. States are in the pages of the rows, rings in the pages of index keys, so a block
+are not pooled yet. States are in the pages of the rows, rings in the pages of index keys, so a
+block
 has the size of its rows and index keys. Source: models/glm5next and v1/core/kv_cache_utils.py
 (`_get_kv_cache_groups_glm5_next`) of vLLM 0.31. The same layout of keys and values gives the tokens
 of a published start within 0.03 %.

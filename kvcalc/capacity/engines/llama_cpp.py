@@ -411,7 +411,8 @@ def _row_format(
     row_format = layout.get(entry.role) or formats.cache_format(entry)
     if row_format.whole_groups and entry.width % row_format.group:
         raise UserError(
-            f"llama.cpp refuses a cache of {row_format.name}: its blocks of {row_format.group} do not "
+            f"llama.cpp refuses a cache of {row_format.name}: its blocks of {row_format.group} do "
+            f"not "
             f"divide a head of {entry.width}",
             hint="Use fp16 or bf16",
         )

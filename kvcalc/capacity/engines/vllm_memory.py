@@ -9,7 +9,8 @@ with the least (gpu_worker.py: determine_available_memory). The middle of the ra
 with the sampler of the documentation. The ends add the known differences between starts, and a
 margin.
 
-The first part has the bytes that vLLM loads on one GPU in addition to the language model as stored: padding, rotary
+The first part has the bytes that vLLM loads on one GPU in addition to the language model as stored:
+padding, rotary
 tables, a vision tower, LoRA slots, and the buffers of models that compress tokens (DeepSeek-V4).
 
 "Model loading took" in its log is torch's count of allocated bytes, so the rounding of its caching

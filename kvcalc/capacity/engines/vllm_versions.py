@@ -107,7 +107,8 @@ RELEASES = _releases()
 LATEST = RELEASES[-1]
 
 
-# version → its rules, and a remark if they belong to another version; versions before 0.8 are refused
+# version → its rules, and a remark if they belong to another version; versions before 0.8 are
+# refused
 release = partial(nearest_older, "vLLM", RELEASES, oldest=(0, 8))
 
 

@@ -198,7 +198,8 @@ def _plain(name: str) -> str:
 
 @cache
 def _stems(name: str) -> frozenset[str]:
-    """Return the stems of the classes of a type: its name with and without a suffix such as `_text`."""
+    """Return the stems of the classes of a type: its name with and without a suffix such as
+    `_text`."""
     return frozenset({_plain(name), _plain(_PART.sub("", name))})
 
 

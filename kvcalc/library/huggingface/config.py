@@ -481,7 +481,8 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
 
 
 def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
-    """Return the values of keys that a file of this type leaves out, as transformers' class has them.
+    """Return the values of keys that a file of this type leaves out, as transformers' class has
+    them.
 
     If the type is a part of another, the other's default says whether the head is tied.
     """

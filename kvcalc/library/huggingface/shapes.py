@@ -1,6 +1,7 @@
 """Shapes that model types share: readers of the parts of a layer, and orders of layers.
 
-A type's entry names a shape and the differences from its defaults, such as `grouped(qk_norm="head")`.
+A type's entry names a shape and the differences from its defaults, such as
+`grouped(qk_norm="head")`.
 Each keyword that is not listed is a field of the part. A formula of keys, a rule or a literal gives
 its value. An order says which layers slide, recur or attend in full.
 """
@@ -283,7 +284,8 @@ def cross_attention(
 def half_window(both_ways: Any) -> Field:
     """Return a rule for the window of Gemma, in tokens.
 
-    Half of the window is ahead of the token if `use_bidirectional_attention` is `both_ways`. A layer
+    Half of the window is ahead of the token if `use_bidirectional_attention` is `both_ways`. A
+    layer
     then stores window // 2 + 1 tokens.
     """
 

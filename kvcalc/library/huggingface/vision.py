@@ -155,7 +155,8 @@ def _qwen(c: Config, w: int, m: int, block: int, other_parameters: int) -> Visio
 
 
 def _pixtral(c: Config, width: int) -> Vision:
-    """Return the tower of mistral3: no biases, a gated MLP, RMS norms; two matrices after merged patches.
+    """Return the tower of mistral3: no biases, a gated MLP, RMS norms; two matrices after merged
+    patches.
 
     Source: modeling_mistral3.py.
     """

@@ -68,7 +68,8 @@ from kvcalc.timing.kernel_models.kernel_model import Array, GpuParameters, Kerne
 
 Candidates = tuple[tuple[type[KernelModel], Settings], ...]
 
-# Experts with tuned tiles in engines: stack, GPU, format, experts of a rank, and columns of an expert
+# Experts with tuned tiles in engines: stack, GPU, format, experts of a rank, and columns of an
+# expert
 # on the rank. They are in the file names `E=…,N=…,device_name=…` of the engines' wheels: vllm
 # 0.24.0, model_executor/layers/fused_moe/configs, and sglang 0.5.14,
 # srt/layers/moe/moe_runner/triton_utils/configs (all Triton versions: it falls back from one

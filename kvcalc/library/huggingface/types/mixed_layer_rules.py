@@ -217,7 +217,8 @@ def glm5_order(c: Config) -> list[str]:
 
 
 def v4_order(c: Config) -> list[str]:
-    """Return the listed types, or the types of older ratios; else two HCA layers, then CSA and HCA."""
+    """Return the listed types, or the types of older ratios; else two HCA layers, then CSA and
+    HCA."""
     names: list[Any] | None = c.items("layer_types")
     if names is None and c.items("compress_ratios") is not None:
         names = [RATIO_TYPES.get(ratio, str(ratio)) for ratio in c.sizes("compress_ratios")]
