@@ -469,7 +469,8 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
         return f"Failed: {in_use}, {free} are free, the engine needs {share}."
     if boot.failure == "too_long" and cache:
         needed = format_bytes(logged.needed.cache)
-        return f"Failed: {tokens:,} tokens need {needed} of KV cache, {format_bytes(cache)} are left."
+        remaining = format_bytes(cache)
+        return f"Failed: {tokens:,} tokens need {needed} of KV cache, {remaining} are left."
     if boot.failure:
         short = diagnosis.logged("short")
         missing = f", {format_bytes(short)} are missing" if short else ""

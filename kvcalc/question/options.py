@@ -266,7 +266,7 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
     A parameter `Q` is one question, `list[Q]` has a question for each combination of lists, and
     `Annotated[dict, Q]` has the values as they were typed.
     """
-    arguments: dict[str, Any] = {}
+    arguments = {}
     own = {parameter.name: parameter for parameter in parameters_in(run)}
     for name, parameter in inspect.signature(run).parameters.items():
         kind = parameter.annotation

@@ -174,7 +174,8 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     if answer.prices:
         size = "cheapest"
         cost = f", at {answer.prices[first.gpu] * first.gpus:,.2f} per hour"
-    text = f"{deployment_words(first)} is the {size} deployment for {requirement_words(answer.need)}{cost}."
+    purpose = f"the {size} deployment for {requirement_words(answer.need)}{cost}"
+    text = f"{deployment_words(first)} is {purpose}."
     if len(text.split()) <= MAX_WORDS:
         return text
     return f"{deployment_words(first)} is the {size} deployment that meets the targets{cost}."
