@@ -1,11 +1,12 @@
-"""The generated reference pages: `records.md` lists every key of every record, `options.md` every option."""
+"""The generated pages: every key of every record, every option, and the guides for agents."""
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from kvcalc.cli.commands import COMMANDS, parameters_of
-from kvcalc.cli.help import meaning, panels, spelling
+from kvcalc.cli.help import EXAMPLES, meaning, panels, spelling
 from kvcalc.records.figures import Figure
 from kvcalc.report.export import kinds
 
@@ -67,6 +68,58 @@ def options_page() -> str:
     return "\n".join(lines)
 
 
+SKILL = """\
+---
+name: kvcalc
+description: Computes the KV cache of a language model, the users that fit on a GPU, latency, server load and the smallest
+  deployment. Use it for questions about GPU memory or speed of LLM inference, and for start-up logs of vLLM, SGLang or llama.cpp.
+---
+
+# kvcalc
+
+Install it with `pip install kvcalc`. It needs no GPU and no weights.
+
+- Add `--json` for an array of flat records. `kvcalc schema COMMAND` describes their keys.
+- MODEL is a preset (`kvcalc models llama`), `org/name` from the Hugging Face Hub, a `config.json` or a GGUF file.
+- GPU is a preset (`kvcalc gpus`). Lengths are `4096`, `4k` or `1M`. Commas make lists: `--context 8k,128k`.
+- Times without a mark are predictions. `~` marks scaled times, `≥` marks datasheet bounds. Repeat the mark in your answer.
+- Exit status: 0 done; 1 the answer is no, or a check failed; 2 the request is wrong, and stderr names the text to type.
+- `kvcalc COMMAND --help-all` lists every option.
+- `kvcalc mcp` serves size, fit, plan, latency, compare and diagnose as MCP tools.
+"""
+LLMS = """\
+# kvcalc
+
+> KV cache size, users per GPU, latency and server load of LLM inference, from the command line and Python.
+
+Run `pip install kvcalc`, then `kvcalc fit llama-3.1-70b --gpu h100 --tp 4`. `--json` prints records.
+"""
+SITE = "https://github.com/kvcalc/kvcalc/blob/main/docs"
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def skill_page() -> str:
+    """The commands for agents: what each answers, examples and common options."""
+    lines = [SKILL]
+    for command, about in COMMANDS.items():
+        common = [f"`{p.names[0]}`" for p in parameters_of(command) if p.option.is_common]
+        options = f" Options: {', '.join(common)}." * bool(common)
+        lines += [f"## {command}", "", about + options, "", *(f"    {line}" for line in EXAMPLES[command][:2]), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def llms_page() -> str:
+    """Every page of the documents with its title, by folder."""
+    lines = [LLMS]
+    for folder in ("tutorials", "how-to", "explanation", "reference"):
+        lines += [f"## {folder.capitalize()}", ""]
+        for path in sorted((DOCS / folder).rglob("*.md")):
+            title = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            lines.append(f"- [{title}]({SITE}/{path.relative_to(DOCS).as_posix()})")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def _table(head: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
     heads = list(head)
     for row in (heads, ["---"] * len(heads), *rows):
@@ -80,4 +133,9 @@ def _cell(text: str) -> str:
     return text.replace("|", "&#124;")
 
 
-PAGES = {"records.md": records_page, "options.md": options_page}
+PAGES = {
+    "reference/generated/records.md": records_page,
+    "reference/generated/options.md": options_page,
+    "SKILL.md": skill_page,
+    "llms.txt": llms_page,
+}

@@ -8,6 +8,7 @@
 Read the difference before you commit it: the text around an output may be wrong now.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -19,14 +20,12 @@ from notebook_cells import remake
 from references import PAGES
 from test_docs import _FENCE, DOCUMENTS, LEFT_OUT, ROOT, is_shown, width_of
 
-PROGRAM = "import sys; from kvcalc.report.text import table_layout; table_layout.WIDTH = int(sys.argv.pop(1)); "
-PROGRAM += "sys.argv[0] = 'kvcalc'; from kvcalc.__main__ import main; main()"
-
 
 def printed(command: str, width: int) -> str:
     """Return what a command of the documents prints: its answer, or its message if it refuses the request."""
-    words = [sys.executable, "-c", PROGRAM, str(width), *shlex.split(command.removeprefix("kvcalc "))]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-m", "kvcalc", *shlex.split(command.removeprefix("kvcalc "))]
+    environment = os.environ | {"COLUMNS": str(width)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode > 2:
         raise SystemExit(f"{command}: {done.stderr}")
     return (done.stderr if done.returncode == 2 else done.stdout).rstrip("\n") + "\n"
@@ -93,7 +92,7 @@ if "--pictures" in sys.argv:
             [sys.executable, "-m", "kvcalc", *shlex.split(line), "--plot", str(target)], check=True, stdout=subprocess.DEVNULL
         )
 for page, made in PAGES.items():
-    (ROOT / "docs" / "reference" / "generated" / page).write_text(made(), encoding="utf-8")
+    (ROOT / "docs" / page).write_text(made(), encoding="utf-8")
 if "--references" in sys.argv:
     sys.exit()
 requested = [Path(word).resolve() for word in sys.argv[1:] if word.endswith(".md")]

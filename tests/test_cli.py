@@ -148,12 +148,20 @@ def test_reader_that_leaves_early_ends_it_quietly() -> None:
             assert (process.stderr.read(), process.wait(30)) == (b"", 0), form
 
 
+def piped(**environment: str) -> str:
+    words = command("size", "llama-3.1-8b", "gemma-3-27b", TERM="xterm-256color", **environment)
+    return subprocess.run(words, capture_output=True, check=True, text=True).stdout
+
+
 def test_a_pipe_gets_plain_text_of_a_hundred_characters() -> None:
-    words = command("size", "llama-3.1-8b", "gemma-3-27b", COLUMNS="40", TERM="xterm-256color")
-    out = subprocess.run(words, capture_output=True, check=True).stdout
-    assert b"\x1b" not in out
-    head = next(line for line in out.decode().splitlines() if line.startswith("model  "))
-    assert 60 < len(head) <= 100
+    head = next(line for line in piped().splitlines() if line.startswith("model  "))
+    assert "\x1b" not in piped() and 60 < len(head) <= 100
+
+
+def test_columns_and_colours_of_a_pipe_follow_the_environment() -> None:
+    assert max(map(len, piped(COLUMNS="60").splitlines())) <= 60
+    assert "\x1b[1m" in piped(FORCE_COLOR="1")
+    assert "\x1b[3" not in piped(FORCE_COLOR="1", NO_COLOR="1")
 
 
 def terminal(columns: int, *words: str, **environment: str) -> str:

@@ -7,7 +7,6 @@ import pytest
 from conftest import Run
 
 from kvcalc.cli.app import COMMANDS
-from kvcalc.report.text import table_layout
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,7 +16,7 @@ LEFT_OUT = re.compile(r"^…\n?", re.MULTILINE)  # a line of its own: some of wh
 
 def width_of(document: str) -> int:
     """Columns of a document's outputs: a terminal's in the front page, a pipe's elsewhere."""
-    return 80 if document == "README.md" else table_layout.WIDTH
+    return 80 if document == "README.md" else 100
 
 
 def shown() -> list[tuple[str, str, str]]:
@@ -49,7 +48,7 @@ def test_readme_shows_real_output() -> None:
 def test_output_is_what_the_command_prints(
     kvcalc: Run, document: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_layout, "WIDTH", width_of(document))
+    monkeypatch.setenv("COLUMNS", str(width_of(document)))
     found = kvcalc(command)
     printed = found.err if found.code == 2 else found.out  # a page may show a refusal
     assert is_shown(printed, output), printed

@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -111,12 +112,19 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
     def to_pandas(self) -> "DataFrame":
         """Return all records as a pandas DataFrame. Raise UserError if pandas is missing."""
+        return self._data_frame("pandas")
+
+    def to_polars(self) -> Any:
+        """Return all records as a polars DataFrame. Raise UserError if polars is missing."""
+        return self._data_frame("polars", infer_schema_length=None)
+
+    def _data_frame(self, library: str, **options: Any) -> Any:
         try:
-            from pandas import DataFrame
+            module = import_module(library)
         except ImportError:
-            hint = "Run `pip install pandas`, or use `.records()`"
-            raise UserError("pandas is not installed", hint=hint) from None
-        return DataFrame(self.records())
+            hint = f"Run `pip install {library}`, or use `.records()`"
+            raise UserError(f"{library} is not installed", hint=hint) from None
+        return module.DataFrame(self.records(), **options)
 
     def plot(self, style: str = "light") -> "Figure":
         """Return the command's picture; `.savefig("a.png")` saves it.
@@ -151,7 +159,14 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         raise AttributeError(f"no figure {name!r}. {hint}".rstrip())
 
     def __dir__(self) -> list[str]:
-        return ["records", "to_pandas", "plot", *self._short, *self._records[self._main]]
+        return [
+            "records",
+            "to_pandas",
+            "to_polars",
+            "plot",
+            *self._short,
+            *self._records[self._main],
+        ]
 
     def __repr__(self) -> str:
         return "".join(map(str, self._tables())).rstrip("\n")

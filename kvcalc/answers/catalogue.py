@@ -1,5 +1,6 @@
-"""`kvcalc models` and `kvcalc gpus`."""
+"""`kvcalc models`, `kvcalc gpus` and `kvcalc schema`."""
 
+import json
 import shutil
 from typing import TYPE_CHECKING
 
@@ -120,3 +121,10 @@ def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
 
     records = [gpu_record(gpu) for gpu in gpus]
     return Answer(records, tables, draw)
+
+
+def run_schema(command: str) -> None:
+    """Print the JSON Schema of a command's records."""
+    from kvcalc.report.export import schema_of_command
+
+    print(json.dumps(schema_of_command(command), indent=2, ensure_ascii=False))

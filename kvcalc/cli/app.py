@@ -32,6 +32,9 @@ def _run(words: list[str]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
     command = words[0] if words else ""
+    own_words = words[: words.index("--")] if "--" in words else words
+    if "--json" in own_words:
+        words[own_words.index("--json")] = "--format=json"
     try:
         status = _complete(words) if _is_completion(command) else _show_help(words)
         if status is not None:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 COMMANDS_FILE = Path(__file__).with_name("commands.json")
 ENTRIES: dict[str, dict[str, Any]] = msgspec.json.decode(COMMANDS_FILE.read_bytes())
 COMMANDS: dict[str, str] = {name: entry["help"] for name, entry in ENTRIES.items()}
-# Options about printing, if they are not `Output`. `plot` and `report` print no records.
+# Options about printing, if they are not `Output`. The last four print no records.
 _PRINTING: dict[str, type[Question]] = {
     **dict.fromkeys(("diagnose", "validate", "models"), Printing),
-    **dict.fromkeys(("plot", "report"), Question),
+    **dict.fromkeys(("plot", "report", "schema", "mcp"), Question),
 }
 # Options of `kvcalc` itself.
 FLAGS = {

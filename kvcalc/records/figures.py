@@ -154,7 +154,6 @@ def record_schema(record: type) -> dict[str, object]:
     """Return the JSON Schema of a record class, with the unit of each key."""
     figures = figures_of(record)
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": record.__name__,
         "description": record.__doc__,
         "type": "object",

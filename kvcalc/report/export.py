@@ -15,7 +15,7 @@ from typing import Any
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.records import Record
-from kvcalc.records.figures import Figure, figures_of
+from kvcalc.records.figures import Figure, figures_of, record_schema
 
 # Module in `kvcalc.records` and class of each kind of records.
 RECORD_CLASSES = {
@@ -59,20 +59,40 @@ def kinds() -> dict[str, dict[str, Figure]]:
     return {kind: figures_of(record_class(kind)) for kind in RECORD_CLASSES}
 
 
-def figures_of_command(command: str) -> list[dict[str, Figure]]:
-    """Return the figures of all kinds of records of a command.
+def kinds_of_command(command: str) -> list[str]:
+    """Return the kinds of records of a command, such as `fit` and `fit --matrix`.
 
     Raises:
         UserError: The command has no records.
     """
-    matches = [
-        figures
-        for kind, figures in kinds().items()
-        if command in (kind, kind.partition(" ")[0])
-    ]
+    matches = [k for k in RECORD_CLASSES if command in (k, k.partition(" ")[0])]
     if not matches:
-        raise UserError(f"no records of {command!r}", hint=nearest(command, RECORD_CLASSES))
+        commands = dict.fromkeys(kind.partition(" ")[0] for kind in RECORD_CLASSES)
+        raise UserError(f"no records of {command!r}", hint=nearest(command, commands))
     return matches
+
+
+def figures_of_command(command: str) -> list[dict[str, Figure]]:
+    """Return the figures of all kinds of records of a command. Raises as `kinds_of_command`."""
+    return [kinds()[kind] for kind in kinds_of_command(command)]
+
+
+def schema_of_command(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of a command's records.
+
+    It is valid for one record and for the array that `--format json` prints.
+
+    Raises:
+        UserError: The command has no records.
+    """
+    classes = [record_class(kind) for kind in kinds_of_command(command)]
+    record = {"anyOf": [{"$ref": f"#/$defs/{c.__name__}"} for c in classes]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"kvcalc {command}",
+        "anyOf": [*record["anyOf"], {"type": "array", "items": record}],
+        "$defs": {c.__name__: record_schema(c) for c in classes},
+    }
 
 
 def record_keys(command: str) -> dict[str, Figure]:

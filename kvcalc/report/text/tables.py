@@ -1,5 +1,6 @@
 """Columns of the tables, formats of their figures, and the sentences and notes around them."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord
 from kvcalc.report.row_names import sides
 from kvcalc.report.text.table_layout import (
     MAX_NOTES,
+    WIDTH,
     Column,
     Table,
     laid_out,
@@ -139,10 +141,19 @@ def columns(
 
 
 def show(*tables: Table, as_markdown: bool = False) -> None:
-    """Print tables, with emphasis on a terminal, or plain in WIDTH characters on a pipe."""
-    if as_markdown or not sys.stdout.isatty():
-        texts = [markdown(table) if as_markdown else str(table) for table in tables]
-        sys.stdout.write(visible("".join(texts)))
+    """Print tables, with emphasis on a terminal.
+
+    A pipe gets plain tables of COLUMNS or WIDTH characters. FORCE_COLOR gives it the emphasis.
+    """
+    width = shutil.get_terminal_size((WIDTH, 0)).columns
+    if as_markdown:
+        sys.stdout.write(visible("".join(map(markdown, tables))))
+        return
+    if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
+        for table in tables:
+            sys.stdout.writelines(
+                f"{visible(line)}\n" for line in laid_out(table, width).lines()
+            )
         return
     # rich is imported here, because a pipe starts sooner without it.
     from rich.console import Console
@@ -150,7 +161,7 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
 
     out = Console(highlight=False, soft_wrap=True)
     for table in tables:
-        laid = laid_out(table, shutil.get_terminal_size().columns, bands=True)
+        laid = laid_out(table, width, bands=True)
         for lines, style in zip(laid, ("bold", "bold", "", "dim"), strict=True):
             for line in lines:
                 out.print(Text(visible(line), style=style), soft_wrap=True)

@@ -1,0 +1,116 @@
+"""`kvcalc mcp`: commands as tools of the Model Context Protocol, over stdin and stdout."""
+
+import asyncio
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args
+
+from kvcalc import __version__
+from kvcalc.cli.commands import COMMANDS, function_of
+from kvcalc.cli.help import meaning
+from kvcalc.errors import UserError
+from kvcalc.question.options import Parameter, arguments_for, check_known, parameters_in
+from kvcalc.records.figures import JSON_TYPES
+from kvcalc.report.export import schema_of_command
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
+    from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult
+
+TOOLS = ("size", "fit", "plan", "latency", "compare", "diagnose")
+
+
+def run() -> None:
+    """Serve tools until stdin closes.
+
+    Raises:
+        UserError: The MCP Python SDK is not installed.
+    """
+    try:
+        from mcp.server.stdio import stdio_server
+    except ImportError:
+        hint = "Run `pip install 'kvcalc[mcp]'`"
+        raise UserError("the package mcp is not installed", hint=hint) from None
+
+    async def serve() -> None:
+        server = make_server()
+        async with stdio_server() as (requests, answers):
+            await server.run(requests, answers, server.create_initialization_options())
+
+    asyncio.run(serve())
+
+
+def make_server() -> "Server":
+    """Return a server with the commands of TOOLS as tools."""
+    from mcp.server.lowlevel import Server
+    from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
+
+    async def list_tools(_: Any, __: Any) -> "ListToolsResult":
+        tools = [
+            Tool(
+                name=name,
+                description=COMMANDS[name],
+                input_schema=input_schema(name),
+                output_schema=output_schema(name),
+            )
+            for name in TOOLS
+        ]
+        return ListToolsResult(tools=tools)
+
+    async def call_tool(_: Any, request: "CallToolRequestParams") -> "CallToolResult":
+        try:
+            answer = call(request.name, request.arguments or {})
+        except UserError as error:
+            return CallToolResult(
+                content=[TextContent(type="text", text=str(error))], is_error=True
+            )
+        return CallToolResult(
+            content=[TextContent(type="text", text=repr(answer))],
+            structured_content={"records": answer.records(), "exit_status": answer._status},
+        )
+
+    return Server(
+        "kvcalc", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool
+    )
+
+
+def call(command: str, values: dict[str, Any]) -> Any:
+    """Return the answer of a command to options by name. Raises UserError."""
+    check_known([command], TOOLS)
+    function = function_of(command)
+    check_known(values, [p.name for p in parameters_in(function)])
+    return function(**arguments_for(function, values))
+
+
+def input_schema(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of a command's arguments and options."""
+    parameters = parameters_in(function_of(command))
+    return {
+        "type": "object",
+        "properties": {p.name: _option_schema(p) for p in parameters if not p.option.is_hidden},
+        "required": [p.name for p in parameters if p.is_required],
+        "additionalProperties": False,
+    }
+
+
+def _option_schema(parameter: Parameter) -> dict[str, Any]:
+    """Return the JSON Schema of an option. A text option also takes numbers and lists."""
+    schema: dict[str, Any] = {"description": meaning(parameter)}
+    if parameter.is_list:
+        return schema | {"type": "array", "items": {"type": "string"}}
+    if parameter.is_text:
+        return schema | {"type": ["string", "number", "array"]}
+    types = [t for t in get_args(parameter.type) or (parameter.type,) if t is not NoneType]
+    schema["type"] = {"text": "string"}.get(JSON_TYPES[types[0]], JSON_TYPES[types[0]])
+    if parameter.option.choices:
+        schema["enum"] = list(parameter.option.choices)
+    return schema
+
+
+def output_schema(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of a tool's structured content."""
+    schema = schema_of_command(command)
+    records = schema["anyOf"][-1]
+    properties = {"records": records, "exit_status": {"type": "integer"}}
+    return {"type": "object", "properties": properties, "required": ["records"]} | {
+        "$defs": schema["$defs"]
+    }
