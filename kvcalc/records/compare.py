@@ -13,16 +13,11 @@ class QualityRecord(TypedDict):
     head_diversity: Annotated[
         str | None,
         Figure(
-            "",
             "how different keys and values of the heads can be; null if unknown",
         ),
     ]
-    quality: Annotated[
-        str | None, Figure("", "published quality of the variant; null if unknown")
-    ]
-    trades: Annotated[
-        str | None, Figure("", "gains and losses of the variant; null if unknown")
-    ]
+    quality: Annotated[str | None, Figure("published quality of the variant; null if unknown")]
+    trades: Annotated[str | None, Figure("gains and losses of the variant; null if unknown")]
 
 
 class VariantRecord(SizeRecord, QualityRecord):
@@ -30,38 +25,38 @@ class VariantRecord(SizeRecord, QualityRecord):
 
     variant: Annotated[
         str,
-        Figure("variant", "the attention variant, as on the command line", format="variant"),
+        Figure("the attention variant, as on the command line", "variant", format="variant"),
     ]
     reduction: Annotated[
-        float | None, Figure("", "same as stored_reduction; null in the same cases")
+        float | None, Figure("same as stored_reduction; null in the same cases")
     ]
-    reference: Annotated[str, Figure("", "the variant with which the others are compared")]
+    reference: Annotated[str, Figure("the variant with which the others are compared")]
     stored_reduction: Annotated[
         float | None,
         Figure(
-            "stores less",
             "stored bytes of the reference ÷ stored bytes; null if the variant stores nothing",
+            "stores less",
         ),
     ]
     read_reduction: Annotated[
         float | None,
         Figure(
-            "reads less",
             "bytes read by the reference ÷ bytes read; null if the variant reads nothing",
+            "reads less",
         ),
     ]
     attention_intensity: Annotated[
         float | None,
         Figure(
-            "FLOP/B",
             "FLOP of attention per byte of KV cache that it reads; null if it reads none",
+            "FLOP/B",
             unit="FLOP per byte",
             is_noted=True,
         ),
     ]
-    eviction_flops: Annotated[int, Figure("", "vector FLOPs of the choice of tokens to evict")]
-    phase: Annotated[str, Figure("phase", "decode, prefill or mixed")]
-    held_equal: Annotated[str, Figure("", "properties that all variants share")]
+    eviction_flops: Annotated[int, Figure("vector FLOPs of the choice of tokens to evict")]
+    phase: Annotated[str, Figure("decode, prefill or mixed", "phase")]
+    held_equal: Annotated[str, Figure("properties that all variants share")]
 
 
 class CompareRecord(
@@ -71,5 +66,5 @@ class CompareRecord(
 
     mha_parameters: Annotated[
         int,
-        Figure("", "parameters of the model with multi-head attention"),
+        Figure("parameters of the model with multi-head attention"),
     ]

@@ -1,7 +1,7 @@
 """Read the declarations of records. A record class declares each key with its type and a `Figure`.
 
     class SizeRecord(TypedDict):
-        kv_cache_bytes: Annotated[int, Figure("KV cache", "stored by all sequences on one GPU")]
+        kv_cache_bytes: Annotated[int, Figure("stored by all sequences on one GPU", "KV cache")]
 
 The columns of tables, the labels of `--explain`, the reference and the JSON Schema follow from it.
 Do not import annotations from `__future__` in this package, because `figures_of` reads them.
@@ -82,9 +82,9 @@ class Figure(msgspec.Struct, frozen=True):
     """The description of a key of a record.
 
     Attributes:
-        heading: Heading of the column; '' if no table shows the key.
         meaning: Value and, if it may be null, the condition under which it is null. Text after a
             semicolon is only in the reference.
+        heading: Heading of the column; '' if no table shows the key.
         format: Format of a table cell, a name in `report.text.tables.FORMATS` or a template such as
             `{:,.1f}`. By default it follows from the unit.
         unit: One of UNITS. By default it follows from the ending of the key, then from the type.
@@ -98,8 +98,8 @@ class Figure(msgspec.Struct, frozen=True):
         required: Whether every record has the key.
     """
 
-    heading: str
     meaning: str
+    heading: str = ""
     format: str = ""
     unit: str = ""
     mark: str = ""

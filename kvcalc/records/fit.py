@@ -8,88 +8,88 @@ from kvcalc.records.figures import Figure
 class CapacityRecord(TypedDict):
     """Memory, capacity and limits of a deployment. Bytes are of one GPU."""
 
-    model: Annotated[str, Figure("model", "model name")]
-    engine: Annotated[str, Figure("engine", "engine whose rules apply")]
-    gpu: Annotated[str, Figure("GPU", "GPU name")]
-    gpus: Annotated[int, Figure("GPUs", "GPUs of the replica")]
-    tensor_parallel_size: Annotated[int, Figure("tp", "GPUs that share heads and columns")]
-    pipeline_parallel_size: Annotated[int, Figure("", "GPUs that share the layers")]
-    data_parallel_size: Annotated[int, Figure("", "groups that share the sequences")]
-    dtype: Annotated[str, Figure("weights in", "format of the weights")]
-    kv_cache_dtype: Annotated[str, Figure("cache in", "format of the cache")]
-    fits: Annotated[bool, Figure("fits", "whether the request fits")]
-    weights_fit: Annotated[bool, Figure("", "whether the weights fit")]
-    memory_bytes: Annotated[int, Figure("", "memory of one GPU")]
+    model: Annotated[str, Figure("model name", "model")]
+    engine: Annotated[str, Figure("engine whose rules apply", "engine")]
+    gpu: Annotated[str, Figure("GPU name", "GPU")]
+    gpus: Annotated[int, Figure("GPUs of the replica", "GPUs")]
+    tensor_parallel_size: Annotated[int, Figure("GPUs that share heads and columns", "tp")]
+    pipeline_parallel_size: Annotated[int, Figure("GPUs that share the layers")]
+    data_parallel_size: Annotated[int, Figure("groups that share the sequences")]
+    dtype: Annotated[str, Figure("format of the weights", "weights in")]
+    kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
+    fits: Annotated[bool, Figure("whether the request fits", "fits")]
+    weights_fit: Annotated[bool, Figure("whether the weights fit")]
+    memory_bytes: Annotated[int, Figure("memory of one GPU")]
     gpu_memory_utilization: Annotated[
-        float, Figure("", "share of the memory that the engine uses", unit="share")
+        float, Figure("share of the memory that the engine uses", unit="share")
     ]
-    utilization_of: Annotated[str, Figure("", "total or free memory")]
-    share_bytes: Annotated[int, Figure("", "memory that the engine uses")]
-    weight_bytes: Annotated[int, Figure("weights/GPU", "weights of one GPU")]
-    language_weight_bytes: Annotated[int, Figure("", "weights of the language model")]
-    extra_weight_bytes: Annotated[int, Figure("", "other weights that the engine loads")]
+    utilization_of: Annotated[str, Figure("total or free memory")]
+    share_bytes: Annotated[int, Figure("memory that the engine uses")]
+    weight_bytes: Annotated[int, Figure("weights of one GPU", "weights/GPU")]
+    language_weight_bytes: Annotated[int, Figure("weights of the language model")]
+    extra_weight_bytes: Annotated[int, Figure("other weights that the engine loads")]
     host_weight_bytes: NotRequired[
-        Annotated[int, Figure("", "in CPU memory, by llama.cpp, or a table of n-grams by vLLM")]
+        Annotated[int, Figure("in CPU memory, by llama.cpp, or a table of n-grams by vLLM")]
     ]
     mtp_weight_bytes: Annotated[
         int | None,
-        Figure("", "bytes of multi-token-prediction layers; null if they are not loaded"),
+        Figure("bytes of multi-token-prediction layers; null if they are not loaded"),
     ]
     draft_weight_bytes: Annotated[
-        int | None, Figure("", "weights of the draft; null without a draft")
+        int | None, Figure("weights of the draft; null without a draft")
     ]
     activation_bytes: Annotated[
-        int, Figure("activations/GPU", "activations of the largest pass")
+        int, Figure("activations of the largest pass", "activations/GPU")
     ]
     overhead_bytes: Annotated[
-        int, Figure("overhead/GPU", "libraries, CUDA graphs and buffers of the engine")
+        int, Figure("libraries, CUDA graphs and buffers of the engine", "overhead/GPU")
     ]
     startup_bytes: Annotated[
         int,
-        Figure("", "CUDA context and collectives, if the share is of free memory; otherwise 0"),
+        Figure("CUDA context and collectives, if the share is of free memory; otherwise 0"),
     ]
     kv_budget_bytes: Annotated[
-        int, Figure("KV cache/GPU", "KV cache budget, the middle of the range")
+        int, Figure("KV cache budget, the middle of the range", "KV cache/GPU")
     ]
     kv_budget_low_bytes: Annotated[
         int | None,
-        Figure("", "low end of the range of 90 % of published starts; null without a range"),
+        Figure("low end of the range of 90 % of published starts; null without a range"),
     ]
     kv_budget_high_bytes: Annotated[
-        int | None, Figure("", "high end of the range; null without a range")
+        int | None, Figure("high end of the range; null without a range")
     ]
-    budget: Annotated[str, Figure("", "the end of the range that the answers use")]
-    shortage_bytes: Annotated[int, Figure("", "missing memory of one GPU")]
+    budget: Annotated[str, Figure("the end of the range that the answers use")]
+    shortage_bytes: Annotated[int, Figure("missing memory of one GPU")]
     advice: Annotated[
         str | None,
-        Figure("", "missing memory, and changes that were tried; null if the request fits"),
+        Figure("missing memory, and changes that were tried; null if the request fits"),
     ]
     advice_quality: Annotated[
         str | None,
-        Figure("", "published quality of the formats in the advice; null if it names none"),
+        Figure("published quality of the formats in the advice; null if it names none"),
     ]
     block_size: Annotated[
-        int | None, Figure("", "per block; null if the engine has no blocks", unit="tokens")
+        int | None, Figure("per block; null if the engine has no blocks", unit="tokens")
     ]
     page_bytes: Annotated[
         int | None,
-        Figure("", "bytes of a page of one layer; null if pages differ or there are none"),
+        Figure("bytes of a page of one layer; null if pages differ or there are none"),
     ]
     bytes_per_block: Annotated[
         int | None,
-        Figure("", "bytes of a block of all layers; null without blocks", unit="bytes"),
+        Figure("bytes of a block of all layers; null without blocks", unit="bytes"),
     ]
-    num_blocks: Annotated[int | None, Figure("blocks/GPU", "in the pool; null without blocks")]
+    num_blocks: Annotated[int | None, Figure("in the pool; null without blocks", "blocks/GPU")]
     blocks_per_request: Annotated[
-        int | None, Figure("blocks/user", "maximum of one sequence; null without blocks")
+        int | None, Figure("maximum of one sequence; null without blocks", "blocks/user")
     ]
-    kv_tokens: Annotated[int, Figure("tokens/GPU", "in the pool")]
+    kv_tokens: Annotated[int, Figure("in the pool", "tokens/GPU")]
     max_concurrency: Annotated[
         float | None,
         Figure(
-            "concurrency",
             "vLLM's maximum concurrency per dp rank; sequences of this length in the pool, as a "
             "fraction; null without a limit",
+            "concurrency",
             format="{:,.2f}",
             is_noted=True,
         ),
@@ -97,119 +97,108 @@ class CapacityRecord(TypedDict):
     max_num_seqs: Annotated[
         int | None,
         Figure(
-            "users",
             "full-length requests at the same time, on all GPUs; sequences of this length that "
             "fit on the replica; null without a limit",
+            "users",
             is_noted=True,
         ),
     ]
     max_model_len: Annotated[
         int | None,
-        Figure("", "maximum length of this number of sequences; null without a limit"),
+        Figure("maximum length of this number of sequences; null without a limit"),
     ]
     longest_context: Annotated[
         int | None,
         Figure(
-            "",
             "max_model_len, limited by the model's maximum unless a longer one was requested; "
             "null without a limit",
             unit="tokens",
         ),
     ]
-    requested_model_len: Annotated[int, Figure("context", "requested length")]
-    requested_num_seqs: Annotated[int, Figure("", "requested sequences")]
+    requested_model_len: Annotated[int, Figure("requested length", "context")]
+    requested_num_seqs: Annotated[int, Figure("requested sequences")]
     low_num_seqs: Annotated[
         int | None,
         Figure(
-            "at least",
             "users at the low end of the range; sequences that fit there; null without a range",
+            "at least",
             is_noted=True,
         ),
     ]
     unshared_num_seqs: Annotated[
         int | None,
         Figure(
-            "not shared",
             "users without the shared prefix; sequences that fit; null without a prefix",
+            "not shared",
             is_noted=True,
         ),
     ]
     needed_utilization: Annotated[
         float | None,
-        Figure("", "smallest share that fits the request; null if none does", unit="share"),
+        Figure("smallest share that fits the request; null if none does", unit="share"),
     ]
     needed_kv_cache_memory_bytes: Annotated[
-        int | None, Figure("", "smallest cache that fits the request; null if none does")
+        int | None, Figure("smallest cache that fits the request; null if none does")
     ]
     capacity_sequences: Annotated[
         int,
         Figure(
-            "",
             "sequences that the cache stores with this engine setting; a higher setting needs "
             "more other memory",
         ),
     ]
-    greatest_num_seqs: Annotated[
-        int, Figure("", "largest max_num_seqs whose sequences all fit")
-    ]
+    greatest_num_seqs: Annotated[int, Figure("largest max_num_seqs whose sequences all fit")]
     greatest_model_len: Annotated[
-        int | None, Figure("", "maximum length of one sequence; null without a limit")
+        int | None, Figure("maximum length of one sequence; null without a limit")
     ]
     small_cache_num_seqs: Annotated[
         int | None,
-        Figure(
-            "", "sequences that fit with an 8-bit cache; null if the cache has 8 bits or fewer"
-        ),
+        Figure("sequences that fit with an 8-bit cache; null if the cache has 8 bits or fewer"),
     ]
-    kv_cache_allocated_bytes: Annotated[int, Figure("", "bytes of the blocks, per rank")]
-    max_num_batched_tokens: Annotated[int, Figure("", "setting of the engine")]
+    kv_cache_allocated_bytes: Annotated[int, Figure("bytes of the blocks, per rank")]
+    max_num_batched_tokens: Annotated[int, Figure("setting of the engine")]
     window_cache_bytes: NotRequired[
-        Annotated[int, Figure("", "bytes of windows, if the engine logs them separately")]
+        Annotated[int, Figure("bytes of windows, if the engine logs them separately")]
     ]
     host_cache_bytes: NotRequired[
         Annotated[
             int,
-            Figure(
-                "", "bytes of llama.cpp layers in CPU memory; only if there are such layers"
-            ),
+            Figure("bytes of llama.cpp layers in CPU memory; only if there are such layers"),
         ]
     ]
     state_bytes: NotRequired[
-        Annotated[
-            int, Figure("", "bytes of recurrent states, if the engine logs them separately")
-        ]
+        Annotated[int, Figure("bytes of recurrent states, if the engine logs them separately")]
     ]
-    machine_memory_bytes: Annotated[int, Figure("", "total memory of one GPU")]
-    cpu_offload_bytes: Annotated[int, Figure("", "bytes of a GPU's weights in CPU memory")]
+    machine_memory_bytes: Annotated[int, Figure("total memory of one GPU")]
+    cpu_offload_bytes: Annotated[int, Figure("bytes of a GPU's weights in CPU memory")]
     cpu_offload_s: Annotated[
         float | None,
-        Figure("", "time of these weights on the link in a pass; null if the rate is unknown"),
+        Figure("time of these weights on the link in a pass; null if the rate is unknown"),
     ]
-    replicated_weight_bytes: Annotated[int, Figure("", "weights that several GPUs store")]
-    kv_copies: Annotated[int, Figure("", "copies of a token's cache")]
-    checkpoint_bytes: Annotated[int, Figure("", "bytes of the files")]
+    replicated_weight_bytes: Annotated[int, Figure("weights that several GPUs store")]
+    kv_copies: Annotated[int, Figure("copies of a token's cache")]
+    checkpoint_bytes: Annotated[int, Figure("bytes of the files")]
     load_disk_s: Annotated[
-        float | None, Figure("", "time to read the files; null if the rate is unknown")
+        float | None, Figure("time to read the files; null if the rate is unknown")
     ]
     load_link_s: Annotated[
         float | None,
-        Figure("", "time to copy the weights to the GPUs; null if the rate is unknown"),
+        Figure("time to copy the weights to the GPUs; null if the rate is unknown"),
     ]
     load_s: Annotated[
-        float | None, Figure("", "the longer of both times; null if both are unknown")
+        float | None, Figure("the longer of both times; null if both are unknown")
     ]
     command: Annotated[
         str | None,
-        Figure("", "the engine's command line of the answer; null if the engine has none"),
+        Figure("the engine's command line of the answer; null if the engine has none"),
     ]
     kvcalc_command: Annotated[
         str | None,
-        Figure("", "the same as a `kvcalc fit` command; null if the engine has none"),
+        Figure("the same as a `kvcalc fit` command; null if the engine has none"),
     ]
     breakpoints: Annotated[
         list[object],
         Figure(
-            "",
             "from_tokens, fixed_bytes, bytes_per_token, block_tokens and cause of each range of "
             "lengths",
         ),
@@ -219,35 +208,32 @@ class CapacityRecord(TypedDict):
 class CacheTransferRecord(TypedDict):
     """Transfers of a cache over links, and sequences in CPU memory."""
 
-    transfer_bytes: Annotated[int, Figure("", "cache of one sequence, sent to a decode GPU")]
+    transfer_bytes: Annotated[int, Figure("cache of one sequence, sent to a decode GPU")]
     transfer_s: Annotated[
-        float | None, Figure("", "time on the link between GPUs; null if the rate is unknown")
+        float | None, Figure("time on the link between GPUs; null if the rate is unknown")
     ]
     offload_num_seqs: NotRequired[
         Annotated[
-            int, Figure("in CPU memory", "more users, in CPU memory; sequences", is_noted=True)
+            int, Figure("more users, in CPU memory; sequences", "in CPU memory", is_noted=True)
         ]
     ]
     offload_step_bytes: NotRequired[
-        Annotated[int, Figure("", "traffic of a step over these sequences")]
+        Annotated[int, Figure("traffic of a step over these sequences")]
     ]
     offload_step_s: NotRequired[
-        Annotated[
-            float | None, Figure("", "time on the host link; null if the rate is unknown")
-        ]
+        Annotated[float | None, Figure("time on the host link; null if the rate is unknown")]
     ]
-    offload_tokens: NotRequired[Annotated[int, Figure("", "tokens that CPU memory stores")]]
+    offload_tokens: NotRequired[Annotated[int, Figure("tokens that CPU memory stores")]]
     offload_return_s: NotRequired[
         Annotated[
             float | None,
-            Figure("", "time to copy one sequence back; null if the rate is unknown"),
+            Figure("time to copy one sequence back; null if the rate is unknown"),
         ]
     ]
     recompute_s: NotRequired[
         Annotated[
             float | None,
             Figure(
-                "",
                 "bound of the time to compute one sequence again; null if the GPU has no bound "
                 "for a prompt",
             ),
@@ -263,91 +249,88 @@ class FitRow(FitRecord):
     """One row of the table of `fit`, with texts of the answer."""
 
     required_users: NotRequired[
-        Annotated[int, Figure("required users", "users that must fit", unit="sequences")]
+        Annotated[int, Figure("users that must fit", "required users", unit="sequences")]
     ]
-    verdict: Annotated[str | None, Figure("fits", "yes or no; null if all configurations fit")]
-    missing_bytes: Annotated[int | None, Figure("missing/GPU", "null if the request fits")]
+    verdict: Annotated[str | None, Figure("yes or no; null if all configurations fit", "fits")]
+    missing_bytes: Annotated[int | None, Figure("null if the request fits", "missing/GPU")]
     longest: Annotated[
         int | str,
         Figure(
-            "max context", "the longest context of the required users", "text", is_noted=True
+            "the longest context of the required users", "max context", "text", is_noted=True
         ),
     ]
     range: Annotated[
         int | str | None,
-        Figure("KV cache range/GPU", "low and high end; null without a range", "text"),
+        Figure("low and high end; null without a range", "KV cache range/GPU", "text"),
     ]
 
 
 class WasteRecord(TypedDict):
     """Waste of three allocators for some lengths."""
 
-    lengths: Annotated[int, Figure("", "given or sampled lengths")]
-    mean_length: Annotated[float, Figure("", "tokens")]
-    contiguous_waste: Annotated[
-        float, Figure("", "wasted share of slots of the maximum length")
-    ]
+    lengths: Annotated[int, Figure("given or sampled lengths")]
+    mean_length: Annotated[float, Figure("tokens")]
+    contiguous_waste: Annotated[float, Figure("wasted share of slots of the maximum length")]
     contiguous_waste_tokens: Annotated[
-        int, Figure("", "wasted tokens of slots of the maximum length")
+        int, Figure("wasted tokens of slots of the maximum length")
     ]
-    contiguous_num_seqs: Annotated[int, Figure("", "sequences that fit in such slots")]
+    contiguous_num_seqs: Annotated[int, Figure("sequences that fit in such slots")]
     external_waste: Annotated[
         float | None,
         Figure(
-            "",
             "free but unusable memory when an exact-size piece does not fit; null if none fits",
         ),
     ]
     external_failures: Annotated[
-        int | None, Figure("", "requests refused for this reason; null if none fits")
+        int | None, Figure("requests refused for this reason; null if none fits")
     ]
-    external_requests: Annotated[int | None, Figure("", "tried requests; null if none fits")]
+    external_requests: Annotated[int | None, Figure("tried requests; null if none fits")]
     external_largest_hole: Annotated[
-        float | None, Figure("", "share of the pool; null if none fits", unit="share")
+        float | None, Figure("share of the pool; null if none fits", unit="share")
     ]
-    paged_waste: Annotated[float, Figure("", "wasted share of blocks")]
-    paged_waste_tokens: Annotated[int, Figure("", "wasted tokens of blocks")]
-    paged_num_seqs: Annotated[int, Figure("", "sequences that fit in blocks")]
+    paged_waste: Annotated[float, Figure("wasted share of blocks")]
+    paged_waste_tokens: Annotated[int, Figure("wasted tokens of blocks")]
+    paged_num_seqs: Annotated[int, Figure("sequences that fit in blocks")]
 
 
 class MatrixCellRecord(TypedDict):
     """Free memory of one cell of users and context."""
 
-    users: Annotated[int, Figure("users", "users of this cell")]
-    context: Annotated[int, Figure("", "per user", unit="tokens")]
+    users: Annotated[int, Figure("users of this cell", "users")]
+    context: Annotated[int, Figure("per user", unit="tokens")]
     headroom_bytes: Annotated[
-        int, Figure("", "free budget with these users; negative if memory is missing")
+        int, Figure("free budget with these users; negative if memory is missing")
     ]
 
 
 class AllocationRecord(TypedDict):
     """One step of three allocators."""
 
-    line: Annotated[int, Figure("", "line of the file")]
-    request: Annotated[str, Figure("request", "the line")]
-    tokens: Annotated[int | None, Figure("", "requested; null for a release")]
-    memory_tokens: Annotated[int, Figure("", "size of the memory")]
+    line: Annotated[int, Figure("line of the file")]
+    request: Annotated[str, Figure("the line", "request")]
+    tokens: Annotated[int | None, Figure("requested; null for a release")]
+    memory_tokens: Annotated[int, Figure("size of the memory")]
     contiguous: Annotated[
         bool | None,
         Figure(
-            "contiguous", "whether a slot of the maximum length is free; null for a release"
+            "whether a slot of the maximum length is free; null for a release", "contiguous"
         ),
     ]
-    contiguous_free_tokens: Annotated[int, Figure("", "after the line")]
+    contiguous_free_tokens: Annotated[int, Figure("after the line")]
     first_fit: Annotated[
         bool | None,
-        Figure("first fit", "whether an exact-size piece is free; null for a release"),
+        Figure("whether an exact-size piece is free; null for a release", "first fit"),
     ]
-    first_fit_free_tokens: Annotated[int, Figure("tokens free", "after the line")]
+    first_fit_free_tokens: Annotated[int, Figure("after the line", "tokens free")]
     paged: Annotated[
-        bool | None, Figure("pages", "whether enough pages are free; null for a release")
+        bool | None, Figure("whether enough pages are free; null for a release", "pages")
     ]
-    paged_free_tokens: Annotated[int, Figure("", "after the line")]
-    contiguous_free_slots: Annotated[int, Figure("slots free", "after the line")]
+    paged_free_tokens: Annotated[int, Figure("after the line")]
+    contiguous_free_slots: Annotated[int, Figure("after the line", "slots free")]
     first_fit_largest_hole: Annotated[
-        int, Figure("largest hole", "after the line", unit="tokens")
+        int, Figure("after the line", "largest hole", unit="tokens")
     ]
-    paged_free_blocks: Annotated[int, Figure("blocks free", "after the line")]
+    paged_free_blocks: Annotated[int, Figure("after the line", "blocks free")]
     block_table: Annotated[
-        list[object] | None, Figure("", "blocks of the sequence; null without blocks")
+        list[object] | None, Figure("blocks of the sequence; null without blocks")
     ]

@@ -27,58 +27,55 @@ class AdviceRecord(TypedDict):
 class DiagnoseRecord(TypedDict):
     """A memory item of one start, or its summary."""
 
-    log: Annotated[str, Figure("", "the file")]
-    boot: Annotated[int, Figure("", "number of the start in the file")]
-    engine: Annotated[str, Figure("", "engine that wrote the log")]
-    engine_version: Annotated[str | None, Figure("", "null if it is not in the log")]
-    model: Annotated[str, Figure("", "preset of the model")]
-    gpu: Annotated[str, Figure("", "GPU name")]
-    gpus: Annotated[int, Figure("", "GPUs of the replica")]
+    log: Annotated[str, Figure("the file")]
+    boot: Annotated[int, Figure("number of the start in the file")]
+    engine: Annotated[str, Figure("engine that wrote the log")]
+    engine_version: Annotated[str | None, Figure("null if it is not in the log")]
+    model: Annotated[str, Figure("preset of the model")]
+    gpu: Annotated[str, Figure("GPU name")]
+    gpus: Annotated[int, Figure("GPUs of the replica")]
     term: Annotated[
-        str, Figure("of one GPU", "memory item; the last record of a start is `what fits`")
+        str, Figure("memory item; the last record of a start is `what fits`", "of one GPU")
     ]
     logged_bytes: Annotated[
-        int | None, Figure("logged", "in the log; null if it is not in the log", "signed bytes")
+        int | None, Figure("in the log; null if it is not in the log", "logged", "signed bytes")
     ]
     predicted_bytes: Annotated[
-        int | None, Figure("predicted", "null without a prediction", "signed bytes")
+        int | None, Figure("null without a prediction", "predicted", "signed bytes")
     ]
     difference_bytes: Annotated[
         int | None,
         Figure(
-            "logged − predicted", "logged − predicted; null without one of them", "signed bytes"
+            "logged − predicted; null without one of them", "logged − predicted", "signed bytes"
         ),
     ]
     fits: Annotated[
         bool | None,
-        Figure("", "whether the request fits by the log's figures; null for memory items"),
+        Figure("whether the request fits by the log's figures; null for memory items"),
     ]
     failure: Annotated[
         str | None,
-        Figure("", "reason of a failed start; null if it did not fail, and for memory items"),
+        Figure("reason of a failed start; null if it did not fail, and for memory items"),
     ]
     tokens: Annotated[
-        int | None, Figure("", "in the cache, by the log; null if they are not in the log")
+        int | None, Figure("in the cache, by the log; null if they are not in the log")
     ]
     max_num_seqs: Annotated[
-        int | None, Figure("", "sequences that fit by the log's figures; null for memory items")
+        int | None, Figure("sequences that fit by the log's figures; null for memory items")
     ]
     command: Annotated[
         str | None,
-        Figure(
-            "", "the engine's command line; null for memory items, or if the engine has none"
-        ),
+        Figure("the engine's command line; null for memory items, or if the engine has none"),
     ]
     taken: Annotated[
-        str | None, Figure("", "result of the start, as a sentence; null for memory items")
+        str | None, Figure("result of the start, as a sentence; null for memory items")
     ]
     change: Annotated[
-        str | None, Figure("", "changes that help, as a sentence; null if none is needed")
+        str | None, Figure("changes that help, as a sentence; null if none is needed")
     ]
     advice: Annotated[
         list[AdviceRecord] | None,
         Figure(
-            "",
             "flags, cost, command, kvcalc_command and holds of each change; null for memory items",
         ),
     ]
@@ -87,77 +84,75 @@ class DiagnoseRecord(TypedDict):
 class RunningRecord(TypedDict):
     """A figure of a running server, or the verdict on it."""
 
-    engine: Annotated[str, Figure("", "engine of the metrics")]
-    model: Annotated[str, Figure("", "preset of the model")]
-    gpu: Annotated[str, Figure("", "GPU name")]
-    gpus: Annotated[int, Figure("", "GPUs of the replica")]
-    max_concurrency: Annotated[int, Figure("", "clients in the prediction")]
-    input_len: Annotated[int, Figure("", "length of the predicted prompts")]
-    output_len: Annotated[int, Figure("", "length of the predicted answers")]
-    time_basis: Annotated[str, Figure("", "calibrated, scaled or bound")]
-    figure: Annotated[str, Figure("figure", "name of the figure; verdict is the last")]
+    engine: Annotated[str, Figure("engine of the metrics")]
+    model: Annotated[str, Figure("preset of the model")]
+    gpu: Annotated[str, Figure("GPU name")]
+    gpus: Annotated[int, Figure("GPUs of the replica")]
+    max_concurrency: Annotated[int, Figure("clients in the prediction")]
+    input_len: Annotated[int, Figure("length of the predicted prompts")]
+    output_len: Annotated[int, Figure("length of the predicted answers")]
+    time_basis: Annotated[str, Figure("calibrated, scaled or bound")]
+    figure: Annotated[str, Figure("name of the figure; verdict is the last", "figure")]
     measured: Annotated[
         float | None,
-        Figure("measured", "by the server; null if the server does not report it", "text"),
+        Figure("by the server; null if the server does not report it", "measured", "text"),
     ]
     predicted: Annotated[
-        float | None, Figure("predicted", "by `serve`; null without a prediction", "text")
+        float | None, Figure("by `serve`; null without a prediction", "predicted", "text")
     ]
-    unit: Annotated[str | None, Figure("", "unit of both figures; null for the verdict")]
-    said: Annotated[str | None, Figure("", "the verdict as a sentence; null for figures")]
+    unit: Annotated[str | None, Figure("unit of both figures; null for the verdict")]
+    said: Annotated[str | None, Figure("the verdict as a sentence; null for figures")]
 
 
 class RequirementRecord(TypedDict):
     """The load of a plan."""
 
     users: Annotated[
-        int | None, Figure("users", "requested concurrent users; null with a rate")
+        int | None, Figure("requested concurrent users; null with a rate", "users")
     ]
     rate: Annotated[
         float | None,
         Figure(
-            "requests/s",
             "requested rate; null with users",
+            "requests/s",
             format="{:g}",
             unit="requests a second",
         ),
     ]
-    context: Annotated[int, Figure("context", "per user", unit="tokens")]
-    input_len: Annotated[int | None, Figure("", "null if only a context was requested")]
-    output_len: Annotated[int | None, Figure("", "null if only a context was requested")]
+    context: Annotated[int, Figure("per user", "context", unit="tokens")]
+    input_len: Annotated[int | None, Figure("null if only a context was requested")]
+    output_len: Annotated[int | None, Figure("null if only a context was requested")]
 
 
 class CandidateRecord(RequirementRecord, DraftRecord):
     """A deployment in some number of replicas under one requirement."""
 
-    model: Annotated[str, Figure("model", "model name")]
-    gpu: Annotated[str, Figure("GPU", "GPU name")]
-    gpus: Annotated[int, Figure("", "GPUs of one replica")]
-    nodes: Annotated[int, Figure("servers", "nodes of one replica")]
-    tensor_parallel_size: Annotated[int, Figure("", "GPUs that share heads and columns")]
-    pipeline_parallel_size: Annotated[int, Figure("", "GPUs that share the layers")]
-    data_parallel_size: Annotated[int, Figure("", "groups that share the sequences")]
-    expert_parallel_size: Annotated[int, Figure("", "GPUs that share the experts")]
-    dtype: Annotated[str, Figure("weights in", "format of the weights")]
-    quantization: Annotated[
-        str | None, Figure("", "requested weight format; null as published")
-    ]
-    kv_cache_dtype: Annotated[str, Figure("cache in", "format of the cache")]
-    replicas: Annotated[int, Figure("replicas", "replicas of the deployment")]
+    model: Annotated[str, Figure("model name", "model")]
+    gpu: Annotated[str, Figure("GPU name", "GPU")]
+    gpus: Annotated[int, Figure("GPUs of one replica")]
+    nodes: Annotated[int, Figure("nodes of one replica", "servers")]
+    tensor_parallel_size: Annotated[int, Figure("GPUs that share heads and columns")]
+    pipeline_parallel_size: Annotated[int, Figure("GPUs that share the layers")]
+    data_parallel_size: Annotated[int, Figure("groups that share the sequences")]
+    expert_parallel_size: Annotated[int, Figure("GPUs that share the experts")]
+    dtype: Annotated[str, Figure("format of the weights", "weights in")]
+    quantization: Annotated[str | None, Figure("requested weight format; null as published")]
+    kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
+    replicas: Annotated[int, Figure("replicas of the deployment", "replicas")]
     prefill_replicas: Annotated[
-        int, Figure("prefill replicas", "replicas that process only prompts")
+        int, Figure("replicas that process only prompts", "prefill replicas")
     ]
-    total_gpus: Annotated[int, Figure("GPUs", "all replicas", is_noted=True)]
-    max_num_seqs: Annotated[int, Figure("target users/replica", "setting of the engine")]
-    capacity_sequences: Annotated[int, Figure("", "maximum that fits on a replica")]
+    total_gpus: Annotated[int, Figure("all replicas", "GPUs", is_noted=True)]
+    max_num_seqs: Annotated[int, Figure("setting of the engine", "target users/replica")]
+    capacity_sequences: Annotated[int, Figure("maximum that fits on a replica")]
     kv_budget_low_bytes: Annotated[
-        int, Figure("", "KV cache budget of one GPU, low end of the range")
+        int, Figure("KV cache budget of one GPU, low end of the range")
     ]
     ttft_s: Annotated[
         float | None,
         Figure(
-            "TTFT",
             "one prompt on an idle replica; null without a bound, or if no prompt was requested",
+            "TTFT",
             mark="time",
             is_noted=True,
         ),
@@ -165,18 +160,18 @@ class CandidateRecord(RequirementRecord, DraftRecord):
     tpot_s: Annotated[
         float | None,
         Figure(
-            "TPOT", "with the target users; null if nothing fits", mark="time", is_noted=True
+            "with the target users; null if nothing fits", "TPOT", mark="time", is_noted=True
         ),
     ]
-    e2e_s: Annotated[float | None, Figure("", "time of a request; null without its lengths")]
+    e2e_s: Annotated[float | None, Figure("time of a request; null without its lengths")]
     tokens_per_s: Annotated[
-        float | None, Figure("", "rate of a replica at this setting; null if nothing fits")
+        float | None, Figure("rate of a replica at this setting; null if nothing fits")
     ]
     tokens_per_s_per_gpu: Annotated[
         float | None,
         Figure(
-            "tokens/s/GPU",
             "per GPU; null if nothing fits",
+            "tokens/s/GPU",
             unit="tokens a second",
             mark="rate",
         ),
@@ -184,16 +179,16 @@ class CandidateRecord(RequirementRecord, DraftRecord):
     total_tokens_per_s: Annotated[
         float | None,
         Figure(
-            "tokens/s",
             "rate of all replicas at the requested load; null if nothing fits",
+            "tokens/s",
             mark="rate",
         ),
     ]
     cost_per_hour: Annotated[
         float | None,
         Figure(
-            "cost/hour",
             "all GPUs, in the unit of --price-per-hour; null without a price",
+            "cost/hour",
             unit="money",
             is_noted=True,
         ),
@@ -201,8 +196,8 @@ class CandidateRecord(RequirementRecord, DraftRecord):
     cost_per_million_tokens: Annotated[
         float | None,
         Figure(
-            "cost/1M tokens",
             "output tokens; null without a price",
+            "cost/1M tokens",
             unit="money",
             mark="time",
             is_noted=True,
@@ -211,16 +206,16 @@ class CandidateRecord(RequirementRecord, DraftRecord):
     energy_per_token_j: Annotated[
         float | None,
         Figure(
-            "J/token",
             "all GPUs at full power; null if the power is unknown",
+            "J/token",
             mark="time",
             is_noted=True,
         ),
     ]
-    time_basis: Annotated[str, Figure("", "calibrated, scaled or bound")]
-    meets: Annotated[bool, Figure("", "whether all targets are met")]
+    time_basis: Annotated[str, Figure("calibrated, scaled or bound")]
+    meets: Annotated[bool, Figure("whether all targets are met")]
     reason: Annotated[
-        str | None, Figure("missed target", "the first missed target; null if all are met")
+        str | None, Figure("the first missed target; null if all are met", "missed target")
     ]
 
 
@@ -228,28 +223,27 @@ class PlanRecord(CandidateRecord):
     """One of the best candidates, with its time model and its command lines."""
 
     pareto: Annotated[
-        bool, Figure("Pareto-optimal", "Pareto-optimal in TPOT and tokens/s per GPU or price")
+        bool, Figure("Pareto-optimal in TPOT and tokens/s per GPU or price", "Pareto-optimal")
     ]
-    basis: Annotated[str, Figure("", "name of the time model")]
+    basis: Annotated[str, Figure("name of the time model")]
     uncalibrated_share: Annotated[
-        float, Figure("", "part of a decode step from operators without their own kernel model")
+        float, Figure("part of a decode step from operators without their own kernel model")
     ]
     time_p90_error: Annotated[
-        float | None, Figure("", "90 % of such steps are within this error; null if unknown")
+        float | None, Figure("90 % of such steps are within this error; null if unknown")
     ]
     quality: Annotated[
         str | None,
-        Figure("", "published quality of lower precision; null at the published precision"),
+        Figure("published quality of lower precision; null at the published precision"),
     ]
-    engine: Annotated[str, Figure("", "engine whose rules apply")]
+    engine: Annotated[str, Figure("engine whose rules apply")]
     command: Annotated[
         str | None,
         Figure(
-            "",
             "the engine's command line of one decode replica; null if the engine has none",
         ),
     ]
     commands: Annotated[
         list[str],
-        Figure("", "command lines of every replica, and of the proxy of disaggregated prefill"),
+        Figure("command lines of every replica, and of the proxy of disaggregated prefill"),
     ]

@@ -9,31 +9,31 @@ from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, Tim
 class WorkRecord(TypedDict):
     """Work and time of an operator or of a pass, without the bytes of the weights."""
 
-    phase: Annotated[str, Figure("phase", "decode, prefill or mixed")]
-    operator: Annotated[str, Figure("operator", "operator name; total is the sum of the pass")]
-    layer: Annotated[str, Figure("layer", "kind of layer; '' outside layers")]
-    role: Annotated[str, Figure("", "kind of work; '' for the total")]
+    phase: Annotated[str, Figure("decode, prefill or mixed", "phase")]
+    operator: Annotated[str, Figure("operator name; total is the sum of the pass", "operator")]
+    layer: Annotated[str, Figure("kind of layer; '' outside layers", "layer")]
+    role: Annotated[str, Figure("kind of work; '' for the total")]
     count: Annotated[
-        int, Figure("runs", "runs in the pass; all other figures are for all runs together")
+        int, Figure("runs in the pass; all other figures are for all runs together", "runs")
     ]
-    flops: Annotated[int, Figure("FLOP", "matrix products only, two per multiply-add")]
+    flops: Annotated[int, Figure("matrix products only, two per multiply-add", "FLOP")]
     vector_flops: Annotated[
-        int, Figure("vector FLOP", "norms, softmax, activation functions and similar")
+        int, Figure("norms, softmax, activation functions and similar", "vector FLOP")
     ]
-    cache_bytes: Annotated[int, Figure("cache", "cache read and written", format="si B")]
-    cache_read_bytes: Annotated[int, Figure("", "cache read")]
-    cache_write_bytes: Annotated[int, Figure("", "cache written")]
+    cache_bytes: Annotated[int, Figure("cache read and written", "cache", format="si B")]
+    cache_read_bytes: Annotated[int, Figure("cache read")]
+    cache_write_bytes: Annotated[int, Figure("cache written")]
     activation_bytes: Annotated[
-        int, Figure("activations", "activations read and written", format="si B")
+        int, Figure("activations read and written", "activations", format="si B")
     ]
-    bytes: Annotated[int, Figure("bytes", "all traffic of the GPU's memory", format="si B")]
-    network_bytes: Annotated[int, Figure("", "sent between GPUs")]
-    inter_node_bytes: Annotated[int, Figure("", "sent between nodes")]
+    bytes: Annotated[int, Figure("all traffic of the GPU's memory", "bytes", format="si B")]
+    network_bytes: Annotated[int, Figure("sent between GPUs")]
+    inter_node_bytes: Annotated[int, Figure("sent between nodes")]
     intensity: Annotated[
         float | None,
         Figure(
-            "FLOP/B",
             "flops ÷ bytes; null without traffic",
+            "FLOP/B",
             unit="FLOP per byte",
             formula="{flops} / {bytes}",
         ),
@@ -41,19 +41,19 @@ class WorkRecord(TypedDict):
     bound: Annotated[
         str | None,
         Figure(
-            "bound",
             "compute, memory or network, by the roofline; null for engine_overhead and "
             "module_overhead",
+            "bound",
         ),
     ]
     computed_in: Annotated[
-        str | None, Figure("", "dtypes of the matrix units; null without a product")
+        str | None, Figure("dtypes of the matrix units; null without a product")
     ]
     roofline_s: Annotated[
         float,
         Figure(
-            "at least",
             "datasheet bound with full overlap and no launches",
+            "at least",
             format="kernel",
             is_noted=True,
         ),
@@ -61,14 +61,14 @@ class WorkRecord(TypedDict):
     time_s: Annotated[
         float | None,
         Figure(
-            "predicted", "predicted time; null without a calibration", "kernel", mark="time"
+            "predicted time; null without a calibration", "predicted", "kernel", mark="time"
         ),
     ]
     overhead: Annotated[
         float | None,
         Figure(
-            "overhead",
             "predicted time ÷ bound; null without one of them",
+            "overhead",
             "{:.3g}×",
             unit="ratio",
             is_noted=True,
@@ -78,8 +78,8 @@ class WorkRecord(TypedDict):
     share: Annotated[
         float,
         Figure(
-            "share",
             "share of the time of the pass; by time_s or else roofline_s",
+            "share",
             "{:.1%}",
             unit="share",
             is_noted=True,
@@ -92,18 +92,18 @@ class PassTotalRecord(WorkRecord):
 
     mla_form: Annotated[
         str | None,
-        Figure("MLA form", "absorbed, expanded or mixed; null without latent attention"),
+        Figure("absorbed, expanded or mixed; null without latent attention", "MLA form"),
     ]
     time_note: Annotated[
         str | None,
-        Figure("", "a warning on the measured rows behind a time; null if there is none"),
+        Figure("a warning on the measured rows behind a time; null if there is none"),
     ]
 
 
 class TimedWorkRecord(DeploymentRecord, BatchRecord, WorkRecord, TimeBasisRecord):
     """Work and time of an operator or of a pass of a deployment."""
 
-    weight_bytes: Annotated[int, Figure("weights", "weights read", format="si B")]
+    weight_bytes: Annotated[int, Figure("weights read", "weights", format="si B")]
 
 
 class RooflineRecord(TimedWorkRecord, PassTotalRecord, MemoryRecord):
@@ -114,36 +114,35 @@ class OperatorRecord(TimedWorkRecord):
     """One operator of a pass, for all its runs together."""
 
     heads: Annotated[
-        int | None, Figure("", "heads of attention; null for other operators", unit="count")
+        int | None, Figure("heads of attention; null for other operators", unit="count")
     ]
     m: Annotated[
         int | None,
-        Figure("", "rows of a product, or queries of attention; null for other operators"),
+        Figure("rows of a product, or queries of attention; null for other operators"),
     ]
     k: Annotated[
         int | None,
-        Figure("", "inner width of a product, or width of a key; null for other operators"),
+        Figure("inner width of a product, or width of a key; null for other operators"),
     ]
     n: Annotated[
         float | None,
         Figure(
-            "",
             "columns of a product, or mean keys that a query sees; null for other operators",
         ),
     ]
     parts: NotRequired[
         Annotated[
             list[dict[str, Any]],
-            Figure("", "operator, flops and vector_flops of each part of a fused operator"),
+            Figure("operator, flops and vector_flops of each part of a fused operator"),
         ]
     ]
     expected_experts: NotRequired[
-        Annotated[float, Figure("", "mean number of experts that the pass reaches")]
+        Annotated[float, Figure("mean number of experts that the pass reaches")]
     ]
     time_note: NotRequired[
         Annotated[
             str | None,
-            Figure("", "a warning on the measured rows behind a time; null if there is none"),
+            Figure("a warning on the measured rows behind a time; null if there is none"),
         ]
     ]
 
@@ -151,36 +150,36 @@ class OperatorRecord(TimedWorkRecord):
 class AttentionRecord(BatchRecord):
     """Attention of a variant in one layer, without projections."""
 
-    gpu: Annotated[str, Figure("GPU", "GPU name")]
-    attention: Annotated[str, Figure("attention", "model family with this shape")]
-    variant: Annotated[str, Figure("", "the shape as `compare` reads it")]
-    phase: Annotated[str, Figure("", "decode or prefill")]
+    gpu: Annotated[str, Figure("GPU name", "GPU")]
+    attention: Annotated[str, Figure("model family with this shape", "attention")]
+    variant: Annotated[str, Figure("the shape as `compare` reads it")]
+    phase: Annotated[str, Figure("decode or prefill")]
     mla_form: Annotated[
         str | None,
-        Figure("MLA form", "absorbed or expanded; null without latent attention"),
+        Figure("absorbed or expanded; null without latent attention", "MLA form"),
     ]
-    kv_cache_dtype: Annotated[str, Figure("cache in", "format of the cache")]
+    kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
     flops: Annotated[
-        int, Figure("FLOP", "FLOPs of attention, its indexer and its expansions in one layer")
+        int, Figure("FLOPs of attention, its indexer and its expansions in one layer", "FLOP")
     ]
-    bytes: Annotated[int, Figure("bytes", "traffic of the same operators")]
+    bytes: Annotated[int, Figure("traffic of the same operators", "bytes")]
     intensity: Annotated[
         float,
         Figure(
-            "FLOP/B",
             "flops ÷ bytes",
+            "FLOP/B",
             "{:,.1f}",
             unit="FLOP per byte",
             formula="{flops} / {bytes}",
         ),
     ]
-    bound: Annotated[str, Figure("bound", "compute or memory")]
-    roofline_s: Annotated[float, Figure("at least", "datasheet bound", "kernel")]
+    bound: Annotated[str, Figure("compute or memory", "bound")]
+    roofline_s: Annotated[float, Figure("datasheet bound", "at least", "kernel")]
     knee: Annotated[
         float,
         Figure(
-            "ridge point",
             "ridge point of this GPU, from which products are compute-bound",
+            "ridge point",
             "{:.1f}",
             unit="FLOP per byte",
         ),
@@ -188,11 +187,11 @@ class AttentionRecord(BatchRecord):
     to_knee: Annotated[
         float,
         Figure(
-            "gap to ridge",
             "ridge point ÷ intensity",
+            "gap to ridge",
             "{:,.2f}×",
             unit="ratio",
             formula="{knee} / {intensity}",
         ),
     ]
-    computed_in: Annotated[str, Figure("", "dtypes of the matrix units")]
+    computed_in: Annotated[str, Figure("dtypes of the matrix units")]

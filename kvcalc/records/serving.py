@@ -14,17 +14,15 @@ from kvcalc.records.size import (
 class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     """A batch of equal requests."""
 
-    batch_size: Annotated[int, Figure("batch", "equal concurrent sequences", unit="sequences")]
-    input_len: Annotated[int, Figure("in", "tokens of the prompt")]
-    output_len: Annotated[int, Figure("out", "tokens of the answer")]
-    prefix_len: Annotated[
-        int, Figure("", "leading tokens of the prompt that are already cached")
-    ]
+    batch_size: Annotated[int, Figure("equal concurrent sequences", "batch", unit="sequences")]
+    input_len: Annotated[int, Figure("tokens of the prompt", "in")]
+    output_len: Annotated[int, Figure("tokens of the answer", "out")]
+    prefix_len: Annotated[int, Figure("leading tokens of the prompt that are already cached")]
     ttft_s: Annotated[
         float | None,
         Figure(
-            "TTFT",
             "until the first token; null if the GPU has no bound for a prompt",
+            "TTFT",
             mark="time",
             is_noted=True,
             formula="Σ operators of the prefill of {input_len} − {prefix_len} cached tokens",
@@ -33,8 +31,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     uncached_ttft_s: Annotated[
         float | None,
         Figure(
-            "TTFT uncached",
             "without the cached prefix; null without a prefix",
+            "TTFT uncached",
             mark="time",
             is_noted=True,
         ),
@@ -42,8 +40,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     tpot_s: Annotated[
         float | None,
         Figure(
-            "TPOT",
             "from one token to the next; null for an answer of one token",
+            "TPOT",
             mark="time",
             is_noted=True,
             formula="mean of {output_len} − 1 decode steps, {tpot_first_s} to {tpot_last_s}",
@@ -52,8 +50,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     tpot_first_s: Annotated[
         float | None,
         Figure(
-            "TPOT first",
             "after the shortest cache; null for an answer of one token",
+            "TPOT first",
             mark="time",
             is_noted=True,
         ),
@@ -61,8 +59,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     tpot_last_s: Annotated[
         float | None,
         Figure(
-            "TPOT last",
             "after the longest; null for an answer of one token",
+            "TPOT last",
             mark="time",
             is_noted=True,
         ),
@@ -70,30 +68,30 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     e2e_s: Annotated[
         float | None,
         Figure(
-            "end to end",
             "TTFT + (out − 1) · TPOT; null without ttft_s",
+            "end to end",
             mark="time",
             is_noted=True,
             formula="{ttft_s} + ({output_len} − 1) · {tpot_s}",
         ),
     ]
-    flops: Annotated[int, Figure("FLOP", "FLOPs of all passes")]
-    bytes: Annotated[int, Figure("bytes", "traffic of all passes", format="si B")]
+    flops: Annotated[int, Figure("FLOPs of all passes", "FLOP")]
+    bytes: Annotated[int, Figure("traffic of all passes", "bytes", format="si B")]
     speedup: Annotated[
         float | None,
         Figure(
-            "cache saves",
             "time without a cache ÷ time with it; null unless both were requested",
+            "cache saves",
             unit="ratio",
             formula="{no_cache_e2e_s} / {e2e_s}",
         ),
     ]
-    tokens_per_step: Annotated[float, Figure("", "per decode step, more than 1 with a draft")]
+    tokens_per_step: Annotated[float, Figure("per decode step, more than 1 with a draft")]
     output_tokens_per_s: Annotated[
         float | None,
         Figure(
-            "tokens/s",
             "rate of all sequences; null without e2e_s",
+            "tokens/s",
             format="{:,.1f}",
             mark="rate",
             formula="{batch_size} · {output_len} / {e2e_s}",
@@ -103,8 +101,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         Annotated[
             float | None,
             Figure(
-                "per 1M tokens",
                 "currency of --price-per-hour; null without e2e_s",
+                "per 1M tokens",
                 unit="money",
                 mark="time",
                 is_noted=True,
@@ -118,17 +116,15 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     energy_per_token_j: Annotated[
         float | None,
         Figure(
-            "J/token",
             "all GPUs at full power all the time; null if the power or e2e_s is unknown",
+            "J/token",
             is_noted=True,
         ),
     ]
-    cpu_offload_bytes: Annotated[int, Figure("", "bytes of a GPU's weights in CPU memory")]
+    cpu_offload_bytes: Annotated[int, Figure("bytes of a GPU's weights in CPU memory")]
     cpu_offload_s: Annotated[
         float | None,
-        Figure(
-            "", "time of these weights on the link in a decode step; null without such weights"
-        ),
+        Figure("time of these weights on the link in a decode step; null without such weights"),
     ]
 
 
@@ -137,52 +133,51 @@ class NoCacheRecord(LatencyRecord):
 
     no_cache_ttft_s: Annotated[
         float | None,
-        Figure("first token", "ttft_s without a cache; null if it is null", mark="time"),
+        Figure("ttft_s without a cache; null if it is null", "first token", mark="time"),
     ]
     no_cache_tpot_s: Annotated[
-        float | None, Figure("", "tpot_s without a cache; null for an answer of one token")
+        float | None, Figure("tpot_s without a cache; null for an answer of one token")
     ]
     no_cache_tpot_first_s: Annotated[
         float | None,
-        Figure("", "tpot_first_s without a cache; null for an answer of one token"),
+        Figure("tpot_first_s without a cache; null for an answer of one token"),
     ]
     no_cache_tpot_last_s: Annotated[
         float | None,
         Figure(
-            "last token",
             "tpot_last_s without a cache; null for an answer of one token",
+            "last token",
             mark="time",
         ),
     ]
     no_cache_e2e_s: Annotated[
         float | None,
-        Figure("end to end", "e2e_s without a cache; null if it is null", mark="time"),
+        Figure("e2e_s without a cache; null if it is null", "end to end", mark="time"),
     ]
-    no_cache_flops: Annotated[int, Figure("FLOP", "flops without a cache")]
-    no_cache_bytes: Annotated[int, Figure("", "bytes without a cache")]
-    no_cache_head: Annotated[str, Figure("head on", "positions of the LM head, last or all")]
+    no_cache_flops: Annotated[int, Figure("flops without a cache", "FLOP")]
+    no_cache_bytes: Annotated[int, Figure("bytes without a cache")]
+    no_cache_head: Annotated[str, Figure("positions of the LM head, last or all", "head on")]
     no_cache_redundant_flops_share: Annotated[
         float,
         Figure(
-            "redundant",
             "1 − FLOPs with the cache ÷ FLOPs without it; 0 if chunks of a prompt need more",
+            "redundant",
             format="{:.1%}",
         ),
     ]
     no_cache_token_projections: Annotated[
         int,
-        Figure("token projections", "tokens that pass through the layers, for all sequences"),
+        Figure("tokens that pass through the layers, for all sequences", "token projections"),
     ]
     no_cache_redundant_projections: Annotated[
-        int, Figure("redundant", "token projections beyond one per token")
+        int, Figure("token projections beyond one per token", "redundant")
     ]
     tpot_last_bound_s: Annotated[
-        float, Figure("", "datasheet bound of the last step with the cache")
+        float, Figure("datasheet bound of the last step with the cache")
     ]
     no_cache_doubles_from: Annotated[
         int | None,
         Figure(
-            "",
             "smallest context at which a step without the cache takes twice as long; null if "
             "there is none",
             unit="tokens",
@@ -193,102 +188,97 @@ class NoCacheRecord(LatencyRecord):
 class SpeculationRecord(TypedDict):
     """One step of speculative decoding at mid length."""
 
-    draft: Annotated[str, Figure("draft", "draft model or method")]
-    num_speculative_tokens: Annotated[int, Figure("drafted", "drafted per step")]
+    draft: Annotated[str, Figure("draft model or method", "draft")]
+    num_speculative_tokens: Annotated[int, Figure("drafted per step", "drafted")]
     acceptance_rate: Annotated[
         float,
-        Figure("accepted", "accepted part of drafted tokens", format="{:.0%}", unit="share"),
+        Figure("accepted part of drafted tokens", "accepted", format="{:.0%}", unit="share"),
     ]
     tokens_per_step: Annotated[
         float,
         Figure(
-            "tokens/step",
             "per decode step, more than 1 with a draft",
+            "tokens/step",
             format="{:.4f}",
             formula="Σ {acceptance_rate}^i for i from 0 to {num_speculative_tokens}",
         ),
     ]
-    draft_s: Annotated[float, Figure("drafting", "time to draft the tokens", mark="time")]
-    verify_s: Annotated[float, Figure("verifying", "time to verify the tokens", mark="time")]
+    draft_s: Annotated[float, Figure("time to draft the tokens", "drafting", mark="time")]
+    verify_s: Annotated[float, Figure("time to verify the tokens", "verifying", mark="time")]
     speculative_tpot_s: Annotated[
         float,
         Figure(
-            "TPOT",
             "time per further token",
+            "TPOT",
             mark="time",
             formula="({draft_s} + {verify_s}) / {tokens_per_step}",
         ),
     ]
     speculative_speedup: Annotated[
-        float, Figure("speed-up", "tpot_s without the draft ÷ tpot_s with it", format="{:.2f}×")
+        float, Figure("tpot_s without the draft ÷ tpot_s with it", "speed-up", format="{:.2f}×")
     ]
     stops_paying_at_batch: Annotated[
         int | None,
         Figure(
-            "stops paying at batch",
             "smallest batch at which the draft costs more than it saves; null if there is none",
+            "stops paying at batch",
             unit="sequences",
         ),
     ]
-    draft_weight_bytes: Annotated[int, Figure("draft weights", "weights of the draft")]
+    draft_weight_bytes: Annotated[int, Figure("weights of the draft", "draft weights")]
     draft_cache_bytes: Annotated[
-        int, Figure("draft cache", "cache of the draft, for all sequences")
+        int, Figure("cache of the draft, for all sequences", "draft cache")
     ]
 
 
 class LoadRecord(TypedDict):
     """Load and settings of a server."""
 
-    client: Annotated[str, Figure("", "arrival process: open, closed, inferencex or aiperf")]
+    client: Annotated[str, Figure("arrival process: open, closed, inferencex or aiperf")]
     think_time_s: Annotated[
         float | None,
-        Figure("", "from an answer to the client's next request; null in an open loop"),
+        Figure("from an answer to the client's next request; null in an open loop"),
     ]
     front_end_s: Annotated[
         float | None,
-        Figure("", "time of a request before and after the engine; null if unknown"),
+        Figure("time of a request before and after the engine; null if unknown"),
     ]
     prefix_hit_rate: Annotated[
         float | None,
         Figure(
-            "prefix hits",
             "part of each prompt that begins with the cached prefix, as requested; null without "
             "a prefix",
+            "prefix hits",
             format="{:.3g}",
             unit="share",
         ),
     ]
     prefix_hit_share: Annotated[
         float | None,
-        Figure("", "part of prompt tokens found in a prefix cache; null without a prefix"),
+        Figure("part of prompt tokens found in a prefix cache; null without a prefix"),
     ]
-    policy: Annotated[str, Figure("policy", "static or continuous")]
-    cache: Annotated[str, Figure("cache", "contiguous or paged")]
+    policy: Annotated[str, Figure("static or continuous", "policy")]
+    cache: Annotated[str, Figure("contiguous or paged", "cache")]
     rate: Annotated[
         float | None,
         Figure(
-            "offered req/s",
             "offered requests; null if all arrive together or in a closed loop",
+            "offered req/s",
             format="{:.4g}",
             unit="requests a second",
         ),
     ]
     max_concurrency: Annotated[
-        int | None, Figure("clients", "concurrent clients; null in an open loop")
+        int | None, Figure("concurrent clients; null in an open loop", "clients")
     ]
-    max_num_seqs: Annotated[int, Figure("", "setting of the engine")]
-    max_num_batched_tokens: Annotated[int, Figure("", "setting of the engine")]
-    seed: Annotated[int, Figure("", "seed of random numbers")]
-    slo_ttft: Annotated[
-        float | None, Figure("", "target; null without a target", unit="seconds")
-    ]
-    slo_tpot: Annotated[
-        float | None, Figure("", "target; null without a target", unit="seconds")
-    ]
+    max_num_seqs: Annotated[int, Figure("setting of the engine")]
+    max_num_batched_tokens: Annotated[int, Figure("setting of the engine")]
+    seed: Annotated[int, Figure("seed of random numbers")]
+    slo_ttft: Annotated[float | None, Figure("target; null without a target", unit="seconds")]
+    slo_tpot: Annotated[float | None, Figure("target; null without a target", unit="seconds")]
     found_rate: Annotated[
         float | None,
         Figure(
-            "",
             "highest rate that is sustained and meets the targets; null unless requested",
             unit="requests a second",
         ),
@@ -296,144 +286,135 @@ class LoadRecord(TypedDict):
     num_speculative_tokens_from: Annotated[
         str | None,
         Figure(
-            "",
             "source of a default num_speculative_tokens; null if it was given, or without a "
             "draft",
         ),
     ]
     prefill_replicas: Annotated[
         int,
-        Figure(
-            "", "replicas that process only prompts; 0 if prompts and decodes share a replica"
-        ),
+        Figure("replicas that process only prompts; 0 if prompts and decodes share a replica"),
     ]
-    total_gpus: Annotated[int, Figure("", "GPUs of the replica and of prefill replicas")]
+    total_gpus: Annotated[int, Figure("GPUs of the replica and of prefill replicas")]
     transfer_s: Annotated[
         float | None,
         Figure(
-            "",
             "mean time of a prompt's cache on the link to the decode replica; null without "
             "disaggregated prefill",
         ),
     ]
     tokens_per_step: Annotated[
         float | None,
-        Figure("tokens/step", "per verification; null without a draft", format="{:.2f}"),
+        Figure("per verification; null without a draft", "tokens/step", format="{:.2f}"),
     ]
 
 
 class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     """A server under load."""
 
-    requests: Annotated[int, Figure("", "arrived requests")]
-    completed: Annotated[int, Figure("done", "answered requests")]
-    rejected: Annotated[int, Figure("rejected", "requests that can never fit")]
-    input_tokens: Annotated[int, Figure("", "tokens of answered requests")]
-    output_tokens: Annotated[int, Figure("", "tokens of answered requests")]
-    duration_s: Annotated[float, Figure("", "from the first arrival to the last token")]
+    requests: Annotated[int, Figure("arrived requests")]
+    completed: Annotated[int, Figure("answered requests", "done")]
+    rejected: Annotated[int, Figure("requests that can never fit", "rejected")]
+    input_tokens: Annotated[int, Figure("tokens of answered requests")]
+    output_tokens: Annotated[int, Figure("tokens of answered requests")]
+    duration_s: Annotated[float, Figure("from the first arrival to the last token")]
     throughput_tokens_per_s: Annotated[
         float | None,
         Figure(
-            "tokens/s",
             "output tokens; null without an answer",
+            "tokens/s",
             mark="rate",
             is_noted=True,
             formula="{output_tokens} tokens / {duration_s}",
         ),
     ]
     total_tokens_per_s: Annotated[
-        float | None, Figure("", "input and output tokens; null without an answer")
+        float | None, Figure("input and output tokens; null without an answer")
     ]
     requests_per_s: Annotated[
         float | None,
         Figure(
-            "req/s",
             "answered requests; null without an answer",
+            "req/s",
             mark="rate",
             formula="{completed} requests / {duration_s}",
         ),
     ]
     ttft_mean_s: Annotated[
-        float | None, Figure("", "from arrival to first token; null without an answer")
+        float | None, Figure("from arrival to first token; null without an answer")
     ]
     ttft_p50_s: Annotated[
         float | None,
         Figure(
-            "TTFT p50",
             "until the first token, for half of the requests; null without an answer",
+            "TTFT p50",
             mark="time",
             is_noted=True,
         ),
     ]
-    ttft_p90_s: Annotated[float | None, Figure("", "90th percentile; null without an answer")]
+    ttft_p90_s: Annotated[float | None, Figure("90th percentile; null without an answer")]
     ttft_p99_s: Annotated[
-        float | None, Figure("TTFT p99", "99th percentile; null without an answer", mark="time")
+        float | None, Figure("99th percentile; null without an answer", "TTFT p99", mark="time")
     ]
     tpot_mean_s: Annotated[
         float | None,
-        Figure("", "time after the first token ÷ further tokens; null without further tokens"),
+        Figure("time after the first token ÷ further tokens; null without further tokens"),
     ]
     tpot_p50_s: Annotated[
         float | None,
         Figure(
-            "TPOT p50",
             "from one token to the next; null without further tokens",
+            "TPOT p50",
             mark="time",
             is_noted=True,
         ),
     ]
-    tpot_p90_s: Annotated[
-        float | None, Figure("", "90th percentile; null without further tokens")
-    ]
+    tpot_p90_s: Annotated[float | None, Figure("90th percentile; null without further tokens")]
     tpot_p99_s: Annotated[
         float | None,
-        Figure("TPOT p99", "99th percentile; null without further tokens", mark="time"),
+        Figure("99th percentile; null without further tokens", "TPOT p99", mark="time"),
     ]
     e2e_mean_s: Annotated[
-        float | None, Figure("", "from arrival to last token; null without an answer")
+        float | None, Figure("from arrival to last token; null without an answer")
     ]
     e2e_p50_s: Annotated[
         float | None,
         Figure(
-            "end to end p50",
             "until the last token, median; null without an answer",
+            "end to end p50",
             mark="time",
             is_noted=True,
         ),
     ]
-    e2e_p90_s: Annotated[float | None, Figure("", "90th percentile; null without an answer")]
-    e2e_p99_s: Annotated[float | None, Figure("", "99th percentile; null without an answer")]
+    e2e_p90_s: Annotated[float | None, Figure("90th percentile; null without an answer")]
+    e2e_p99_s: Annotated[float | None, Figure("99th percentile; null without an answer")]
     queueing_mean_s: Annotated[
         float | None,
         Figure(
-            "queueing",
             "mean until work begins; null without an answer",
+            "queueing",
             mark="time",
             is_noted=True,
         ),
     ]
     prefill_utilization: Annotated[
         float | None,
-        Figure(
-            "", "busy time of prefill replicas; null without prefill replicas", unit="share"
-        ),
+        Figure("busy time of prefill replicas; null without prefill replicas", unit="share"),
     ]
     decode_queueing_mean_s: Annotated[
         float | None,
         Figure(
-            "",
             "from first token to the first pass on the decode replica; null without "
             "disaggregated prefill",
         ),
     ]
     goodput_requests_per_s: Annotated[
-        float | None, Figure("", "requests that meet every target; null without a target")
+        float | None, Figure("requests that meet every target; null without a target")
     ]
     slo_attainment: Annotated[
         float | None,
         Figure(
-            "within SLO",
             "answered requests that meet every target; null without a target",
+            "within SLO",
             format="{:.1%}",
             unit="share",
             mark="rate",
@@ -442,19 +423,19 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     padding_waste: Annotated[
         float | None,
         Figure(
-            "padding",
             "padded slots ÷ all token slots; null without a pass",
+            "padding",
             format="{:.1%}",
             formula="{padded_slots} / {token_slots}",
         ),
     ]
-    padded_slots: Annotated[int, Figure("", "token slots with padding")]
-    token_slots: Annotated[int, Figure("", "token slots of all passes")]
+    padded_slots: Annotated[int, Figure("token slots with padding")]
+    token_slots: Annotated[int, Figure("token slots of all passes")]
     kv_waste: Annotated[
         float | None,
         Figure(
-            "KV waste",
             "allocated, but no token in it; null without an allocation",
+            "KV waste",
             format="{:.1%}",
             is_noted=True,
         ),
@@ -462,51 +443,51 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     kv_peak: Annotated[
         float | None,
         Figure(
-            "KV peak",
             "maximum allocated part of the budget; null without a budget",
+            "KV peak",
             format="{:.1%}",
             unit="share",
             formula="{kv_peak_bytes} / {kv_budget_bytes}",
         ),
     ]
-    kv_peak_bytes: Annotated[int, Figure("", "maximum allocated bytes")]
-    kv_budget_bytes: Annotated[int, Figure("", "KV cache budget")]
-    preemptions: Annotated[int, Figure("preempted", "preempted requests")]
-    recomputed_tokens: Annotated[int, Figure("", "tokens of preempted requests")]
-    passes: Annotated[int, Figure("", "executed passes")]
+    kv_peak_bytes: Annotated[int, Figure("maximum allocated bytes")]
+    kv_budget_bytes: Annotated[int, Figure("KV cache budget")]
+    preemptions: Annotated[int, Figure("preempted requests", "preempted")]
+    recomputed_tokens: Annotated[int, Figure("tokens of preempted requests")]
+    passes: Annotated[int, Figure("executed passes")]
     mean_batch_size: Annotated[
         float | None,
         Figure(
-            "batch",
             "sequences per pass, weighted by time; null without a pass",
+            "batch",
             format="{:.1f}",
         ),
     ]
     utilization: Annotated[
-        float | None, Figure("", "busy time of the GPU; null without an answer", unit="share")
+        float | None, Figure("busy time of the GPU; null without an answer", unit="share")
     ]
     mean_in_system: Annotated[
         float | None,
-        Figure("", "waiting and running requests, weighted by time; null without an answer"),
+        Figure("waiting and running requests, weighted by time; null without an answer"),
     ]
     diverges: Annotated[
         bool | None,
         Figure(
-            "queue",
             "whether the rate exceeds capacity_requests_per_s; null in a closed loop, or with "
             "too few requests",
+            "queue",
             format="queue",
         ),
     ]
     capacity_requests_per_s: Annotated[
         float | None,
-        Figure("", "maximum rate if requests always wait; null if the server serves none"),
+        Figure("maximum rate if requests always wait; null if the server serves none"),
     ]
     cost_per_million_tokens: Annotated[
         float | None,
         Figure(
-            "per 1M tokens",
             "currency of --price-per-hour; null without a price",
+            "per 1M tokens",
             unit="money",
             mark="time",
             is_noted=True,
@@ -515,28 +496,28 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     tpot_p90_error: Annotated[
         float | None,
-        Figure("", "90th percentile of the error of TPOT on measured servers; null if unknown"),
+        Figure("90th percentile of the error of TPOT on measured servers; null if unknown"),
     ]
     ttft_p90_error: Annotated[
-        float | None, Figure("", "90th percentile of the error of TTFT; null if unknown")
+        float | None, Figure("90th percentile of the error of TTFT; null if unknown")
     ]
     throughput_p90_error: Annotated[
-        float | None, Figure("", "90th percentile of the error of tokens/s; null if unknown")
+        float | None, Figure("90th percentile of the error of tokens/s; null if unknown")
     ]
 
 
 class PassRecord(TypedDict):
     """Consecutive passes of a timeline over the same sequences."""
 
-    rank: Annotated[int, Figure("", "data-parallel rank; prefill replicas come last")]
+    rank: Annotated[int, Figure("data-parallel rank; prefill replicas come last")]
     start_s: Annotated[
-        float, Figure("", "start of the first pass of this line, from the first arrival")
+        float, Figure("start of the first pass of this line, from the first arrival")
     ]
-    duration_s: Annotated[float, Figure("", "time of all passes of this line")]
-    passes: Annotated[int, Figure("", "consecutive passes with the same sequences")]
-    sequences: Annotated[int, Figure("", "per pass", unit="sequences")]
-    tokens: Annotated[int, Figure("", "per pass")]
-    prefill_tokens: Annotated[int, Figure("", "prompt tokens per pass")]
-    waiting: Annotated[int, Figure("", "requests that are not admitted")]
-    kv_allocated_bytes: Annotated[int, Figure("", "at the end")]
-    kv_stored_bytes: Annotated[int, Figure("", "at the end")]
+    duration_s: Annotated[float, Figure("time of all passes of this line")]
+    passes: Annotated[int, Figure("consecutive passes with the same sequences")]
+    sequences: Annotated[int, Figure("per pass", unit="sequences")]
+    tokens: Annotated[int, Figure("per pass")]
+    prefill_tokens: Annotated[int, Figure("prompt tokens per pass")]
+    waiting: Annotated[int, Figure("requests that are not admitted")]
+    kv_allocated_bytes: Annotated[int, Figure("at the end")]
+    kv_stored_bytes: Annotated[int, Figure("at the end")]

@@ -136,13 +136,13 @@ class CompareRow(CompareRecord):
     """A record of `compare` with the time of its decode step, predicted or else the bound."""
 
     step_s: Annotated[
-        float, Figure("step", "time of one decode step", mark="time", is_noted=True)
+        float, Figure("time of one decode step", "step", mark="time", is_noted=True)
     ]
     roofline_s: Annotated[
-        float, Figure("at least", "datasheet bound of the step", is_noted=True)
+        float, Figure("datasheet bound of the step", "at least", is_noted=True)
     ]
     intensity: Annotated[
-        float | None, Figure("FLOP/B of the step", "flops ÷ bytes; null without traffic")
+        float | None, Figure("flops ÷ bytes; null without traffic", "FLOP/B of the step")
     ]
 
 

@@ -33,10 +33,10 @@ MAX_WORDS = 25  # in the sentence
 class PlanRow(PlanRecord):
     """A record with its split in words, and the users that fit in all replicas."""
 
-    split: Annotated[str, Figure("split", "parallelism of each replica", is_noted=True)]
+    split: Annotated[str, Figure("parallelism of each replica", "split", is_noted=True)]
     max_users: Annotated[
         int | None,
-        Figure("max users", "requests that fit on all GPUs, at least", is_noted=True),
+        Figure("requests that fit on all GPUs, at least", "max users", is_noted=True),
     ]
 
 

@@ -33,7 +33,7 @@ class OperatorRow(OperatorRecord):
     """A record of an operator with its shape."""
 
     shape: Annotated[
-        str | None, Figure("shape", "m × k × n, or heads × queries × keys × width")
+        str | None, Figure("m × k × n, or heads × queries × keys × width", "shape")
     ]
 
 
@@ -197,18 +197,18 @@ OPERAND_BYTES = 6
 class MemoryLevel(TypedDict):
     """One memory of a GPU or of its machine; null without a figure."""
 
-    level: Annotated[str, Figure("memory", "registers, a cache, memory or disk")]
-    each: Annotated[int | None, Figure("per unit", "bytes of one SM", unit="bytes")]
-    units: Annotated[int | None, Figure("units", "number of units", "text")]
+    level: Annotated[str, Figure("registers, a cache, memory or disk", "memory")]
+    each: Annotated[int | None, Figure("bytes of one SM", "per unit", unit="bytes")]
+    units: Annotated[int | None, Figure("number of units", "units", "text")]
     bytes: Annotated[
-        int | None, Figure("total", "bytes of all units", formula="{units} · {each} B")
+        int | None, Figure("bytes of all units", "total", formula="{units} · {each} B")
     ]
-    bytes_per_s: Annotated[float | None, Figure("bandwidth", "in one direction")]
+    bytes_per_s: Annotated[float | None, Figure("in one direction", "bandwidth")]
     seconds: Annotated[
         float | None,
         Figure(
-            "time to read",
             "time of all bytes",
+            "time to read",
             unit="seconds",
             formula="{bytes} / {bytes_per_s}",
         ),
