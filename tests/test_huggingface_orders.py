@@ -110,15 +110,6 @@ def test_kosmos_has_biases_and_a_norm_inside_its_network(model_type: str, attent
     assert model.parameters == 2 * layer + 2 * V * D + 2 * D + segments
 
 
-def test_rocbert_maps_what_it_joins_to_the_words() -> None:
-    """D + 10 of pronunciation + 20 of shape, of which only what is switched on comes in; a bias behind it."""
-    keys = {"num_hidden_layers": 1, "pronunciation_embed_dim": 10, "shape_embed_dim": 20}
-    for pronunciation, shape, inputs in ((True, True, 30), (False, True, 20), (True, False, 10), (False, False, 0)):
-        model = read("roc_bert", **keys, enable_pronunciation=pronunciation, enable_shape=shape)
-        sizes = {name: weight.elements for name, weight, _ in model.walk()}
-        assert sizes["map_inputs"] == (D + inputs) * D + D
-
-
 def test_hy_v4_has_a_sink_a_head() -> None:
     model = read("hy_v4", num_hidden_layers=2)
     assert [weight.elements for name, weight, _ in model.walk() if name.endswith(".sinks")] == [4, 4]

@@ -288,22 +288,11 @@ def test_rwkv7() -> None:
 
 
 def test_stacks_that_run_twice_hold_their_weights_once_and_a_cache_a_turn() -> None:
-    looped = model_from(config("nanbeige", num_loops=2), "config.json", "x")
-    assert looped.parameters == L * (GQA + FFN + 2 * D) + ENDS
-    assert cache_size(looped, 17, precision=BF16).stored == 2 * L * 17 * ROW
     gated = model_from(config("iquestloopcoder", head_dim=16, loop_num=2, loop_window_size=8), "config.json", "x")
     assert gated.parameters == L * (GQA + FFN + 2 * D + 4 * 16 + 4) + ENDS
     assert cache_size(gated, 17, precision=BF16).stored == L * (17 + 8) * ROW
     with pytest.raises(UserError, match="3 turns are not read"):
         model_from(config("iquestloopcoder", head_dim=16, loop_num=3), "config.json", "x")
-
-
-def test_layers_that_reuse_a_cache() -> None:
-    """Apple's: 6 layers, the last two without keys and values of their own; FFN int(64 · 3.25) = 208 wide; tied."""
-    keys = {"model_type": "afm7", "hidden_dim": D, "num_layers": 6, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2}
-    model = model_from(keys | {"vocab_size": V, "hidden_dim_scale_factor": 3.25, "dtype": "bfloat16"}, "config.json", "x")
-    assert model.parameters == 4 * (GQA + 32) + 2 * (2 * D * D + 16) + 6 * (3 * D * 208 + 2 * D) + V * D + D
-    assert cache_size(model, 17, precision=BF16).stored == 4 * 17 * ROW
 
 
 def test_wrappers_leave_the_text_part_to_its_class() -> None:

@@ -3,20 +3,17 @@
 from typing import Annotated, NotRequired, TypedDict
 
 from kvcalc.records.figures import Figure
+from kvcalc.records.size import ReplicaRecord
 
 
-class CapacityRecord(TypedDict):
+class CapacityRecord(ReplicaRecord):
     """Memory, capacity and limits of a deployment. Bytes are of one GPU."""
 
-    model: Annotated[str, Figure("model name", "model")]
     engine: Annotated[str, Figure("engine whose rules apply", "engine")]
     gpu: Annotated[str, Figure("GPU name", "GPU")]
-    gpus: Annotated[int, Figure("GPUs of the replica", "GPUs")]
-    tensor_parallel_size: Annotated[int, Figure("GPUs that share heads and columns", "tp")]
     pipeline_parallel_size: Annotated[int, Figure("GPUs that share the layers")]
     data_parallel_size: Annotated[int, Figure("groups that share the sequences")]
     dtype: Annotated[str, Figure("format of the weights", "weights in")]
-    kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
     fits: Annotated[bool, Figure("whether the request fits", "fits")]
     weights_fit: Annotated[bool, Figure("whether the weights fit")]
     memory_bytes: Annotated[int, Figure("memory of one GPU")]

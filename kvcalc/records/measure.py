@@ -71,7 +71,9 @@ class ErrorRecord(TypedDict):
             "error of predictions; null without predictions",
             "p90",
             "{:.1%}",
-            formula="90th percentile of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows",
+            formula=(
+                "90th percentile of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows"
+            ),
         ),
     ]
     median_ratio: Annotated[

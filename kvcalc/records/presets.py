@@ -4,6 +4,8 @@ from typing import Annotated, TypedDict
 
 from kvcalc.records.figures import Figure
 
+MatrixPeak = Annotated[float | None, Figure("dense matrix peak; null without such a unit")]
+
 
 class ModelPresetRecord(TypedDict):
     """A model preset."""
@@ -41,15 +43,9 @@ class ModelPresetRecord(TypedDict):
 class PeaksRecord(TypedDict):
     """Matrix peaks of a GPU by dtype."""
 
-    fp64_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit")
-    ]
-    fp32_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit")
-    ]
-    tf32_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit")
-    ]
+    fp64_flops_per_s: MatrixPeak
+    fp32_flops_per_s: MatrixPeak
+    tf32_flops_per_s: MatrixPeak
     bf16_flops_per_s: Annotated[
         float | None,
         Figure(
@@ -58,18 +54,12 @@ class PeaksRecord(TypedDict):
             is_noted=True,
         ),
     ]
-    fp16_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit")
-    ]
+    fp16_flops_per_s: MatrixPeak
     fp8_flops_per_s: Annotated[
         float | None, Figure("dense matrix peak; null without such a unit", "fp8")
     ]
-    int8_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit")
-    ]
-    fp6_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit")
-    ]
+    int8_flops_per_s: MatrixPeak
+    fp6_flops_per_s: MatrixPeak
     fp4_flops_per_s: Annotated[
         float | None, Figure("dense matrix peak; null without such a unit", "fp4")
     ]

@@ -20,7 +20,7 @@ BF16 = Precision(dtype="bf16", kv_cache_dtype="bf16")
 # Types that kvcalc refuses: a byte-level model of several stacks, draft heads that live on another model's cache, and types
 # that no inference server caches.
 UNSUPPORTED = {"blt", "gemma4_assistant", "gemma4_unified_assistant", "biogpt", "cpmant", "ctrl", "prophetnet", "reformer"}
-UNSUPPORTED |= {"rwkv", "xlm", "xlnet", "xlstm"}
+UNSUPPORTED |= {"rwkv", "xlm", "xlnet", "xlstm", "doge", "gpt_neox_japanese", "roc_bert", "xmod"}
 # Types whose class names no language model that can be built alone, or whose reference code cannot run on `meta`.
 UNMEASURABLE = {"musicgen", "musicgen_melody"}
 # Reference code that goes token by token, or cannot take long prompts.
@@ -41,7 +41,6 @@ MISSING: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
-    "xmod": {"default_language": "en_XX"},
 }
 INDEXER = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048}
 INDEXER |= {"indexer_compress_ratio": 16, "rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}

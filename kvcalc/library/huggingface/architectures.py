@@ -98,16 +98,24 @@ _ALSO = [
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.
 _WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
 _NOT_SERVED = [
+    "afm7",
+    "baichuan_m1",
     "biogpt",
     "cpmant",
     "ctrl",
+    "doge",
+    "gpt_neox_japanese",
+    "lille-130m",
+    "nanbeige",
     "prophetnet",
     "reformer",
+    "roc_bert",
     "rwkv",
     "transfo-xl",
     "xlm",
     "xlnet",
     "xlstm",
+    "xmod",
 ]
 _REFUSED = dict.fromkeys(_NOT_SERVED, "no inference server caches it")
 _REFUSED["blt"] = (

@@ -70,18 +70,6 @@ def falcon_norms(c: Config) -> int:
     return 2 if c.size("num_ln_in_parallel_attn", default) == 2 else 1
 
 
-def doge_mask(c: Config) -> Matrices:
-    """Return Doge's projection of the values to one mask logit per head."""
-    groups = c.size("num_key_value_heads", c.size("num_attention_heads"))
-    bias = groups if c.flag("attention_bias") else 0
-    return {"mask": (groups * head_dim(c), groups, bias)}
-
-
-def doge_router(c: Config) -> int:
-    """Return the outputs of Doge's router: two coordinates in a square of experts."""
-    return 2 * int(c.size("num_experts") ** 0.5)
-
-
 def image_attention(c: Config) -> Matrices:
     """Return the matrices of attention to the image. Text adds nothing to its cache."""
     width = c.size("hidden_size")
@@ -129,35 +117,11 @@ def mpt_groups(c: Config) -> int:
     return 1 if kind.startswith("multiquery") else heads
 
 
-def scaled_width(key: str, default: float | None = None) -> Field:
-    """Return the rule of an FFN whose width is a fraction of the model's width, rounded down."""
-    return lambda c: int(c.size("hidden_size") * c.number(key, default))
-
-
 def modernbert_window(c: Config) -> int | None:
     """Return half of `local_attention`, unless the file gives the window itself."""
     if c.in_file("sliding_window"):
         return c.size("sliding_window")
     return c.size("local_attention", 0, minimum=0) // 2 or None
-
-
-def roc_matrices(c: Config) -> Matrices:
-    """Return RoCBert's head, and the projection of its three embeddings."""
-    inputs = width = c.size("hidden_size")
-    matrices: Matrices = {"head": (width, width, width)}
-    for part in ("pronunciation", "shape"):
-        inputs += c.size(f"{part}_embed_dim") if c.flag(f"enable_{part}") else 0
-    if c.flag("concat_input", True):
-        matrices["map_inputs"] = (inputs, width, width)
-    return matrices
-
-
-def other_language_adapters(c: Config) -> int:
-    """Return X-MOD's weights of languages other than the text's, which nothing multiplies."""
-    width = c.size("hidden_size")
-    inner = width // c.size("adapter_reduction_factor")
-    num_languages = len(set(map(str, c.items("languages") or [])))
-    return max(0, num_languages - 1) * (2 * width * inner + inner + width)
 
 
 def hunyuan_shared(c: Config) -> int:
@@ -261,11 +225,6 @@ def openelm_width(c: Config) -> int:
     width = c.number("ffn_multipliers") * c.size("hidden_size")
     rounded = max(divisor, int(width + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * width else rounded
-
-
-def lille_width(c: Config) -> int:
-    """Return the width of Lille's FFN: 8/3 of the model's width, to the nearest 256."""
-    return 256 * round(int(8 * c.size("hidden_size") / 3) / 256)
 
 
 def expert_width(index: int, default: int) -> Field:

@@ -277,9 +277,6 @@ def engram_rows(c: Config) -> int:
     return rows[layers.index(c.layer)] if c.layer in layers else 0
 
 
-MAX_TURN_LAYERS = 10_000
-
-
 def in_window(key: str, otherwise: str = "") -> Field:
     """Return the rule of `swa_`-`key`, else `otherwise`, in a sliding layer; `key` in the others.
 
@@ -298,7 +295,7 @@ def hrm_layers(c: Config) -> int:
     key = "num_layers_per_stack"
     stack = c.size(key if c.has(key) else "num_hidden_layers")
     count = stack * c.size("H_cycles") * (c.size("L_cycles") + 1)
-    if count > MAX_TURN_LAYERS:
+    if count > 10_000:
         raise c.fail("H_cycles", f"gives {count:,} layers")
     return count
 
@@ -306,19 +303,6 @@ def hrm_layers(c: Config) -> int:
 def hrm_order(c: Config) -> list[str]:
     """Return full attention in each layer of each turn of HRM."""
     return [FULL] * hrm_layers(c)
-
-
-def nanbeige_layers(c: Config) -> int:
-    """Return the layers of all turns of Nanbeige."""
-    count = c.size("num_loops", 1) * c.size("num_hidden_layers")
-    if count > MAX_TURN_LAYERS:
-        raise c.fail("num_loops", f"gives {count:,} layers")
-    return count
-
-
-def nanbeige_order(c: Config) -> list[str]:
-    """Return full attention in each layer of each turn of Nanbeige."""
-    return [FULL] * nanbeige_layers(c)
 
 
 def two_turn_order(c: Config) -> list[str]:
@@ -413,21 +397,6 @@ def nas_part(part: str, own: Reader) -> Reader:
 def nas_norms(c: Config) -> int:
     """Return a norm for each part that is not left out."""
     return sum(not nas_block(c, part).get("no_op") for part in ("attention", "ffn"))
-
-
-def m1_heads(key: str) -> Field:
-    """Return the rule of a number of heads of Baichuan-M1; sliding layers may have their own."""
-
-    def read(c: Config) -> int:
-        own_key = f"num_swa_{key}"
-        is_own = c.layer_type == SLIDING and c.get(own_key)
-        return c.size(own_key if is_own else f"num_{key}")
-
-    return read
-
-
-m1_query_heads = m1_heads("attention_heads")
-m1_kv_heads = m1_heads("key_value_heads")
 
 
 def plamo2_order(c: Config) -> list[str]:
