@@ -167,7 +167,7 @@ def test_pools_and_states_of_sglang_are_one_cache(diagnosed: Any) -> None:
         # 0.6 of an L4 leaves 2.1 GiB where 6.25 are needed: 4.15 GiB more are 0.19 of its 21.99 GiB
         (logs.V1_0_14, "", "--gpu-memory-utilization 0.79"),
         # 24 × 32,768 tokens of 160 KiB are 15 GiB on each of 8 L4, with 3.4 of weights: 0.6 of 22 GiB is too little
-        (logs.V1_0_14, "--users 24 --context 32k", f"--tensor-parallel-size 8 --gpu-memory-utilization 0.85 {LENGTH}"),
+        (logs.V1_0_14, "--users 24 --context 32k", f"--tensor-parallel-size 8 {LENGTH} --gpu-memory-utilization 0.85"),
         (logs.V1_0_28, "--users 4 --context 32k", f"--kv-cache-dtype fp8 {LENGTH}"),
     ],
 )  # fmt: skip

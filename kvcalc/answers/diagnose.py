@@ -8,9 +8,9 @@ from kvcalc.question.options import Question, Tokens
 
 if TYPE_CHECKING:
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs
-    from kvcalc.diagnosis.log_verdict import DiagnosisSummary, V0Summary
+    from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 
-    Verdict = tuple[str, DiagnosisSummary | V0Summary, int, int]
+    Verdict = tuple[str, DiagnosisSummary, int, int]
 
 FORMATS = ("dtype", "kv_cache_dtype", "quantization")
 
@@ -79,12 +79,11 @@ def run(
 
 def _save_corrections(path: str, verdict: "Verdict") -> None:
     from kvcalc.answers.answer import save_text
-    from kvcalc.diagnosis.log_verdict import V0Summary
 
-    summary = verdict[1]
-    if isinstance(summary, V0Summary):
+    corrections = verdict[1].corrections
+    if corrections is None:
         raise UserError("vLLM's V0 engine is not predicted, so its log gives no corrections")
-    save_text(path, summary.diagnosis.corrections.text())
+    save_text(path, corrections.text())
 
 
 def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:
@@ -120,7 +119,6 @@ def _verdicts(
     for number, boot in enumerate(boots, 1):
         if target.boot not in (0, number):
             continue
-        summary: DiagnosisSummary | V0Summary
         try:
             diagnosis = diagnose(boot, inputs)
             notes += diagnosis.remarks

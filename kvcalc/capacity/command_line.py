@@ -438,7 +438,7 @@ def command_of(
         if value is False if name != flag.name else not is_off:
             words[flag.name] = flag.words(value)
             del settings[name]
-    extra = [word for name, value in settings.items() for word in _write_option(name, value)]
+    extra = [word for name, value in settings.items() for word in option_words(name, value)]
     start = dialect.starts[0]
     max_context, variable = deployment.model.max_context, options.rules.long_context_variable
     if max_context and options.max_model_len > max_context and variable:
@@ -538,7 +538,7 @@ _RULES: dict[str, tuple[Reader, Writer]] = {
 }
 
 
-def _write_option(name: str, value: Any) -> list[str]:
+def option_words(name: str, value: Any) -> list[str]:
     """Return an option as `fit` takes it."""
     if name == "hybrid":
         return ["--disable-hybrid-kv-cache-manager"]

@@ -5,7 +5,6 @@ The keys of `batch_memory` tell whether a batch fits; records of times share the
 
 import shlex
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +21,13 @@ from kvcalc.layers.batch import Batch
 from kvcalc.library.presets import preset_files
 from kvcalc.model.memory import weight_bytes
 from kvcalc.records import Record
+from kvcalc.records.fit import (
+    CacheTransferRecord,
+    CapacityRecord,
+    FitMemoryRecord,
+    LoadingRecord,
+    WasteRecord,
+)
 from kvcalc.timing.deployment import TimedDeployment
 
 
@@ -44,100 +50,6 @@ class Typed(NamedTuple):
 AS_CALLED = Typed()
 
 
-# Keys of a record in order, with the attribute of the fit that is their value. `_computed` has the
-# values of the other keys; it lacks keys that a record need not have.
-KEYS = """
-model model.name
-engine options.engine
-gpu gpu.name
-gpus ranks.gpus
-tensor_parallel_size ranks.tp
-pipeline_parallel_size ranks.pp
-data_parallel_size ranks.dp
-dtype formats.weights_label
-kv_cache_dtype
-fits fits
-weights_fit budget.weights_fit
-memory_bytes budget.memory
-gpu_memory_utilization utilization
-utilization_of utilization_basis
-share_bytes budget.share
-weight_bytes terms.weights
-language_weight_bytes terms.language
-extra_weight_bytes terms.extra_bytes
-host_weight_bytes
-mtp_weight_bytes
-draft_weight_bytes
-activation_bytes budget.activation
-overhead_bytes budget.overhead
-kv_budget_bytes
-kv_budget_low_bytes
-kv_budget_high_bytes
-budget estimate
-shortage_bytes shortage
-advice
-advice_quality
-block_size plan.block_size
-page_bytes plan.page_bytes
-bytes_per_block plan.bytes_per_block
-num_blocks
-blocks_per_request
-kv_tokens
-max_concurrency
-max_num_seqs sequences
-max_model_len longest
-requested_model_len length
-requested_num_seqs options.wanted
-low_num_seqs
-unshared_num_seqs
-longest_context longest_context
-capacity_sequences capacity
-needed_utilization needed.utilization
-needed_kv_cache_memory_bytes needed.cache
-greatest_num_seqs needed.sequences
-greatest_model_len needed.length
-small_cache_num_seqs
-kv_cache_allocated_bytes
-window_cache_bytes
-state_bytes
-host_cache_bytes
-max_num_batched_tokens settings.max_num_batched_tokens
-transfer_bytes
-transfer_s
-offload_num_seqs
-offload_step_bytes
-offload_step_s
-offload_tokens
-offload_return_s
-recompute_s
-machine_memory_bytes gpu.memory_bytes
-startup_bytes terms.startup_bytes
-cpu_offload_bytes
-cpu_offload_s
-replicated_weight_bytes
-kv_copies
-checkpoint_bytes
-load_disk_s
-load_link_s
-load_s
-lengths
-mean_length
-contiguous_waste
-contiguous_waste_tokens
-contiguous_num_seqs
-external_waste
-external_failures
-external_requests
-external_largest_hole
-paged_waste
-paged_waste_tokens
-paged_num_seqs
-command
-kvcalc_command
-breakpoints
-"""
-
-
 def fit_record(
     result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Typed = AS_CALLED
 ) -> Record:
@@ -148,67 +60,120 @@ def fit_record(
         seed: Seed of the simulated allocator.
         typed: The words of the request.
     """
-    computed = _computed(result, typed) | (
-        _waste_keys(result, lengths, seed) if lengths else {}
-    )
-    record: dict[str, Any] = {}
-    for line in KEYS.strip().splitlines():
-        key, _, attribute = line.partition(" ")
-        if attribute:
-            record[key] = attrgetter(attribute)(result)
-        elif key in computed:
-            record[key] = computed[key]
-    return record
+    waste: Record = _waste_keys(result, lengths, seed) if lengths else {}
+    command, kvcalc_command = command_lines(result, typed)
+    return {
+        **_memory_keys(result, typed),
+        **_sequence_keys(result),
+        **_transfer_keys(result),
+        **_loading_keys(result),
+        **waste,
+        "command": command,
+        "kvcalc_command": kvcalc_command,
+        "breakpoints": result.plan.breakpoints(),
+    }
 
 
-def _computed(result: Fit, typed: Typed) -> dict[str, Any]:
-    """Return the keys of a record that are more than an attribute of the fit."""
-    options, plan, terms = result.options, result.plan, result.terms
-    cache, length, count = result.kv_budget, result.length, result.num_requested
-    has_range = result.engine.has_memory_range or result.has_given_cache
+def _memory_keys(result: Fit, typed: Typed) -> FitMemoryRecord:
+    """Return the deployment, the memory of one GPU, and advice."""
+    ranks, budget, terms = result.ranks, result.budget, result.terms
+    has_range = _has_range(result)
     low, _, high = (result.budget_at(name) if has_range else None for name in ESTIMATES)
     advised = advice(result, all_experts=typed.all_experts)
-    smaller = small_cache(result)
-    offloaded = offloaded_bytes(
-        result.model, result.formats, result.ranks, result.stage, options.cpu_offload_gb
-    )
-    copied_weights, copies = replicas(result.model, result.formats, result.ranks)
-    checkpoint = weight_bytes(result.model, result.deployment.precision)
-    link = result.gpu.host_link_bytes_per_s
-    load_times = (
-        checkpoint / options.disk_bandwidth if options.disk_bandwidth else None,
-        terms.language / link if link else None,
-    )
-    return {
-        "kv_cache_dtype": options.cache_label(result.formats.kv_cache_dtype),
-        **({"host_weight_bytes": terms.host} if terms.host else {}),
+    record: FitMemoryRecord = {
+        "model": result.model.name,
+        "engine": result.options.engine,
+        "gpu": result.gpu.name,
+        "gpus": ranks.gpus,
+        "tensor_parallel_size": ranks.tp,
+        "pipeline_parallel_size": ranks.pp,
+        "data_parallel_size": ranks.dp,
+        "dtype": result.formats.weights_label,
+        "kv_cache_dtype": result.options.cache_label(result.formats.kv_cache_dtype),
+        "fits": result.fits,
+        "weights_fit": budget.weights_fit,
+        "memory_bytes": budget.memory,
+        "gpu_memory_utilization": result.utilization,
+        "utilization_of": result.utilization_basis,
+        "share_bytes": budget.share,
+        "weight_bytes": terms.weights,
+        "language_weight_bytes": terms.language,
+        "extra_weight_bytes": terms.extra_bytes,
+        "host_weight_bytes": terms.host,
         "mtp_weight_bytes": result.extra_weights.get("mtp"),
         "draft_weight_bytes": result.extra_weights.get("draft"),
+        "activation_bytes": budget.activation,
+        "overhead_bytes": budget.overhead,
         "kv_budget_bytes": result.budget_at("middle"),
         "kv_budget_low_bytes": low,
         "kv_budget_high_bytes": high,
+        "budget": result.estimate,
+        "shortage_bytes": result.shortage,
         "advice": advised.text if advised else None,
         "advice_quality": (advised.quality or None) if advised else None,
+    }
+    if not terms.host:
+        del record["host_weight_bytes"]
+    return record
+
+
+def _has_range(result: Fit) -> bool:
+    return result.engine.has_memory_range or result.has_given_cache
+
+
+def _sequence_keys(result: Fit) -> CapacityRecord:
+    """Return blocks, the sequences and tokens that fit, and the settings that would fit."""
+    options, plan, needed = result.options, result.plan, result.needed
+    cache, length, count = result.kv_budget, result.length, result.num_requested
+    smaller = small_cache(result)
+    return {
+        "block_size": plan.block_size,
+        "page_bytes": plan.page_bytes,
+        "bytes_per_block": plan.bytes_per_block,
         "num_blocks": plan.num_blocks(cache),
         "blocks_per_request": plan.request_blocks(length),
         "kv_tokens": plan.tokens(cache, length),
         "max_concurrency": plan.concurrency(cache, length),
-        "low_num_seqs": result.sequences_at("low") if has_range else None,
+        "max_num_seqs": result.sequences,
+        "max_model_len": result.longest,
+        "requested_model_len": length,
+        "requested_num_seqs": options.wanted,
+        "low_num_seqs": result.sequences_at("low") if _has_range(result) else None,
         "unshared_num_seqs": without_sharing(result) if options.shared_prefix else None,
+        "longest_context": result.longest_context,
+        "capacity_sequences": result.capacity,
+        "needed_utilization": needed.utilization,
+        "needed_kv_cache_memory_bytes": needed.cache,
+        "greatest_num_seqs": needed.sequences,
+        "greatest_model_len": needed.length,
         "small_cache_num_seqs": smaller.sequences if smaller else None,
         "kv_cache_allocated_bytes": plan.allocated(cache, count, length),
         **plan.extra_buffers(count, length),
-        **_transfer_keys(result),
+        "max_num_batched_tokens": result.settings.max_num_batched_tokens,
+    }
+
+
+def _loading_keys(result: Fit) -> LoadingRecord:
+    """Return weights in host memory, copies, and the time to load the weights."""
+    options, ranks, link = result.options, result.ranks, result.gpu.host_link_bytes_per_s
+    offloaded = offloaded_bytes(
+        result.model, result.formats, ranks, result.stage, options.cpu_offload_gb
+    )
+    copied_weights, copies = replicas(result.model, result.formats, ranks)
+    checkpoint = weight_bytes(result.model, result.deployment.precision)
+    disk_s = checkpoint / options.disk_bandwidth if options.disk_bandwidth else None
+    link_s = result.terms.language / link if link else None
+    return {
+        "machine_memory_bytes": result.gpu.memory_bytes,
+        "startup_bytes": result.terms.startup_bytes,
         "cpu_offload_bytes": offloaded,
         "cpu_offload_s": _offload_seconds(result, offloaded) if link else None,
         "replicated_weight_bytes": sum(copied_weights.values()),
         "kv_copies": max(copies.values(), default=1),
         "checkpoint_bytes": checkpoint,
-        "load_disk_s": load_times[0],
-        "load_link_s": load_times[1],
-        "load_s": max(filter(None, load_times), default=None),  # loading overlaps both
-        **_command_keys(result, typed),
-        "breakpoints": plan.breakpoints(),
+        "load_disk_s": disk_s,
+        "load_link_s": link_s,
+        "load_s": max(filter(None, (disk_s, link_s)), default=None),  # loading overlaps both
     }
 
 
@@ -221,12 +186,12 @@ def _offload_seconds(result: Fit, offloaded: int) -> float:
     return float(deployment.host_seconds(operators, measured=is_predicted))
 
 
-def _transfer_keys(result: Fit) -> Record:
+def _transfer_keys(result: Fit) -> CacheTransferRecord:
     """Return the transfer of one sequence to a decoding GPU, and a step over sequences whose cache
     is in host memory."""
     gpu, length, content = result.gpu, result.length, result.content
     size, host_bytes = content.needed(1, length), result.options.kv_offloading_bytes
-    keys: dict[str, Any] = {
+    keys: CacheTransferRecord = {
         "transfer_bytes": size,
         "transfer_s": size / gpu.link_bytes_per_s if gpu.link_bytes_per_s else None,
     }
@@ -238,10 +203,11 @@ def _transfer_keys(result: Fit) -> Record:
     rank = msgspec.structs.replace(result.ranks, dp=1, ep=1)
     prefill = msgspec.structs.replace(result.deployment, parallelism=rank)
     try:
-        recompute_s = float(prefill.seconds(Batch.prefill(length)))
+        recompute_s: float | None = float(prefill.seconds(Batch.prefill(length)))
     except UserError:  # a GPU without matrix peaks
         recompute_s = None
-    return keys | {
+    return {
+        **keys,
         "offload_num_seqs": sequences * result.ranks.dp,
         "offload_step_bytes": read,
         "offload_step_s": read / link if link else None,
@@ -251,7 +217,7 @@ def _transfer_keys(result: Fit) -> Record:
     }
 
 
-def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> dict[str, Any]:
+def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
     """Return the waste of three allocators for these lengths, cut at max_model_len, in the token
     slots of the pool."""
     requests = [min(length, result.length) for length in lengths]
@@ -277,17 +243,15 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> dict[str, Any
     }
 
 
-def _command_keys(result: Fit, typed: Typed) -> Record:
+def command_lines(result: Fit, typed: Typed) -> tuple[str | None, str | None]:
     """Return the engine's command line, and the command line of `fit` with it."""
     written = command_of(result.deployment, result.options, typed.model)
-    line = kvcalc_line = None
-    if written:
-        line = written.line
-        is_file = typed.gpu.lower().endswith((".yaml", ".yml"))
-        gpu = typed.gpu if is_file else result.gpu.name
-        words = shlex.join(["--gpu", gpu, *typed.options, *written.options])
-        kvcalc_line = f"kvcalc fit {words} -- {line}"
-    return {"command": line, "kvcalc_command": kvcalc_line}
+    if not written:
+        return None, None
+    is_file = typed.gpu.lower().endswith((".yaml", ".yml"))
+    gpu = typed.gpu if is_file else result.gpu.name
+    words = shlex.join(["--gpu", gpu, *typed.options, *written.options])
+    return written.line, f"kvcalc fit {words} -- {written.line}"
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:

@@ -4,16 +4,16 @@ Each change is tried before it is named.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.command_line import command_of
+from kvcalc.capacity.command_line import command_of, option_words
 from kvcalc.capacity.deployment_fit import Fit, fit
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
-from kvcalc.layers.batch import Parallelism
 from kvcalc.model.memory import weight_bytes
 from kvcalc.storage.formats import canonical
 from kvcalc.storage.ggml import mix_of
@@ -21,32 +21,89 @@ from kvcalc.storage.quantization import loss_of
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
-LARGEST_TP = 64
+MAX_RANKS = 64
 # of the memory: a larger share leaves nothing to other processes and to unpredicted memory
-LARGEST_SHARE = 0.97
+MAX_SHARE = 0.97
 # of the bytes before: a format that saves less is not worth another checkpoint
 SMALLER_WEIGHTS = 0.9
-NO_FIX = f"no smaller format helps, nor `--tp` up to {LARGEST_TP}"
+NO_FIX = f"no smaller format helps, nor `--tp` up to {MAX_RANKS}"
 # a cache of half the bytes, by the engines' names
 EIGHT_BITS = ("fp8", "q8_0")
 
 
-class ConfigChange(NamedTuple):
-    """A change of a request, and the sequences that fit with it.
+class ConfigChange(msgspec.Struct, frozen=True, dict=True):
+    """A changed request.
 
     Attributes:
-        words: Options to type after the request.
+        request: The fit of the request.
         deployment: The changed deployment.
         options: The changed options.
-        sequences: Sequences that fit; 0 if the engine cannot be started with the change.
-        quality: The published quality of a smaller format, or "".
+        words: Options of `fit` to type after the request.
+        cost: The disadvantage of the change, such as the published quality of a format.
     """
 
-    words: tuple[str, ...]
+    request: Fit
     deployment: TimedDeployment
     options: FitOptions
-    sequences: int
-    quality: str = ""
+    words: tuple[str, ...] = ()
+    cost: str = ""
+
+    @classmethod
+    def of(cls, request: Fit) -> "ConfigChange":
+        """Return the request without a change."""
+        return cls(request, request.requested, request.options)
+
+    def changed(self, cost: str = "", **values: Any) -> "ConfigChange":
+        """Return this request with other ranks, formats or options too, by their names."""
+        deployment = msgspec.structs.replace(
+            self.deployment,
+            precision=_replaced(self.deployment.precision, values),
+            parallelism=_replaced(self.deployment.parallelism, values),
+        )
+        words = [word for name, value in values.items() for word in option_words(name, value)]
+        return ConfigChange(
+            request=self.request,
+            deployment=deployment,
+            options=_replaced(self.options, values),
+            words=(*self.words, *words),
+            cost=cost or self.cost,
+        )
+
+    @cached_property
+    def sequences(self) -> int:
+        """Sequences that fit; 0 if the engine cannot be started with the change."""
+        had_flags = command_of(self.request.requested, self.request.options)
+        try:
+            if self.deployment.nodes:
+                _ = self.deployment.ranks
+            if had_flags and not command_of(self.deployment, self.options):
+                return 0
+            changed = fit(self.deployment, self.options)
+        except UserError:
+            return 0
+        is_short = changed.lacks_memory and not self.options.given
+        return 0 if is_short else changed.sequences
+
+    def flags(self, model_name: str = "") -> str:
+        """Return the engine's flags that are new; "" if flags cannot express the change.
+
+        Args:
+            model_name: The model as typed.
+        """
+        before = command_of(self.request.requested, self.request.options, model_name)
+        after = command_of(self.deployment, self.options, model_name)
+        if not before or not after:
+            return ""
+        if (before.model, before.options) != (after.model, after.options):
+            return ""
+        changed = [w for name, w in after.words.items() if w != before.words.get(name)]
+        return shlex.join(word for words in changed for word in words)
+
+
+def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
+    """Return a struct with the values that are its fields."""
+    names = values.keys() & set(struct.__struct_fields__)
+    return msgspec.structs.replace(struct, **{name: values[name] for name in names})
 
 
 class Advice(NamedTuple):
@@ -67,7 +124,7 @@ class Advice(NamedTuple):
     @property
     def quality(self) -> str:
         """The published quality of the formats in the changes, or ""."""
-        return "; ".join(change.quality for change in self.fixes.values() if change.quality)
+        return "; ".join(change.cost for change in self.fixes.values() if change.cost)
 
     @property
     def text(self) -> str:
@@ -88,36 +145,6 @@ def joined(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def try_change(
-    result: Fit,
-    words: tuple[str, ...],
-    quality: str = "",
-    deployment: TimedDeployment | None = None,
-    **changes: object,
-) -> ConfigChange:
-    """Return a change with the sequences that fit.
-
-    Args:
-        words: Options to type after the request.
-        deployment: The changed deployment; None for the requested one.
-        changes: Changed options.
-    """
-    deployment = deployment or result.requested
-    options: FitOptions = msgspec.structs.replace(result.options, **changes)
-    sequences = 0
-    try:
-        if deployment.nodes:
-            _ = deployment.ranks
-        had_flags = command_of(result.requested, result.options)
-        if not had_flags or command_of(deployment, options):
-            changed = fit(deployment, options)
-            if options.given or not changed.lacks_memory:
-                sequences = changed.sequences
-    except UserError:
-        pass
-    return ConfigChange(words, deployment, options, sequences, quality)
-
-
 def small_cache(result: Fit) -> ConfigChange | None:
     """Return the change to a cache of 8 bits; None if the GPU or the engine has none, or if no more
     sequences fit."""
@@ -125,29 +152,18 @@ def small_cache(result: Fit) -> ConfigChange | None:
     dtype = next(name for name in EIGHT_BITS if name in dtypes)
     if dtype == "fp8" and "fp8" not in result.gpu.flops_per_s:
         return None
-    quality = f"cache in {dtype}: {loss_of('cache', dtype)}"
+    cost = f"cache in {dtype}: {loss_of('cache', dtype)}"
+    request = ConfigChange.of(result)
     if result.options.cache_type_k or result.options.cache_type_v:
-        change = try_change(
-            result,
-            ("--cache-type-k", dtype, "--cache-type-v", dtype),
-            quality,
-            cache_type_k=dtype,
-            cache_type_v=dtype,
-        )
+        change = request.changed(cost, cache_type_k=dtype, cache_type_v=dtype)
     else:
-        deployment = _with_precision(result, kv_cache_dtype=dtype)
-        change = try_change(result, ("--kv-cache-dtype", dtype), quality, deployment)
+        change = request.changed(cost, kv_cache_dtype=dtype)
     return change if change.sequences > result.sequences else None
-
-
-def _with_precision(result: Fit, **formats: str) -> TimedDeployment:
-    precision = msgspec.structs.replace(result.requested.precision, **formats)
-    return msgspec.structs.replace(result.requested, precision=precision)
 
 
 def without_sharing(result: Fit) -> int:
     """Return the sequences that fit if no sequence shares tokens."""
-    return try_change(result, (), shared_prefix=0).sequences
+    return ConfigChange.of(result).changed(shared_prefix=0).sequences
 
 
 def advice(
@@ -168,26 +184,10 @@ def advice(
     for changes in (_same_gpus(result), _more_gpus(result, all_experts), _shorter(result)):
         fitting = (c for c in changes if c and c.sequences >= result.options.wanted)
         if change := next(fitting, None):
-            words = shlex.join(change.words)
-            if as_command:
-                words = _as_flags(result, change, model_name)
+            words = change.flags(model_name) if as_command else shlex.join(change.words)
             if words:
                 fixes[words] = change
     return Advice(_missing(result), result.sequences, fixes, result.ranks.gpus)
-
-
-def _as_flags(result: Fit, change: ConfigChange, model_name: str) -> str:
-    """Return the engine's flags that are new with a change; "" if flags cannot express it."""
-    before = command_of(result.requested, result.options, model_name)
-    after = command_of(change.deployment, change.options, model_name)
-    if (
-        not before
-        or not after
-        or (before.model, before.options) != (after.model, after.options)
-    ):
-        return ""
-    changed = [words for name, words in after.words.items() if words != before.words.get(name)]
-    return shlex.join(word for words in changed for word in words)
 
 
 def _missing(result: Fit) -> str:
@@ -204,11 +204,10 @@ def _missing(result: Fit) -> str:
 
 def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
     """Yield a larger share, a smaller cache and smaller weights: the smallest change first."""
-    share = result.needed.utilization
-    is_larger = share and result.utilization < share <= LARGEST_SHARE
+    request, share = ConfigChange.of(result), result.needed.utilization
+    is_larger = share and result.utilization < share <= MAX_SHARE
     if is_larger and not result.has_given_cache:
-        words = ("--gpu-memory-utilization", f"{share:g}")
-        yield try_change(result, words, gpu_memory_utilization=share)
+        yield request.changed(gpu_memory_utilization=share)
     yield small_cache(result)
     precision = result.requested.precision
     is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in result.model.quantization)
@@ -219,46 +218,58 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
     for name in result.engine.smaller_weights:
         if name == "fp8" and ("fp8" not in result.gpu.flops_per_s or result.model.quantization):
             continue
-        deployment = _with_precision(result, quantization=name)
+        cost = f"weights in {name}: {loss_of('weights', name)}"
+        change = request.changed(cost, quantization=name)
         try:
-            is_smaller = weight_bytes(result.model, deployment.precision) <= limit
+            is_smaller = weight_bytes(result.model, change.deployment.precision) <= limit
         except UserError:  # the model cannot have this format
             continue
         if is_smaller:
-            quality = f"weights in {name}: {loss_of('weights', name)}"
-            change = try_change(result, ("--quantization", name), quality, deployment)
             yield change
 
 
-def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange | None]:
-    """Yield doubled tensor-parallel ranks and then doubled pipeline stages, up to LARGEST_TP.
+def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange]:
+    """Yield doubled tensor-parallel ranks and then doubled pipeline stages.
 
     llama.cpp shares layers unless the request shares tensors.
     """
-    ranks = result.ranks
     names: tuple[str, ...] = ("tp", "pp")
     if result.options.engine == "llama.cpp":
-        names = ("tp",) if ranks.tp > 1 else ("pp",)
+        names = ("tp",) if result.ranks.tp > 1 else ("pp",)
     for name in names:
-        size = getattr(ranks, name)
-        while size < LARGEST_TP:
-            size *= 2
-            words: tuple[str, ...] = (f"--{name}", str(size))
-            experts = ranks.ep
-            if name == "tp" and 1 < ranks.ep == ranks.tp * ranks.dp:
-                experts = size * ranks.dp
-                words += () if all_experts else ("--ep", str(experts))
-            try:
-                wider: Parallelism = msgspec.structs.replace(ranks, ep=experts, **{name: size})
-            except UserError:
-                break
-            deployment = msgspec.structs.replace(result.requested, parallelism=wider)
-            yield try_change(result, words, deployment=deployment)
+        yield from wider_requests(ConfigChange.of(result), name, all_experts)
+
+
+def wider_requests(
+    request: ConfigChange, name: str, all_experts: bool = False
+) -> Iterator[ConfigChange]:
+    """Yield the request with 2, 4, 8 … times the ranks of one kind, up to MAX_RANKS.
+
+    Experts that cover all GPUs cover the new ones too.
+
+    Args:
+        name: "tp" or "pp".
+        all_experts: Whether the request has `--enable-expert-parallel`.
+    """
+    ranks = request.deployment.parallelism
+    covers_all = 1 < ranks.ep == ranks.tp * ranks.dp
+    size: int = getattr(ranks, name)
+    while size < MAX_RANKS:
+        size *= 2
+        values: dict[str, Any] = {name: size}
+        if name == "tp" and covers_all:
+            values["ep"] = size * ranks.dp
+        try:
+            wider = request.changed(**values)
+        except UserError:
+            return
+        if all_experts:
+            wider = msgspec.structs.replace(wider, words=wider.words[:2])
+        yield wider
 
 
 def _shorter(result: Fit) -> Iterator[ConfigChange]:
     """Yield the longest context that fits; nothing if not one token fits, or if some sequences of
     the requested length fit."""
     if result.longest and not result.sequences:
-        words = ("--max-model-len", str(result.longest))
-        yield try_change(result, words, max_model_len=result.longest)
+        yield ConfigChange.of(result).changed(max_model_len=result.longest)

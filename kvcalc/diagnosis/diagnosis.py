@@ -48,6 +48,13 @@ class MemoryItem(NamedTuple):
     logged: int | None
     predicted: int | None
 
+    @property
+    def difference(self) -> int | None:
+        """Logged minus predicted bytes."""
+        if self.logged is None or self.predicted is None:
+            return None
+        return self.logged - self.predicted
+
 
 class Diagnosis(NamedTuple):
     """A logged engine start and its prediction.

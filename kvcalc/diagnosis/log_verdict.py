@@ -4,30 +4,27 @@ Each change is tried before it is printed: with the engine's rules, and with the
 the log.
 """
 
-import shlex
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
-from kvcalc.capacity.fit_records import Typed, fit_record
+from kvcalc.capacity.fit_records import Typed, command_lines
+from kvcalc.capacity.memory_budget import LogCorrections
+from kvcalc.capacity.suggested_fixes import MAX_SHARE, ConfigChange, wider_requests
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
-from kvcalc.layers.batch import Parallelism
-from kvcalc.model.precision import Precision
 from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
 from kvcalc.storage.quantization import loss_of
-from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
-MAX_UTILIZATION = 0.97
-MIN_TOKENS, MIN_SEQUENCES, MAX_TP, MAX_CHANGES = 512, 8, 64, 5
+MIN_TOKENS, MIN_SEQUENCES, MAX_CHANGES = 512, 8, 5
 SMALL_CACHES = ("fp8", "fp8_ds_mla", "q8_0", "q4_0", "nvfp4")
 FAILURES = {
     "no_blocks": "nothing is left for the KV cache",
@@ -37,70 +34,37 @@ FAILURES = {
     "weights": "the weights do not fit",
 }
 V0_ITEMS = "memory share weights activations libraries graphs cache"
-SUMMARY_KEYS = "fits failure tokens max_num_seqs command taken change advice"
 
 
-class ChangeCandidate(NamedTuple):
-    """A deployment to try, and the users and tokens that must fit on it.
+class Adviser(NamedTuple):
+    """Tries changes of a diagnosed start.
 
     Attributes:
         users: Users that must fit.
         tokens: Tokens of each user.
-        flags: The changed flags.
-        cost: The disadvantage of the change, in words.
     """
 
     diagnosis: Diagnosis
     users: int
     tokens: int
-    deployment: TimedDeployment
-    options: FitOptions
-    flags: str = ""
-    cost: str = ""
-
-    def changed(self, values: Mapping[str, Any], cost: str = "") -> "ChangeCandidate":
-        """Return a candidate with other values of options, formats or `parallelism`, and its
-        flags."""
-        formats: dict[str, Any] = {}
-        others: dict[str, Any] = {}
-        for name, value in values.items():
-            (formats if name in Precision.__struct_fields__ else others)[name] = value
-        ranks = others.pop("parallelism", self.deployment.parallelism)
-        precision = msgspec.structs.replace(self.deployment.precision, **formats)
-        deployment = msgspec.structs.replace(
-            self.deployment, precision=precision, parallelism=ranks
-        )
-        options = msgspec.structs.replace(self.options, **others)
-        old, new = command_of(self.deployment, self.options), command_of(deployment, options)
-        flags = [self.flags] if self.flags else []
-        for name, words in new.words.items() if old and new else ():
-            if old and words != old.words.get(name):
-                flags.append(shlex.join(words))
-        return self._replace(
-            deployment=deployment,
-            options=options,
-            flags=" ".join(flags),
-            cost=self.cost or cost,
-        )
 
     @property
-    def required_users(self) -> int:
-        """The sequences that must fit for the users. llama.cpp allocates all slots at its start."""
-        return _required_users(self.options, self.users)
+    def start(self) -> ConfigChange:
+        """The start without a change, on the GPU preset."""
+        diagnosis = self.diagnosis
+        return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
 
-    def fit(self) -> Fit | None:
+    def fit(self, change: ConfigChange) -> Fit | None:
         """Return the fit by the engine's rules; None if the users do not fit by the rules or as
         logged."""
-        needed = msgspec.structs.replace(
-            self.options, users=self.required_users, max_model_len=self.tokens
-        )
-        users = _required_users(self.options, 1)
-        one_user = msgspec.structs.replace(self.options, users=users)
         corrections = self.diagnosis.corrections
-        gpu = self.diagnosis.deployment.gpu
-        logged = msgspec.structs.replace(self.deployment, gpu=gpu)
+        logged = msgspec.structs.replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
+        needed, one_user = (
+            _with_users(change.options, users, max_model_len=length)
+            for users, length in ((self.users, self.tokens), (1, change.options.max_model_len))
+        )
         try:
-            by_rules = fit(self.deployment, needed)
+            by_rules = fit(change.deployment, needed)
             corrected, started = (
                 fit(logged, msgspec.structs.replace(options, from_log=corrections))
                 for options in (needed, one_user)
@@ -114,77 +78,141 @@ class ChangeCandidate(NamedTuple):
         can_fit = by_rules.fits and corrected.fits and started.fits
         return by_rules if can_fit else None
 
-    def advice(self) -> AdviceRecord | None:
-        """Return the advice of the change; None if it does not help."""
-        after = self.fit()
+    def advice(self, change: ConfigChange) -> AdviceRecord | None:
+        """Return the advice of a change; None if it does not help."""
+        after = self.fit(change)
         if after is None:
             return None
+        flags = change.flags()
         longest = max(
-            self.options.max_model_len or self.diagnosis.predicted.length, self.tokens
+            change.options.max_model_len or self.diagnosis.predicted.length, self.tokens
         )
-        candidate = self.changed({"max_model_len": longest})._replace(flags=self.flags)
-        options = msgspec.structs.replace(candidate.options, users=self.required_users)
-        fitted = fit(self.deployment, options)
+        options = _with_users(change.options, self.users, max_model_len=longest)
+        fitted = fit(change.deployment, options)
         if not fitted.fits:
-            candidate = candidate.changed({"max_model_len": self.tokens})
+            flags = change.changed(max_model_len=self.tokens).flags()
             options = msgspec.structs.replace(options, max_model_len=self.tokens)
-            fitted = fit(self.deployment, options)
-        record = fit_record(fitted, typed=Typed(model=self.diagnosis.command.named))
+            fitted = fit(change.deployment, options)
+        command, kvcalc_command = command_lines(
+            fitted, Typed(model=self.diagnosis.command.named)
+        )
         return {
-            "flags": candidate.flags,
-            "cost": self.cost,
-            "command": record["command"],
-            "kvcalc_command": record["kvcalc_command"],
+            "flags": flags,
+            "cost": change.cost,
+            "command": command,
+            "kvcalc_command": kvcalc_command,
             "holds": after.sequences,
         }
 
+    def find_changes(self) -> list[AdviceRecord]:
+        """Return up to MAX_CHANGES changes that make the users fit, the smallest of each kind.
 
-def _required_users(options: FitOptions, users: int) -> int:
-    return max(users, options.max_num_seqs or 1) if options.engine == "llama.cpp" else users
+        Changes of one flag come first. If none helps, each is combined with a change of the memory
+        share.
+        """
+        advice: list[AdviceRecord] = []
+        for changes in chain([self.larger_shares(self.start)], self.changes()):
+            advice += self._first_advice(changes)
+        for changes in () if advice else self.changes():
+            advice += self._first_advice(chain.from_iterable(map(self.larger_shares, changes)))
+        return advice[:MAX_CHANGES]
+
+    def _first_advice(self, changes: Iterable[ConfigChange]) -> Iterator[AdviceRecord]:
+        return islice(filter(None, map(self.advice, changes)), 1)
+
+    def _first_that_fits(self, changes: Sequence[ConfigChange]) -> Sequence[ConfigChange]:
+        """Return the first change that fits, if all after it fit too. Empty if none does."""
+        first = bisect_left(changes, True, key=lambda change: bool(self.fit(change)))
+        return changes[first : first + 1]
+
+    def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
+        """Return the smallest share of the memory that fits, in hundredths, below the free share.
+
+        If other processes occupy the share, return the next smaller share.
+        """
+        options = start.options
+        if options.engine == "llama.cpp" or options.kv_cache_memory_bytes:
+            return []
+        corrections, used = self.diagnosis.corrections, self.diagnosis.predicted.utilization
+        free = min(MAX_SHARE, 1 - corrections.others_bytes / corrections.memory_bytes)
+        shares = [hundredths / 100 for hundredths in range(1, int(free * 100) + 1)]
+        if self.diagnosis.boot.failure == "occupied":
+            shares = [share for share in shares if share < used][-1:]
+            return [start.changed(gpu_memory_utilization=share) for share in shares]
+        return self._first_that_fits(
+            [start.changed(gpu_memory_utilization=share) for share in shares if share > used]
+        )
+
+    def changes(self) -> Iterator[Iterable[ConfigChange]]:
+        """Yield the changes of each kind, the smallest first.
+
+        First are changes that need less memory outside the cache, then changes of the deployment.
+        fp8 needs a GPU that computes in it.
+        """
+        start, options, deployment = self.start, self.start.options, self.start.deployment
+        model, precision = deployment.model, deployment.precision
+        is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
+        has_fp8 = "fp8" in deployment.gpu.flops_per_s
+        tokens = self.diagnosis.predicted.settings.max_num_batched_tokens
+        yield (
+            start.changed("longer prompts take more passes", max_num_batched_tokens=count)
+            for count in _halves(tokens, 64 if is_llama_cpp else MIN_TOKENS)
+        )
+        if is_vllm:
+            yield (
+                start.changed("no more at once", max_num_seqs=count)
+                for count in _halves(
+                    options.max_num_seqs or 1024, max(self.users, MIN_SEQUENCES)
+                )
+            )
+        if not is_llama_cpp and not options.enforce_eager:
+            yield [start.changed("slower steps", enforce_eager=True)]
+        if is_vllm and model.vision and options.images != 0:
+            limits = '{"image": 0, "video": 0}'
+            yield [start.changed("text alone", limit_mm_per_prompt=limits)]
+        is_narrow = deployment.formats.kv_cache_dtype in SMALL_CACHES
+        if (is_llama_cpp or has_fp8) and not is_narrow:
+            dtype = "q8_0" if is_llama_cpp else "fp8"
+            yield [start.changed(loss_of("cache", dtype), kv_cache_dtype=dtype)]
+        if is_llama_cpp:
+            layers = options.n_gpu_layers if options.n_gpu_layers >= 0 else model.layers + 1
+            layer_counts = range(layers - 1, 1, -1) if deployment.gpu.per != "SoC" else ()
+            cost = "the other layers run on the host, slower"
+            yield self._first_that_fits(
+                [start.changed(cost, n_gpu_layers=count) for count in layer_counts]
+            )
+            return
+        yield (
+            wider.changed(f"{wider.deployment.parallelism.gpus} GPUs")
+            for wider in wider_requests(start, "tp")
+        )
+        is_quantized = precision.quantization or model.quantization or precision.dtype == "fp8"
+        if has_fp8 and not is_quantized:
+            cost = loss_of("weights", "fp8")
+            yield [start.changed(cost, dtype="auto", quantization="fp8")]
+
+    def longest_flag(self) -> str:
+        """Return the flag of the longest max_model_len with which one sequence fits, by the rules
+        and as logged. Return '' if there is none, or if the logged maximum fits."""
+        diagnosis = self.diagnosis
+        one_user = _with_users(diagnosis.options, 1)
+        corrected = msgspec.structs.replace(one_user, from_log=diagnosis.corrections)
+        fits = fit(diagnosis.plain, one_user), fit(diagnosis.deployment, corrected)
+        limits = [fitted.needed.length for fitted in fits]
+        lengths = [length for length in limits if length is not None]
+        tokens = min(lengths, default=0) // 256 * 256
+        if not 0 < tokens < diagnosis.predicted.length:
+            return ""
+        shorter = self.start.changed(max_model_len=tokens)
+        return shorter.flags() if self._replace(users=1, tokens=tokens).fit(shorter) else ""
 
 
-def find_changes(start: ChangeCandidate) -> list[AdviceRecord]:
-    """Return up to MAX_CHANGES changes that make the users fit, the smallest of each kind.
-
-    Changes of one flag come first. If none helps, each is combined with a change of the memory
-    share.
-    """
-    advice: list[AdviceRecord] = []
-    for candidates in chain([_larger_shares(start)], _changes(start)):
-        advice += _first_advice(candidates)
-    for candidates in () if advice else _changes(start):
-        advice += _first_advice(chain.from_iterable(map(_larger_shares, candidates)))
-    return advice[:MAX_CHANGES]
-
-
-def _first_advice(candidates: Iterable[ChangeCandidate]) -> Iterator[AdviceRecord]:
-    return islice(filter(None, (candidate.advice() for candidate in candidates)), 1)
-
-
-def _first_that_fits(candidates: Sequence[ChangeCandidate]) -> Sequence[ChangeCandidate]:
-    """Return the first candidate that fits, if all after it fit too. Empty if none does."""
-    first = bisect_left(candidates, True, key=lambda candidate: bool(candidate.fit()))
-    return candidates[first : first + 1]
-
-
-def _larger_shares(start: ChangeCandidate) -> Sequence[ChangeCandidate]:
-    """Return the smallest share of the memory that fits, in hundredths, below the free share.
-
-    If other processes occupy the share, return the next smaller share.
-    """
-    diagnosis, options = start.diagnosis, start.options
-    if options.engine == "llama.cpp" or options.kv_cache_memory_bytes:
-        return []
-    corrections, used = diagnosis.corrections, diagnosis.predicted.utilization
-    free = min(MAX_UTILIZATION, 1 - corrections.others_bytes / corrections.memory_bytes)
-    shares = [hundredths / 100 for hundredths in range(1, int(free * 100) + 1)]
-    if diagnosis.boot.failure == "occupied":
-        lower = [share for share in shares if share < used]
-        return [start.changed({"gpu_memory_utilization": share}) for share in lower[-1:]]
-    higher = [share for share in shares if share > used]
-    return _first_that_fits(
-        [start.changed({"gpu_memory_utilization": share}) for share in higher]
-    )
+def _with_users(options: FitOptions, users: int, **changes: int) -> FitOptions:
+    """Return options with the sequences that must fit for the users. llama.cpp allocates all slots
+    at its start."""
+    if options.engine == "llama.cpp":
+        users = max(users, options.max_num_seqs or 1)
+    return msgspec.structs.replace(options, users=users, **changes)
 
 
 def _halves(value: int, minimum: int) -> Iterator[int]:
@@ -194,116 +222,42 @@ def _halves(value: int, minimum: int) -> Iterator[int]:
         yield value
 
 
-def _changes(start: ChangeCandidate) -> Iterator[Iterable[ChangeCandidate]]:
-    """Yield the candidates of each kind of change, the smallest change first.
-
-    First are changes that need less memory outside the cache, then changes of the deployment. fp8
-    needs a GPU that computes in it.
-    """
-    options, deployment = start.options, start.deployment
-    model, ranks, precision = deployment.model, deployment.parallelism, deployment.precision
-    is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
-    has_fp8 = "fp8" in deployment.gpu.flops_per_s
-    is_narrow = deployment.formats.kv_cache_dtype in SMALL_CACHES
-    is_quantized = precision.quantization or model.quantization or precision.dtype == "fp8"
-    cache_dtype = "q8_0" if is_llama_cpp else "fp8"
-    tokens = start.diagnosis.predicted.settings.max_num_batched_tokens
-    token_counts = _halves(tokens, 64 if is_llama_cpp else MIN_TOKENS)
-    counts = _halves(options.max_num_seqs or 1024, max(start.users, MIN_SEQUENCES))
-    # condition, name of the changed field, its values, and the cost in words
-    kinds: tuple[tuple[Any, str, Iterable[Any], str], ...] = (
-        (True, "max_num_batched_tokens", token_counts, "longer prompts take more passes"),
-        (is_vllm, "max_num_seqs", counts, "no more at once"),
-        (
-            not is_llama_cpp and not options.enforce_eager,
-            "enforce_eager",
-            [True],
-            "slower steps",
-        ),
-        (
-            is_vllm and model.vision and options.images != 0,
-            "limit_mm_per_prompt",
-            ['{"image": 0, "video": 0}'],
-            "text alone",
-        ),
-        (
-            (is_llama_cpp or has_fp8) and not is_narrow,
-            "kv_cache_dtype",
-            [cache_dtype],
-            loss_of("cache", cache_dtype),
-        ),
-    )
-    for applies, name, values, cost in kinds:
-        if applies:
-            yield (start.changed({name: value}, cost) for value in values)
-    if is_llama_cpp:
-        layers = options.n_gpu_layers if options.n_gpu_layers >= 0 else model.layers + 1
-        layer_counts = range(layers - 1, 1, -1) if deployment.gpu.per != "SoC" else ()
-        cost = "the other layers run on the host, slower"
-        yield _first_that_fits(
-            [start.changed({"n_gpu_layers": count}, cost) for count in layer_counts]
-        )
-        return
-    wider = []
-    tp = ranks.tp
-    while tp < MAX_TP:
-        tp *= 2
-        ep = tp * ranks.dp if ranks.ep > 1 else 1
-        wider.append(Parallelism(tp, ranks.pp, ranks.dp, ep, ranks.dcp))
-    yield (start.changed({"parallelism": ranks}, f"{ranks.gpus} GPUs") for ranks in wider)
-    if has_fp8 and not is_quantized:
-        formats = {"dtype": "auto", "quantization": "fp8"}
-        yield [start.changed(formats, loss_of("weights", "fp8"))]
-
-
-def _longest_flag(start: ChangeCandidate) -> str:
-    """Return the flag of the longest max_model_len with which one sequence fits, by the rules and
-    as logged. Return '' if there is none, or if the logged maximum fits."""
-    diagnosis = start.diagnosis
-    users = _required_users(start.options, 1)
-    one_user = msgspec.structs.replace(start.options, users=users)
-    corrected = msgspec.structs.replace(one_user, from_log=diagnosis.corrections)
-    fits = fit(diagnosis.plain, one_user), fit(diagnosis.deployment, corrected)
-    limits = [fitted.needed.length for fitted in fits]
-    lengths = [length for length in limits if length is not None]
-    tokens = min(lengths, default=0) // 256 * 256
-    if not 0 < tokens < diagnosis.predicted.length:
-        return ""
-    shorter = start._replace(users=1, tokens=tokens).changed({"max_model_len": tokens})
-    return shorter.flags if shorter.fit() else ""
-
-
 class DiagnosisSummary(NamedTuple):
     """The sentences and records of a diagnosis.
 
     Attributes:
-        logged: The fit with the corrections of the log.
-        fits: Whether the users fit.
+        boot: The start that the log describes.
+        model, gpu, gpus: Model, GPU and number of GPUs.
+        items: Memory items by their keys in ITEM_NAMES.
         outcome: Whether the engine started, and its KV cache or the missing memory.
         capacity: The users that fit, as logged and as predicted.
+        fits: Whether the users fit; None without a prediction.
+        max_num_seqs: Sequences that fit by the log's figures.
+        command: The engine's command line.
         remedy: The changes that help in a sentence; '' if none is needed.
         changes: The changes that help.
+        corrections: Differences of the items; None without a prediction.
     """
 
-    diagnosis: Diagnosis
-    logged: Fit
-    fits: bool
+    boot: Boot
+    model: str
+    gpu: str
+    gpus: int
+    items: Mapping[str, MemoryItem]
     outcome: str
     capacity: str
-    remedy: str
-    changes: Sequence[AdviceRecord]
-
-    @property
-    def boot(self) -> Boot:
-        """The start that the log describes."""
-        return self.diagnosis.boot
+    fits: bool | None = None
+    max_num_seqs: int | None = None
+    command: str | None = None
+    remedy: str = ""
+    changes: Sequence[AdviceRecord] = ()
+    corrections: LogCorrections | None = None
 
     @property
     def basis(self) -> str:
         """Model, GPUs and engine."""
-        fitted, boot = self.logged, self.diagnosis.boot
-        engine = f"{boot.engine} {printable(boot.version, 40)}".strip()
-        return f"{fitted.model.name} on {fitted.ranks.gpus}× {fitted.gpu.name}, {engine}"
+        engine = f"{self.boot.engine} {printable(self.boot.version, 40)}".strip()
+        return f"{self.model} on {self.gpus}× {self.gpu}, {engine}"
 
     def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
         """Return one record per memory item, and last the summary.
@@ -312,92 +266,49 @@ class DiagnosisSummary(NamedTuple):
             log: Name of the file.
             number: Number of the start in the file.
         """
-        diagnosis, fitted, boot = self.diagnosis, self.logged, self.diagnosis.boot
-        names = fitted.model.name, fitted.gpu.name, fitted.ranks.gpus
-        records = _item_records(boot, names, diagnosis.items, log, number)
-        written = command_of(diagnosis.deployment, diagnosis.options, diagnosis.command.named)
-        records[-1] |= {
-            "fits": self.fits,
-            "failure": boot.failure or None,
-            "tokens": boot.counts.get("tokens"),
-            "max_num_seqs": fitted.sequences,
-            "command": written.line if written else None,
-            "taken": self.outcome,
-            "change": self.remedy or None,
-            "advice": [*self.changes],
-        }
-        return records
-
-
-class V0Summary(NamedTuple):
-    """The figures of a log of vLLM's V0 engine, which is not predicted.
-
-    Attributes:
-        names: Model, GPU and number of GPUs.
-    """
-
-    boot: Boot
-    names: tuple[str, str, int]
-    outcome: str
-    capacity: str = "vLLM's V0 engine is not predicted"
-    remedy: str = ""
-    changes: Sequence[AdviceRecord] = ()
-
-    @property
-    def basis(self) -> str:
-        """Model, GPUs and engine."""
-        model, gpu, gpus = self.names
-        return f"{model} on {gpus}× {gpu}, vllm {printable(self.boot.version, 40)}"
-
-    def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
-        """Return one record per memory item, and last the summary."""
         boot = self.boot
-        sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory}
-        items = {
-            key: MemoryItem(size, None) for key, size in sizes.items() if (size or -1) >= 0
-        }
-        records = _item_records(boot, self.names, items, log, number)
-        records[-1] |= {
-            "failure": boot.failure or None,
-            "tokens": boot.counts.get("tokens"),
-            "taken": self.outcome,
-        }
+        items = {ITEM_NAMES[key]: item for key, item in self.items.items()}
+        items["what fits"] = self.items.get("cache", MemoryItem(None, None))
+        records: list[DiagnoseRecord] = [
+            {
+                "log": log,
+                "boot": number,
+                "engine": boot.engine,
+                "engine_version": printable(boot.version, 40) or None,
+                "model": self.model,
+                "gpu": self.gpu,
+                "gpus": self.gpus,
+                "term": name,
+                "logged_bytes": item.logged,
+                "predicted_bytes": item.predicted,
+                "difference_bytes": item.difference,
+                "fits": None,
+                "failure": None,
+                "tokens": None,
+                "max_num_seqs": None,
+                "command": None,
+                "taken": None,
+                "change": None,
+                "advice": None,
+            }
+            for name, item in items.items()
+        ]
+        records[-1].update(
+            {
+                "fits": self.fits,
+                "failure": boot.failure or None,
+                "tokens": boot.counts.get("tokens"),
+                "max_num_seqs": self.max_num_seqs,
+                "command": self.command,
+                "taken": self.outcome,
+                "change": self.remedy or None,
+                "advice": None if self.fits is None else [*self.changes],
+            }
+        )
         return records
 
 
-def _item_records(
-    boot: Boot,
-    names: tuple[str, str, int],
-    items: Mapping[str, MemoryItem],
-    log: str,
-    number: int,
-) -> list[Any]:
-    """Return one record per memory item, and last one for the KV cache, without the summary."""
-    named = {ITEM_NAMES[key]: item for key, item in items.items()}
-    named["what fits"] = items.get("cache", MemoryItem(None, None))
-    model, gpu, gpus = names
-    return [
-        {
-            "log": log,
-            "boot": number,
-            "engine": boot.engine,
-            "engine_version": printable(boot.version, 40) or None,
-            "model": model,
-            "gpu": gpu,
-            "gpus": gpus,
-            "term": name,
-            "logged_bytes": logged,
-            "predicted_bytes": predicted,
-            "difference_bytes": None
-            if logged is None or predicted is None
-            else logged - predicted,
-            **dict.fromkeys(SUMMARY_KEYS.split()),
-        }
-        for name, (logged, predicted) in named.items()
-    ]
-
-
-def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> V0Summary:
+def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary:
     """Return the figures of a log of vLLM's V0 engine, without a prediction.
 
     Args:
@@ -416,7 +327,16 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> V0Summary:
         outcome = f"Failed: {FAILURES[boot.failure]}."
     gpu_name = gpu or (preset.name if preset else printable(boot.gpu, 80))
     gpus = prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp"))
-    return V0Summary(boot, (printable(model or boot.model, 80), gpu_name, gpus), outcome)
+    sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory}
+    return DiagnosisSummary(
+        boot=boot,
+        model=printable(model or boot.model, 80),
+        gpu=gpu_name,
+        gpus=gpus,
+        items={k: MemoryItem(size, None) for k, size in sizes.items() if (size or -1) >= 0},
+        outcome=outcome,
+        capacity="vLLM's V0 engine is not predicted",
+    )
 
 
 def summarize_diagnosis(
@@ -430,31 +350,38 @@ def summarize_diagnosis(
     """
     boot, predicted, options = diagnosis.boot, diagnosis.predicted, diagnosis.options
     tokens = context or predicted.length
-    start = ChangeCandidate(diagnosis, max(1, users), tokens, diagnosis.plain, options)
+    adviser = Adviser(diagnosis, max(1, users), tokens)
     corrected = msgspec.structs.replace(
-        options, from_log=diagnosis.corrections, users=start.users, max_model_len=tokens
+        options, from_log=diagnosis.corrections, users=adviser.users, max_model_len=tokens
     )
     logged = fit(diagnosis.deployment, corrected)
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
     fits = logged.fits and is_running
-    changes = [] if fits else find_changes(start)
+    changes = [] if fits else adviser.find_changes()
     remedy = ""
     if not fits:
-        remedy = _remedy(boot, changes, "" if is_requested else _longest_flag(start))
+        remedy = _remedy(boot, changes, "" if is_requested else adviser.longest_flag())
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
     cells_text = f", the cache stores {cells:,} tokens" if cells else ""
     per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     count = f"{logged.sequences:,} logged, {per_rank * predicted.ranks.dp:,} predicted"
+    written = command_of(diagnosis.deployment, options, diagnosis.command.named)
     return DiagnosisSummary(
-        diagnosis=diagnosis,
-        logged=logged,
-        fits=fits,
+        boot=boot,
+        model=logged.model.name,
+        gpu=logged.gpu.name,
+        gpus=logged.ranks.gpus,
+        items=diagnosis.items,
         outcome=_outcome(diagnosis, logged, tokens),
         capacity=f"users of {tokens:,} tokens: {count}{cells_text}",
+        fits=fits,
+        max_num_seqs=logged.sequences,
+        command=written.line if written else None,
         remedy=remedy,
         changes=changes,
+        corrections=diagnosis.corrections,
     )
 
 

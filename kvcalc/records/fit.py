@@ -6,8 +6,8 @@ from kvcalc.records.figures import Figure
 from kvcalc.records.size import ReplicaRecord
 
 
-class CapacityRecord(ReplicaRecord):
-    """Memory, capacity and limits of a deployment. Bytes are of one GPU."""
+class FitMemoryRecord(ReplicaRecord):
+    """The deployment, and the memory of one GPU."""
 
     engine: Annotated[str, Figure("engine whose rules apply", "engine")]
     gpu: Annotated[str, Figure("GPU name", "GPU")]
@@ -41,10 +41,6 @@ class CapacityRecord(ReplicaRecord):
     overhead_bytes: Annotated[
         int, Figure("libraries, CUDA graphs and buffers of the engine", "overhead/GPU")
     ]
-    startup_bytes: Annotated[
-        int,
-        Figure("CUDA context and collectives, if the share is of free memory; otherwise 0"),
-    ]
     kv_budget_bytes: Annotated[
         int, Figure("KV cache budget, the middle of the range", "KV cache/GPU")
     ]
@@ -65,6 +61,28 @@ class CapacityRecord(ReplicaRecord):
         str | None,
         Figure("published quality of the formats in the advice; null if it names none"),
     ]
+
+
+class LoggedCacheRecord(TypedDict):
+    """Parts of the cache that an engine logs separately."""
+
+    window_cache_bytes: NotRequired[
+        Annotated[int, Figure("bytes of windows, if the engine logs them separately")]
+    ]
+    state_bytes: NotRequired[
+        Annotated[int, Figure("bytes of recurrent states, if the engine logs them separately")]
+    ]
+    host_cache_bytes: NotRequired[
+        Annotated[
+            int,
+            Figure("bytes of llama.cpp layers in CPU memory; only if there are such layers"),
+        ]
+    ]
+
+
+class CapacityRecord(LoggedCacheRecord):
+    """The sequences and tokens that fit, and settings that would fit."""
+
     block_size: Annotated[
         int | None, Figure("per block; null if the engine has no blocks", unit="tokens")
     ]
@@ -104,14 +122,6 @@ class CapacityRecord(ReplicaRecord):
         int | None,
         Figure("maximum length of this number of sequences; null without a limit"),
     ]
-    longest_context: Annotated[
-        int | None,
-        Figure(
-            "max_model_len, limited by the model's maximum unless a longer one was requested; "
-            "null without a limit",
-            unit="tokens",
-        ),
-    ]
     requested_model_len: Annotated[int, Figure("requested length", "context")]
     requested_num_seqs: Annotated[int, Figure("requested sequences")]
     low_num_seqs: Annotated[
@@ -130,12 +140,13 @@ class CapacityRecord(ReplicaRecord):
             is_noted=True,
         ),
     ]
-    needed_utilization: Annotated[
-        float | None,
-        Figure("smallest share that fits the request; null if none does", unit="share"),
-    ]
-    needed_kv_cache_memory_bytes: Annotated[
-        int | None, Figure("smallest cache that fits the request; null if none does")
+    longest_context: Annotated[
+        int | None,
+        Figure(
+            "max_model_len, limited by the model's maximum unless a longer one was requested; "
+            "null without a limit",
+            unit="tokens",
+        ),
     ]
     capacity_sequences: Annotated[
         int,
@@ -143,6 +154,13 @@ class CapacityRecord(ReplicaRecord):
             "sequences that the cache stores with this engine setting; a higher setting needs "
             "more other memory",
         ),
+    ]
+    needed_utilization: Annotated[
+        float | None,
+        Figure("smallest share that fits the request; null if none does", unit="share"),
+    ]
+    needed_kv_cache_memory_bytes: Annotated[
+        int | None, Figure("smallest cache that fits the request; null if none does")
     ]
     greatest_num_seqs: Annotated[int, Figure("largest max_num_seqs whose sequences all fit")]
     greatest_model_len: Annotated[
@@ -154,52 +172,6 @@ class CapacityRecord(ReplicaRecord):
     ]
     kv_cache_allocated_bytes: Annotated[int, Figure("bytes of the blocks, per rank")]
     max_num_batched_tokens: Annotated[int, Figure("setting of the engine")]
-    window_cache_bytes: NotRequired[
-        Annotated[int, Figure("bytes of windows, if the engine logs them separately")]
-    ]
-    host_cache_bytes: NotRequired[
-        Annotated[
-            int,
-            Figure("bytes of llama.cpp layers in CPU memory; only if there are such layers"),
-        ]
-    ]
-    state_bytes: NotRequired[
-        Annotated[int, Figure("bytes of recurrent states, if the engine logs them separately")]
-    ]
-    machine_memory_bytes: Annotated[int, Figure("total memory of one GPU")]
-    cpu_offload_bytes: Annotated[int, Figure("bytes of a GPU's weights in CPU memory")]
-    cpu_offload_s: Annotated[
-        float | None,
-        Figure("time of these weights on the link in a pass; null if the rate is unknown"),
-    ]
-    replicated_weight_bytes: Annotated[int, Figure("weights that several GPUs store")]
-    kv_copies: Annotated[int, Figure("copies of a token's cache")]
-    checkpoint_bytes: Annotated[int, Figure("bytes of the files")]
-    load_disk_s: Annotated[
-        float | None, Figure("time to read the files; null if the rate is unknown")
-    ]
-    load_link_s: Annotated[
-        float | None,
-        Figure("time to copy the weights to the GPUs; null if the rate is unknown"),
-    ]
-    load_s: Annotated[
-        float | None, Figure("the longer of both times; null if both are unknown")
-    ]
-    command: Annotated[
-        str | None,
-        Figure("the engine's command line of the answer; null if the engine has none"),
-    ]
-    kvcalc_command: Annotated[
-        str | None,
-        Figure("the same as a `kvcalc fit` command; null if the engine has none"),
-    ]
-    breakpoints: Annotated[
-        list[object],
-        Figure(
-            "from_tokens, fixed_bytes, bytes_per_token, block_tokens and cause of each range of "
-            "lengths",
-        ),
-    ]
 
 
 class CacheTransferRecord(TypedDict):
@@ -238,8 +210,52 @@ class CacheTransferRecord(TypedDict):
     ]
 
 
-class FitRecord(CapacityRecord, CacheTransferRecord):
+class LoadingRecord(TypedDict):
+    """Weights in CPU memory, copies, and the time to load the weights."""
+
+    machine_memory_bytes: Annotated[int, Figure("total memory of one GPU")]
+    startup_bytes: Annotated[
+        int,
+        Figure("CUDA context and collectives, if the share is of free memory; otherwise 0"),
+    ]
+    cpu_offload_bytes: Annotated[int, Figure("bytes of a GPU's weights in CPU memory")]
+    cpu_offload_s: Annotated[
+        float | None,
+        Figure("time of these weights on the link in a pass; null if the rate is unknown"),
+    ]
+    replicated_weight_bytes: Annotated[int, Figure("weights that several GPUs store")]
+    kv_copies: Annotated[int, Figure("copies of a token's cache")]
+    checkpoint_bytes: Annotated[int, Figure("bytes of the files")]
+    load_disk_s: Annotated[
+        float | None, Figure("time to read the files; null if the rate is unknown")
+    ]
+    load_link_s: Annotated[
+        float | None,
+        Figure("time to copy the weights to the GPUs; null if the rate is unknown"),
+    ]
+    load_s: Annotated[
+        float | None, Figure("the longer of both times; null if both are unknown")
+    ]
+
+
+class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRecord):
     """One configuration of `fit`."""
+
+    command: Annotated[
+        str | None,
+        Figure("the engine's command line of the answer; null if the engine has none"),
+    ]
+    kvcalc_command: Annotated[
+        str | None,
+        Figure("the same as a `kvcalc fit` command; null if the engine has none"),
+    ]
+    breakpoints: Annotated[
+        list[object],
+        Figure(
+            "from_tokens, fixed_bytes, bytes_per_token, block_tokens and cause of each range of "
+            "lengths",
+        ),
+    ]
 
 
 class FitRow(FitRecord):

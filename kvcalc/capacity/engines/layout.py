@@ -21,6 +21,7 @@ from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.model.memory import LayerRows, size_of, stored_bytes
 from kvcalc.model.model import Layer, Model
 from kvcalc.records import Record
+from kvcalc.records.fit import LoggedCacheRecord
 from kvcalc.storage.formats import RowFormat
 from kvcalc.units import MAX_TOKENS
 
@@ -231,7 +232,7 @@ class CacheLayout:
         pool: int = self.pool(budget)
         return pool
 
-    def extra_buffers(self, sequences: int, length: int) -> dict[str, int]:
+    def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
         """Return the bytes of buffers that the engine logs separately, by the record's key."""
         return {}
 

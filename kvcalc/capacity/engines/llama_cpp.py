@@ -46,6 +46,7 @@ from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Formats, WeightKind
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
+from kvcalc.records.fit import LoggedCacheRecord
 from kvcalc.storage.formats import FORMATS, RowFormat, cache_layout, canonical
 
 PAD = 256  # cells: every cache is a multiple
@@ -294,10 +295,10 @@ class LlamaCpp(CacheLayout):
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         return self.cache_bytes(sequences, length)
 
-    def extra_buffers(self, sequences: int, length: int) -> dict[str, int]:
+    def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
         """Return the window caches, which kv_cache_allocated_bytes includes, and the recurrent
         states and the caches in host memory, which it does not."""
-        sizes = {
+        sizes: LoggedCacheRecord = {
             "window_cache_bytes": self.window_cells(sequences, length) * self.window,
             "state_bytes": sequences * self.state,
         }

@@ -271,8 +271,8 @@ def _details(
         usable, memory = format_bytes(gpu.usable_bytes), format_bytes(gpu.memory_bytes)
         lines.append(f"{gpu.name}: the system lets the GPU use {usable} of {memory} by default")
     # published quality of the formats that the answer suggests, for this model only
-    qualities = (change.quality for change in fixes if change)
-    lines += [text for text in qualities if is_measured_on(result.model.name, text)]
+    costs = (change.cost for change in fixes if change)
+    lines += [text for text in costs if is_measured_on(result.model.name, text)]
     return [*dict.fromkeys(lines), memory_line(result)]
 
 

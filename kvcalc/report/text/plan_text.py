@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from kvcalc.diagnosis.log_verdict import DiagnosisSummary, V0Summary
+from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 from kvcalc.errors import few
 from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
@@ -246,7 +246,7 @@ DIAGNOSIS_COLUMNS = columns(
 
 
 def diagnosis_table(
-    summary: DiagnosisSummary | V0Summary, log: str = "", number: int = 1, boots: int = 1
+    summary: DiagnosisSummary, log: str = "", number: int = 1, boots: int = 1
 ) -> Table:
     """Return the memory of one boot, logged and predicted.
 
