@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
+from kvcalc.question.serving_options import INFERENCEX
 from kvcalc.report.charts.comparison_plot import predicted_against_measured
 from kvcalc.report.charts.drawing import save
-from kvcalc.serving.server_validation import served_times
+from kvcalc.serving.validation import Validation, validate
 from kvcalc.timing.calibration import find_calibration, stacks_of
 from kvcalc.timing.fitting import calibrate, chosen_rows
 from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile, read_rows
 from kvcalc.timing.steps import engine_seconds, operator_seconds
-from kvcalc.timing.validation import INFERENCEX, Validation, validate
 
 HOPPER, BLACKWELL = ("h100-sxm", "h200"), ("b200", "b300", "gb200", "gb300")
 OTHERS = ("rtx-pro-6000-blackwell", "l40s", "a100-80gb")
@@ -248,11 +248,11 @@ def pictures(validations: Sequence[Validation]) -> None:
 def main(words: list[str]) -> int:
     paths = [Path(w) for w in words if not w.startswith("-")]
     if "--pictures" in words:
-        pictures(list(validate(map(read_rows, paths), simulate=served_times)))
+        pictures(list(validate(map(read_rows, paths))))
         return 0
     blocks = {"steps": list(step_table()), "terms": list(all_terms())}
     if paths:
-        validations = list(validate(map(read_rows, paths), simulate=served_times))
+        validations = list(validate(map(read_rows, paths)))
         tables = [read_rows(p) for p in paths if p.stem not in SERVING]
         if any(p.stem in SERVING for p in paths):
             blocks["servers"] = list(server_table(validations))

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.presets import shipped_folder
-from kvcalc.serving.server_validation import served_times
+from kvcalc.serving.measured_servers import served_times
 from kvcalc.timing.calibration import EngineOverheads, HostOverheads, engine_of, find_calibration, gpu_named
 from kvcalc.timing.rows import MeasuredRow, read_rows
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from kvcalc.library.presets import shipped_folder
-from kvcalc.serving.server_validation import steps_validated
+from kvcalc.serving.measured_servers import steps_validated
 from kvcalc.timing.calibration import find_calibration, gpu_named, read_calibration, to_yaml
 from kvcalc.timing.rows import read_rows
 

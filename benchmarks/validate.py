@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bench import Line, cpu_seconds
 
+from kvcalc.serving.validation import KEYS, ErrorTally, validate
 from kvcalc.timing.rows import read_blocks
-from kvcalc.timing.validation import KEYS, ErrorTally, validate
 
 ROWS = 50_000
 HEAD = "op,gpu,framework,version,dtype,m,n,k,time_us\n"

@@ -9,11 +9,11 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
+from kvcalc.serving.validation import validate
 from kvcalc.timing.calibration import read_calibration
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.rows import BLOCK_ROWS, read_blocks
-from kvcalc.timing.validation import validate
 
 HEADER = "gpu,framework,version,dtype,m,n,k,time_us,row_id\n"
 # Bound of 4096³ in bf16 on H100: 2 · 4096³ / 989e12 = 138.97 µs.

@@ -1,20 +1,38 @@
 """`kvcalc calibrate` and `kvcalc validate`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from kvcalc.answers.answer import Answer, note, save_text
 from kvcalc.errors import UserError, visible
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.library.files import make_folder
+from kvcalc.library.load import load_gpu
 from kvcalc.question.options import Question
+from kvcalc.records import Record, Settings
+from kvcalc.records.measure import ErrorRecord, KernelModelRecord
+from kvcalc.report.text.table_layout import Column, Table
+from kvcalc.report.text.tables import columns
+from kvcalc.serving.measured_servers import steps_validated
+from kvcalc.serving.validation import KEYS, ErrorTally, predictions_csv, validate
+from kvcalc.timing.calibration import find_gpu, preset_path, to_yaml
+from kvcalc.timing.fitting import (
+    FOLDS,
+    FittedKernelModel,
+    calibrate,
+    chosen_rows,
+    fit_records,
+    make_calibration,
+)
+from kvcalc.timing.rows import MeasuredRow, MeasurementFile, read_blocks, read_rows
 
 if TYPE_CHECKING:
-    from kvcalc.gpu.gpu import Gpu
-    from kvcalc.records import Record
     from kvcalc.report.charts.chart import Chart
-    from kvcalc.report.text.table_layout import Table
-    from kvcalc.timing.fitting import FittedKernelModel
-    from kvcalc.timing.rows import MeasurementFile
 
 FIT_KEYS = (
     "family kind form rows fitted_median_abs_error fitted_p90_abs_error median_abs_error "
@@ -42,9 +60,6 @@ def run(
     source: SourceOptions,
 ) -> Answer:
     """Fit the time models to measured rows."""
-    from kvcalc.library.load import load_gpu
-    from kvcalc.timing.rows import read_rows
-
     about = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
     if all_stacks:
         if gpu or stack:
@@ -61,68 +76,75 @@ def run(
     return _one_stack(rows, load_gpu(gpu), stack, out, about)
 
 
-def _one_stack(
-    rows: list[Path], gpu: "Gpu", stack: str, out: str, about: dict[str, str]
-) -> Answer:
-    from msgspec.structs import replace
+def _fit_stack(
+    gpu: Gpu,
+    stack: str,
+    rows: Sequence[MeasuredRow],
+    about: Settings,
+    progress: Callable[[str], None] = lambda text: None,
+) -> tuple[list[FittedKernelModel], str]:
+    """Return the fits to rows of a GPU and stack, and the text of the calibration; '' if no family
+    could be fitted."""
+    fits = calibrate(rows, gpu, stack, progress)
+    if not any(fit.entry or fit.refused for fit in fits):
+        return fits, ""
+    calibration = make_calibration(fits, gpu, stack, rows, about)
+    validation = steps_validated(calibration, gpu, rows)
+    return fits, to_yaml(replace(calibration, validation=validation))
 
-    from kvcalc.library.files import make_folder
-    from kvcalc.serving.server_validation import steps_validated
-    from kvcalc.timing.calibration import preset_path, to_yaml
-    from kvcalc.timing.fitting import calibrate, chosen_rows, make_calibration
-    from kvcalc.timing.rows import read_rows
 
+def _one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings) -> Answer:
     path = out or str(preset_path(gpu, stack))
-    used = chosen_rows([read_rows(row) for row in rows], gpu, stack, note)
-    fits = calibrate(used, gpu, stack, note)
+    rows = chosen_rows([read_rows(path) for path in paths], gpu, stack, note)
+    fits, text = _fit_stack(gpu, stack, rows, about, note)
     if not any(fit.entry for fit in fits):
         raise UserError(
             "no family has enough rows to be fitted",
             hint="; ".join(f"{fit.family} {fit.kind}: {fit.why}" for fit in fits),
         )
-    text = to_yaml(make_calibration(fits, gpu, stack, used, about, steps_validated))
     if not out:
         make_folder(Path(path).parent)
     save_text(path, text)
     return replace(fits_answer(fits, gpu, stack), _is_silent=out == "-")
 
 
-def _every_stack(tables: "list[MeasurementFile]", out: str, about: dict[str, str]) -> Answer:
-    """Fit each GPU and stack that the rows name, side by side on all cores."""
-    from kvcalc.library.files import make_folder
-    from kvcalc.records.measure import KernelModelRecord
-    from kvcalc.report.text.table_layout import Table
-    from kvcalc.report.text.tables import columns
-    from kvcalc.serving.server_validation import steps_validated
-    from kvcalc.timing.calibration import preset_path
-    from kvcalc.timing.fitting import calibrated_stacks
+def _every_stack(tables: list[MeasurementFile], out: str, about: Settings) -> Answer:
+    """Fit each GPU and stack that the rows name, side by side on all cores.
 
+    Each file depends only on its own rows, so its bytes do not depend on the number of cores.
+    """
+    names = {(row.gpu, row.framework) for table in tables for row in table.rows}
+    gpus = {
+        (gpu.name, stack): gpu for name, stack in names if stack and (gpu := find_gpu(name))
+    }
+    pairs = [(gpus[name], name[1]) for name in sorted(gpus)]
+    rows = [chosen_rows(tables, *pair, lambda text: None) for pair in pairs]
     records: list[Record] = []
-    for gpu, stack, text, fits in calibrated_stacks(tables, about, steps_validated):
-        path = Path(out) / gpu.name / f"{stack}.yaml" if out else preset_path(gpu, stack)
-        make_folder(path.parent)
-        save_text(str(path), text)
-        records += [{"gpu": gpu.name, "stack": stack, **fit} for fit in fits]
+    with ProcessPoolExecutor() as pool:
+        results = pool.map(_fit_stack, *zip(*pairs, strict=True), rows, repeat(about))
+        for (gpu, stack), (fits, text) in zip(pairs, results, strict=True):
+            if text:
+                path = (
+                    Path(out) / gpu.name / f"{stack}.yaml" if out else preset_path(gpu, stack)
+                )
+                make_folder(path.parent)
+                save_text(str(path), text)
+                records += [
+                    {"gpu": gpu.name, "stack": stack, **fit} for fit in fit_records(fits)
+                ]
     if not records:
         raise UserError("no family has enough rows of a known GPU and a framework to be fitted")
     title = f"{len(records)} time models are fitted."
-    columns_of_stacks = columns(KernelModelRecord, f"gpu stack {FIT_KEYS}")
-    return Answer(records, lambda: [Table(records, columns_of_stacks, title)])
+    fit_columns = columns(KernelModelRecord, f"gpu stack {FIT_KEYS}")
+    return Answer(records, lambda: [Table(records, fit_columns, title)])
 
 
-def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> Answer:
+def fits_answer(fits: Sequence[FittedKernelModel], gpu: Gpu, stack: str) -> Answer:
     """Return the parameters and errors of fitted time models."""
-    from kvcalc.timing.fitting import fit_records
-
     records = fit_records(fits)
     fitted = [fit for fit in fits if fit.entry]
 
-    def tables() -> "list[Table]":
-        from kvcalc.records.measure import KernelModelRecord
-        from kvcalc.report.text.table_layout import Column, Table
-        from kvcalc.report.text.tables import columns
-        from kvcalc.timing.fitting import FOLDS
-
+    def tables() -> list[Table]:
         parameters = Column("parameters_text", "parameters", right=False)
         rows = [{**record, "parameters_text": _parameters(record)} for record in records]
         title = f"{len(fitted)} of {len(fits)} time models of {stack} on {gpu.name} are fitted."
@@ -139,9 +161,8 @@ def fits_answer(fits: "Sequence[FittedKernelModel]", gpu: "Gpu", stack: str) -> 
     return Answer(records, tables, draw)
 
 
-def _parameters(record: "Record") -> str:
-    parameters = record["parameters"] or {}
-    words = [f"{name} {value:.3g}" for name, value in parameters.items()]
+def _parameters(record: Record) -> str:
+    words = [f"{name} {value:.3g}" for name, value in record["parameters"].items()]
     return ", ".join(words) or str(record["why"])
 
 
@@ -157,64 +178,59 @@ class ValidationOptions(Question, frozen=True):
 
 def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     """Compare predictions with measured rows. The status is 1 if `--fail-above` fails."""
-    from kvcalc.library.load import load_gpu
-    from kvcalc.serving.server_validation import served_times
-    from kvcalc.timing.rows import read_blocks
-    from kvcalc.timing.validation import KEYS, ErrorTally, predictions_csv, validate
-
     limit = options.fail_above
     if not limit >= 0:
         raise UserError(f"--fail-above {limit} is not a percentage")
     source = load_gpu(options.calibration_from) if options.calibration_from else None
     tally = ErrorTally([key.strip() for key in options.by.split(",")])
     tables = (table for path in rows for table in read_blocks(path))
-    blocks = tally.adding(validate(tables, options.stack, source, served_times))
+    blocks = tally.adding(validate(tables, options.stack, source))
     if path := options.predictions:
         pieces = predictions_csv(rows, blocks)
         save_text(path, map(visible, pieces) if path == "-" else pieces)
     for _ in blocks:
         pass
     records = tally.records()
-    empty = tally.empty if limit < float("inf") else []
-    notes = [
-        *tally.remarks,
-        *(f"{path}: no row can be read, so nothing is below {limit:g} %" for path in empty),
-    ]
-    groups = []
-    for record in records if limit < float("inf") else []:
-        error = record["median_abs_error"]
-        if error is None or 100 * error > limit:
-            groups.append(" ".join(str(record[key]) for key in KEYS if record.get(key)))
-    if groups:
-        notes.append(f"{len(groups)} groups above {limit:g} %: {', '.join(groups[:5])}")
-    source_name = source.name if source else ""
+    notes = tally.remarks
+    failures: list[Any] = []
+    if limit < float("inf"):
+        failures += tally.empty
+        notes += [
+            f"{path}: no row can be read, so nothing is below {limit:g} %" for path in failures
+        ]
+        groups = [
+            " ".join(str(record[key]) for key in KEYS if record.get(key))
+            for record in records
+            if record["median_abs_error"] is None or 100 * record["median_abs_error"] > limit
+        ]
+        if groups:
+            notes.append(f"{len(groups)} groups above {limit:g} %: {', '.join(groups[:5])}")
+        failures += groups
     return Answer(
         records,
-        lambda: [_validation_table(records, source_name)],
+        lambda: [_validation_table(records, source)],
         _notes=notes,
-        _status=int(bool(groups or empty)),
+        _status=1 if failures else 0,
         _is_silent=options.predictions == "-",
     )
 
 
-def _validation_table(records: "Sequence[Record]", source: str) -> "Table":
-    from kvcalc.records.measure import ErrorRecord
-    from kvcalc.report.text.table_layout import Table
-    from kvcalc.report.text.tables import columns
-
+def _validation_table(records: Sequence[Record], source: Gpu | None) -> Table:
     throughput = "throughput_median_abs_error throughput_p90_abs_error"
     keys = (
         "op gpu framework dtype model client rows predicted_rows basis median_abs_error "
         "p90_abs_error median_ratio ttft_median_abs_error ttft_p90_abs_error "
         f"{throughput} roofline_median_abs_error roofline_p90_abs_error"
     )
-    error_columns = columns(ErrorRecord, keys, wide=throughput)
-    rows = sum(record["rows"] or 0 for record in records)
-    predicted = sum(record["predicted_rows"] or 0 for record in records)
-    title = f"{predicted:,} of {rows:,} measured rows are predicted."
+    rows, predicted = (
+        sum(record[key] for record in records) for key in ("rows", "predicted_rows")
+    )
     notes = [
+        "",
         f"{ERROR_NOTE}, ratio: predicted / measured",
         "basis roofline: the datasheet bound, for rows without a calibration",
     ]
-    notes += [f"calibrations of {source}, scaled by datasheet figures"] if source else []
-    return Table(records, error_columns, title, ["", *notes])
+    if source:
+        notes.append(f"calibrations of {source.name}, scaled by datasheet figures")
+    title = f"{predicted:,} of {rows:,} measured rows are predicted."
+    return Table(records, columns(ErrorRecord, keys, wide=throughput), title, notes)

@@ -160,7 +160,6 @@ class Shape(NamedTuple):
         """Return the roofline bound of the call on `gpu`, in seconds."""
         dtype = f"{self.dtype}/{self.dtype}" if self.op == "prefill_attention" else self.dtype
         cost = cost_of(self.op, dtype, tuple(np.array([float(count)]) for count in self.counts))
-        assert cost is not None
         return float(least_time(*cost, gpu).seconds[0])
 
     @property

@@ -28,16 +28,15 @@ from kvcalc.serving.request_record import (
     latency_records,
     request_memory,
 )
-from kvcalc.serving.server_validation import served_times
 from kvcalc.serving.speculation import (
     MAX_BATCH,
     expected_tokens,
     float_array,
     step_times,
 )
+from kvcalc.serving.validation import ErrorTally, validate
 from kvcalc.timing.deployment import TimedDeployment, roofline_records
 from kvcalc.timing.rows import read_rows
-from kvcalc.timing.validation import ErrorTally, validate
 
 BATCHES = tuple(1 << n for n in range(9))
 ACCEPTANCE_RATES = tuple(n / 50 for n in range(51))
@@ -432,7 +431,7 @@ def measured_times(path: Path) -> MeasuredTimes:
     import numpy as np
 
     tally = ErrorTally()
-    (validation,) = tally.adding(validate([read_rows(path)], simulate=served_times))
+    (validation,) = tally.adding(validate([read_rows(path)]))
     rows = validation.table.rows
     bounds = np.where(validation.bound > 0, validation.bound, [row.bound_us for row in rows])
     predicted = np.where(validation.calibrated > 0, validation.calibrated, bounds)

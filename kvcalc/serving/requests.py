@@ -270,6 +270,14 @@ class Clients(NamedTuple):
         clients, remainder = divmod(self.concurrency, num_ranks)
         return self._replace(concurrency=max(1, clients + (rank < remainder)))
 
+    def through(self, engine: EngineOverheads | None) -> "Clients":
+        """Return the clients with the seconds of an engine's front end and network."""
+        if not engine:
+            return self
+        return self._replace(
+            path_s=engine.path_us / 1e6, path_s_per_token=engine.path_token_us / 1e6
+        )
+
 
 class ArrivalQueue:
     """Admits requests in the order in which they reach the engine.
@@ -369,8 +377,4 @@ class ArrivalQueue:
 def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
     """Return the clients, with the seconds that a request takes to reach the engine."""
     clients = Clients(load.max_concurrency, load.think_time)
-    if not engine or not load.is_benchmark:
-        return clients
-    return clients._replace(
-        path_s=engine.path_us / 1e6, path_s_per_token=engine.path_token_us / 1e6
-    )
+    return clients.through(engine) if load.is_benchmark else clients

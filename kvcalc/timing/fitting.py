@@ -3,16 +3,12 @@
 Errors are measured on held-out rows: FOLDS fits each leave out a fold, which a hash of the shape
 selects. So each row is predicted by a fit without it. The final kernel model is fitted on all rows.
 
-A calibration is fitted on rows of one GPU and one stack. `calibrated_stacks` fits all GPUs and
-stacks of the rows on all cores. Each file depends only on its own rows, so its bytes do not depend
-on the number of cores.
+A calibration is fitted on rows of one GPU and one stack.
 """
 
 import datetime
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -20,7 +16,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record, Settings
-from kvcalc.timing.calibration import Calibration, Entry, Refused, Validated, find_gpu, to_yaml
+from kvcalc.timing.calibration import Calibration, Entry, Refused, find_gpu
 from kvcalc.timing.kernel_models.families import FAMILIES, AnyLaw, kind_of
 from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
@@ -77,7 +73,10 @@ def fit(
     low = np.log([r.minimum for r in ranges.values()])
     high = np.log([r.maximum for r in ranges.values()])
     typical = np.log([getattr(like, name, r.typical) for name, r in ranges.items()])
-    choices = law.CHOICES if like is None else (_fixed_fields(like),)
+    choices = law.CHOICES
+    if like:
+        names = like.__struct_fields__
+        choices = ({name: getattr(like, name) for name in names if name not in ranges},)
 
     def fit_form(form: Settings) -> Fitted:
         def residual(points: Array) -> Array:
@@ -98,12 +97,6 @@ def fit(
 
     forms = {repr(choice | fixed): choice | fixed for choice in choices}
     return min(map(fit_form, forms.values()), key=lambda fitted: fitted.loss)
-
-
-def _fixed_fields(law: KernelModel) -> Settings:
-    """Return the fields of a kernel model that are not fitted."""
-    names = set(law.__struct_fields__) - set(law.ranges())
-    return {name: getattr(law, name) for name in names}
 
 
 class Goal(NamedTuple):
@@ -133,12 +126,11 @@ class Goal(NamedTuple):
         return total / float(self.weight.sum())
 
 
-def rounded(law: KernelModel, digits: int = 4) -> KernelModel:
-    """Return the kernel model with parameters rounded to significant digits, within their
-    ranges."""
+def rounded(law: KernelModel) -> KernelModel:
+    """Return the kernel model with parameters rounded to four digits, within their ranges."""
     values = {}
     for name, r in law.ranges().items():
-        value = float(f"{getattr(law, name):.{digits}g}")
+        value = float(f"{getattr(law, name):.4g}")
         values[name] = min(r.maximum, max(r.minimum, value))
     return msgspec.structs.replace(law, **values)
 
@@ -243,7 +235,6 @@ SHARED_LATENT_KERNELS = {
     "Blackwell": (("sglang", "trtllm_mla", "bfloat16"), ("sglang", "trtllm_mla", "fp8")),
 }
 ERROR_FIELDS = [name for name in Entry.__struct_fields__ if name.endswith("_error")]
-Validator = Callable[[Calibration, Gpu, Sequence[MeasuredRow]], dict[Any, Validated]]
 
 
 class FittedKernelModel(NamedTuple):
@@ -333,12 +324,10 @@ def _fit(
         result: The rows.
         usual: The stack's usual kernel model for such data, if the rows are of a second kernel.
     """
-    import numpy as np
-
     op, kind, rows, measured, *_ = result
-    family = FAMILIES.get(op)
-    candidates = family.candidates(kind, stack, gpu) if family else ()
-    if family is None or not candidates:
+    family = FAMILIES[op]
+    candidates = family.candidates(kind, stack, gpu)
+    if not candidates:
         return result._replace(why="no law for it")
     like = usual if len(rows) < OWN_ROWS else None
     min_rows = MIN_PULLED_ROWS if all(law.PULL for law, _ in candidates) else MIN_ROWS
@@ -349,7 +338,7 @@ def _fit(
         return result._replace(why=f"fewer than {min_rows} rows")
 
     shape = columns_of(rows)
-    weight = family.weight(*shape) if family.weight else np.ones_like(measured)
+    weight = family.weight(*shape)
     parameters = figures_of(gpu)
 
     def best_fit(mask: Array, starts: int) -> KernelModel:
@@ -359,37 +348,54 @@ def _fit(
         fits = [fit(law, *data, **fixed) for law, fixed in candidates]
         return min(fits, key=lambda fitted: fitted.loss).law
 
-    held_out = _held_out(best_fit, rows, parameters, shape)
+    result = result._replace(predicted=_held_out(best_fit, rows, parameters, shape))
     law = best_fit(measured > 0, STARTS)
-    fitted = law.us(parameters, *shape)
-    result = result._replace(predicted=held_out)
-    median, p90 = errors(held_out, measured)
+    return _judge(result, law, law.us(parameters, *shape), weight, (gpu.name, stack))
 
+
+def _judge(
+    result: FittedKernelModel,
+    law: KernelModel,
+    fitted: Array,
+    weight: Array,
+    origin: tuple[str, str],
+) -> FittedKernelModel:
+    """Return the result with a kernel model, or refuse the model if its error is too large.
+
+    Args:
+        result: The rows, with held-out predictions.
+        fitted: Predictions of the kernel model [rows].
+        weight: Weight of each row.
+        origin: GPU and stack.
+    """
+    op, kind, rows, measured, held_out, *_ = result
+    gpu, stack = origin
     # With fewer rows, held-out errors are not reliable.
     checked = held_out if len(rows) >= MIN_ROWS else fitted
     usual_rows = weight >= MIN_WEIGHT
     if not usual_rows.any():
-        usual_rows = ~usual_rows
-    usual_p90 = errors(checked[usual_rows], measured[usual_rows])[1]
-    reason = UNTRUSTED.get((gpu.name, stack, op), "")
+        usual_rows = weight > 0
+    _, usual_p90 = errors(checked[usual_rows], measured[usual_rows])
+    reason = UNTRUSTED.get((*origin, op), "")
     if usual_p90 > MAX_ERROR and not reason:
         reason = f"a tenth of its usual rows are missed by {usual_p90:.0%} or more"
-    figures: dict[str, Any] = {
+    median, p90 = errors(held_out, measured)
+    accuracy: Settings = {
         "rows": len(rows),
         "median_abs_error": median,
         "p90_abs_error": p90,
     }
     if reason:
-        cause = POOR_FITS.get(op, {}).get(gpu.name)
-        reason = f"{reason}; {cause}" if cause else reason
-        return result._replace(why=reason, refused=Refused(why=reason, **figures))
+        if cause := POOR_FITS.get(op, {}).get(gpu):
+            reason += f"; {cause}"
+        return result._replace(why=reason, refused=Refused(why=reason, **accuracy))
     fitted_median, fitted_p90 = errors(fitted, measured)
     entry = Entry(
         law=cast("AnyLaw", law),
         fitted_median_abs_error=fitted_median,
         fitted_p90_abs_error=fitted_p90,
         note=NOTES.get((stack, kind), ""),
-        **figures,
+        **accuracy,
     )
     return result._replace(entry=entry)
 
@@ -419,11 +425,18 @@ def _fold(row: MeasuredRow) -> int:
     return int(digest[:8], 16) % FOLDS
 
 
-def errors(predicted: Array, measured: Array) -> tuple[float, float]:
-    """Return median and 90th percentile of exp(|ln(predicted/measured)|) − 1, to four digits."""
+def row_errors(predicted: Array, measured: Array) -> Array:
+    """Return exp(|ln(predicted/measured)|) − 1 of each row."""
     import numpy as np
 
-    error = np.exp(np.abs(np.log(predicted / measured))) - 1
+    return np.exp(np.abs(np.log(predicted / measured))) - 1
+
+
+def errors(predicted: Array, measured: Array) -> tuple[float, float]:
+    """Return median and 90th percentile of the errors of rows, to four digits."""
+    import numpy as np
+
+    error = row_errors(predicted, measured)
     return round(float(np.median(error)), 4), round(float(np.quantile(error, 0.9)), 4)
 
 
@@ -432,34 +445,27 @@ def make_calibration(
     gpu: Gpu,
     stack: str,
     rows: Sequence[MeasuredRow],
-    about: dict[str, str],
-    validator: Validator | None = None,
+    about: Settings,
 ) -> Calibration:
-    """Return the calibration of the fits.
+    """Return the calibration of the fits, without errors on measured servers.
 
     Args:
         fits: Fits of all families and kinds.
         gpu: The measured GPU.
         stack: The measured software.
         rows: All rows, including rows of servers.
-        about: Origin, commit, license and date of the rows.
-        validator: Computes the errors of the calibration on measured servers.
+        about: Origin, commit, license and date of the rows; today without a date.
     """
     versions = sorted({row.version for row in rows if row.op not in SERVING} - {""})
-    calibration = Calibration(
+    date = about.get("date") or datetime.date.today().isoformat()
+    return Calibration(
         gpu=gpu.name,
         stack=stack,
         version=", ".join(versions)[:200],
-        origin=about.get("origin", ""),
-        commit=about.get("commit", ""),
-        license=about.get("license", ""),
-        date=about.get("date") or datetime.date.today().isoformat(),
         rows=sum(result.rows for result in fits if result.entry),
+        **about | {"date": date},
         **_entries(fits),
     )
-    if validator is None:
-        return calibration
-    return msgspec.structs.replace(calibration, validation=validator(calibration, gpu, rows))
 
 
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
@@ -559,34 +565,3 @@ def _rows_of_gpu(
         num_other = len(rows) - len(selected_rows)
         note(f"{num_other:,} rows of other GPUs are left out: {others}")
     return selected_rows
-
-
-StackCalibration = tuple[Gpu, str, str, list[Record]]  # GPU, stack, text of the file, records
-
-
-def calibrated_stacks(
-    tables: Sequence[MeasurementFile], about: dict[str, str], validator: Validator | None = None
-) -> Iterator[StackCalibration]:
-    """Yield the calibration of each GPU and stack of the rows, if a family could be fitted."""
-    pairs = {(row.gpu, row.framework) for table in tables for row in table.rows}
-    gpus = {
-        (gpu.name, stack): gpu for name, stack in pairs if stack and (gpu := find_gpu(name))
-    }
-    jobs = [
-        (gpu, stack, chosen_rows(tables, gpu, stack, lambda text: None))
-        for (_, stack), gpu in sorted(gpus.items(), key=lambda item: item[0])
-    ]
-    with ProcessPoolExecutor() as pool:
-        results = pool.map(partial(_calibrate_stack, about=about, validator=validator), jobs)
-        yield from filter(None, results)
-
-
-def _calibrate_stack(
-    job: tuple[Gpu, str, list[MeasuredRow]], about: dict[str, str], validator: Validator | None
-) -> StackCalibration | None:
-    gpu, stack, rows = job
-    fits = calibrate(rows, gpu, stack)
-    if not any(fit.entry or fit.refused for fit in fits):
-        return None
-    calibration = make_calibration(fits, gpu, stack, rows, about, validator)
-    return gpu, stack, to_yaml(calibration), fit_records(fits)

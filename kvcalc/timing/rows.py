@@ -30,19 +30,17 @@ from kvcalc.timing.kernel_models.mla import SCALE, WIDTHS, weights_of
 BoundedCost = tuple[Cost, str]  # a minimum cost, and the dtype of its products
 
 
-def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost | None:
-    """Return the minimum cost of measured operations and the dtype of their products.
+def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost:
+    """Return the minimum cost of measured kernels and the dtype of their products.
 
     Args:
         op: Name of the operation, such as `gemm`.
         kind: Data types, such as `bfloat16` or `bfloat16/fp8`.
         shape: Arrays [rows], in the order of the operation's columns.
-
-    Returns:
-        None for an operation without a rule.
     """
-    operation = OPERATIONS.get(op)
-    return operation.cost(kind, *shape) if operation and operation.cost else None
+    cost = OPERATIONS[op].cost
+    assert cost, "layers and servers have no rule"
+    return cost(kind, *shape)
 
 
 def _element_bytes(kind: str) -> float:
@@ -200,8 +198,7 @@ def layer_kind(path: str, name: str) -> str:
 
 @cache
 def _module_sizes(path: str) -> list[float]:
-    """Return the sizes of a model's sparse attention, with the number of index heads at
-    INDEX_HEADS.
+    """Return the sizes of a model's sparse attention.
 
     They are hidden size, q_lora_rank, kv_lora_rank, RoPE, NoPE and value widths, index heads and
     their width, and top-k. Raises ValueError if no preset is of that model.
@@ -221,10 +218,10 @@ MODULE_FIELDS = (
     "q_lora_rank kv_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim index_n_heads "
     "index_head_dim index_topk"
 )
-INDEX_HEADS = 6  # index in the result of `_module_sizes`
+INDEX_HEADS = -3  # index in the shape of a sparse module
 MAX_BYTES = 1 << 30
-MAX_ROWS, MAX_TEXT = 100_000, 64 << 20  # rows and characters in memory at a time
-BLOCK_ROWS, BLOCK_TEXT = 10_000, 8 << 20  # rows and characters that are read at a time
+MAX_ROWS = 100_000  # rows in memory at a time
+BLOCK_ROWS = 10_000  # rows that are read at a time
 MAX_COUNT = 10**15
 MIN_US, MAX_US = 1e-3, 1e12
 ALIASES = {"system": "gpu", "backend": "framework", "backend_version": "version"}
@@ -280,6 +277,15 @@ OPERATIONS = {
 SERVING = ("e2e_dense", "e2e_moe")
 
 
+class ServedTimes(NamedTuple):
+    """Times of a server: microseconds per output token and to the first token, means over requests,
+    and tokens/s."""
+
+    tpot_us: float = math.nan
+    ttft_us: float = math.nan
+    tokens_per_s: float = math.nan
+
+
 class MeasuredRow(NamedTuple):
     """One valid row.
 
@@ -317,19 +323,11 @@ class MeasuredRow(NamedTuple):
     bound_us: float = math.nan
 
     @property
-    def tokens_per_s(self) -> float:
-        """Output tokens/s of a served run: clients · output / (TTFT + (output − 1) · TPOT)."""
+    def served(self) -> ServedTimes:
+        """The times of a served run. Tokens/s are clients · output / (TTFT + (output − 1) · TPOT)."""
         output, clients = self.shape[1:3]
-        return 1e6 * clients * output / (self.ttft_us + (output - 1) * self.time_us)
-
-
-class ServedTimes(NamedTuple):
-    """Times of a server: microseconds per output token and to the first token, means over requests,
-    and tokens/s."""
-
-    tpot_us: float = math.nan
-    ttft_us: float = math.nan
-    tokens_per_s: float = math.nan
+        total_us = self.ttft_us + (output - 1) * self.time_us
+        return ServedTimes(self.time_us, self.ttft_us, 1e6 * clients * output / total_us)
 
 
 class MeasurementFile(NamedTuple):
@@ -355,30 +353,23 @@ class MeasurementFile(NamedTuple):
 def read_rows(path: Path) -> MeasurementFile:
     """Return the rows of a CSV file. Raises UserError if it is unreadable, names no operation or is
     too large."""
-    blocks = read_blocks(path, MAX_ROWS + 1, MAX_TEXT)
-    table = next(blocks)
-    if len(table.cells) > MAX_ROWS or next(blocks, None):
-        text = f"has more than {MAX_ROWS:,} rows, or {MAX_TEXT:,} characters of them"
+    table = next(read_blocks(path, MAX_ROWS + 1))
+    if len(table.cells) > MAX_ROWS:
+        text = f"has more than {MAX_ROWS:,} rows"
         raise UserError(text, str(path), "`kvcalc validate` takes any number")
     return table
 
 
-def read_blocks(
-    path: Path, max_rows: int = BLOCK_ROWS, max_text: int = BLOCK_TEXT
-) -> Iterator[MeasurementFile]:
-    """Yield at least one table, with at most `max_rows` rows and about `max_text` characters
-    each."""
-    num_characters = 0
+def read_blocks(path: Path, max_rows: int = BLOCK_ROWS) -> Iterator[MeasurementFile]:
+    """Yield at least one table, with at most `max_rows` rows each."""
 
-    def counted_lines() -> Iterator[str]:
-        nonlocal num_characters
+    def lines() -> Iterator[str]:
         for line in read_lines(path, MAX_BYTES):
-            num_characters += len(line)
             if "\0" in line:
                 raise UserError("is not CSV text: it has a NUL character", str(path))
             yield line
 
-    reader = csv.reader(counted_lines())
+    reader = csv.reader(lines())
     try:
         header = tuple(name.strip() for name in next(reader, []))
         columns: dict[str, int] = {}  # the first of equal names counts
@@ -387,11 +378,9 @@ def read_blocks(
         file_op = _operation_of_file(path, columns)
         table = MeasurementFile(str(path), header, [], [], [], [])
         for cells in reader:
-            is_full = len(table.cells) == max_rows or num_characters > max_text
-            if is_full and table.cells:
+            if len(table.cells) == max_rows:
                 yield table
                 table = MeasurementFile(str(path), header, [], [], [], [])
-                num_characters = 0
             if not cells:
                 continue
             values = {name: cells[i].strip() for name, i in columns.items() if i < len(cells)}
@@ -452,17 +441,14 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
     model = cell("model_path") or cell("model")
     kernel = (cell("kernel_family") or cell("kernel")).lower()
     shape = [parse_number(cell(name), name) for name in operation.counts.split()]
-    for name in operation.optional.split():
-        shape.append(parse_number(cell(name) or "0", name, 0))
+    shape += [parse_number(cell(name) or "0", name, 0) for name in operation.optional.split()]
+    meaning = "a number from 0 to 10^15"
     for name in operation.means.split():
-        shape.append(
-            parse_number(cell(name) or "0", name, 0, meaning="a number from 0 to 10^15")
-        )
+        shape.append(parse_number(cell(name) or "0", name, 0, meaning=meaning))
     if op == "dsa_decode_module":
-        sizes = _module_sizes(model)
-        shape += sizes
+        shape += _module_sizes(model)
         if "skip" in kernel:
-            shape[INDEX_HEADS - len(sizes)] = 0.0
+            shape[INDEX_HEADS] = 0.0
     if op == "layer":
         kernel = layer_kind(model, cell("layer"))
         if shape[1] > shape[2]:
@@ -476,8 +462,10 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
             return math.nan
         return unit_us * parse_number(cell(name), name, MIN_US, MAX_US, "a time above zero")
 
-    served_us = time_us("silicon_tpot_ms", 1e3) if is_served else math.nan
-    if math.isnan(served_us) and not cell("time_us"):
+    measured_us = time_us("time_us")
+    if is_served and cell("silicon_tpot_ms"):
+        measured_us = time_us("silicon_tpot_ms", 1e3)
+    if math.isnan(measured_us):
         raise ValueError("time_us is empty")
     framework = cell("framework").lower()
     is_prefix_cached = cell("prefix_cached") in ("1", "1.0")
@@ -488,7 +476,7 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
         framework=STACKS.get(framework, framework),
         dtype="/".join(dtypes) or "bfloat16",
         shape=tuple(shape),
-        time_us=time_us("time_us") if math.isnan(served_us) else served_us,
+        time_us=measured_us,
         model=model,
         version=cell("version"),
         kernel=kernel,

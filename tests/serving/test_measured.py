@@ -8,11 +8,9 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
-from kvcalc.serving.server_validation import served_times, steps_validated
-from kvcalc.serving.simulation import published_run
+from kvcalc.serving.measured_servers import precision_of, published_run, ranks_of, served_times, steps_validated
 from kvcalc.timing.calibration import engine_of, find_calibration
 from kvcalc.timing.rows import MeasuredRow, read_rows, served_model
-from kvcalc.timing.validation import precision_of, ranks_of
 
 HEADER = "backend,backend_version,system,model_path,gemm_quant_mode,kv_cache_dtype,isl,osl,batch_size,tp_size,ep_size,client,"
 HEADER += "prefix_cached,silicon_ttft_ms,silicon_tpot_ms\n"
@@ -35,7 +33,7 @@ def line(
 def figures(folder: Path, *lines: str) -> list[tuple[float, float, float]]:
     found = rows(folder, *lines)
     gpu = load_gpu("h200")
-    return [tuple(served_times([row], gpu, find_calibration(gpu, row.framework))[0]) for row in found]  # type: ignore[misc]
+    return [tuple(served_times([row], gpu, find_calibration(gpu, row.framework))[0]) for row in found]  # type: ignore[misc, arg-type]
 
 
 def test_more_clients_wait_longer_and_make_more(tmp_path: Path) -> None:
@@ -80,7 +78,7 @@ def test_tokens_per_second_are_those_of_all_gpus(tmp_path: Path) -> None:
     )
     assert rate == pytest.approx(1e6 * 16 * 128 / (ttft + 127 * tpot), rel=0.05)
     (row,) = rows(tmp_path, line(clients=16))
-    assert row.tokens_per_s == pytest.approx(16 * 128 / (0.1 + 127 * 0.01))
+    assert row.served.tokens_per_s == pytest.approx(16 * 128 / (0.1 + 127 * 0.01))
 
 
 def test_formats_and_ranks_are_those_of_the_run(tmp_path: Path) -> None:
@@ -98,7 +96,6 @@ def test_formats_and_ranks_are_those_of_the_run(tmp_path: Path) -> None:
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     found = figures(tmp_path, line(model="nobody/knows-this"), line(tp=3))
     assert np.isnan(found).all()
-    assert np.isnan(served_times(rows(tmp_path, line()), load_gpu("h200"), None)[0]).all()
 
 
 def test_errors_of_three_figures(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.precision import Precision
+from kvcalc.serving.measured_servers import bound_us, precision_of
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.rows import MeasuredRow
-from kvcalc.timing.validation import bound_us, precision_of
 from tests.conftest import Run
 
 LLAMA = load_model("llama-3.1-8b")
