@@ -29,12 +29,13 @@ def llama(**keys: Any) -> Model:
 
 
 def test_a_class_is_its_types_own_by_its_name() -> None:
-    """CamelCase of the type with any head; what wears no language-model head is counted with one, and said to be."""
-    own = {"LlamaForCausalLM": True, "LLaMAForCausalLM": True, "LlamaModel": False, "LlamaForSequenceClassification": False}
-    for name, exact in own.items():
+    """CamelCase of the type with any head. A class for whole sequences has no LM head, but a classifier of 2 labels."""
+    head = V * D
+    own = {"LlamaForCausalLM": 0, "LLaMAForCausalLM": 0, "LlamaModel": -head, "LlamaForSequenceClassification": 2 * D - head}
+    for name, difference in own.items():
         model = llama(architectures=[name])
-        assert (model.parameters, model.parameters_exact, model.family) == (LLAMA, exact, "llama"), name
-        assert exact is not any("no language-model head" in note for note in model.notes)
+        assert (model.parameters, model.parameters_exact, model.family) == (LLAMA + difference, True, "llama"), name
+    assert not llama(architectures=["LlamaForTokenClassification"]).parameters_exact
     deepseek = {"kv_lora_rank": 16, "q_lora_rank": None, "n_routed_experts": 4, "num_experts_per_tok": 2}
     for model_type, name, keys in (
         ("qwen3_moe", "Qwen3MoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}),
@@ -49,9 +50,9 @@ def test_a_class_is_its_types_own_by_its_name() -> None:
 
 def test_a_classifier_of_a_type_with_code_of_its_own() -> None:
     """Its class says so where transformers has none; a class that names no head is the whole model there."""
-    heads = {"InternLMForCausalLM": True, "InternLMModel": True, "InternLMForSequenceClassification": False}
-    for written, exact in heads.items():
-        assert read(model_type="internlm", bias=True, architectures=[written]).parameters_exact is exact
+    heads = {"InternLMForCausalLM": False, "InternLMModel": False, "InternLMForSequenceClassification": True}
+    for written, pooling in heads.items():
+        assert read(model_type="internlm", bias=True, architectures=[written]).pooling is pooling
 
 
 def test_another_types_class_decides() -> None:

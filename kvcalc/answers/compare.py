@@ -72,6 +72,7 @@ def compare_answer(
     from kvcalc.planning.variants import variant
 
     model, block_size = deployments[0].model, shapes[0].block_size
+    model.check_generates()
     names = names or usual_variants(model).split(",")
     check_number("rows", MAX_PASSES, names, deployments, shapes)
     if any(deployment.model != model for deployment in deployments):

@@ -181,11 +181,15 @@ def deployment_of(
     from kvcalc.timing.deployment import TimedDeployment
 
     kind = kind or TimedDeployment
-    choice = options.choice
+    choice, precision = options.choice, precision_of(options)
+    if model.dtype == "fp32" and choice.engine != "none":
+        from kvcalc.capacity.engines import ENGINES
+
+        precision, _ = ENGINES[choice.engine].supported_precision(model, precision)
     result: TimedDeployment = kind(
         model,
         gpu,
-        precision_of(options),
+        precision,
         parallelism_of(options),
         mla_form=options.mla_form,
         nodes=options.nodes,

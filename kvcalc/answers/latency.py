@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import deployments_of, models_of, remarks
 from kvcalc.question.deployment_options import DeploymentOptions
@@ -32,7 +34,12 @@ def latency_answer(
     from kvcalc.serving.request_record import latency_records
 
     check_number("rows", MAX_PASSES, deployments, requests)
-    points = list(product(deployments, requests))
+    points = []
+    for deployment, request in product(deployments, requests):
+        if deployment.model.pooling and (request.no_cache or request.draft):
+            deployment.model.check_generates()
+        only_prefill = msgspec.structs.replace(request, output_len=1)
+        points.append((deployment, only_prefill if deployment.model.pooling else request))
     records = latency_records(points)
 
     def tables() -> Any:

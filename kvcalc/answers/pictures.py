@@ -204,6 +204,7 @@ def run_report(
             "a page is about one deployment and one context",
             hint="Make a page of each; `kvcalc fit` takes lists",
         )
+    deployments[0].model.check_generates()
     stored = parameters_in(ShardingOptions)
     placed = [
         p for p in parameters_in(DeploymentOptions) if p not in stored and p.name != "gpu"

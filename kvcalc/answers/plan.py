@@ -45,6 +45,8 @@ def plan_answer(
     from kvcalc.planning.best_configs import answer_records
     from kvcalc.planning.search import run_search
 
+    for model in models:
+        model.check_generates()
     question = _question(models, options, file)
     longest = max(need.lengths.context for need in question.needs)
     with _file_and_progress(points, question.prices) as on_batch:

@@ -68,6 +68,8 @@ def roofline_answer(
     else:
         check_number("passes", MAX_PASSES, deployments, shapes)
         for deployment, shape in product(deployments, shapes):
+            if phase == "decode":
+                deployment.model.check_generates()
             records = roofline_records(deployment, phase, shape.batch_size, shape.context)
             batch = Batch.of_phase(phase, shape.context, shape.batch_size)
             passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))

@@ -57,6 +57,8 @@ def serve_answer(
     from kvcalc.report.text.measure_text import progress_bar
     from kvcalc.serving.requests import sample_workload
 
+    for deployment in deployments:
+        deployment.model.check_generates()
     loads = read_questions(Workload, load)
     check_number("runs", MAX_RUNS, deployments, scheduling, loads)
     points = list(product(deployments, scheduling, loads))

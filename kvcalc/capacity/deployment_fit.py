@@ -12,7 +12,14 @@ import msgspec
 
 from kvcalc.arithmetic import minimum
 from kvcalc.capacity.engines.engine import Engine, EngineSettings
-from kvcalc.capacity.engines.layout import CacheLayout, Content, LayerCache, content_of, largest
+from kvcalc.capacity.engines.layout import (
+    CacheLayout,
+    Content,
+    LayerCache,
+    NoCache,
+    content_of,
+    largest,
+)
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.capacity.memory_budget import (
     ESTIMATES,
@@ -221,6 +228,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     def planner(self) -> Callable[[int], CacheLayout]:
         """Return a function of a pipeline stage that returns the layout of its cache."""
+        if not any(layer.parts for layer in self.layers):
+            return lambda stage: NoCache(self.max_num_seqs)
         return self.engine.plan(self.layers, self.ranks, self.settings)
 
     @cached_property
@@ -537,7 +546,11 @@ def make_fit(
         mamba_ssm_cache_dtype=options.state_dtype,
         page_tuples=options.page_tuples or defaults.page_tuples,
     )
+    length = options.longest(run.model)
     layers, extra_weights = _layer_caches(run, engine, settings, options.mtp), {}
+    if not any(layer.parts for layer in layers):  # a pass takes whole sequences
+        tokens = max(defaults.tokens, length)
+        settings = msgspec.structs.replace(settings, max_num_batched_tokens=tokens)
     if options.mtp:
         extra_weights["mtp"] = mtp_weights(run.model, run.formats, ranks)
     if draft := options.draft:
@@ -549,10 +562,6 @@ def make_fit(
         drafts = _layer_caches(draft_run, engine, settings)
         layers += [layer._replace(stage=ranks.pp - 1) for layer in drafts]
         extra_weights["draft"] = draft_weights(draft, precision, ranks)
-    if not any(layer.parts for layer in layers):
-        raise UserError(
-            f"{run.model.name} keeps no cache: only its weights and activations take memory"
-        )
     max_num_seqs = options.max_num_seqs or defaults.sequences * ranks.dp
     return Fit(
         requested=requested,
@@ -563,7 +572,7 @@ def make_fit(
         max_num_seqs=ranks.sequences(max(max_num_seqs, options.require)),
         utilization=options.gpu_memory_utilization or defaults.utilization,
         utilization_basis=options.utilization_of or engine.utilization_basis,
-        length=options.longest(run.model),
+        length=length,
         layers=layers,
         extra_weights=extra_weights,
         remarks=remarks,

@@ -193,6 +193,9 @@ def _with_vectors(p: Pass, part: Sublayer, operators: list[Operator]) -> list[Op
     return operators
 
 
+LAST_MATRICES = ("embedding_down", "pooler", "score")  # that only the last positions need
+
+
 def _norm(model: Model, p: Pass, name: str, tokens: Num | None = None) -> Operator:
     elements = (p.tokens if tokens is None else tokens) * p.width
     weights = NORM_VECTORS[model.norm] * p.width * p.formats.vector_bytes
@@ -212,7 +215,7 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
     if model.embedding_norm:
         operators.append(_norm(model, p, "embedding_norm"))
     for w in outer:
-        if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", "embedding_down"):
+        if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", *LAST_MATRICES):
             operators.append(p.gemm(w.name, w))
     return operators + p.all_reduce(p.width)
 
@@ -225,8 +228,8 @@ def _head(model: Model, p: Pass, all_positions: bool) -> list[Operator]:
     rows = p.tokens if all_positions else p.sequences
     outer = {w.name: w.local(p.ranks) for w in model.outer_weights}
     operators = [_norm(model, p, "final_norm", rows)] if "final_norm" in outer else []
-    if "embedding_down" in outer:
-        operators.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
+    last = [name for name in LAST_MATRICES if name in outer]
+    operators += [p.gemm(name, outer[name], tokens=rows) for name in last]
     if not model.lm_head:
         return operators
     head = outer.get("lm_head") or _as_matrix(outer["embedding"], "lm_head_bias" in outer)

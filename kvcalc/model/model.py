@@ -131,6 +131,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         embedding_size: Width of the token table if it is narrower than the hidden size. Two
             projections then connect them.
         head_size: Input width of the LM head if it differs from the token table.
+        pooling: Whether it embeds or ranks whole sequences and generates no tokens.
         lent: `embedding` or `lm_head` if they belong to another model (a draft uses its target's).
             A pass reads them, but they are not parameters of this model.
         parameters_exact: False if general rules read the file, or if it has unknown keys that may
@@ -171,6 +172,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     type_embeddings: Count = 0
     lm_head: bool = True
     lm_head_bias: bool = False
+    pooling: bool = False
     lent: tuple[Literal["embedding", "lm_head"], ...] = ()
     parameters_exact: bool = True
     extra: tuple[Projections, ...] = ()
@@ -181,6 +183,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     vision: Vision | None = None
     rope_tables: tuple[tuple[Count, Count], ...] = ()
     file: str = ""
+
+    def check_generates(self) -> None:
+        """Raise UserError for a model that embeds or ranks whole sequences."""
+        if self.pooling:
+            hint = "Use `kvcalc latency`, `kvcalc fit` or `kvcalc roofline --phase prefill`"
+            raise UserError(f"{self.name} generates no tokens", hint=hint)
 
     @cached_property
     def order(self) -> tuple[str, ...]:

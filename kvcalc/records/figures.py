@@ -19,6 +19,7 @@ UNITS_OF_ENDINGS = {
     "bytes_per_s": "bytes a second",
     "tokens_per_s": "tokens a second",
     "requests_per_s": "requests a second",
+    "sequences_per_s": "sequences a second",
     "_s": "seconds",
     "_w": "watts",
     "_j": "joules",

@@ -97,6 +97,18 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
             formula="{batch_size} · {output_len} / {e2e_s}",
         ),
     ]
+    sequences_per_s: NotRequired[
+        Annotated[
+            float | None,
+            Figure(
+                "sequences that an embedder or reranker reads; null without e2e_s",
+                "sequences/s",
+                format="{:,.1f}",
+                mark="rate",
+                formula="{batch_size} / {e2e_s}",
+            ),
+        ]
+    ]
     cost_per_million_tokens: NotRequired[
         Annotated[
             float | None,

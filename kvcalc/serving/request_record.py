@@ -151,10 +151,20 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
 def _per_token(
     deployment: TimedDeployment, options: LatencyOptions, e2e_s: float | None
 ) -> Record:
-    """Return rate, cost and energy of the output tokens, which take `e2e_s` seconds."""
+    """Return rate, cost and energy of the output tokens, which take `e2e_s` seconds.
+
+    An embedder has input tokens only.
+    """
     gpus, power = deployment.parallelism.gpus, deployment.gpu.power_w
-    tokens = options.batch_size * options.output_len
+    size = options.batch_size
+    tokens = size * options.output_len
     record: dict[str, Any] = {"output_tokens_per_s": tokens / e2e_s if e2e_s else None}
+    if deployment.model.pooling:
+        tokens = size * options.input_len
+        record = {
+            "output_tokens_per_s": None,
+            "sequences_per_s": size / e2e_s if e2e_s else None,
+        }
     if options.price_per_hour:
         record["cost_per_million_tokens"] = (
             cost_per_million(options.price_per_hour, gpus, e2e_s, tokens) if e2e_s else None

@@ -303,6 +303,19 @@ class CacheLayout:
         return None if length == MAX_TOKENS else length
 
 
+class NoCache(CacheLayout):
+    """The layout of a model that stores no cache: the setting limits its sequences."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
+
+    def needed(self, sequences: int, length: int, shared: int = 0) -> int:
+        return 0
+
+    def max_sequences(self, budget: Any, length: int, shared: int = 0) -> Any:
+        return where(budget >= 0, self.max_num_seqs, 0)
+
+
 class LinearLayout(CacheLayout):
     """A layout whose bytes are linear in the number of sequences."""
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from kvcalc.arithmetic import Num
+from kvcalc.arithmetic import Num, maximum
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
@@ -42,7 +42,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
             input.
         input_size, output_size: Widths that differ from the hidden size.
         k_is_v: Whether one projection gives keys and values.
-        cached: False if tokens also see later tokens, so nothing can be stored.
+        cached: False if tokens also see later tokens, so nothing can be stored. A token then sees
+            sliding_window tokens in each direction, both including itself.
         qo_projection: False if experts project queries and outputs (JetMoE).
     """
 
@@ -176,7 +177,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
     def _visible(self, new: Num, past: Num) -> Num:
         """Return the (query, key) pairs of one sequence."""
         if not self.cached:
-            return new * (new + past)
+            unseen: Num = maximum(new - (self.sliding_window or new), 0)
+            return new * (new + past) - unseen * (unseen + 1)
         if self.attention_chunk_size:
             return chunk_pairs(new, past, self.attention_chunk_size)
         return causal_pairs(new, past, self.max_tokens)

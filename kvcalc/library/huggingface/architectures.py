@@ -33,6 +33,8 @@ _SPEAKS = re.compile(
 _OTHER_HEAD = re.compile(
     r"For(?:Sequence|Token)Classification|QuestionAnswering|MultipleChoice|MaskedLM|Reward"
 )
+# Classes that vLLM serves as pooling models (model_executor/models/registry.py).
+_POOLS = re.compile(r"(?:Model|ForSequenceClassification|ForMaskedLM)$")
 _DRAFT = re.compile(
     r"Eagle(?!\d?_?\d?_?(?:VL|Chat))|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|"
     r"Assistant|XPress|LiLiCorr|LookAhead",
@@ -124,12 +126,21 @@ _REFUSED["blt"] = (
 
 
 class ModelType(NamedTuple):
-    """A type by name, whether it has an entry, a note on the choice, and whether it is doubtful."""
+    """A model type and how its file is read.
+
+    Attributes:
+        name: Name of the type.
+        has_entry: Whether the table of types has it.
+        notes: Notes on the choice.
+        exact: False if the reading may be wrong.
+        pooling: The class, if it embeds or ranks whole sequences and has no LM head.
+    """
 
     name: str
     has_entry: bool
     notes: tuple[str, ...] = ()
     exact: bool = True
+    pooling: str = ""
 
 
 def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) -> ModelType:
@@ -247,11 +258,17 @@ def _supported(name: str, file_name: str) -> ModelType:
 
 
 def _with_head(resolved: ModelType, class_name: str) -> ModelType:
-    """Return the reading of a class without an LM head, as the causal model of its type."""
-    has_facts = resolved.name in facts()
-    lacks_head = not _SPEAKS.search(class_name) if has_facts else _OTHER_HEAD.search(class_name)
-    if not class_name or not resolved.has_entry or not lacks_head:
+    """Return the reading of a class without an LM head: as an embedder or reranker if it is one,
+    otherwise as the causal model of its type."""
+    if not class_name or not resolved.has_entry:
         return resolved
+    is_known = resolved.name in facts() or TYPES[resolved.name].is_encoder
+    lacks_head = not _SPEAKS.search(class_name) if is_known else _OTHER_HEAD.search(class_name)
+    if not lacks_head:
+        return resolved
+    if _POOLS.search(class_name):
+        note = f"class {printable(class_name, 60)} has no LM head: an embedder or reranker"
+        return resolved._replace(notes=(note,), pooling=class_name)
     note = (
         f"class {printable(class_name, 60)} has no language-model head: counted with one, as "
         "the causal model of its type"

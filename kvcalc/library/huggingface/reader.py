@@ -13,8 +13,9 @@ import msgspec
 
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.attention import Grouped, Sparse
-from kvcalc.layers.feed_forward import Dense, Moe
-from kvcalc.library.huggingface.architectures import KEY, resolve, settle
+from kvcalc.layers.feed_forward import Dense, Moe, Projections
+from kvcalc.layers.part import Sublayer
+from kvcalc.library.huggingface.architectures import KEY, ModelType, resolve, settle
 from kvcalc.library.huggingface.config import (
     MAX_SIZE,
     Config,
@@ -131,7 +132,7 @@ def model_from(
     c.layers = _layer_count(c, entry)
     if changes and not resolved.has_entry:
         settle_changes(c, changes)
-    model, storage = _model(c, entry, printable(name, 80), resolved.name)
+    model, storage = _model(c, entry, printable(name, 80), resolved)
     reading = assess(c, resolved, entry)
     vision, vision_notes = tower(data, file_name, model.hidden_size)
     doubts = (tie.doubt,) if tie.doubt else ()
@@ -178,11 +179,12 @@ def _layer_count(c: Config, entry: Type) -> int:
     return layers
 
 
-def _model(c: Config, entry: Type, name: str, family: str) -> tuple[Model, Storage]:
+def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Model, Storage]:
     """Return the model and how it is stored."""
+    family = resolved.name
     dtype, dtype_notes = _dtype(c)
     storage = Storage(c, dtype == "fp32")
-    kinds, pattern, quantization = _layers(c, entry, storage)
+    kinds, pattern, quantization = _layers(c, entry, storage, bool(resolved.pooling))
     mtp, mtp_notes = _mtp(c, kinds, pattern, entry)
     fields: JsonObject = {
         "name": name,
@@ -203,7 +205,10 @@ def _model(c: Config, entry: Type, name: str, family: str) -> tuple[Model, Stora
         "rope_factors": rope_factors(c),
         "notes": (*dtype_notes, *mtp_notes),
     }
-    model = Model(**_checked(c, Model, fields | filled(entry.model, c)))
+    fields |= filled(entry.model, c)
+    if resolved.pooling:
+        fields |= _pooling_fields(c, entry, resolved.pooling)
+    model = Model(**_checked(c, Model, fields))
     key, problem = model.problem()
     if problem:
         raise c.fail(key, problem)
@@ -212,8 +217,31 @@ def _model(c: Config, entry: Type, name: str, family: str) -> tuple[Model, Stora
     return in_force(model, storage.scales) if quantization else model, storage
 
 
+def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
+    """Return the fields of an embedder or reranker. A classifier follows the pooled token.
+
+    Source: transformers' modelling code. Encoders have a dense layer before the classifier. Its
+    norm, in ModernBERT, has as many elements as its bias elsewhere.
+    """
+    width, ranks = c.size("hidden_size"), class_name.endswith("Classification")
+    labels = c.get("id2label", {})
+    number = c.size("num_labels", len(labels) if isinstance(labels, dict) and labels else 2)
+    matrices: dict[str, tuple[int, ...]] = {}
+    if entry.is_encoder and (ranks or entry.has_pooler):
+        matrices["pooler"] = (width, width, width)
+    if ranks:
+        matrices["score"] = (width, number, number) if entry.is_encoder else (width, number)
+    return {
+        "pooling": True,
+        "lm_head": False,
+        "lm_head_bias": False,
+        "tie_word_embeddings": False,
+        "extra": (Projections(matrices=matrices),) if matrices else (),
+    }
+
+
 def _layers(
-    c: Config, entry: Type, storage: Storage
+    c: Config, entry: Type, storage: Storage, is_pooling: bool
 ) -> tuple[dict[str, Layer], tuple[str, ...], Any]:
     """Return the distinct kinds of layer, the pattern in runs, and how the kinds are stored."""
     distinct: dict[bytes, tuple[Layer, Any]] = {}
@@ -221,6 +249,8 @@ def _layers(
     order = value_of(entry.order, c)
     for c.layer, c.layer_type in enumerate(order):
         parts = (*entry.mixer(c), *entry.ffn(c))
+        if is_pooling and (entry.is_encoder or c.get("use_bidirectional_attention", False)):
+            parts = tuple(_bidirectional(part) for part in parts)
         width = c.size("hidden_size")
         fields = filled({"norms": entry.norms} | entry.layer, c) | {
             "unquantized": storage.unquantized_names(c.layer, parts, width)
@@ -240,6 +270,12 @@ def _layers(
         {names[key]: format_names for key, (_, format_names) in distinct.items()}
     )
     return {names[key]: layer for key, (layer, _) in distinct.items()}, pattern, schemes
+
+
+def _bidirectional(part: Sublayer) -> Sublayer:
+    """Return a part whose tokens also see later tokens, so that it caches nothing."""
+    is_attention = isinstance(part, Grouped)
+    return msgspec.structs.replace(part, cached=False) if is_attention else part
 
 
 def _checked(c: Config, spec: type[Layer | Model], fields: JsonObject) -> JsonObject:

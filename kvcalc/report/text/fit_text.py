@@ -27,6 +27,7 @@ from kvcalc.report.row_names import shared_words
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     FORMATS,
+    answer_sentence,
     columns,
     digits,
     distinct_notes,
@@ -120,6 +121,11 @@ def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     record, first = records[0], fits[0]
     place, users = place_of(record), plural(first.sequences, "user")
     last = [f for f in fits if f.requested == first.requested and f.engine is first.engine][-1]
+    if record["needed_kv_cache_memory_bytes"] == 0:
+        free = format_bytes(record["kv_budget_bytes"])
+        return answer_sentence(
+            f"{record['model']} fits on {place}, stores no KV cache and leaves {free} free"
+        )
     counts = f"{users} of {first.length:,} tokens"
     if last.length != first.length:
         counts += f" or {last.sequences:,} of {last.length:,}"

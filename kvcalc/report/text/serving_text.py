@@ -75,7 +75,7 @@ LATENCY = (
     *columns(
         LatencyRecord,
         "batch_size input_len output_len ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
-        "cost_per_million_tokens flops bytes tpot_first_s tpot_last_s energy_per_token_j",
+        "sequences_per_s cost_per_million_tokens flops bytes tpot_first_s tpot_last_s energy_per_token_j",
         inputs="batch_size input_len output_len",
         wide="tpot_first_s tpot_last_s energy_per_token_j",
     ),
@@ -188,6 +188,11 @@ def _latency_sentence(records: Sequence[Record]) -> str:
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
+    if best.get("sequences_per_s"):
+        rate = (
+            f"{at_most}{best['sequences_per_s']:,.1f} sequences of {best['input_len']:,} tokens"
+        )
+        return answer_sentence(f"{_where(best)} embeds {rate} per second")
     start = f"{_where(best)} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
     return answer_sentence(start, *clauses)
 

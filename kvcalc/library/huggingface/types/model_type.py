@@ -62,6 +62,8 @@ class Type(NamedTuple):
         defaults: Values of keys that the file does not have.
         spellings: Other names of a key.
         inert: Keys that change no size, separated by spaces.
+        is_encoder: Whether tokens see later tokens, if the class has no LM head.
+        has_pooler: Whether the class without a head has a dense layer for the first token.
         mtp: Whether layers of multi-token prediction are like the last one. Else they are left out.
     """
 
@@ -77,6 +79,8 @@ class Type(NamedTuple):
     defaults: Mapping[str, Any] = {}
     spellings: Mapping[str, tuple[str, ...]] = {}
     inert: str = ""
+    is_encoder: Field = False
+    has_pooler: Field = False
     mtp: bool = True
 
 
