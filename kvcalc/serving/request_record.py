@@ -116,7 +116,10 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     uncached_ttft = None
     if options.prefix_len:
         uncached_ttft = request(deployment, input_len, 1, batch_size, chunk=chunk).ttft_s
+    pooling = deployment.model.pooling
     last_step = Batch.decode(options.context, batch_size)
+    if pooling:
+        last_step = Batch.prefill(input_len, batch_size)
     record: dict[str, Any] = {
         **deployment.named,
         "batch_size": batch_size,
@@ -128,7 +131,8 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
         "speedup": None,
         "tokens_per_step": 1.0,
         "time_basis": deployment.time_basis,
-        "time_p90_error": deployment.p90_error(last_step),
+        # no embedder was measured
+        "time_p90_error": None if pooling else deployment.p90_error(last_step),
         "uncalibrated_share": float(deployment.uncalibrated_share(last_step)),
     }
     record |= _per_token(deployment, options, latency.e2e_s)
