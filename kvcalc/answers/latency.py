@@ -31,7 +31,7 @@ def latency_answer(
     memory: str = "",
 ) -> Answer:
     """Return the times of each request on each deployment."""
-    from kvcalc.serving.request_record import latency_records
+    from kvcalc.serving.request_latency import latency_records
 
     check_number("rows", MAX_PASSES, deployments, requests)
     points = []

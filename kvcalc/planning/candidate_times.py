@@ -19,9 +19,8 @@ from kvcalc.serving.request_latency import (
     BLOCK,
     blocks_of,
     prefill_passes,
-    verification,
 )
-from kvcalc.serving.speculation import StepTimes
+from kvcalc.serving.speculation import StepTimes, verification
 from kvcalc.timing.deployment import TimedDeployment
 
 Array = Any  # a NumPy array; its element types are not checked

@@ -23,7 +23,7 @@ from kvcalc.planning.best_configs import BestConfigs, knees, reason
 from kvcalc.planning.variants import Variant
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.records import Record
-from kvcalc.serving.request_record import (
+from kvcalc.serving.request_latency import (
     drafting,
     latency_records,
     request_memory,

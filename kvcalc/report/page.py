@@ -34,7 +34,7 @@ from kvcalc.report.text.fit_text import fit_table
 from kvcalc.report.text.roofline_text import pass_table
 from kvcalc.report.text.serving_text import latency_tables
 from kvcalc.report.text.table_layout import Table, svgs_html, table_html, text_html
-from kvcalc.serving.request_record import latency_record
+from kvcalc.serving.request_latency import latency_record
 from kvcalc.timing.deployment import TimedDeployment, roofline_records
 
 MAX_USERS = 512

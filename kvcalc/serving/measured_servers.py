@@ -28,9 +28,8 @@ from kvcalc.model.forward_pass import forward
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.question.serving_options import INFERENCEX
-from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.batching import Limits, Scheduling, ServerSetup
 from kvcalc.serving.cache_accounting import Pool, make_pool
-from kvcalc.serving.decoding import Limits, Scheduling
 from kvcalc.serving.requests import Clients, Requests
 from kvcalc.serving.server import memory, summary
 from kvcalc.serving.simulation import scheduling_of, simulate

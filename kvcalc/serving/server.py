@@ -15,13 +15,11 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
-from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool, make_pool
-from kvcalc.serving.decoding import Limits
-from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.requests import Clients, Requests, clients_of, sample_workload
-from kvcalc.serving.simulation import Served, scheduling_of, simulate
+from kvcalc.serving.simulation import KVTransfer, Served, scheduling_of, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
 from kvcalc.serving.step_timers import (
     AnyStepTimer,

@@ -12,11 +12,10 @@ import msgspec
 
 from kvcalc.arithmetic import Num
 from kvcalc.errors import UserError
-from kvcalc.layers.batch import Batch
+from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.feed_forward import Projections
 from kvcalc.library.load import edited, load_model
 from kvcalc.model.model import Model, check_vocabulary
-from kvcalc.serving.request_latency import verification
 from kvcalc.timing.deployment import TimedDeployment
 
 MAX_BEST_DRAFTED = 16  # draft tokens per step up to which the best number is searched
@@ -84,6 +83,14 @@ class StepTimes(NamedTuple):
         """Return the speed-up over plain decode; below 1 if speculation costs more than it
         saves."""
         return self.plain_s / self.per_token(acceptance)
+
+
+def verification(count: Num, drafted: Num, context: int) -> Batch:
+    """Return the pass that verifies `drafted` tokens of each sequence.
+
+    The pass has drafted + 1 queries per sequence. The context is `context` after the first query.
+    """
+    return Batch((Sequences(count, drafted + 1, context - 1),))
 
 
 def step_times(

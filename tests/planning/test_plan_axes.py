@@ -11,8 +11,7 @@ from kvcalc.planning.grid import Candidate, SearchGrid, Target
 from kvcalc.planning.search_space import SearchSpace, Speculation
 from kvcalc.question.plan_options import Requirement
 from kvcalc.question.serving_options import LatencyOptions
-from kvcalc.serving.request_latency import request
-from kvcalc.serving.request_record import latency_record
+from kvcalc.serving.request_latency import latency_record, request
 
 
 def candidates(need: Requirement, model: str, gpu: str, **axes: object) -> list[Candidate]:

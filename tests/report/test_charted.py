@@ -24,7 +24,7 @@ from kvcalc.report.charts.size_plot import (
     weights_and_cache,
 )
 from kvcalc.report.charts.terminal import sketch
-from kvcalc.serving.decoding import Limits
+from kvcalc.serving.batching import Limits
 from kvcalc.serving.server import SimulationResult as ServedRun
 from kvcalc.timing.deployment import TimedDeployment, roofline_records
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kvcalc.serving.batching import Limits
 from kvcalc.serving.cache_accounting import CacheGrowth, Log, PassRow, Pool, constant_growth
-from kvcalc.serving.decoding import Limits
 from kvcalc.serving.requests import ArrivalQueue
 
 

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from kvcalc import Batch, Parallelism, Sequences
-from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Pool
-from kvcalc.serving.decoding import Limits
 from kvcalc.serving.requests import Clients, Requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.step_timers import Chunks, StepTimer, largest_micro_batch

@@ -11,8 +11,7 @@ from servers import HandClock, HandTimer, asked, byte_pool
 
 from kvcalc import UserError, load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.serving.batching import ServerSetup
-from kvcalc.serving.decoding import Limits
+from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.rate_search import sweep_rates
 from kvcalc.serving.requests import Requests, clients_of, sample_workload
 from kvcalc.serving.server import Server, SimulationResult, serve, summary

@@ -9,8 +9,7 @@ from conftest import Run
 from servers import HandTimer, asked, byte_pool
 
 from kvcalc import Batch, Parallelism
-from kvcalc.serving.batching import ServerSetup
-from kvcalc.serving.decoding import Limits
+from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import Drafting

@@ -8,9 +8,8 @@ from plain import run_plainly
 from servers import HandClock, HandTimer, asked, byte_pool
 
 from kvcalc import Batch, Parallelism, Sequences, load_gpu, load_model
-from kvcalc.serving.batching import Continuous, ServerSetup
+from kvcalc.serving.batching import Continuous, Decoding, Limits, Scheduling, ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool
-from kvcalc.serving.decoding import Decoding, Limits, Scheduling
 from kvcalc.serving.requests import ArrivalQueue, Clients, Requests
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.step_timers import InterpolatedStepTimer, StepTimer, ladder, part_of

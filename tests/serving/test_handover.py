@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import HandClock, HandTimer, asked, byte_pool, served
 
-from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.batching import Decoding, Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Pool
-from kvcalc.serving.decoding import Decoding, Limits
-from kvcalc.serving.kv_transfer import KVTransfer
 from kvcalc.serving.requests import Clients
 from kvcalc.serving.server import summary
-from kvcalc.serving.simulation import Served, simulate
+from kvcalc.serving.simulation import KVTransfer, Served, simulate
 
 NO_CLIENTS = Clients()
 

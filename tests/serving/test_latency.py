@@ -8,12 +8,13 @@ from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.serving import request_latency
 from kvcalc.serving.request_latency import (
     cost_per_million,
+    latency_record,
+    latency_records,
     prefill_passes,
     request,
     token_projections,
     without_cache,
 )
-from kvcalc.serving.request_record import latency_record, latency_records
 from kvcalc.timing.deployment import TimedDeployment
 
 NAMES = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b")

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from servers import HandClock, HandTimer, asked, byte_pool, served
 
-from kvcalc.serving.batching import ServerSetup
-from kvcalc.serving.decoding import Limits
+from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.server import mean, spread
 from kvcalc.serving.simulation import simulate
 

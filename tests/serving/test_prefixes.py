@@ -10,9 +10,8 @@ from servers import HandClock, HandTimer, asked, byte_pool
 from kvcalc import Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.question.serving_options import ServerSettings, Workload
-from kvcalc.serving.batching import Continuous, ServerSetup
+from kvcalc.serving.batching import Continuous, Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Log, PrefixCache
-from kvcalc.serving.decoding import Limits
 from kvcalc.serving.requests import ArrivalQueue
 from kvcalc.serving.server import serve
 from kvcalc.timing.deployment import TimedDeployment

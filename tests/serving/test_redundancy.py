@@ -5,8 +5,7 @@ from conftest import Run
 
 from kvcalc import Batch, load_gpu, load_model
 from kvcalc.report.text.serving_text import why_little
-from kvcalc.serving.request_latency import without_cache
-from kvcalc.serving.request_record import doubling_context
+from kvcalc.serving.request_latency import doubling_context, without_cache
 from kvcalc.timing.deployment import TimedDeployment
 
 

@@ -9,7 +9,6 @@ from kvcalc.planning.sweeps import speculation_curves
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Series
 from kvcalc.report.charts.load_plot import speculation_chart
-from kvcalc.serving.request_latency import verification
 from kvcalc.serving.speculation import (
     MAX_BEST_DRAFTED,
     best_drafted,
@@ -17,6 +16,7 @@ from kvcalc.serving.speculation import (
     expected_tokens,
     step_times,
     stops_paying,
+    verification,
 )
 from kvcalc.timing.deployment import TimedDeployment
 
