@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvcalc import Batch, Model, Precision, UserError, cache_size, forward, load_model, weight_bytes
 from kvcalc.library.gguf_header import Fields, read_header
+from kvcalc.library.safetensors_header import read_from
 from kvcalc.model.forward_pass import total
 
 # of a layer: q and o 256 × 256, k and v 256 × 128, gate, up and down 256 × 512
@@ -194,7 +195,7 @@ def test_parameters_are_those_of_the_tensors(tmp_path: Path, name: str) -> None:
     model = load(tmp_path, llama(1) | more, tensors)
     assert model.parameters == parameters
     path = tmp_path / "m.gguf"
-    assert weight_bytes(model) == sum(t.bytes for t in read_header(path).tensors.values())
+    assert weight_bytes(model) == sum(t.bytes for t in read_header(path.name, read_from(path.parent), str(path)).tensors.values())
 
 
 LATENT = {
@@ -329,7 +330,7 @@ HEADERS: list[tuple[bytes, str]] = [
     (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1, but 2 and 3"),
     (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
     (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "1,152,921,504,606,846,976 tensors; more than"),
-    (b"", "cannot be read: not a usable file"),
+    (b"", "it does not begin with GGUF"),
     (b"GGUF" + struct.pack("<IQQ", 3, 200_001, 0), "200,001 tensors; more than 200,000 are not read"),
     (b"GGUF" + struct.pack("<IQQ", 3, 200_000, 0), "it ends in the middle of its header"),
     (b"GGUF" + struct.pack("<IQQ", 3, 0, 100_001), "100,001 metadata entries; more than 100,000 are not read"),
@@ -391,7 +392,7 @@ def test_a_file_with_bytes_changed_is_refused_or_adds_up(
         model = load_model(str(path))
     except UserError:
         return
-    assert weight_bytes(model) == sum(t.bytes for t in read_header(path).tensors.values())
+    assert weight_bytes(model) == sum(t.bytes for t in read_header(path.name, read_from(path.parent), str(path)).tensors.values())
 
 
 @pytest.mark.parametrize(("kind", "bytes_"), [(F16, 512), (BF16, 512), (Q4_0, 8 * 18), (Q8_0, 8 * 34), (Q4_K, 144), (F32, 1024)])

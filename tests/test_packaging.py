@@ -95,7 +95,7 @@ def test_wheel_says_what_it_is(wheel: Path) -> None:
     assert f"Version: {kvcalc.__version__}\n" in metadata
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    assert {"Provides-Extra: measure", "Provides-Extra: hub", "Provides-Extra: dev"} <= set(metadata.splitlines())
+    assert {"Provides-Extra: measure", "Provides-Extra: dev"} <= set(metadata.splitlines())
     scripts = archive.read(info + "entry_points.txt").decode().split()
     assert scripts == ["[console_scripts]", "kvcalc", "=", "kvcalc.__main__:main"]
     assert any(n.startswith(info) and n.endswith("LICENSE") for n in archive.namelist())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.library import presets
-from kvcalc.library.load import hub_name, is_hub_name, load_model, locate
+from kvcalc.library.load import hub_name, is_hub_name, load_model, locate, published
 from kvcalc.model.model import Model
 from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import load_weight_format
@@ -47,7 +47,6 @@ def _preset(name: str) -> str:
     return "" if "/" in result.name else f"{result.name}{storage_hint}"
 
 
-_ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 # Endings of names with their weight format, longest first, and endings that imply no format.
 _FORMAT_ENDINGS = """
     unsloth-bnb-4bit      nf4
@@ -176,16 +175,6 @@ def _readable(name: str) -> bool:
     except UserError:
         return False
     return path.is_file() or (path / "config.json").is_file()
-
-
-@lru_cache(1)
-def published() -> dict[str, str]:
-    """Return the preset of each name on the Hub; the names are in lower case."""
-    results: dict[str, str] = {}
-    for stem, path in presets.preset_files("models").items():
-        if match := _ID.search(path.read_text(encoding="utf-8", errors="replace")):
-            results.setdefault(match[1].lower(), stem)
-    return results
 
 
 def _derived(org: str, base: str) -> Checkpoint | None:

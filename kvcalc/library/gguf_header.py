@@ -7,23 +7,20 @@ are little-endian. A file may be one of several splits, `…-00001-of-00003.gguf
 read together.
 """
 
-import mmap
-import os
 import re
 import struct
-import sys
 from collections.abc import Iterable
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, printable
-from kvcalc.library.files import check_readable
+from kvcalc.library.safetensors_header import ReadBytes
 from kvcalc.records import JsonObject
 from kvcalc.storage.ggml import BLOCKS, TYPES, tensor_bytes
 
-MAX_HEADER, MAX_ENTRIES, MAX_TENSORS, MAX_SPLITS = 256 << 20, 100_000, 200_000, 1000
+MAX_HEADER, MAX_ENTRIES, MAX_TENSORS, MAX_SPLITS = 64 << 20, 100_000, 200_000, 1000
 MAX_KEY, MAX_TEXT, MAX_VALUES, MAX_ITEMS = 1024, 16 << 20, 4096, 4_000_000
+FIRST_PIECE, LAST_PIECE = 64 << 10, 4 << 20  # bytes of the smallest and the largest piece
 _NUMBERS = {n: f"<{code}" for n, code in enumerate("BbHhIif?--Qqd") if code != "-"}
 _STRING, _ARRAY = 8, 9
 _LENGTH = struct.Struct("<Q")
@@ -60,50 +57,64 @@ class Length(int):
     """Number of entries of a metadata list whose values are not stored."""
 
 
-def read_header(path: Path) -> Header:
+class ShortHeaderError(UserError):
+    """The data end in the middle of the header."""
+
+
+def read_header(name: str, read: ReadBytes, place: str) -> Header:
     """Return the header of a file, or the merged header if the file is one of several splits.
+
+    Args:
+        name: Name of the file.
+        read: Reads the file and its other splits.
+        place: The file, for messages.
 
     Raises:
         UserError: The header is invalid. The message names the file and the problem.
     """
-    result = _read(path)
+    result = _read(name, read, place)
     count = result.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
         return result
-    match = _SPLIT.fullmatch(path.name)
+    match = _SPLIT.fullmatch(name)
     if not match or int(match[3]) != count or count > MAX_SPLITS:
         raise UserError(
             f"is one of {count} splits, but is not called so",
-            str(path),
+            place,
             "Names end in -00001-of-00003.gguf",
         )
     metadata: JsonObject = {}
     tensors: dict[str, TensorInfo] = {}
     for n in range(count, 0, -1):
-        part = _read(path.with_name(f"{match[1]}-{n:05}-of-{count:05}.gguf"))
+        part = _read(f"{match[1]}-{n:05}-of-{count:05}.gguf", read, place)
         if tensors.keys() & part.tensors.keys():
-            raise UserError("contains a tensor of another split", str(path))
+            raise UserError("contains a tensor of another split", place)
         metadata, tensors = metadata | part.metadata, part.tensors | tensors
     return Header(metadata, tensors)
 
 
-def _read(path: Path) -> Header:
-    file_name = str(path)
-    check_readable(path, sys.maxsize)
-    try:
-        with path.open("rb") as file:
-            size = min(os.fstat(file.fileno()).st_size, MAX_HEADER)
-            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
-                return _Reader(data, file_name).header()
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        reason = getattr(error, "strerror", None) or "not a usable file"
-        raise UserError(f"cannot be read: {reason.lower()}", file_name) from None
+def _read(name: str, read: ReadBytes, place: str) -> Header:
+    """Return the header of one file.
+
+    A header does not state its length. It is read in pieces, each as long as the pieces before it
+    together.
+    """
+    data = b""
+    while True:
+        count = min(max(len(data), FIRST_PIECE), LAST_PIECE)
+        piece = read(name, len(data), count)
+        data += piece
+        try:
+            return _Reader(data, place).header()
+        except ShortHeaderError:
+            if len(piece) < count or len(data) > MAX_HEADER:
+                raise
 
 
 class _Reader:
     """A sequential reader of a header; each step checks that the file is long enough."""
 
-    def __init__(self, data: mmap.mmap, file_name: str) -> None:
+    def __init__(self, data: bytes, file_name: str) -> None:
         self.data, self.file_name, self.position, self.size = data, file_name, 0, len(data)
 
     def fail(self, text: str) -> UserError:
@@ -136,7 +147,10 @@ class _Reader:
         """Advance by a number of bytes and return the position of the first skipped byte."""
         start = self.position
         if count > self.size - start:
-            raise self.fail("it ends in the middle of its header, or its header is too long")
+            raise ShortHeaderError(
+                "is no usable GGUF file: it ends in the middle of its header, or its header is too long",
+                self.file_name,
+            )
         self.position = start + count
         return start
 

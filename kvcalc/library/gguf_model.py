@@ -17,6 +17,7 @@ from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
 from kvcalc.library.gguf_header import Fields, TensorInfo, read_header
+from kvcalc.library.safetensors_header import ReadBytes, read_from
 from kvcalc.model.gguf_layout import split
 from kvcalc.model.memory import weight_bytes
 from kvcalc.model.model import Layer, Model, Norm
@@ -363,15 +364,19 @@ BUFFERS = (
 _VECTOR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 
 
-def read_gguf(path: Path) -> Model:
+def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
     """Return the model of a .gguf file or of its splits, with its storage formats.
 
     Blocks after the last layer predict further tokens and do not count as parameters.
 
+    Args:
+        path: The file.
+        read: Reads the file if it is not on this machine.
+
     Raises:
         UserError: Part of the file is not understood. The message names it.
     """
-    header = read_header(path)
+    header = read_header(path.name, read or read_from(path.parent), str(path))
     f = Fields(header.metadata, str(path))
     outer, *blocks = (GgufBlock(f, n) for n in range(-1, f.layers))
     buffers = 0
@@ -398,7 +403,7 @@ def read_gguf(path: Path) -> Model:
     if len(distinct) == 1:
         names = {distinct[0]: "layer"}
     model = Model(
-        name=printable(path.name[: -len(".gguf")], 80) or "gguf",
+        name=printable(re.sub(r"\.gguf$", "", path.name, flags=re.IGNORECASE), 80) or "gguf",
         family=f.family,
         model_type=f.family,
         hidden_size=f.width,

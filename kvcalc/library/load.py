@@ -6,6 +6,7 @@ A model can also have only dimensions: its cache can be computed, its weights ca
 import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -101,7 +102,12 @@ def _apply(data: JsonObject, target: str, value: Any) -> None:
         holder[key] = value
 
 
-_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+).*")
+_ADDRESS = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)"
+    r"(?:/tree/(?!main\b)([^/?#]+))?(?!/(?:blob|resolve)/.*\.gguf).*"
+)
+_REMOTE = ("hf:", "ms:", "ollama:", "http://", "https://")
+_ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
 LEAST_MEMORY = 1 << 20  # bytes; a smaller number is probably GiB without the unit
 Checked = TypeVar("Checked", Model, Gpu)
@@ -111,8 +117,8 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
     """Return the model that `name` means.
 
     Args:
-        name: A preset, a YAML or GGUF file, a config.json or its folder, `hf:org/name`, `org/name`,
-            or the address of a page on the Hub.
+        name: A preset, a YAML or GGUF file, a config.json or its folder, or the name of a model that
+            `load_remote` reads. The name of a preset's model on the Hub is the preset.
         changes: The changes of `--set`. Changes that settle open questions of a file of an unknown
             type are removed from the list.
 
@@ -122,11 +128,14 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
     """
     if not name.strip():
         raise UserError("the model's name is empty")
-    name = hub_name(name)
-    if name.startswith("hf:") or is_hub_name(name):
-        from kvcalc.library.huggingface.hub import load_from_hub
+    name = hub_name(name.strip())
+    if name.startswith(_REMOTE) or is_hub_name(name):
+        preset = published().get(name.removeprefix("hf:").lower())
+        if preset:
+            return load_model(preset, changes)
+        from kvcalc.library.huggingface.hub import load_remote
 
-        return load_from_hub(name.removeprefix("hf:"), changes)
+        return load_remote(name, changes)
     place = locate(name, "models")
     if place.path.suffix.lower() in (".yaml", ".yml"):
         model = read(place.path, Model)
@@ -136,8 +145,11 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
         model = read_gguf(place.path)
     else:
         from kvcalc.library.huggingface import read_config
+        from kvcalc.library.safetensors_header import read_from, with_file_bytes
 
         model = read_config(place.path, changes)
+        folder = place.path.parent if place.path.name == "config.json" else place.path
+        model = with_file_bytes(model, read_from(folder), str(folder))
     notes = (*model.notes, place.remark) if place.remark else model.notes
     return msgspec.structs.replace(model, notes=notes, file="" if place.preset else name)
 
@@ -248,7 +260,17 @@ def changed(model: Model, **fields: object) -> Model:
 def hub_name(name: str) -> str:
     """Return the Hub name of the page at an address; any other name is returned unchanged."""
     page = _ADDRESS.fullmatch(name.strip())
-    return f"hf:{page[1]}" if page else name
+    return "@".join(filter(None, (f"hf:{page[1]}", page[2]))) if page else name
+
+
+@lru_cache(1)
+def published() -> dict[str, str]:
+    """Return the preset of each name on the Hub; the names are in lower case."""
+    results: dict[str, str] = {}
+    for stem, path in preset_files("models").items():
+        if match := _ID.search(path.read_text(encoding="utf-8", errors="replace")):
+            results.setdefault(match[1].lower(), stem)
+    return results
 
 
 def is_hub_name(name: str) -> bool:

@@ -277,6 +277,8 @@ def split(
         model,
         kinds={name: model.kinds[kind] for (kind, _), name in names.items()},
         buffers=buffers,
+        uncounted_bytes=0,
+        other_part_bytes=0,
         pattern=order,
         mtp=msgspec.structs.replace(model.mtp, kind=order[-1]) if model.mtp else None,
         quantization=tuple(

@@ -236,7 +236,16 @@ def weight_bytes(
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
-    return stage_weight_bytes(model, stage, formats, parallelism)
+    weights = stage_weight_bytes(model, stage, formats, parallelism)
+    return weights + _in_file(model, model.other_part_bytes, stage, formats, parallelism)
+
+
+def _in_file(
+    model: Model, num_bytes: int, stage: Stage, formats: Formats, parallelism: Parallelism
+) -> int:
+    """Return a GPU's share of bytes of the checkpoint's file: 0 if it is not stored as published."""
+    is_published = formats.schemes == model.quantization and formats.dtype == model.dtype
+    return -(-num_bytes // parallelism.tp) if stage.first and is_published else 0
 
 
 def stage_weight_bytes(
@@ -256,6 +265,8 @@ def stage_weight_bytes(
     key = "weights", stage.weights_key, ranks, formats, only_layers
     if key not in model.memo:
         total = model.buffers if stage.first and formats.schemes and not only_layers else 0
+        if not only_layers:
+            total += _in_file(model, model.uncounted_bytes, stage, formats, parallelism)
         for name, weight, count in walk_stage(model, stage):
             if not only_layers or name.partition(".")[0] in stage.counts:
                 total += count * formats.weight_bytes(name, weight.local(parallelism))

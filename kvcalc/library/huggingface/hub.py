@@ -1,120 +1,274 @@
-"""Read configs from the Hugging Face Hub with its client: cache, `HF_TOKEN`, `HF_ENDPOINT`,
-offline.
+"""Read models from the Hugging Face Hub, ModelScope, Ollama's registry, and addresses of GGUF files.
 
-The client's timeouts apply (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds). Its
-retries end after three times the timeout.
+Only configs and the headers of weight files are fetched, with the Hub's client. Its cache, proxies,
+timeouts (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds), `HF_TOKEN`, `HF_ENDPOINT`
+and `HF_HUB_OFFLINE` apply. Its retries end after three times the timeout.
+
+Sources of addresses: `hf_hub_url` of the Hub's client, modelscope/hub/constants.py, and
+server/download.go of Ollama.
 """
 
 import logging
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
+from time import monotonic
+from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, few
+from kvcalc.library.gguf_model import read_gguf
 from kvcalc.library.huggingface.reader import read_config
+from kvcalc.library.safetensors_header import (
+    MAX_INDEX,
+    MissingFileError,
+    read_from,
+    with_file_bytes,
+)
 from kvcalc.model.model import Model
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}", re.ASCII)
+_NAME = re.compile(
+    r"(?:(hf|ms):)?([A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95})"
+    r"(?:@(\w[\w.\-/]{0,99}))?(?::([\w.\-]{1,60}))?",
+    re.ASCII,
+)
+_OLLAMA_NAME = re.compile(r"ollama:(\w[\w.\-]*/)?((\w[\w.\-]*)(?::(\w[\w.\-]*))?)", re.ASCII)
+_HUB_ADDRESS = re.compile(r"https?://(www\.)?(huggingface\.co|hf\.co)/")
 PATIENCE = 3  # times the client's timeout
-_REVISION = re.compile(r"[\w][\w.\-/]{0,99}", re.ASCII)
 
 
-def load_from_hub(name: str, changes: list[str] | None = None) -> Model:
-    """Return the model of the config.json under `org/name` or `org/name@revision` on the Hub.
+class Host(NamedTuple):
+    """A server of models, and the setting with its address."""
+
+    name: str
+    setting: str
+    default: str = ""
+
+    @property
+    def address(self) -> str:
+        value = (os.environ.get(self.setting) or self.default).rstrip("/")
+        return value if "://" in value else f"https://{value}"
+
+
+HUB = Host("the Hub", "HF_ENDPOINT")
+MODELSCOPE = Host("ModelScope", "MODELSCOPE_DOMAIN", "www.modelscope.cn")
+OLLAMA = Host("Ollama's registry", "KVCALC_OLLAMA_REGISTRY", "registry.ollama.ai")
+
+
+class _Layer(msgspec.Struct):
+    mediaType: str
+    digest: str
+
+
+class _Manifest(msgspec.Struct):
+    layers: list[_Layer]
+
+
+def load_remote(name: str, changes: list[str] | None = None) -> Model:
+    """Return a model that is not on this machine.
+
+    Args:
+        name: `org/name`, `hf:org/name@revision` or `org/name:Q4_K_M` on the Hub, `ms:org/name`,
+            `ollama:name:tag`, or the address of a .gguf file.
+        changes: As in `read_config`.
 
     Raises:
-        UserError: The extra is not installed, or the Hub has no such file, refuses it, or cannot
-            be reached.
+        UserError: The name is invalid, or the server does not provide the model.
     """
-    repo, separator, revision = name.partition("@")
-    if (
-        not _NAME.fullmatch(repo)
-        or (separator and not _REVISION.fullmatch(revision))
-        or ".." in name
-    ):
-        raise UserError(
-            f"{name!r} is not a name on the Hub",
-            hint="Write hf:org/name or hf:org/name@revision",
-        )
-    model = read_config(_download(repo, revision), changes)
-    return msgspec.structs.replace(
-        model, name=repo.rpartition("/")[2].lower(), huggingface_id=repo
-    )
-
-
-def _download(repo: str, revision: str) -> Path:
-    """Return the file in the client's cache; download it if it is missing or outdated."""
+    label = name.removeprefix("hf:")
+    host = MODELSCOPE if name.startswith("ms:") else HUB
     try:
-        from huggingface_hub import errors as hub
-    except ImportError:
-        raise UserError(
-            f"reading {repo} from the Hub needs the extra `hub`",
-            hint="pip install 'kvcalc[hub]'",
-        ) from None
-    label = f"{repo} at {revision}" if revision else repo
+        if "://" in name:
+            host = Host(name.split("/")[2], "the address")
+            return _load_address(name)
+        if name.startswith("ollama:"):
+            host = OLLAMA
+            return _load_ollama(name)
+        match = _NAME.fullmatch(name)
+        if not match or ".." in name:
+            hint = "Write hf:org/name or hf:org/name@revision"
+            raise UserError(f"{label!r} is not a name on the Hub", hint=hint)
+        _, repo, revision, tag = match.groups()
+        if tag:
+            return _load_gguf_of_tag(repo, revision, tag)
+        model = _load_config(repo, revision, host, changes)
+        short_name = repo.rpartition("/")[2].lower()
+        return msgspec.structs.replace(model, name=short_name, huggingface_id=repo)
+    except MissingFileError as error:
+        hint = "A GGUF file is org/name:Q4_K_M" if host is HUB else ""
+        raise UserError(f"{label} has no {error.what} on {host.name}", hint=hint) from None
+    except UserError:
+        raise
+    except Exception as error:
+        raise _problem(label, host, error) from None
+
+
+def _load_config(
+    repo: str, revision: str | None, host: Host, changes: list[str] | None
+) -> Model:
+    from huggingface_hub import errors, hf_hub_url, try_to_load_from_cache
+
+    def read(file: str, start: int, count: int) -> bytes:
+        if host is HUB:
+            url = hf_hub_url(repo, file, revision=revision)
+        else:
+            url = f"{host.address}/models/{repo}/resolve/{revision or 'master'}/{file}"
+        return fetch(url, file, start, count)
+
+    if host is MODELSCOPE:
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "config.json")
+            path.write_bytes(read("config.json", 0, 0))
+            return with_file_bytes(read_config(path, changes), read, repo)
+    cached = try_to_load_from_cache(repo, "config.json", revision=revision)
+    path = Path(cached if isinstance(cached, str) else _download_config(repo, revision))
+    model = read_config(path, changes)
+    read_cached = read_from(path.parent)
+
+    def read_first_cached(file: str, start: int, count: int) -> bytes:
+        try:
+            return read_cached(file, start, count)
+        except MissingFileError:
+            return read(file, start, count)
+
     try:
-        return _fetch(repo, revision or None)
-    except hub.GatedRepoError:
-        raise UserError(
-            f"{label} is gated on the Hub", hint="Ask for access there and set HF_TOKEN"
-        ) from None
-    except hub.RepositoryNotFoundError:
-        raise UserError(
-            f"the Hub has no public model {label}",
-            hint="Check the name; a private one needs HF_TOKEN",
-        ) from None
-    except hub.RevisionNotFoundError:
-        raise UserError(f"the Hub has no revision {revision!r} of {repo}") from None
-    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as error:
-        raise _unreachable(label, error) from None
-    except hub.EntryNotFoundError:
-        raise UserError(f"{label} has no config.json on the Hub") from None
-    except hub.HfHubHTTPError as error:
-        raise UserError(
-            f"the Hub does not hand out {label}: {_reason(error)}",
-            hint="Check the name and HF_TOKEN",
-        ) from None
-    except Exception as error:  # the client does not wrap errors of its HTTP library
-        raise _unreachable(label, error) from None
+        return with_file_bytes(model, read_first_cached, repo)
+    except (UserError, errors.HfHubHTTPError):
+        raise
+    except Exception as error:
+        if not cached:
+            raise
+        note = f"the config.json in the cache is read, but no header ({_reason(error)})"
+        return msgspec.structs.replace(model, notes=(*model.notes, note))
 
 
-def _fetch(repo: str, revision: str | None) -> Path:
-    """Check once that the file exists, then let the client download it.
+def _download_config(repo: str, revision: str | None) -> str:
+    """Return the path of the config.json in the client's cache after its download.
 
-    Without the check, the client retries for minutes if the Hub is down.
+    Its existence is checked once before, because the client retries for minutes if the Hub is down.
     """
-    from huggingface_hub import (
-        constants,
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        try_to_load_from_cache,
-    )
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
-    if constants.HF_HUB_OFFLINE:
-        return Path(
-            hf_hub_download(repo, "config.json", revision=revision, local_files_only=True)
-        )
-    try:
-        get_hf_file_metadata(
-            hf_hub_url(repo, "config.json", revision=revision),
-            timeout=constants.HF_HUB_ETAG_TIMEOUT,
-        )
-    except Exception:
-        cached = try_to_load_from_cache(repo, "config.json", revision=revision)
-        if isinstance(cached, str):
-            return Path(cached)
-        raise
+    url = hf_hub_url(repo, "config.json", revision=revision)
+    get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     patience = PATIENCE * max(constants.HF_HUB_ETAG_TIMEOUT, constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    return Path(
-        _within(patience, lambda: hf_hub_download(repo, "config.json", revision=revision))
+    return _within(patience, lambda: hf_hub_download(repo, "config.json", revision=revision))
+
+
+def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
+    """Return the model of the GGUF file of `org/name` with this ending, as `Q4_K_M`."""
+    from huggingface_hub import constants, hf_hub_url
+
+    folder = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "snapshots")
+    cached = _file_of_tag(map(str, folder.glob(f"{revision or '*'}/**/*.gguf")), tag)
+    if cached:
+        return read_gguf(Path(cached))
+    api = f"{constants.ENDPOINT}/api/models/{repo}"
+    try:
+        listing = fetch(f"{api}/tree/{revision or 'main'}?recursive=true", "list of files")
+        entries = msgspec.json.decode(listing, type=list[dict[str, Any]])
+    except MissingFileError:
+        listing = fetch(f"{api}/revision/{revision or 'main'}", "list of files")
+        entries = msgspec.json.decode(listing)["siblings"]
+    names = [str(entry.get("path", entry.get("rfilename"))) for entry in entries]
+    file = _file_of_tag(names, tag)
+    if not file:
+        files = [name for name in names if name.endswith(".gguf")]
+        hint = f"It has {few(files)}" if files else "It has no GGUF files"
+        raise UserError(f"{repo} has no GGUF file for {tag!r}", hint=hint)
+    return _load_gguf(hf_hub_url(repo, file, revision=revision), f"{repo}:{tag}")
+
+
+def _file_of_tag(files: Iterable[str], tag: str) -> str:
+    """Return the shortest name that ends in a tag, the first split of several; '' if none does."""
+    ending = re.compile(
+        rf"(?!.*mmproj)(.*[-_./])?{re.escape(tag)}(-00001-of-\d{{5}})?\.gguf", re.IGNORECASE
     )
+    return min(filter(ending.fullmatch, files), key=len, default="")
+
+
+def _load_address(address: str) -> Model:
+    from huggingface_hub import constants
+
+    url = _HUB_ADDRESS.sub(f"{constants.ENDPOINT}/", address.partition("#")[0])
+    if not url.partition("?")[0].lower().endswith(".gguf"):
+        raise UserError(
+            f"{address} is neither a model's page on the Hub nor a .gguf file",
+            hint="Write org/name for a model on the Hub",
+        )
+    if url.startswith(f"{constants.ENDPOINT}/"):
+        url = url.replace("/blob/", "/resolve/", 1)
+    return _load_gguf(url, address)
+
+
+def _load_gguf(url: str, typed_name: str, name: str = "") -> Model:
+    path, mark, query = url.partition("?")
+    folder, _, file = path.rpartition("/")
+
+    def read(part: str, start: int, count: int) -> bytes:
+        part = file if part == name else part
+        return fetch(f"{folder}/{part}{mark}{query}", part, start, count)
+
+    model = read_gguf(Path(name or file), read)
+    return msgspec.structs.replace(model, file=typed_name)
+
+
+def _load_ollama(name: str) -> Model:
+    match = _OLLAMA_NAME.fullmatch(name)
+    if not match:
+        raise UserError(f"{name!r} is not a name of Ollama", hint="Write ollama:qwen3:8b")
+    base = f"{OLLAMA.address}/v2/{match[1] or 'library/'}{match[3]}"
+    manifest = fetch(f"{base}/manifests/{match[4] or 'latest'}", "manifest")
+    layers = msgspec.json.decode(manifest, type=_Manifest).layers
+    kind = "application/vnd.ollama.image.model"
+    digests = [layer.digest for layer in layers if layer.mediaType == kind]
+    if len(digests) != 1:
+        raise UserError(f"{name} has {len(digests)} GGUF files; one is read")
+    return _load_gguf(f"{base}/blobs/{digests[0]}", name, match[2])
+
+
+def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
+    """Return `count` bytes of a file from `start` on, or a whole small file if `count` is 0.
+
+    A server that ignores the range is refused before it sends the file. The Hub's token goes only
+    to the Hub.
+
+    Raises:
+        MissingFileError: The server has no such file.
+        Exception: Errors of the client and of its HTTP library.
+    """
+    from huggingface_hub import constants, get_session, get_token, hf_raise_for_status
+
+    headers = {"Accept-Encoding": "identity"}
+    if (token := get_token()) and url.startswith(f"{constants.ENDPOINT}/"):
+        headers["Authorization"] = f"Bearer {token}"
+    if count:
+        headers["Range"] = f"bytes={start}-{start + count - 1}"
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    deadline = monotonic() + PATIENCE * timeout
+    data = b""
+    with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+        code = response.headers.get("X-Error-Code", "EntryNotFound")
+        if response.status_code == 404 and code == "EntryNotFound":
+            raise MissingFileError(file)
+        hf_raise_for_status(response)
+        is_range = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        if count and not is_range:
+            raise UserError(f"the server of {file} ignores ranges, so its header is not read")
+        for piece in response.iter_raw():
+            data += piece
+            if monotonic() > deadline:
+                raise TimeoutError(f"no whole answer within {PATIENCE * timeout:g} s")
+            if len(data) > (count or MAX_INDEX):
+                raise UserError(f"the server sends more of {file} than is read")
+    return data
 
 
 def _within(seconds: float, call: Callable[[], str]) -> str:
@@ -137,18 +291,32 @@ def _within(seconds: float, call: Callable[[], str]) -> str:
     return done[0]
 
 
-def _unreachable(label: str, error: Exception) -> UserError:
-    from huggingface_hub import constants
+def _problem(label: str, host: Host, error: Exception) -> UserError:
+    """Return the error about a model on a host for an error of the client."""
+    from huggingface_hub import errors
 
-    if constants.HF_HUB_OFFLINE:
-        return UserError(
-            f"{label} is not in the Hub client's cache",
-            hint="HF_HUB_OFFLINE is set: unset it to fetch the file",
-        )
-    return UserError(
-        f"{label} cannot be read from the Hub: {_reason(error)}",
-        hint="Is the network up, and HF_ENDPOINT right?",
-    )
+    what = f"{label} cannot be read from {host.name}: {_reason(error)}"
+    hint = f"Is the network up, and {host.setting} right?"
+    if isinstance(error, errors.GatedRepoError):
+        what, hint = f"{label} is gated on {host.name}", "Ask for access there and set HF_TOKEN"
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        what = f"{host.name} has no public model {label}"
+        hint = "Check the name; a private one needs HF_TOKEN"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        what, hint = f"{host.name} has no revision {label}", ""
+    elif isinstance(error, errors.OfflineModeIsEnabled):
+        what = f"{label} is not in the Hub client's cache"
+        hint = "HF_HUB_OFFLINE is set: unset it to fetch the file"
+    elif isinstance(error, errors.EntryNotFoundError):
+        what = f"{label} has no config.json on {host.name}"
+        hint = "A GGUF file is org/name:Q4_K_M"
+    elif isinstance(error, errors.HfHubHTTPError):
+        status = f"{error.response.status_code} {error.response.reason_phrase}"
+        what = f"{host.name} does not hand out {label}: {status}"
+        hint = "Check the name and HF_TOKEN" if host is HUB else "Check the name"
+    elif isinstance(error, ValueError):  # also msgspec's errors
+        what, hint = f"{host.name} sends no valid answer about {label}: {error}", ""
+    return UserError(what, hint=hint)
 
 
 def _reason(error: BaseException) -> str:
