@@ -148,7 +148,7 @@ class _Reader:
         start = self.position
         if count > self.size - start:
             raise ShortHeaderError(
-                "is no usable GGUF file: it ends in the middle of its header, or its header is too long",
+                "is no usable GGUF file: it ends in the middle of its header, or is too long",
                 self.file_name,
             )
         self.position = start + count

@@ -117,8 +117,8 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
     """Return the model that `name` means.
 
     Args:
-        name: A preset, a YAML or GGUF file, a config.json or its folder, or the name of a model that
-            `load_remote` reads. The name of a preset's model on the Hub is the preset.
+        name: A preset or its `huggingface_id`, a YAML or GGUF file, a config.json or its folder, or
+            a name that `load_remote` accepts.
         changes: The changes of `--set`. Changes that settle open questions of a file of an unknown
             type are removed from the list.
 

@@ -36,7 +36,7 @@ class MissingFileError(UserError):
     """A checkpoint has no file with this name."""
 
 
-class _Entry(msgspec.Struct):
+class _TensorEntry(msgspec.Struct):
     data_offsets: tuple[int, int] = (0, -1)  # of `__metadata__`, which is no tensor
 
 
@@ -92,7 +92,9 @@ def with_file_bytes(model: Model, read: ReadBytes, place: str) -> Model:
         for tensor, size in part.items():
             match = _OTHER_PART.search(tensor)
             bytes_by_part[match is not None and int(match[1] or 10**6) >= model.layers] += size
-    note = f"the headers of its safetensors files give {bytes_by_part.total():,} bytes of weights"
+    note = (
+        f"the headers of its safetensors files give {bytes_by_part.total():,} bytes of weights"
+    )
     return msgspec.structs.replace(
         model,
         other_part_bytes=bytes_by_part[True],
@@ -107,7 +109,7 @@ def _tensors(read: ReadBytes, file: str) -> dict[str, int]:
         length = int.from_bytes(read(file, 0, 8), "little")
         if not 2 <= length <= MAX_HEADER:
             raise ValueError
-        entries = msgspec.json.decode(read(file, 8, length), type=dict[str, _Entry])
+        entries = msgspec.json.decode(read(file, 8, length), type=dict[str, _TensorEntry])
         entries.pop("__metadata__", None)
         spans = [entry.data_offsets for entry in entries.values()]
         sizes = [end - begin for begin, end in spans]

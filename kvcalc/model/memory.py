@@ -243,7 +243,7 @@ def weight_bytes(
 def _in_file(
     model: Model, num_bytes: int, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> int:
-    """Return a GPU's share of bytes of the checkpoint's file: 0 if it is not stored as published."""
+    """Return a GPU's share of bytes of the checkpoint's file; 0 unless stored as published."""
     is_published = formats.schemes == model.quantization and formats.dtype == model.dtype
     return -(-num_bytes // parallelism.tp) if stage.first and is_published else 0
 

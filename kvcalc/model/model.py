@@ -141,9 +141,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             not parameters. A GGUF file stores them as a tensor.
         buffers: Bytes of a quantised file in addition to its parameters: factors, routing biases,
             cache scales.
-        uncounted_bytes: Bytes of the checkpoint's tensors minus the bytes that the other fields give;
-            0 if its headers were not read.
-        other_part_bytes: Bytes of the checkpoint's towers and of its layers for multi-token prediction.
+        uncounted_bytes: Bytes of the checkpoint's tensors minus the bytes computed from the other
+            fields; 0 if its headers were not read.
+        other_part_bytes: Bytes of the checkpoint's towers and layers for multi-token prediction.
         rope_tables: Positions and rotary width of each distinct rotary table of an engine, if they
             differ from max_context and the widest head.
     """

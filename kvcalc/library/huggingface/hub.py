@@ -1,4 +1,4 @@
-"""Read models from the Hugging Face Hub, ModelScope, Ollama's registry, and addresses of GGUF files.
+"""Read models from the Hugging Face Hub, ModelScope, Ollama's registry and addresses of files.
 
 Only configs and the headers of weight files are fetched, with the Hub's client. Its cache, proxies,
 timeouts (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds), `HF_TOKEN`, `HF_ENDPOINT`
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,6 +30,7 @@ from kvcalc.library.safetensors_header import (
     with_file_bytes,
 )
 from kvcalc.model.model import Model
+from kvcalc.records import JsonObject
 
 _NAME = re.compile(
     r"(?:(hf|ms):)?([A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95})"
@@ -41,7 +42,7 @@ _HUB_ADDRESS = re.compile(r"https?://(www\.)?(huggingface\.co|hf\.co)/")
 PATIENCE = 3  # times the client's timeout
 
 
-class Host(NamedTuple):
+class ModelHost(NamedTuple):
     """A server of models, and the setting with its address."""
 
     name: str
@@ -54,9 +55,9 @@ class Host(NamedTuple):
         return value if "://" in value else f"https://{value}"
 
 
-HUB = Host("the Hub", "HF_ENDPOINT")
-MODELSCOPE = Host("ModelScope", "MODELSCOPE_DOMAIN", "www.modelscope.cn")
-OLLAMA = Host("Ollama's registry", "KVCALC_OLLAMA_REGISTRY", "registry.ollama.ai")
+HUB = ModelHost("the Hub", "HF_ENDPOINT")
+MODELSCOPE = ModelHost("ModelScope", "MODELSCOPE_DOMAIN", "www.modelscope.cn")
+OLLAMA = ModelHost("Ollama's registry", "KVCALC_OLLAMA_REGISTRY", "registry.ollama.ai")
 
 
 class _Layer(msgspec.Struct):
@@ -83,7 +84,7 @@ def load_remote(name: str, changes: list[str] | None = None) -> Model:
     host = MODELSCOPE if name.startswith("ms:") else HUB
     try:
         if "://" in name:
-            host = Host(name.split("/")[2], "the address")
+            host = ModelHost(name.split("/")[2], "the address")
             return _load_address(name)
         if name.startswith("ollama:"):
             host = OLLAMA
@@ -108,7 +109,7 @@ def load_remote(name: str, changes: list[str] | None = None) -> Model:
 
 
 def _load_config(
-    repo: str, revision: str | None, host: Host, changes: list[str] | None
+    repo: str, revision: str | None, host: ModelHost, changes: list[str] | None
 ) -> Model:
     from huggingface_hub import errors, hf_hub_url, try_to_load_from_cache
 
@@ -173,7 +174,7 @@ def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
     api = f"{constants.ENDPOINT}/api/models/{repo}"
     try:
         listing = fetch(f"{api}/tree/{revision or 'main'}?recursive=true", "list of files")
-        entries = msgspec.json.decode(listing, type=list[dict[str, Any]])
+        entries = msgspec.json.decode(listing, type=list[JsonObject])
     except MissingFileError:
         listing = fetch(f"{api}/revision/{revision or 'main'}", "list of files")
         entries = msgspec.json.decode(listing)["siblings"]
@@ -291,7 +292,7 @@ def _within(seconds: float, call: Callable[[], str]) -> str:
     return done[0]
 
 
-def _problem(label: str, host: Host, error: Exception) -> UserError:
+def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
     """Return the error about a model on a host for an error of the client."""
     from huggingface_hub import errors
 
