@@ -20,9 +20,15 @@ MODALITIES = ("image", "video", "audio")
 
 
 class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A limit of a modality as an object. Sizes of items are not modelled."""
+    """A limit of a modality, with the size of the items for which vLLM reserves memory.
+
+    Source: vLLM, config/multimodal.py (ImageDummyOptions, VideoDummyOptions).
+    """
 
     count: int
+    width: int = 0
+    height: int = 0
+    num_frames: int = 0
 
 
 class FitOptions(FitQuestion, frozen=True):
@@ -55,7 +61,7 @@ class FitOptions(FitQuestion, frozen=True):
             )
         if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
             raise UserError("kv-offloading-bytes beside n-gpu-layers is not modelled")
-        _ = self.images, self.tables_on_host
+        _ = self.item_limits, self.tables_on_host
         self._check_engine()
         self.rules.release(self.engine_version)
 
@@ -117,9 +123,20 @@ class FitOptions(FitQuestion, frozen=True):
         return bool(self.kv_cache_memory_bytes or self.num_gpu_blocks_override)
 
     @property
+    def item_limits(self) -> dict[str, Items]:
+        """The limits of images and videos in a prompt, by modality."""
+        return read_item_limits(self.limit_mm_per_prompt)
+
+    @property
     def images(self) -> int | None:
         """Images of a prompt, or videos if there can be more; None without a limit."""
-        return limit_of_images(self.limit_mm_per_prompt)
+        return max((limit.count for limit in self.item_limits.values()), default=None)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Width and height in pixels of the images; 0 and 0 for the largest."""
+        limit = self.item_limits.get("image", Items(0))
+        return limit.width, limit.height
 
     @property
     def tables_on_host(self) -> bool:
@@ -158,40 +175,38 @@ def options_for(deployment: TimedDeployment, **options: Any) -> FitOptions:
     )
 
 
-def limit_of_images(text: str) -> int | None:
-    """Return the larger limit of images and videos; None without one.
+def read_item_limits(text: str) -> dict[str, Items]:
+    """Return the limits of images and videos.
 
-    Examples: `{"image": 2, "video": {"count": 0}}` and `image=2,video=0` give 2.
+    Examples: `{"image": 2, "video": {"count": 0}}` and `image=2,video=0` are equal.
 
     Raises:
         UserError: The text has another form.
     """
-    if not text.strip():
-        return None
-    limits: dict[str, int] = {}
+    limits: dict[str, int | Items] = {}
     try:
         if text.lstrip().startswith("{"):
-            for name, limit in msgspec.json.decode(text, type=dict[str, int | Items]).items():
-                limits[name] = limit if isinstance(limit, int) else limit.count
-        else:
-            for word in text.split(","):
-                name, count = word.split("=")
-                limits[name.strip()] = int(count)
+            limits = msgspec.json.decode(text, type=dict[str, int | Items])
+        elif text.strip():
+            words = [word.split("=") for word in text.split(",")]
+            limits = {name.strip(): int(count) for name, count in words}
     except (msgspec.MsgspecError, ValueError):
         raise UserError(
             f"limit-mm-per-prompt {text!r} is not a limit",
             hint='Give one like image=2 or {"image": 2}',
         ) from None
-    if min(limits.values(), default=0) < 0:
-        raise UserError(f"limit-mm-per-prompt {text!r} is below 0")
-    for name in limits:
+    items = {
+        n: Items(limit) if isinstance(limit, int) else limit for n, limit in limits.items()
+    }
+    for name, limit in items.items():
+        if min(msgspec.structs.astuple(limit)) < 0:
+            raise UserError(f"limit-mm-per-prompt {text!r} is below 0")
         if name not in MODALITIES:
             raise UserError(
                 f"limit-mm-per-prompt: unknown modality {name!r}",
                 hint=nearest(name, MODALITIES),
             )
-    limits.pop("audio", None)
-    return max(limits.values(), default=None)
+    return {name: limit for name, limit in items.items() if name != "audio"}
 
 
 class EngramOptions(msgspec.Struct, frozen=True):

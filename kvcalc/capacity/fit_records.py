@@ -25,6 +25,7 @@ from kvcalc.records.fit import (
     CacheTransferRecord,
     CapacityRecord,
     FitMemoryRecord,
+    ImageRecord,
     LoadingRecord,
     WasteRecord,
 )
@@ -150,7 +151,19 @@ def _sequence_keys(result: Fit) -> CapacityRecord:
         "kv_cache_allocated_bytes": plan.allocated(cache, count, length),
         **plan.extra_buffers(count, length),
         "max_num_batched_tokens": result.settings.max_num_batched_tokens,
+        **_image_keys(result),
     }
+
+
+def _image_keys(result: Fit) -> ImageRecord:
+    """Return tokens of an image and of a video frame; nothing without a vision tower."""
+    vision = result.model.vision
+    if not vision:
+        return {}
+    tokens = vision.image_tokens(*result.options.image_size)
+    frame = tokens // vision.frames if vision.frames > 1 else None
+    images = result.options.images
+    return {"images": images, "image_tokens": tokens, "frame_tokens": frame}
 
 
 def _loading_keys(result: Fit) -> LoadingRecord:

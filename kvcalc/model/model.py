@@ -38,6 +38,9 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tokens: Tokens of the largest image in the language model.
         values: Values of one patch: channels · height · width · frames.
         sharded: Whether engines split it over tp.
+        token_side: Side in pixels of the square that becomes a token; 0 if every image takes
+            `tokens`.
+        frames: Video frames that share the tokens of one image.
     """
 
     parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
@@ -48,6 +51,14 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Size
     values: Size
     sharded: bool = True
+    token_side: Count = 0
+    frames: Size = 1
+
+    def image_tokens(self, width: int = 0, height: int = 0) -> int:
+        """Return the tokens of an image of this many pixels; 0 pixels mean the largest image."""
+        if not (self.token_side and width and height):
+            return self.tokens
+        return min(self.tokens, -(-width // self.token_side) * -(-height // self.token_side))
 
 
 Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]

@@ -80,7 +80,30 @@ class LoggedCacheRecord(TypedDict):
     ]
 
 
-class CapacityRecord(LoggedCacheRecord):
+class ImageRecord(TypedDict):
+    """Tokens of images, if the model has a vision tower whose size is known."""
+
+    images: NotRequired[
+        Annotated[
+            int | None,
+            Figure("images or videos of a request; null without a limit", unit="count"),
+        ]
+    ]
+    image_tokens: NotRequired[
+        Annotated[int, Figure("tokens of the largest image, or of the limit's size")]
+    ]
+    frame_tokens: NotRequired[
+        Annotated[
+            int | None,
+            Figure(
+                "tokens of a video frame of this size; null if frames share no tokens",
+                unit="tokens",
+            ),
+        ]
+    ]
+
+
+class CapacityRecord(LoggedCacheRecord, ImageRecord):
     """The sequences and tokens that fit, and settings that would fit."""
 
     block_size: Annotated[

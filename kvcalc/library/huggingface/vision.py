@@ -7,6 +7,7 @@ transformers' modelling and preprocessing code of each type. `vision.yaml` has t
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,29 @@ def _block(w: int, m: int, matrices: int = 2, norms: int = 4, has_bias: bool = T
 
 
 def _vision(
-    c: Config, parameters: int, w: int, m: int, layers: int, patches: int, merged: int
+    c: Config,
+    parameters: int,
+    w: int,
+    m: int,
+    layers: int,
+    patches: int,
+    merged: int,
+    is_scaled: bool = False,
 ) -> Vision:
-    pixels = (
-        c.size("in_channels", 3) * c.size("temporal_patch_size", 1) * c.size("patch_size") ** 2
+    """Return the tower. `merged` patches are a token; `is_scaled` if larger images have more."""
+    frames, side = c.size("temporal_patch_size", 1), c.size("patch_size")
+    values = c.size("in_channels", 3) * frames * side**2
+    return Vision(
+        parameters=parameters + values * w,
+        width=w,
+        mlp=m,
+        layers=layers,
+        patches=patches,
+        tokens=max(1, patches // merged),
+        values=values,
+        token_side=side * isqrt(merged) if is_scaled else 0,
+        frames=frames,
     )
-    total = parameters + pixels * w
-    return Vision(total, w, m, layers, patches, max(1, patches // merged), pixels)
 
 
 def _sizes(c: Config) -> tuple[int, int, int, int]:
@@ -151,7 +168,8 @@ def _merger(c: Config, w: int, out: int, norm: int) -> int:
 
 def _qwen(c: Config, w: int, m: int, block: int, other_parameters: int) -> Vision:
     layers, merged = c.size("depth"), c.size("spatial_merge_size") ** 2
-    return _vision(c, layers * block + other_parameters, w, m, layers, QWEN_PATCHES, merged)
+    parameters = layers * block + other_parameters
+    return _vision(c, parameters, w, m, layers, QWEN_PATCHES, merged, is_scaled=True)
 
 
 def _pixtral(c: Config, width: int) -> Vision:
@@ -166,7 +184,8 @@ def _pixtral(c: Config, width: int) -> Vision:
     bias = outer.flag("multimodal_projector_bias")
     projector = w + merged * w * w + w * width + width * width + 2 * width * bias
     block = _block(w, m, matrices=3, norms=2, has_bias=False)
-    return _vision(c, w + layers * block + projector, w, m, layers, patches, merged)
+    parameters = w + layers * block + projector
+    return _vision(c, parameters, w, m, layers, patches, merged, is_scaled=True)
 
 
 def _llama4(c: Config, width: int) -> Vision:

@@ -96,7 +96,9 @@ def fit_table(
     if not fits[0].fits:
         index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom))
     result = fits[index]
-    notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
+    images = _image_notes(records)
+    notes = ["", *images, basis_line(records, fits)]
+    notes += [] if images else _accuracy(result, len(fits))
     command = records[0]["command"]
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
@@ -114,6 +116,19 @@ def fit_table(
     details = _details(records, fits, result, fixes)
     commands = [command] if command else []
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
+
+
+def _image_notes(records: Sequence[Record]) -> list[str]:
+    """Return the share of a request that the images of `--limit-mm-per-prompt` take."""
+    first = records[0]
+    images, length = first.get("images") or 0, first["requested_model_len"]
+    tokens = images * first.get("image_tokens", 0)
+    if not tokens:
+        return []
+    verb = "take up to" if tokens <= length else "may need"
+    return [
+        f"{plural(images, 'image')} {verb} {tokens:,} of the {length:,} tokens of a request."
+    ]
 
 
 def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
