@@ -19,6 +19,26 @@ IMAGES = [
 ]
 
 
+# Parameters of transformers' vision model and projector: GLM-4.5V, and Gemma 4 26B-A4B with its text width of 2816.
+TOWERS = [
+    ({"model_type": "glm4v_moe", "vision_config": {"depth": 24}}, 4096, 892_498_432),
+    (
+        {
+            "model_type": "gemma4",
+            "vision_config": {
+                "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "head_dim": 72, "standardize": True,
+            },
+        }, 2816, 569_548_080 + 2304 + 1152 * 2816,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "width", "parameters"), TOWERS)
+def test_towers_have_the_parameters_of_transformers(config: dict[str, Any], width: int, parameters: int) -> None:
+    vision, _ = tower(config, "config.json", width)
+    assert vision and vision.parameters == parameters
+
+
 @pytest.mark.parametrize(("config", "width", "height", "tokens"), IMAGES)
 def test_tokens_of_an_image_follow_from_the_config(config: dict[str, Any], width: int, height: int, tokens: int) -> None:
     vision, _ = tower(config, "config.json", 4096)

@@ -19,7 +19,7 @@ from kvcalc.layers.weights import Formats, matrix, vector
 from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import stage_weight_bytes, weight_bytes
-from kvcalc.model.model import NORM_VECTORS, Model, kept
+from kvcalc.model.model import NORM_VECTORS, Model, Vision, kept
 from kvcalc.model.pipeline import Stage, stages
 from kvcalc.model.precision import Precision, formats_of
 
@@ -77,6 +77,16 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def layers(self) -> Stage:
         """The layers of this stage."""
         return stages(self.model, self.ranks.pp)[self.stage]
+
+    @cached_property
+    def vision(self) -> Vision | None:
+        """The vision tower, with the patches and tokens of the images of the request."""
+        tower = self.model.vision
+        if not tower:
+            return None
+        tokens = tower.image_tokens(*self.options.image_size)
+        patches = max(1, tower.patches * tokens // tower.tokens)
+        return msgspec.structs.replace(tower, tokens=tokens, patches=patches)
 
     @property
     def stored_weights(self) -> int:

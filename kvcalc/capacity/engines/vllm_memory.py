@@ -38,7 +38,7 @@ from kvcalc.layers.attention import Compressed, Latent
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import Formats, Weight, WeightKind
 from kvcalc.model.memory import walk_stage
-from kvcalc.model.model import Model, Vision, kept
+from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import stages
 from kvcalc.storage.quantization import WeightFormat, family
 
@@ -572,23 +572,13 @@ def part_widths(
     return experts, other
 
 
-def _vision(start: EngineStartup) -> Vision | None:
-    """Return the tower, with the patches and tokens of the images for which memory is reserved."""
-    vision = start.model.vision
-    if not vision:
-        return None
-    tokens = vision.image_tokens(*start.options.image_size)
-    patches = max(1, vision.patches * tokens // vision.tokens)
-    return msgspec.structs.replace(vision, tokens=tokens, patches=patches)
-
-
 def _images(start: EngineStartup) -> Any:
     """Return the images in one batch of the encoder.
 
     The encoder's token budget and the images of n requests limit it
     (v1/worker/gpu_model_runner.py: profile_run, 0.8.5; multimodal/encoder_budget.py, 0.28).
     """
-    vision = _vision(start)
+    vision = start.vision
     if not vision or start.stage or start.options.images == 0:
         return 0
     requested = start.sequences * (start.options.images or MAX_IMAGES)
@@ -597,7 +587,7 @@ def _images(start: EngineStartup) -> Any:
 
 def image_outputs(start: EngineStartup) -> Any:
     """Return the bytes that stay after the encoder's run: its outputs and the pixels."""
-    vision = _vision(start)
+    vision = start.vision
     if not vision:
         return 0
     outputs = vision.tokens * start.model.hidden_size * start.formats.element_bytes
@@ -607,7 +597,7 @@ def image_outputs(start: EngineStartup) -> Any:
 def encoder(start: EngineStartup) -> Any:
     """Return the bytes of the encoder's run: pixels, and per patch four streams of the tower's
     width and two of its MLP's share, in 2 bytes."""
-    vision = _vision(start)
+    vision = start.vision
     if not vision:
         return 0
     mlp = 2 * vision.mlp // (start.ranks.tp if vision.sharded else 1)

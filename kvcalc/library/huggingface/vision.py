@@ -11,12 +11,15 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface.config import Config
 from kvcalc.model.model import Vision
 from kvcalc.records import JsonObject
 
 QWEN_PATCHES = 65_536  # 12,845,056 pixels in patches of 14, as 16,777,216 in patches of 16
+GLM_TOKENS = 6144  # of 9,633,792 pixels, which two equal frames of an image share
 LLAMA_TILES = 17  # sixteen of an image, and the whole of it
 
 
@@ -172,6 +175,39 @@ def _qwen(c: Config, w: int, m: int, block: int, other_parameters: int) -> Visio
     return _vision(c, parameters, w, m, layers, QWEN_PATCHES, merged, is_scaled=True)
 
 
+def _glm4v(c: Config, width: int) -> Vision:
+    """Return the tower of glm4v: an MLP as wide as the output, a gated merger after a convolution
+    over merged patches.
+
+    Source: modeling_glm4v.py; the largest image of its image processor's default.
+    """
+    w, m, out = (c.size(key) for key in ("hidden_size", "intermediate_size", "out_hidden_size"))
+    merged = c.size("spatial_merge_size") ** 2
+    block = _block(w, out, matrices=3, norms=2, has_bias=c.flag("attention_bias"))
+    merger = out * (out + 2) + 3 * out * m + merged * w * out + out
+    outside = w * (c.size("image_size") // c.size("patch_size")) ** 2 + 3 * w
+    parameters = c.size("depth") * block + merger + outside
+    layers, patches = c.size("depth"), GLM_TOKENS * merged
+    return _vision(c, parameters, w, out, layers, patches, merged, is_scaled=True)
+
+
+def _gemma4(c: Config, width: int) -> Vision:
+    """Return the tower of gemma4: RMS norms, a norm of queries and keys, two tables of positions.
+
+    Source: modeling_gemma4.py.
+    """
+    w, m, layers = (
+        c.size(key) for key in ("hidden_size", "intermediate_size", "num_hidden_layers")
+    )
+    merged = c.size("pooling_kernel_size") ** 2
+    block = _block(w, m, matrices=3, has_bias=False) + 2 * c.size("head_dim")
+    positions = 2 * c.size("position_embedding_size") * w
+    parameters = layers * block + positions + w * width + 2 * w * c.flag("standardize")
+    tokens = Config(c.outer, c.file_name).size("vision_soft_tokens_per_image", 280)
+    vision = _vision(c, parameters, w, m, layers, tokens * merged, merged)
+    return msgspec.structs.replace(vision, sharded=False)
+
+
 def _pixtral(c: Config, width: int) -> Vision:
     """Return the tower of mistral3: no biases, a gated MLP, RMS norms; two matrices after merged
     patches.
@@ -204,6 +240,8 @@ SHAPES: dict[str, Callable[[Config, int], Vision]] = {
     "qwen2": _qwen2,
     "qwen2_5": _qwen25,
     "qwen3": _qwen3,
+    "glm4v": _glm4v,
+    "gemma4": _gemma4,
     "pixtral": _pixtral,
     "llama4": _llama4,
 }
