@@ -237,10 +237,12 @@ def weight_bytes(
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     weights = stage_weight_bytes(model, stage, formats, parallelism)
-    return weights + _in_file(model, model.other_part_bytes, stage, formats, parallelism)
+    return weights + checkpoint_share(
+        model, model.other_part_bytes, stage, formats, parallelism
+    )
 
 
-def _in_file(
+def checkpoint_share(
     model: Model, num_bytes: int, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> int:
     """Return a GPU's share of bytes of the checkpoint's file; 0 unless stored as published."""
@@ -266,7 +268,7 @@ def stage_weight_bytes(
     if key not in model.memo:
         total = model.buffers if stage.first and formats.schemes and not only_layers else 0
         if not only_layers:
-            total += _in_file(model, model.uncounted_bytes, stage, formats, parallelism)
+            total += checkpoint_share(model, model.uncounted_bytes, stage, formats, parallelism)
         for name, weight, count in walk_stage(model, stage):
             if not only_layers or name.partition(".")[0] in stage.counts:
                 total += count * formats.weight_bytes(name, weight.local(parallelism))

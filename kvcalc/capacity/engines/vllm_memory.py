@@ -37,7 +37,7 @@ from kvcalc.capacity.memory_budget import GIB, MIB, EngineStartup, MemoryBreakdo
 from kvcalc.layers.attention import Compressed, Latent
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import Formats, Weight, WeightKind
-from kvcalc.model.memory import walk_stage
+from kvcalc.model.memory import checkpoint_share, walk_stage
 from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import stages
 from kvcalc.storage.quantization import WeightFormat, family
@@ -103,9 +103,11 @@ def load_weights(
         has_plain_scales: Whether quantized scales are fp32 once loaded
             (model_loader/bitsandbytes_loader.py: _dequantize_dq).
     """
-    vectors = int4 = absorbed = ngram_tables = 0
+    part = stages(model, ranks.pp)[stage]
+    vectors = checkpoint_share(model, model.uncounted_bytes, part, formats, ranks)
+    int4 = absorbed = ngram_tables = 0
     tensors: dict[tuple[str, str], tuple[int, int]] = {}
-    for name, weight, count in walk_stage(model, stages(model, ranks.pp)[stage]):
+    for name, weight, count in walk_stage(model, part):
         kind, _, short = name.partition(".")
         local, stored_format = weight.local(ranks), formats.weight_format(name, weight)
         size = formats.weight_bytes(name, local)
