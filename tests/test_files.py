@@ -199,7 +199,7 @@ def test_quoted_numbers_stay_text() -> None:
 def test_lines_of_keys() -> None:
     data, lines = parse_yaml("a: 1\nb:\n  - x\n  - {c: 2}\n", "x")
     assert data == {"a": 1, "b": ["x", {"c": 2}]}
-    assert lines == {("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
+    assert lines == {(): 1, ("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
 
 
 def test_a_preset_comes_before_what_lies_here_under_its_name(

@@ -14,7 +14,7 @@ from conftest import Run
 
 import kvcalc as package
 from kvcalc import UserError
-from kvcalc.library.files import Growing, destination, write_text
+from kvcalc.library.files import OutputFile, destination, write_text
 
 PACKAGE = Path(package.__file__).parent
 posix = pytest.mark.skipif(os.name != "posix", reason="links, modes and pipes of POSIX systems")
@@ -75,7 +75,7 @@ def test_what_grows_keeps_modes_links_and_pipes(tmp_path: Path) -> None:
     reader = Thread(target=lambda: read.append((tmp_path / "pipe.csv").read_text()))
     reader.start()
     for name in ("link.csv", "null.csv", "pipe.csv"):
-        growing = Growing(str(tmp_path / name))
+        growing = OutputFile(str(tmp_path / name))
         growing.write("new")
         growing.close(keep=True)
     reader.join()

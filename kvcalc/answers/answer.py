@@ -53,7 +53,7 @@ def print_to_stderr(line: str) -> None:
     print("\n".join(_wrapped(line)) if sys.stderr.isatty() else line, file=sys.stderr)
 
 
-def save_text(target: str, content: str | Iterable[str]) -> None:
+def save_text(target: str, content: str) -> None:
     """Write a file and report it on stderr; `-` is stdout."""
     from kvcalc.library.files import write_text
 

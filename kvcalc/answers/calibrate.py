@@ -186,8 +186,8 @@ def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     tables = (table for path in rows for table in read_blocks(path))
     blocks = tally.adding(validate(tables, options.stack, source))
     if path := options.predictions:
-        pieces = predictions_csv(rows, blocks)
-        save_text(path, map(visible, pieces) if path == "-" else pieces)
+        text = "".join(predictions_csv(rows, blocks))
+        save_text(path, visible(text) if path == "-" else text)
     for _ in blocks:
         pass
     records = tally.records()

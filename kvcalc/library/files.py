@@ -9,15 +9,16 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from kvcalc.errors import UserError
 from kvcalc.records import JsonObject
 
 MOST_DEPTH = 32
+_TOO_DEEP = f"nests deeper than {MOST_DEPTH} levels"
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
 _WORDS = {
@@ -43,89 +44,77 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    builder = _Builder(file_name)
+    reader = _YamlReader(yaml.parse(text, Loader=loader), file_name)
     try:
-        for event in yaml.parse(text, Loader=loader):
-            builder.take(event)
+        root = reader.document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = str(getattr(error, "problem", None) or error)
-        too_deep = "nesting depth" in problem  # PyYAML 6.0.4 also has a limit
-        text = (
-            f"nests deeper than {MOST_DEPTH} levels" if too_deep else f"is not YAML: {problem}"
-        )
-        raise UserError(text, file_name + line) from None
-    if not isinstance(builder.root, dict):
+        message = f"is not YAML: {problem}"
+        if "nesting depth" in problem:  # PyYAML 6.0.4 also has a limit
+            message = _TOO_DEEP
+        raise UserError(message, file_name + line) from None
+    if not isinstance(root, dict):
         raise UserError("holds no mapping of keys to values", file_name)
-    return builder.root, builder.lines
+    return root, reader.lines
 
 
-class _Builder:
-    """A builder of plain dicts, lists and scalars from YAML events."""
+class _YamlReader:
+    """A reader of plain dicts, lists and scalars from YAML events."""
 
-    def __init__(self, file_name: str) -> None:
-        self.file_name, self.root = file_name, None
+    def __init__(self, events: Iterator[Any], file_name: str) -> None:
+        self.events, self.file_name = events, file_name
         self.lines: Lines = {}
-        self.stack: list[Any] = []  # open containers
-        self.paths: list[tuple[str | int, ...]] = []  # path of each open container
-        self.keys: list[str | None] = []  # key without a value yet, per container
-        self.documents = 0
 
     def fail(self, text: str, event: Any) -> UserError:
         return UserError(text, f"{self.file_name}, line {event.start_mark.line + 1}")
 
-    def take(self, event: Any) -> None:
-        name = type(event).__name__
-        if name == "ScalarEvent":
-            self._scalar(event)
-        elif name in ("MappingStartEvent", "SequenceStartEvent"):
-            if len(self.stack) >= MOST_DEPTH:
-                raise self.fail(f"nests deeper than {MOST_DEPTH} levels", event)
-            container: Any = {} if name == "MappingStartEvent" else []
-            self.paths.append(self._add(container, event))
-            self.stack.append(container)
-            self.keys.append(None)
-        elif name in ("MappingEndEvent", "SequenceEndEvent"):
-            for pile in (self.stack, self.paths, self.keys):
-                pile.pop()
-        elif name == "AliasEvent":
-            raise self.fail("uses an alias (*name); write the value out", event)
-        elif name == "DocumentStartEvent":
-            self.documents += 1
-            if self.documents > 1:
-                raise self.fail("holds a second document", event)
+    def document(self) -> Any:
+        """Return the value of the only document; None if there is no document."""
+        value, documents = None, 0
+        for event in self.events:
+            if type(event).__name__ == "DocumentStartEvent":
+                documents += 1
+                if documents > 1:
+                    raise self.fail("holds a second document", event)
+                value = self.value(next(self.events), ())
+        return value
 
-    def _scalar(self, event: Any) -> None:
-        if self.stack and isinstance(self.stack[-1], dict) and self.keys[-1] is None:
-            if event.value in self.stack[-1]:
-                raise self.fail(f"key {event.value!r} occurs twice", event)
-            self.keys[-1] = event.value
-            self.lines[(*self.paths[-1], event.value)] = event.start_mark.line + 1
-            return
-        plain = event.implicit[0] and event.style in (None, "")
+    def value(self, event: Any, path: tuple[str | int, ...]) -> Any:
+        """Return the value that begins with an event, and record the lines of all its keys."""
+        self.lines.setdefault(path, event.start_mark.line + 1)
+        kind = type(event).__name__
+        if kind == "ScalarEvent":
+            return self.scalar(event)
+        if kind == "AliasEvent":
+            raise self.fail("uses an alias (*name); write the value out", event)
+        if len(path) >= MOST_DEPTH:
+            raise self.fail(_TOO_DEEP, event)
+
+        if kind == "SequenceStartEvent":
+            items: list[Any] = []
+            while type(event := next(self.events)).__name__ != "SequenceEndEvent":
+                items.append(self.value(event, (*path, len(items))))
+            return items
+
+        mapping: JsonObject = {}
+        while type(event := next(self.events)).__name__ != "MappingEndEvent":
+            if type(event).__name__ != "ScalarEvent":
+                raise self.fail("a key must be a single word or number", event)
+            key = event.value
+            if key in mapping:
+                raise self.fail(f"key {key!r} occurs twice", event)
+            self.lines[*path, key] = event.start_mark.line + 1
+            mapping[key] = self.value(next(self.events), (*path, key))
+        return mapping
+
+    def scalar(self, event: Any) -> Any:
+        is_plain = event.implicit[0] and event.style in (None, "")
         try:
-            self._add(scalar(event.value) if plain else event.value, event)
+            return scalar(event.value) if is_plain else event.value
         except (ValueError, OverflowError):
             raise self.fail(f"{event.value[:40]!r} is not a usable number", event) from None
-
-    def _add(self, value: Any, event: Any) -> tuple[str | int, ...]:
-        """Add a value to the open container, record its line, and return its path."""
-        if not self.stack:
-            self.root = value
-            return ()
-        parent, key = self.stack[-1], self.keys[-1]
-        if isinstance(parent, list):
-            path: tuple[str | int, ...] = (*self.paths[-1], len(parent))
-            parent.append(value)
-        elif key is None:
-            raise self.fail("a key must be a single word or number", event)
-        else:
-            path = (*self.paths[-1], key)
-            parent[key] = value
-            self.keys[-1] = None
-        self.lines.setdefault(path, event.start_mark.line + 1)
-        return path
 
 
 def scalar(text: str) -> Any:
@@ -142,47 +131,21 @@ def scalar(text: str) -> Any:
     return text
 
 
-_BUFFER_BYTES = 1 << 20  # bytes of output that are buffered in memory
 _OPEN_FILES = ("/dev/", "/proc/")  # names of a process's open files
 
 
-def write_text(target: str | Path, content: str | bytes | Iterable[str]) -> None:
-    """Write a whole file or none: a temporary neighbour takes its place when it is complete. Raises
-    UserError.
+def write_text(target: str | Path, content: str | bytes) -> None:
+    """Write a whole file or none, as `OutputFile` does. Raises UserError.
 
-    Links are followed, and an existing file keeps its mode. Devices, named pipes and standard
-    output (`-` or /dev/stdout) are written directly, after the last piece of the content has
-    arrived. Content in pieces is never in memory as a whole. If standard output cannot be written,
-    the OSError is raised unchanged.
+    If standard output cannot be written, the OSError is raised unchanged.
     """
-    pieces = _encoded([content] if isinstance(content, str | bytes) else content)
-    if str(target) in ("-", "/dev/stdout"):
-        return _print(sys.stdout, pieces)
-    path, status = destination(target)
+    file = OutputFile(str(target))
     try:
-        if status and (not stat.S_ISREG(status.st_mode) or str(target).startswith(_OPEN_FILES)):
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
-                file.writelines(_complete(pieces))
-        else:
-            _replace(path, pieces, status)
-    except OSError as error:
-        raise _file_error("written", error, target) from None
-
-
-def _encoded(pieces: Iterable[str | bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield piece.encode(errors="replace") if isinstance(piece, str) else piece
-
-
-def _complete(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the pieces of a content, the first one after the last one has arrived."""
-    import tempfile
-
-    with tempfile.SpooledTemporaryFile(_BUFFER_BYTES) as buffer:
-        buffer.writelines(pieces)
-        buffer.seek(0)
-        while piece := buffer.read(_BUFFER_BYTES):
-            yield piece
+        file.write(content)
+    except BaseException:
+        file.close(keep=False)
+        raise
+    file.close(keep=True)
 
 
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
@@ -213,39 +176,6 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     return path, status
 
 
-def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
-    """Append the text, unchanged, to the output printed so far."""
-    for piece in _complete(pieces):
-        stream.flush()
-        stream.buffer.write(piece)
-    stream.flush()
-
-
-def neighbour(path: Path) -> Path:
-    """Return the path of a new temporary file in the same folder."""
-    return path.with_name(f".{os.urandom(4).hex()}.part")
-
-
-def take_place(temporary: Path, path: Path, status: os.stat_result | None) -> None:
-    """Replace a file with its complete temporary file, keeping the old file's mode and owner."""
-    if status:
-        with suppress(OSError, AttributeError):  # only the superuser may change the owner
-            os.chown(temporary, status.st_uid, status.st_gid)
-        temporary.chmod(stat.S_IMODE(status.st_mode))
-    temporary.replace(path)
-
-
-def _replace(path: Path, pieces: Iterable[bytes], status: os.stat_result | None) -> None:
-    temporary = neighbour(path)
-    try:
-        with temporary.open("xb") as file:
-            file.writelines(pieces)
-        take_place(temporary, path, status)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def _file_error(action: str, error: OSError | ValueError, path: str | Path) -> UserError:
     """Return the error about a file that cannot be `read`, `written` or `made`."""
     reason = getattr(error, "strerror", None) or "not a usable path"
@@ -260,10 +190,11 @@ def make_folder(path: Path) -> None:
         raise _file_error("made", error, path) from None
 
 
-class Growing:
-    """A temporary file next to the target, written piece by piece; closing it replaces the target.
+class OutputFile:
+    """A file that is written piece by piece into a temporary neighbour, and complete when closed.
 
-    `-` is standard output. A device or a named pipe is written directly.
+    Links are followed, and an existing file keeps its mode. Devices, named pipes and standard
+    output (`-` or /dev/stdout) are written directly.
 
     Raises:
         UserError: The file cannot be created, or writing fails.
@@ -272,47 +203,55 @@ class Growing:
     def __init__(self, target: str) -> None:
         self.target = target
         self._temporary: Path | None = None
-        self._file: TextIO = sys.stdout
-        if target != "-":
-            self._path, self._status = destination(target)
-            try:
-                self._file = self._opened()
-            except OSError as error:
-                raise _file_error("written", error, self.target) from None
-
-    def _opened(self) -> TextIO:
-        if self._status and not stat.S_ISREG(self._status.st_mode):
-            return os.fdopen(
-                os.open(self._path, os.O_WRONLY | os.O_APPEND),
-                "w",
-                encoding="utf-8",
-                newline="",
-            )
-        self._temporary = neighbour(self._path)
-        return self._temporary.open("x", encoding="utf-8", newline="")
-
-    def write(self, text: str) -> None:
-        """Append text."""
+        self._file: BinaryIO | None = None
+        if target in ("-", "/dev/stdout"):
+            return
+        self._path, self._status = destination(target)
+        is_regular = not self._status or stat.S_ISREG(self._status.st_mode)
         try:
-            self._file.write(text)
+            if is_regular and not target.startswith(_OPEN_FILES):
+                neighbour = self._path.with_name(f".{os.urandom(4).hex()}.part")
+                self._file = neighbour.open("xb")
+                self._temporary = neighbour
+            else:
+                self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND), "wb")
         except OSError as error:
-            if self.target == "-":
-                raise
+            raise _file_error("written", error, target) from None
+
+    def write(self, content: str | bytes) -> None:
+        """Append text or bytes."""
+        data = content.encode(errors="replace") if isinstance(content, str) else content
+        if not self._file:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+            return
+        try:
+            self._file.write(data)
+        except OSError as error:
             raise _file_error("written", error, self.target) from None
 
     def close(self, keep: bool) -> None:
         """Close the file; it replaces the target only if it is kept."""
-        if self.target == "-":
+        if not self._file:
             return
         try:
             self._file.close()
             if keep and self._temporary:
-                take_place(self._temporary, self._path, self._status)
+                self._replace(self._temporary)
         except OSError as error:
             raise _file_error("written", error, self.target) from None
         finally:
             if self._temporary:
                 self._temporary.unlink(missing_ok=True)
+
+    def _replace(self, temporary: Path) -> None:
+        """Put the complete file in the target's place, with the target's mode and owner."""
+        if status := self._status:
+            with suppress(OSError, AttributeError):  # only the superuser may change the owner
+                os.chown(temporary, status.st_uid, status.st_gid)
+            temporary.chmod(stat.S_IMODE(status.st_mode))
+        temporary.replace(self._path)
 
 
 MOST_YAML, MOST_JSON = 4 << 20, 16 << 20

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from kvcalc.errors import UserError, few
-from kvcalc.library.files import Growing
+from kvcalc.library.files import OutputFile
 from kvcalc.planning.best_configs import BestConfigs, CandidateRanking, candidate_record
 from kvcalc.planning.grid import Candidate, CandidateBatch, SearchGrid
 from kvcalc.planning.search_space import MAX_GPUS, SearchSpace
@@ -41,7 +41,7 @@ class CandidateFile:
         self.count = 0
         self._prices = prices
         self._is_csv = path.lower().endswith(".csv")
-        self._file = Growing(path) if path else None
+        self._file = OutputFile(path) if path else None
 
     def __enter__(self) -> Self:
         return self

@@ -34,7 +34,6 @@ _METHODS = {
     "fbgemm_fp8": "fp8_per_channel",
     "eetq": "int8_weight_only",
 }
-_NOT_LOADED = ("aqlm", "chatglm", "higgs", "metal", "quanto", "spqr", "vptq")
 _INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
 _CACHES = {
     "8float": "fp8",
@@ -105,8 +104,6 @@ def _by_method(q: Config, method: str, model_type: str) -> str:
         return torchao(q)
     if method == "quark":
         return quark(q)
-    if method in _NOT_LOADED:
-        return f"{method} (which no inference server loads)"
     return _METHODS.get(method, method or "unnamed")
 
 
@@ -219,7 +216,7 @@ class Storage:
     """How a checkpoint stores its weights and its cache.
 
     Attributes:
-        formats: (format, matrices); the first that covers a matrix counts.
+        formats: Patterns of matrices by format; the first format that covers a matrix counts.
         groups: (format, modules) instead, if the file lists formats by module.
         ignored: Modules that are not quantised.
         mlx: MLX's format of tables, the LM head and unnamed modules; '' for other tools.
@@ -236,9 +233,9 @@ class Storage:
         self.q = q = Config(_section(c), f"{c.file_name}: quantization_config")
         self.has_wide_scales = has_wide_scales
         self.layers, self.family = c.layers, str(c.file.get("model_type"))
-        self.formats: list[tuple[str, tuple[str, ...]]] = []
+        self.formats: dict[str, tuple[str, ...]] = {}
         self.groups: list[tuple[str, Rules]] = []
-        self.ignored: Rules | None = None
+        self.ignored = self._rules([])
         self.mlx = ""
         self.cache: str | None = None
         self.notes: tuple[str, ...] = ()
@@ -246,8 +243,13 @@ class Storage:
         self._read_cache(q.get("kv_cache_scheme") or q.get("kv_cache_quant_algo"))
         if q.file:
             self._read(has_fp4_experts=c.get("expert_dtype") == "fp4")
-            names = [name for name, _ in (*self.formats, *self.groups)]
-            self.notes += tuple(filter(None, map(_unknown_format, names)))
+        if len(self.groups) > MAX_GROUPS:
+            raise self._fail(f"has {len(self.groups):,} formats; the limit is {MAX_GROUPS}")
+        names = [*self.formats, *(name for name, _ in self.groups)]
+        self.notes += tuple(filter(None, map(_unknown_format, names)))
+
+    def _fail(self, text: str) -> UserError:
+        return UserError(text, self.q.file_name)
 
     def _read_cache(self, scheme: Any) -> None:
         """Set the dtype and the scales of the cache.
@@ -266,46 +268,39 @@ class Storage:
             count = 0 if scheme.get("dynamic") else count
         self.scales = count, 2 if is_short else 4
         self.cache = _CACHES.get(name[:40])
+        text = f"the checkpoint declares {self.cache} for its cache: `auto` selects it"
         if self.cache is None:
             text = f"KV cache scheme {show(scheme)} is not known: `auto` is the model's dtype"
-        else:
-            text = f"the checkpoint declares {self.cache} for its cache: `auto` selects it"
         self.notes = (text,)
 
-    def unquantized_names(
+    def of_layer(
         self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
-    ) -> tuple[str, ...]:
-        """Return the matrices of this layer that stay in the model's dtype."""
-        rules = self.ignored
-        if rules is None:
-            return ()
-        pairs = matrices(parts, hidden_size)
-        return tuple(dict.fromkeys(name for name, names in pairs if rules.match(layer, names)))
-
-    def matrix_formats(
-        self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
-    ) -> MatrixFormats:
-        """Return (matrix, format) of this layer if the file lists formats by module."""
-        pairs: list[tuple[str, str]] = []
-        for name, modules in matrices(parts, hidden_size) if self.groups else ():
+    ) -> tuple[tuple[str, ...], MatrixFormats]:
+        """Return the matrices of this layer that stay in the model's dtype, and those that the file
+        stores in a format by module."""
+        unquantized = {}
+        formats = []
+        for name, modules in matrices(parts, hidden_size) if self.q.file else ():
+            if self.ignored.match(layer, modules):
+                unquantized[name] = True
             group = next((g for g in self.groups if g[1].match(layer, modules)), None)
             keeps_router = self.mlx and name == "router" and self.family not in _MLX_ROUTERS
             if group and not (keeps_router and group[1].everything):
-                pairs.append((name, group[0]))
-        return tuple(pairs)
+                formats.append((name, group[0]))
+        return tuple(unquantized), tuple(formats)
 
     def schemes(self, kinds: Mapping[str, MatrixFormats]) -> tuple[Quantization, ...]:
         """Return the schemes of the model. `kinds` has the formats of each kind of layer."""
         has_head = self.q.get("lm_head") is True and self.q.word("quant_method") in _INTEGERS
         exceptions = tuple(n for n in _NOT_QUANTIZED if not (has_head and n == "lm_head"))
-        covers = {name: list(weights) for name, weights in self.formats}
+        covers = self.formats
         tables: list[Quantization] = []
         if self.groups:
             exceptions = () if self.mlx else _NOT_QUANTIZED
             covers = {}
             for kind, pairs in kinds.items():
                 for name, format_name in pairs:
-                    covers.setdefault(format_name, []).append(f"{kind}.{name}")
+                    covers[format_name] = (*covers.get(format_name, ()), f"{kind}.{name}")
             tables += self._mlx_tables()
         elif covers and self.family in ("deepseek_v4", "deepseek_v41_text"):
             exceptions += (*_COMPRESSORS, *_STREAMS)
@@ -314,29 +309,29 @@ class Storage:
                 tables.append(Quantization("mxfp8", covers=_NGRAMS, kinds=("table",)))
                 covers = {f.replace("fp8_32x32", "fp8_block32"): c for f, c in covers.items()}
             tables.append(Quantization("fp32", covers=_STREAMS))
-        schemes = (Quantization(name, tuple(c), exceptions) for name, c in covers.items())
-        return (*schemes, *tables)
+        return (*(Quantization(name, c, exceptions) for name, c in covers.items()), *tables)
 
     def _mlx_tables(self) -> Iterable[Quantization]:
         """Yield MLX's schemes of tables and the LM head, which it stores like any matrix."""
         if not self.mlx:
             return
         for name, modules in _TABLES.items():
-            if self.ignored is None or not self.ignored.match(-1, modules):
+            if not self.ignored.match(-1, modules):
                 formats = (f for f, rules in self.groups if rules.match(-1, modules))
                 yield Quantization(next(formats, self.mlx), (name,), (), ("matrix", "table"))
         yield Quantization(self.mlx, ("*",), ("embedding", "lm_head"), ("table",))
 
     def _read(self, has_fp4_experts: bool) -> None:
+        """Set the formats or groups, and the modules that are not quantised."""
         q = self.q
         keys = ("quant_method", "quant_algo", "moe_quant_algo")
         method, algorithm, experts = (q.word(key).lower()[:60] for key in keys)
         if method == "fp8" and has_fp4_experts:
             experts = "mxfp4"  # DeepSeek-V4: blocks of 32 with one ue8m0 scale
         if experts:  # the list of excluded modules is only about the experts' format
-            self.formats = [(_by_algorithm(experts), ("*.experts.*",))]
+            self.formats[_by_algorithm(experts)] = ("*.experts.*",)
             if method == "fp8":
-                self.formats.append((_fp8(q, self.family), ("*",)))
+                self.formats[_fp8(q, self.family)] = ("*",)
             return
         if not method and q.in_file("bits") and q.in_file("group_size"):
             self._read_mlx()
@@ -344,19 +339,19 @@ class Storage:
         if algorithm == "mixed_precision" and q.table("quantized_layers"):
             self._read_modules()
         elif algorithm and algorithm != "mixed_precision":
-            self.formats = [(_by_algorithm(algorithm), ("*",))]
+            self.formats = {_by_algorithm(algorithm): ("*",)}
         elif q.table("config_groups"):
             self._read_groups()
         else:
-            covers = "*.experts.*" if method == "mxfp4" else "*"
-            self.formats = [(_by_method(q, method, self.family), (covers,))]
-            self._read_overrides(method)
+            name = _by_method(q, method, self.family)
+            self.formats = {name: ("*.experts.*" if method == "mxfp4" else "*",)}
+            self._read_overrides(method, name)
         lists = (q.items(key, MAX_MODULES) for key in _EXCLUDED_KEYS)
         excluded = next((modules for modules in lists if modules is not None), [])
         patterns = [f"re:{key[2:]}" for key in q.table("dynamic") if key.startswith("-:")]
         self.ignored = self._rules([*excluded, *patterns])
 
-    def _read_overrides(self, method: str) -> None:
+    def _read_overrides(self, method: str, default: str) -> None:
         """Read GPTQModel's and AutoRound's modules with other bits; 16 bits are not quantised."""
         overrides = {
             f"re:{name.removeprefix('+:')}": settings
@@ -365,32 +360,27 @@ class Storage:
         }
         for name, settings in self.q.table("extra_config").items():
             overrides[f"re:{name}" if set(name) & set("^*$\\[(") else name] = settings
-        modules: dict[str, list[str]] = {}
+        formats = {}
         for name, settings in overrides.items():
             if not isinstance(settings, dict):
                 raise self.q.fail(show(name), "should be a mapping")
             q = Config({**self.q.file, **settings}, self.q.file_name)
             is_plain = method in _INTEGERS and q.size("bits", 4) >= 16
-            format_name = "bf16" if is_plain else _by_method(q, method, self.family)
-            modules.setdefault(format_name, []).append(name)
-        if modules:
-            self._set_groups(modules, self.formats[0][0])
+            formats[name] = "bf16" if is_plain else _by_method(q, method, self.family)
+        if formats:
+            self._set_groups(formats, default)
 
     def _read_mlx(self) -> None:
         """Read MLX's default settings and its settings by module. `false` is not quantised."""
         self.mlx = mlx(self.q)
-        modules: dict[str, list[str]] = {}
-        for name, settings in self.q.file.items():
-            if isinstance(settings, dict):
-                modules.setdefault(mlx(self.q.nested(name)), []).append(name)
-        self._set_groups(modules, self.mlx)
-        names = [name for name, settings in self.q.file.items() if settings is False]
-        self.ignored = self._rules(names)
+        settings = self.q.file.items()
+        modules = [name for name, value in settings if isinstance(value, dict)]
+        self._set_groups({name: mlx(self.q.nested(name)) for name in modules}, self.mlx)
+        self.ignored = self._rules([name for name, value in settings if value is False])
 
     def _read_groups(self) -> None:
         """Read compressed-tensors' groups: one for all matrices, or several with targets."""
         groups = self.q.nested("config_groups")
-        self._check_groups(len(groups.file))
         for key in groups.file:
             group = groups.nested(key)
             targets = group.items("targets")
@@ -399,38 +389,33 @@ class Storage:
             rules = self._rules(["*"] if targets is None else targets)
             self.groups.append((_by_group(group, self.q, self.has_wide_scales), rules))
         if len(self.groups) == 1 and self.groups[0][1].everything:
-            self.formats, self.groups = [(self.groups[0][0], ("*",))], []
+            self.formats, self.groups = {self.groups[0][0]: ("*",)}, []
 
     def _read_modules(self) -> None:
         """Read ModelOpt's list of modules, each with an algorithm."""
         layers = self.q.nested("quantized_layers")
-        modules: dict[str, list[str]] = {}
+        formats = {}
         for module, settings in layers.file.items():
             algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
             if not isinstance(algorithm, str):
                 raise layers.fail(show(module), "names no quant_algo")
-            format_name = _by_algorithm(algorithm)
-            modules.setdefault(format_name, []).append(module)
-        self._set_groups(modules)
+            formats[module] = _by_algorithm(algorithm)
+        self._set_groups(formats)
 
-    def _set_groups(self, modules: dict[str, list[str]], default: str = "") -> None:
+    def _set_groups(self, formats: Mapping[str, str], default: str = "") -> None:
         """Set the groups to the modules of each format, and all others to the default format."""
-        self._check_groups(len(modules))
+        modules: dict[str, list[str]] = {}
+        for module, name in formats.items():
+            modules.setdefault(name, []).append(module)
         self.groups = [(name, self._rules(names)) for name, names in modules.items()]
         if default:
             self.groups.append((default, self._rules(["*"])))
 
-    def _check_groups(self, count: int) -> None:
-        if count > MAX_GROUPS:
-            text = f"has {count:,} formats; the limit is {MAX_GROUPS}"
-            raise UserError(text, self.q.file_name)
-
     def _rules(self, names: list[Any]) -> Rules:
         for name in names:
             if not isinstance(name, str) or len(name) > 1000:
-                text = f"lists {show(name)}, which is no module's name"
-                raise UserError(text, self.q.file_name)
-        return Rules(names, self.layers, lambda text: UserError(text, self.q.file_name))
+                raise self._fail(f"lists {show(name)}, which is no module's name")
+        return Rules(names, self.layers, self._fail)
 
 
 def in_force(model: Model, scales: tuple[int, int]) -> Model:

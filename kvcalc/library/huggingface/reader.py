@@ -252,13 +252,11 @@ def _layers(
         if is_pooling and (entry.is_encoder or c.get("use_bidirectional_attention", False)):
             parts = tuple(_bidirectional(part) for part in parts)
         width = c.size("hidden_size")
-        fields = filled({"norms": entry.norms} | entry.layer, c) | {
-            "unquantized": storage.unquantized_names(c.layer, parts, width)
-        }
+        unquantized, format_names = storage.of_layer(c.layer, parts, width)
+        fields = filled({"norms": entry.norms} | entry.layer, c) | {"unquantized": unquantized}
         layer = Layer(parts=parts, **_checked(c, Layer, fields))
         plain = msgspec.structs.replace(layer, norms=None)
         layer = plain if layer.norms == plain.norm_count else layer
-        format_names = storage.matrix_formats(c.layer, parts, width)
         keys.append(msgspec.json.encode((layer, format_names)))
         distinct.setdefault(keys[-1], (layer, format_names))
     c.layer = 0
