@@ -10,7 +10,7 @@ from conftest import Run
 from gguf_files import llama, llama_tensors, write
 
 from kvcalc import load_model
-from kvcalc.library.huggingface.types import TYPES
+from kvcalc.library.huggingface.types.model_type import type_names
 from kvcalc.library.presets import shipped_folder
 
 SIZES = {
@@ -125,4 +125,4 @@ def test_presets_record_their_model_type() -> None:
     """Of those that have a checkpoint; GPT-3's and PaLM's were never published."""
     for path in sorted((shipped_folder() / "models").glob("*.yaml")):
         model = load_model(path.stem)
-        assert model.model_type in TYPES or not model.huggingface_id, path.stem
+        assert model.model_type in type_names() or not model.huggingface_id, path.stem

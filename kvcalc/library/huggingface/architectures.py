@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.huggingface.config import TEXT_KEYS, facts, show
-from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.draft_rules import CLASSES, NOTE
+from kvcalc.library.huggingface.types.model_type import Type, entry_texts, read_type, type_names
 
 _HEAD = re.compile(
     r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|"
@@ -225,9 +225,9 @@ def _stems(name: str) -> frozenset[str]:
 @cache
 def _types_by_stem() -> dict[str, str]:
     """Return all types read here, and the types around them, by class stem."""
-    types = {name: _type(name) for name in (*TYPES, *SAME_AS, *_REFUSED)}
+    types = {name: _type(name) for name in (*type_names(), *SAME_AS, *_REFUSED)}
     for name, known_facts in facts().items():
-        if known_facts.get("text") in TYPES:
+        if known_facts.get("text") in entry_texts():
             types.setdefault(name, known_facts["text"])
     return {stem: types[name] for name in reversed(types) for stem in sorted(_stems(name))}
 
@@ -243,7 +243,7 @@ def _type(model_type: str) -> str:
     """Return the type that reads a model_type: itself, an equivalent type, or its text part's
     type."""
     name = SAME_AS.get(model_type, model_type)
-    return name if name in TYPES else str(facts().get(name, {}).get("text", name))
+    return name if name in entry_texts() else str(facts().get(name, {}).get("text", name))
 
 
 def _supported(name: str, file_name: str) -> ModelType:
@@ -251,10 +251,10 @@ def _supported(name: str, file_name: str) -> ModelType:
     if name in _REFUSED:
         raise UserError(f"model_type {name!r} is not supported: {_REFUSED[name]}", file_name)
     is_known = name in facts() or name in facts().get("*", {}).get("others", ())
-    if is_known and name not in TYPES:
-        hint = nearest(name, TYPES, 3)
+    if is_known and name not in entry_texts():
+        hint = nearest(name, type_names(), 3)
         raise UserError(f"model_type {name!r} is not supported", file_name, hint)
-    return ModelType(name, name in TYPES)
+    return ModelType(name, name in entry_texts())
 
 
 def _with_head(resolved: ModelType, class_name: str) -> ModelType:
@@ -262,7 +262,7 @@ def _with_head(resolved: ModelType, class_name: str) -> ModelType:
     otherwise as the causal model of its type."""
     if not class_name or not resolved.has_entry:
         return resolved
-    is_known = resolved.name in facts() or TYPES[resolved.name].is_encoder
+    is_known = resolved.name in facts() or read_type(resolved.name).is_encoder
     lacks_head = not _SPEAKS.search(class_name) if is_known else _OTHER_HEAD.search(class_name)
     if not lacks_head:
         return resolved

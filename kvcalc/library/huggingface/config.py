@@ -133,13 +133,6 @@ class Config:
         value: bool = self._check(key, self.get(key, default), bool, _BOOLEAN)
         return value
 
-    def outer_flag(self, key: str, default: bool) -> bool:
-        """Return a flag of the whole file without its text part; `default` if it is missing."""
-        if self.outer is self.file:
-            return self.flag(key)
-        value = self.outer.get(key)
-        return default if value is None else bool(self._check(key, value, bool, _BOOLEAN))
-
     def number(self, key: str, default: float | None = None) -> float:
         """Return the positive number under a key."""
         value = self.get(key, default)
@@ -352,12 +345,7 @@ def check_program(data: Mapping[str, Any], file_name: str) -> None:
     """Raise UserError for a file of sizes in another program's format."""
     if data.get("model_type") or data.get("architectures"):
         return
-    is_mamba = "ssm_cfg" in data
-    is_params = data.keys() >= {"dim", "n_layers"} and (
-        data.keys() & {"inter_dim", "n_dense_layers", "multiple_of", "ffn_dim_multiplier"}
-        or "hidden_dim" in data
-    )
-    if is_mamba or is_params:
+    if "ssm_cfg" in data or data.keys() >= {"dim", "n_layers"}:
         raise UserError(
             "has another program's format, not the format of a config.json of transformers",
             file_name,

@@ -11,8 +11,8 @@ from kvcalc.errors import printable
 from kvcalc.library.files import scalar
 from kvcalc.library.huggingface.architectures import ModelType
 from kvcalc.library.huggingface.config import Config, facts
-from kvcalc.library.huggingface.types import Type
 from kvcalc.library.huggingface.types.general_rules import OTHER_PARTS, SIGHT, check_settled
+from kvcalc.library.huggingface.types.model_type import Type
 from kvcalc.model.model import Model
 from kvcalc.records import JsonObject
 

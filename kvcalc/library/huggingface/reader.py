@@ -4,7 +4,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from kvcalc.errors import UserError, printable
 from kvcalc.layers.attention import Grouped, Sparse
 from kvcalc.layers.feed_forward import Dense, Moe, Projections
 from kvcalc.layers.part import Sublayer
+from kvcalc.library import presets
 from kvcalc.library.huggingface.architectures import KEY, ModelType, resolve, settle
 from kvcalc.library.huggingface.config import (
     MAX_SIZE,
@@ -33,8 +33,8 @@ from kvcalc.library.huggingface.config import (
 from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, in_force
 from kvcalc.library.huggingface.shapes import head_dim
-from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general_rules import settle as settle_changes
+from kvcalc.library.huggingface.types.model_type import Type, read_type
 from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.model import Layer, Model, Mtp
 from kvcalc.records import JsonObject
@@ -117,11 +117,11 @@ def model_from(
 
     resolved = resolve(data, inner, file_name)
     if resolved.has_entry:
-        entry = TYPES[resolved.name]
+        entry = read_type(resolved.name)
         defaults = {**entry.defaults, **defaults_of(resolved.name, data, inner)}
     else:
         check_unknown(resolved.name, data, inner, file_name)
-        entry, defaults = TYPES["$general"], {}
+        entry, defaults = read_type("$general"), {}
     tie = settle(data, inner, resolved.name, entry)
     if tie.tied is not None:
         defaults[KEY] = tie.tied
@@ -208,7 +208,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
     fields |= filled(entry.model, c)
     if resolved.pooling:
         fields |= _pooling_fields(c, entry, resolved.pooling)
-    model = Model(**_checked(c, Model, fields))
+    model = presets.build(fields, Model, c.file_name)
     key, problem = model.problem()
     if problem:
         raise c.fail(key, problem)
@@ -253,8 +253,9 @@ def _layers(
             parts = tuple(_bidirectional(part) for part in parts)
         width = c.size("hidden_size")
         unquantized, format_names = storage.of_layer(c.layer, parts, width)
-        fields = filled({"norms": entry.norms} | entry.layer, c) | {"unquantized": unquantized}
-        layer = Layer(parts=parts, **_checked(c, Layer, fields))
+        fields = {"parts": parts, "unquantized": unquantized}
+        fields |= filled({"norms": entry.norms} | entry.layer, c)
+        layer = presets.build(fields, Layer, c.file_name)
         plain = msgspec.structs.replace(layer, norms=None)
         layer = plain if layer.norms == plain.norm_count else layer
         keys.append(msgspec.json.encode((layer, format_names)))
@@ -274,23 +275,6 @@ def _bidirectional(part: Sublayer) -> Sublayer:
     """Return a part whose tokens also see later tokens, so that it caches nothing."""
     is_attention = isinstance(part, Grouped)
     return msgspec.structs.replace(part, cached=False) if is_attention else part
-
-
-def _checked(c: Config, spec: type[Layer | Model], fields: JsonObject) -> JsonObject:
-    """Return the fields. Raises UserError naming a field that does not fit its spec."""
-    types = _types(spec)
-    for name, value in fields.items():
-        try:
-            msgspec.convert(value, types[name])
-        except msgspec.ValidationError as error:
-            raise c.fail(name, str(error).replace("`", "'")) from None
-    return fields
-
-
-@cache
-def _types(spec: type[Layer | Model]) -> JsonObject:
-    """Return the type of every field of a layer or a model."""
-    return {field.name: field.type for field in msgspec.structs.fields(spec)}
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:

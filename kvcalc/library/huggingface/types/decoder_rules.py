@@ -39,10 +39,12 @@ def outer_tie(default: bool) -> Field:
     """
 
     def is_tied(c: Config) -> bool:
+        key = "tie_word_embeddings"
+        if c.outer is c.file:
+            return c.flag(key)
         outer_facts = facts().get(str(c.outer.get("model_type")), {})
-        if c.outer_flag("tie_word_embeddings", default):
-            return True
-        return bool(outer_facts.get("either") and c.flag("tie_word_embeddings"))
+        is_outer_tied = Config(c.outer, c.file_name).flag(key, default)
+        return is_outer_tied or bool(outer_facts.get("either") and c.flag(key))
 
     return is_tied
 

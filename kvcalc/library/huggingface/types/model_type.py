@@ -12,7 +12,7 @@ types, and `like` names the type that it extends. In the values:
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,25 +84,6 @@ class Type(NamedTuple):
     mtp: bool = True
 
 
-class TypeTable(Mapping[str, Type]):
-    """The entries by model type. An entry is parsed when it is looked up."""
-
-    def __getitem__(self, name: str) -> Type:
-        return read_type(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in entry_texts()
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in entry_texts() if not name.startswith("$"))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-TYPES = TypeTable()
-
-
 @cache
 def entry_texts() -> dict[str, str]:
     """Return the YAML text of each entry by each of its names."""
@@ -114,6 +95,11 @@ def entry_texts() -> dict[str, str]:
             names = text.partition(":")[0]
             texts.update(dict.fromkeys(() if text.startswith("#") else names.split(), text))
     return texts
+
+
+def type_names() -> list[str]:
+    """Return the model types that have an entry."""
+    return [name for name in entry_texts() if not name.startswith("$")]
 
 
 def read_entry(name: str) -> Any:
