@@ -36,7 +36,9 @@ def _run(words: list[str]) -> int:
     if "--json" in own_words:
         words[own_words.index("--json")] = "--format=json"
     try:
-        status = _complete(words) if _is_completion(command) else _show_help(words)
+        status = _complete(words)
+        if status is None:
+            status = _show_help(words)
         if status is not None:
             return status
         result = build(command)(words, standalone_mode=False)
@@ -86,18 +88,17 @@ def _show_help(words: list[str]) -> int | None:
     return 0
 
 
-def _is_completion(command: str) -> bool:
-    requests = ("--install-completion", "--show-completion")
-    return command in requests or bool(os.environ.get("_KVCALC_COMPLETE"))
-
-
-def _complete(words: list[str]) -> int:
+def _complete(words: list[str]) -> int | None:
+    """Answer a shell or give it the script of completion; return None for other commands."""
+    instruction = os.environ.get("_KVCALC_COMPLETE")
+    is_install = words[:1] == ["--install-completion"]
+    if not (instruction or is_install or words[:1] == ["--show-completion"]):
+        return None
     from kvcalc.cli import completion
 
-    if instruction := os.environ.get(completion.VARIABLE):
+    if instruction:
         return completion.answer(instruction)
-    act = completion.show if words[0] == "--show-completion" else completion.install
-    return act(*words[1:2])
+    return (completion.install if is_install else completion.show)(*words[1:2])
 
 
 def _interrupted() -> int:

@@ -17,7 +17,6 @@ from kvcalc.errors import UserError, nearest
 if TYPE_CHECKING:
     from kvcalc.question.options import Parameter
 
-VARIABLE = "_KVCALC_COMPLETE"
 _SCRIPTS = {
     "bash": """\
 _kvcalc_completion() {

@@ -82,14 +82,12 @@ def run(
     machine = find_machine(machine_options.device, machine_options.threads)
     settings = measure_settings(machine, machine_options.dtype, machine_options.seconds)
     seed_random(machine_options.seed)
-    loaded = model_of(model, set_) if model else None
-    job = None
-    if not result.calibration:
-        job = _job(loaded, variant, machine, settings, shapes, generation, result.phase)
     if text := load_note(machine):
         note(text)
-    if not job:
+    if result.calibration:
         return _calibration_answer(machine, settings, result)
+    loaded = model_of(model, set_) if model else None
+    job = _job(loaded, variant, machine, settings, shapes, generation, result.phase)
     results, status = _results(job, machine, settings, result.save_gpu)
     if not results and not status:
         raise UserError(

@@ -16,7 +16,7 @@ from kvcalc.errors import printable
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
-from kvcalc.library.gguf_header import Fields, TensorInfo, read_header
+from kvcalc.library.gguf_header import Fields, Header, TensorInfo, read_header
 from kvcalc.library.safetensors_header import ReadBytes, read_from
 from kvcalc.model.gguf_layout import split
 from kvcalc.model.memory import weight_bytes
@@ -169,32 +169,22 @@ def mamba(b: GgufBlock) -> Mamba | Mamba2:
         b.take("in in_bc", "ssm_in", b.width, inner + channels + rank)
     b.take("", "ssm_conv1d", kernel, channels)
     b.take("out", "ssm_out", inner, b.width)
-    conv_bias, proj_bias = b.bias("ssm_conv1d"), b.have_biases("ssm_in", "ssm_out")
+    options: JsonObject = {
+        "state_size": states,
+        "conv_kernel": kernel,
+        "conv_bias": b.bias("ssm_conv1d"),
+        "proj_bias": b.have_biases("ssm_in", "ssm_out"),
+    }
     for name in ("ssm_a", "ssm_d", "ssm_dt.bias"):
         b.vector(name)
     if not has_step:
-        return Mamba2(
-            num_heads=rank,
-            head_dim=inner // rank,
-            state_size=states,
-            n_groups=groups,
-            conv_kernel=kernel,
-            conv_bias=conv_bias,
-            proj_bias=proj_bias,
-            gate_norm=bool(b.vector("ssm_norm")),
-        )
+        gate_norm = bool(b.vector("ssm_norm"))
+        head_dim = inner // rank
+        return Mamba2(rank, head_dim, n_groups=groups, gate_norm=gate_norm, **options)
     b.take("x", "ssm_x", inner, rank + 2 * states)
     b.take("dt", "ssm_dt", rank, inner)
-    inner_norms = [b.vector(f"ssm_{name}_norm") for name in ("dt", "b", "c")]
-    return Mamba(
-        intermediate_size=inner,
-        state_size=states,
-        time_step_rank=rank,
-        conv_kernel=kernel,
-        conv_bias=conv_bias,
-        proj_bias=proj_bias,
-        inner_norms=any(inner_norms),
-    )
+    norms = [b.vector(f"ssm_{name}_norm") for name in ("dt", "b", "c")]
+    return Mamba(inner, time_step_rank=rank, inner_norms=any(norms), **options)
 
 
 def short_conv(b: GgufBlock) -> ShortConv:
@@ -378,30 +368,14 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
     """
     header = read_header(path.name, read or read_from(path.parent), str(path))
     f = Fields(header.metadata, str(path))
-    outer, *blocks = (GgufBlock(f, n) for n in range(-1, f.layers))
-    buffers = 0
-    vector_types = set()
-    for tensor in header.tensors.values():
-        match = re.fullmatch(r"blk\.([0-9]{1,5})\.(.*)", tensor.name)
-        number, name = (int(match[1]), match[2]) if match else (-1, tensor.name)
-        if name in BUFFERS or number >= f.layers:
-            buffers += tensor.bytes
-            continue
-        (blocks[number] if match else outer).remaining[name] = tensor
-        if len(tensor.shape) == 1 or name.endswith(".bias"):
-            vector_types.add(tensor.type)
-    if len(vector_types) > 1 or not vector_types <= _VECTOR_TYPES.keys():
-        types = ", ".join(sorted(vector_types))
-        raise f.fail(f"its norms and biases are stored as {types}; one plain type is read")
-    vectors = _VECTOR_TYPES[vector_types.pop()] if vector_types else "fp32"
+    blocks = [GgufBlock(f, n) for n in range(-1, f.layers)]
+    buffers, vectors = _sort_tensors(header, blocks)
 
-    layers = [_layer(block) for block in blocks]
-    outside = _outside(outer)
+    layers = [_layer(block) for block in blocks[1:]]
     keys = [msgspec.json.encode(layer) for layer in layers]
-    distinct = list(dict.fromkeys(keys))
-    names = {key: f"layer_{n}" for n, key in enumerate(distinct, 1)}
-    if len(distinct) == 1:
-        names = {distinct[0]: "layer"}
+    names = {key: f"layer_{n}" for n, key in enumerate(dict.fromkeys(keys), 1)}
+    if len(names) == 1:
+        names = {keys[0]: "layer"}
     model = Model(
         name=printable(re.sub(r"\.gguf$", "", path.name, flags=re.IGNORECASE), 80) or "gguf",
         family=f.family,
@@ -410,18 +384,18 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
         layers=f.layers,
         pattern=tuple(names[key] for key in keys),
         kinds={names[key]: layer for key, layer in zip(keys, layers, strict=True)},
-        norm=_norm([outer, *blocks]),
+        norm=_norm(blocks),
         dtype="fp16",
         max_context=f.size("context_length", 0) or None,
         buffers=buffers,
-        **outside,
+        **_outside(blocks[0]),
     )
     key, problem = model.problem()
     if problem:
         raise f.fail(f"{key}: {problem}")
     stated = f.metadata.get("general.file_type")
     label = FILE_TYPES.get(stated, "gguf") if isinstance(stated, int) else "gguf"
-    formats = {block.number: tuple(block.formats) for block in (outer, *blocks)}
+    formats = {block.number: tuple(block.formats) for block in blocks}
     model = split(model, formats, label, vectors, buffers)
     file_bytes = sum(tensor.bytes for tensor in header.tensors.values())
     if (model_bytes := weight_bytes(model)) != file_bytes:
@@ -430,6 +404,30 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
         )
     note = f"read from the header of a GGUF file ({label})"
     return msgspec.structs.replace(model, notes=(note,))
+
+
+def _sort_tensors(header: Header, blocks: list[GgufBlock]) -> tuple[int, str]:
+    """Give each tensor to its block, the first of which is for the tensors outside the layers.
+
+    Returns:
+        The bytes of buffers and of layers that predict further tokens, and the format of vectors.
+    """
+    buffers = 0
+    vector_types = set()
+    for tensor in header.tensors.values():
+        match = re.fullmatch(r"blk\.([0-9]{1,5})\.(.*)", tensor.name)
+        number, name = (int(match[1]), match[2]) if match else (-1, tensor.name)
+        if name in BUFFERS or number >= len(blocks) - 1:
+            buffers += tensor.bytes
+            continue
+        blocks[number + 1].remaining[name] = tensor
+        if len(tensor.shape) == 1 or name.endswith(".bias"):
+            vector_types.add(tensor.type)
+    if len(vector_types) > 1 or not vector_types <= _VECTOR_TYPES.keys():
+        types = ", ".join(sorted(vector_types))
+        text = f"its norms and biases are stored as {types}; one plain type is read"
+        raise blocks[0].fields.fail(text)
+    return buffers, _VECTOR_TYPES[vector_types.pop()] if vector_types else "fp32"
 
 
 def _layer(b: GgufBlock) -> Layer:

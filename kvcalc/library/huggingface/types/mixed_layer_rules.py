@@ -290,21 +290,6 @@ def in_window(key: str, otherwise: str = "") -> Field:
     return read
 
 
-def hrm_layers(c: Config) -> int:
-    """Return the layers as they run: a round takes the low stack L_cycles times, the high once."""
-    key = "num_layers_per_stack"
-    stack = c.size(key if c.has(key) else "num_hidden_layers")
-    count = stack * c.size("H_cycles") * (c.size("L_cycles") + 1)
-    if count > 10_000:
-        raise c.fail("H_cycles", f"gives {count:,} layers")
-    return count
-
-
-def hrm_order(c: Config) -> list[str]:
-    """Return full attention in each layer of each turn of HRM."""
-    return [FULL] * hrm_layers(c)
-
-
 def two_turn_order(c: Config) -> list[str]:
     """Return the stack, and once more within a window, with the weights of the first turn."""
     if c.size("loop_num", 2) != 2:
@@ -412,11 +397,6 @@ def plamo2_order(c: Config) -> list[str]:
     return [SLIDING if i % step == step // 2 else LINEAR for i in range(c.layers)]
 
 
-def plamo2_rank(c: Config) -> int:
-    """Return the rank of PLaMo 2's time step."""
-    return max(64, c.size("hidden_size") // 16)
-
-
 def by_window(formula: str) -> Field:
     """Return the rule of an Inkling formula, with `swa_` before the keys of heads in a window."""
     local = formula.replace("rel_extent", "sliding_window")
@@ -440,8 +420,3 @@ def zaya_bias(c: Config) -> bool:
                 "Give the config.json of the same weights for transformers",
             )
     return c.flag("attention_bias")
-
-
-def zaya_columns(c: Config) -> int | None:
-    """Return the columns that the convolution stores; None without any."""
-    return c.size("cca_time0") + c.size("cca_time1") - 2 or None
