@@ -229,20 +229,6 @@ def test_slow_and_truncated_answers_end_in_an_error(endpoint: str, tmp_path: Pat
     assert not list(tmp_path.rglob("snapshots/*/config.json")), "nothing half-read is left in the cache"
 
 
-def test_a_download_that_never_ends_is_given_three_timeouts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of the longer of the client's two."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    for name, value in (("HF_HUB_OFFLINE", False), ("HF_HUB_ETAG_TIMEOUT", 0.02), ("HF_HUB_DOWNLOAD_TIMEOUT", 0.01)):
-        monkeypatch.setattr(constants, name, value)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *words, **keys: time.sleep(1))
-    with pytest.raises(UserError, match=r"org/name cannot be read from the Hub: TimeoutError: no whole answer within 0\.06 s"):
-        load_model("org/name")
-
-
 def test_bytes_of_safetensors_are_those_of_the_headers(endpoint: str, tmp_path: Path) -> None:
     """Of every tensor, and no byte beyond the headers is sent."""
     Hub.sent.clear()

@@ -21,7 +21,8 @@ from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
-from kvcalc.library.checkpoints import Checkpoint, checkpoint
+from kvcalc.library.checkpoints import Checkpoint, checkpoint, known_checkpoint
+from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.question.options import spelled
@@ -218,7 +219,7 @@ def interpret_flags(
 ) -> Command:
     """Return the command of a model's name and the values of an engine's flags."""
     source = checkpoint(named)
-    model = source.load(changes)
+    model = load_model(source.name, changes)
     settings: Settings = {}
     for name, value in values.items():
         if value and name.startswith("not_"):
@@ -306,7 +307,7 @@ def _read_draft(settings: Settings, remarks: list[str]) -> None:
             draft_name = ""
     if draft_name:
         try:
-            settings["draft"] = checkpoint(draft_name).load()
+            settings["draft"] = load_model(checkpoint(draft_name).name)
         except UserError as error:
             remarks.append(f"the draft is left out: {error}")
 
@@ -561,8 +562,8 @@ def _write_weights(
     if dtype == "fp8":
         dtype, format_ = "auto", format_ or "fp8"
     dtype = "" if dtype == "auto" else dtype
-    source = _known_checkpoint(named)
-    preset = _known_checkpoint(model.huggingface_id or "") or _known_checkpoint(model.name)
+    source = known_checkpoint(named)
+    preset = known_checkpoint(model.huggingface_id or "") or known_checkpoint(model.name)
     if model.file or not preset or (source and "/" in source.name):
         # a file, or an unknown name on the Hub
         formats = {"fit_dtype": dtype, "fit_quantization": format_}
@@ -595,10 +596,3 @@ def _write_weights(
     if is_llama_cpp:
         return f"./{name}.gguf"
     return f"./{name}" if endings else _hub_name(model)
-
-
-def _known_checkpoint(name: str) -> Checkpoint | None:
-    try:
-        return checkpoint(name) if name else None
-    except UserError:
-        return None

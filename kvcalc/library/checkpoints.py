@@ -26,25 +26,13 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
     try:
         return load_model(name, changes)
     except UserError as error:
-        same = _preset(name) if " Hub" in error.what else ""
-        if not same:
+        same = known_checkpoint(hub_name(name)) if " Hub" in error.what else None
+        if not same or "/" in same.name:
             raise
-        hint = (
-            f"{error.hint}{'' if error.hint.endswith('?') else '.'} The preset {same} needs "
-            "no network"
-        )
+        options = f" with --quantization {same.quantization}" if same.quantization else ""
+        end = "" if error.hint.endswith("?") else "."
+        hint = f"{error.hint}{end} The preset {same.name}{options} needs no network"
         raise UserError(error.what, error.where, hint) from None
-
-
-def _preset(name: str) -> str:
-    """Return the preset that a Hub name means and its weight format; '' if it is unknown."""
-
-    try:
-        result = checkpoint(hub_name(name))
-    except UserError:
-        return ""
-    storage_hint = f" with --quantization {result.quantization}" if result.quantization else ""
-    return "" if "/" in result.name else f"{result.name}{storage_hint}"
 
 
 # Endings of names with their weight format, longest first, and endings that imply no format.
@@ -78,6 +66,7 @@ _FORMAT_ENDINGS = """
 _PLAIN_ENDINGS = "gguf instruct it chat hf base preview latest thinking-2507 gguf:latest"
 _ENDINGS = dict(line.split() for line in _FORMAT_ENDINGS.strip().splitlines())
 _ENDINGS |= dict.fromkeys(_PLAIN_ENDINGS.split(), "")
+_ENDING = re.compile(rf"(.*?)[-_.]({'|'.join(map(re.escape, _ENDINGS))})", re.IGNORECASE)
 _DATE = re.compile(r"[-_.](\d{4}|\d{6}|\d{8})$")
 # Publishers whose "FP8" does not have one scale per matrix.
 # Source: their model cards and configs (quantization_config).
@@ -129,9 +118,6 @@ class Checkpoint(NamedTuple):
     quantization: str = ""
     remark: str = ""
 
-    def load(self, changes: list[str] | None = None) -> Model:
-        return load_model(self.name, changes)
-
 
 @lru_cache(64)
 def checkpoint(name: str) -> Checkpoint:
@@ -150,22 +136,23 @@ def checkpoint(name: str) -> Checkpoint:
         return Checkpoint(result)
     org, _, base = plain.rstrip("/").rpartition("/")
     derived = _derived(org.rpartition("/")[2].lower(), base.partition("@")[0])
+    if derived and presets.key(derived.name) != presets.key(base):
+        stored = derived.quantization or derived.dtype
+        format_ = f" in {stored}" if stored else ""
+        return derived._replace(remark=f"{plain} read as {derived.name}{format_}")
     if derived:
-        same = presets.key(derived.name) == presets.key(base)
-        return (
-            derived
-            if same
-            else derived._replace(remark=f"{plain} read as {_describe(derived)}")
-        )
+        return derived
     if is_hub_name(plain):
         return Checkpoint(plain)
     return Checkpoint(locate(base or plain, "models").path.stem)  # raises UserError
 
 
-def _describe(checkpoint_: Checkpoint) -> str:
-    return " in ".join(
-        filter(None, (checkpoint_.name, checkpoint_.quantization or checkpoint_.dtype))
-    )
+def known_checkpoint(name: str) -> Checkpoint | None:
+    """Return the same as `checkpoint`, or None if the name is empty or unknown."""
+    try:
+        return checkpoint(name) if name else None
+    except UserError:
+        return None
 
 
 def _readable(name: str) -> bool:
@@ -180,7 +167,7 @@ def _readable(name: str) -> bool:
 def _derived(org: str, base: str) -> Checkpoint | None:
     """Return the preset that remains after its endings are removed, with their formats."""
     stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", base, flags=re.IGNORECASE)
-    stem = stem.partition(":")[0] if ":" in stem else stem
+    stem = stem.partition(":")[0]
     dtype = format_ = ""
     for _ in range(8):
         if preset := _preset_checkpoints(stem):
@@ -199,18 +186,12 @@ def _shortened(name: str) -> tuple[str, str, str]:
 
     A name without a known ending is returned unchanged.
     """
-    low = name.lower()
-    for ending, stated in _ENDINGS.items():
-        if low.endswith(ending) and low[-len(ending) - 1 : -len(ending)] in (
-            "-",
-            "_",
-            ".",
-        ):
-            return name[: -len(ending) - 1], stated, ""
+    if match := _ENDING.fullmatch(name):
+        return match[1], _ENDINGS[match[2].lower()], ""
     if match := _DATE.search(name):
         return name[: match.start()], "", ""
     for mark in ("-", "."):
-        head, _, tail = low.rpartition(mark)
+        head, _, tail = name.lower().rpartition(mark)
         if head and tail in _DTYPES:
             return name[: len(head)], "", _DTYPES[tail]
         if head and (mix_of(tail) or _format(tail)):
@@ -230,12 +211,9 @@ def _preset_checkpoints(name: str) -> str:
     """Return the preset with this name or with the same shape; '' if none exists."""
     low = name.lower()
     shapes = [low]
-    shapes += [
-        preset + low[len(begin) :]
-        for begin, preset in _SAME_SHAPE.items()
-        if begin[-1] == "-" and low.startswith(begin)
-    ]
-    shapes += [preset for begin, preset in _SAME_SHAPE.items() if low == begin]
+    for begin, preset in _SAME_SHAPE.items():
+        if low == begin or (begin[-1] == "-" and low.startswith(begin)):
+            shapes.append(preset + low[len(begin) :])
     for shape in shapes:
         try:
             return presets.find(shape, "models").stem

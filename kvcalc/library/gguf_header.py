@@ -183,12 +183,10 @@ class _Reader:
             kind, length = self.number("<I"), self.number("<Q")
         if kind in _NUMBERS:
             code = _NUMBERS[kind]
-            width = struct.calcsize(code)
-            start = self.skip(length * width)
+            start = self.skip(length * struct.calcsize(code))
             if length > MAX_VALUES:
                 return Length(length)
-            ends = range(start, start + length * width, width)
-            return [struct.unpack_from(code, self.data, position)[0] for position in ends]
+            return list(struct.unpack_from(f"<{length}{code[1]}", self.data, start))
         if kind != _STRING:
             raise self.fail(f"key {printable(key, 60)!r} has a value of unknown type {kind}")
         if length > MAX_ITEMS:

@@ -108,7 +108,7 @@ _ADDRESS = re.compile(
 )
 _REMOTE = ("hf:", "ms:", "ollama:", "http://", "https://")
 _ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
-_SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
+_HUB_NAME = re.compile(r"(?!.*\.(?:ya?ml|json|gguf)$)[^/.~][^/]*/[^/.~][^/]*", re.IGNORECASE)
 LEAST_MEMORY = 1 << 20  # bytes; a smaller number is probably GiB without the unit
 Checked = TypeVar("Checked", Model, Gpu)
 
@@ -274,9 +274,7 @@ def published() -> dict[str, str]:
 
 
 def is_hub_name(name: str) -> bool:
-    parts = name.split("/")
-    looks = len(parts) == 2 and all(p and not p.startswith((".", "~")) for p in parts)
-    return looks and not name.lower().endswith(_SUFFIXES) and not os.path.lexists(name)
+    return bool(_HUB_NAME.fullmatch(name)) and not os.path.lexists(name)
 
 
 LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are taken, in bf16
@@ -294,6 +292,11 @@ def beginning(name: str, kind: str) -> list[str]:
     return []
 
 
+def _presets(kind: str, spec: type[Checked], names: Sequence[str]) -> list[Checked]:
+    files = preset_files(kind)
+    return [read(path, spec) for name, path in files.items() if not names or name in names]
+
+
 def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
     """Return the models, sorted by family and parameters, that match these words and attention.
 
@@ -302,8 +305,7 @@ def all_models(family: str = "", attention: str = "", names: Sequence[str] = ())
     Args:
         names: Return only these models.
     """
-    files = preset_files("models")
-    models = [read(path, Model) for name, path in files.items() if not names or name in names]
+    models = _presets("models", Model, names)
     family, attention = family.lower(), attention.lower()
     matches = [
         model
@@ -322,8 +324,7 @@ def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
     Args:
         names: Return only these GPUs.
     """
-    files = preset_files("gpus")
-    gpus = [read(path, Gpu) for name, path in files.items() if not names or name in names]
+    gpus = _presets("gpus", Gpu, names)
     words = [f"{gpu.vendor} {gpu.architecture} {gpu.name}".lower() for gpu in gpus]
     matches = [gpu for gpu, text in zip(gpus, words, strict=True) if vendor.lower() in text]
     return sorted(matches, key=lambda gpu: (gpu.vendor, -gpu.bandwidth_bytes_per_s))

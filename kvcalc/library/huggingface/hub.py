@@ -11,10 +11,9 @@ server/download.go of Ollama.
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
 from time import monotonic
 from typing import NamedTuple
 
@@ -39,6 +38,7 @@ _NAME = re.compile(
 )
 _OLLAMA_NAME = re.compile(r"ollama:(\w[\w.\-]*/)?((\w[\w.\-]*)(?::(\w[\w.\-]*))?)", re.ASCII)
 _HUB_ADDRESS = re.compile(r"https?://(www\.)?(huggingface\.co|hf\.co)/")
+CONFIG = "config.json"
 PATIENCE = 3  # times the client's timeout
 
 
@@ -80,25 +80,28 @@ def load_remote(name: str, changes: list[str] | None = None) -> Model:
     Raises:
         UserError: The name is invalid, or the server does not provide the model.
     """
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     label = name.removeprefix("hf:")
     host = MODELSCOPE if name.startswith("ms:") else HUB
     try:
         if "://" in name:
             host = ModelHost(name.split("/")[2], "the address")
-            return _load_address(name)
-        if name.startswith("ollama:"):
+            model = _load_address(name)
+        elif name.startswith("ollama:"):
             host = OLLAMA
-            return _load_ollama(name)
-        match = _NAME.fullmatch(name)
-        if not match or ".." in name:
-            hint = "Write hf:org/name or hf:org/name@revision"
-            raise UserError(f"{label!r} is not a name on the Hub", hint=hint)
-        _, repo, revision, tag = match.groups()
-        if tag:
-            return _load_gguf_of_tag(repo, revision, tag)
-        model = _load_config(repo, revision, host, changes)
-        short_name = repo.rpartition("/")[2].lower()
-        return msgspec.structs.replace(model, name=short_name, huggingface_id=repo)
+            model = _load_ollama(name)
+        else:
+            match = _NAME.fullmatch(name)
+            if not match or ".." in name:
+                hint = "Write hf:org/name or hf:org/name@revision"
+                raise UserError(f"{label!r} is not a name on the Hub", hint=hint)
+            _, repo, revision, tag = match.groups()
+            if not tag:
+                model = _load_config(repo, revision, host, changes)
+                short_name = repo.rpartition("/")[2].lower()
+                return msgspec.structs.replace(model, name=short_name, huggingface_id=repo)
+            model = _load_gguf_of_tag(repo, revision, tag)
+        return msgspec.structs.replace(model, file=name)
     except MissingFileError as error:
         hint = "A GGUF file is org/name:Q4_K_M" if host is HUB else ""
         raise UserError(f"{label} has no {error.what} on {host.name}", hint=hint) from None
@@ -111,56 +114,42 @@ def load_remote(name: str, changes: list[str] | None = None) -> Model:
 def _load_config(
     repo: str, revision: str | None, host: ModelHost, changes: list[str] | None
 ) -> Model:
-    from huggingface_hub import errors, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import errors, hf_hub_download, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     def read(file: str, start: int, count: int) -> bytes:
+        url = f"{host.address}/models/{repo}/resolve/{revision or 'master'}/{file}"
         if host is HUB:
             url = hf_hub_url(repo, file, revision=revision)
-        else:
-            url = f"{host.address}/models/{repo}/resolve/{revision or 'master'}/{file}"
         return fetch(url, file, start, count)
 
     if host is MODELSCOPE:
         with TemporaryDirectory() as folder:
-            path = Path(folder, "config.json")
-            path.write_bytes(read("config.json", 0, 0))
+            path = Path(folder, CONFIG)
+            path.write_bytes(read(CONFIG, 0, 0))
             return with_file_bytes(read_config(path, changes), read, repo)
-    cached = try_to_load_from_cache(repo, "config.json", revision=revision)
-    path = Path(cached if isinstance(cached, str) else _download_config(repo, revision))
+    cached = try_to_load_from_cache(repo, CONFIG, revision=revision)
+    is_cached = isinstance(cached, str)
+    if not is_cached:
+        read(CONFIG, 0, 0)  # the client itself retries for minutes if the Hub does not answer
+        disable_progress_bars()
+        cached = hf_hub_download(repo, CONFIG, revision=revision)
+    path = Path(str(cached))
     model = read_config(path, changes)
-    read_cached = read_from(path.parent)
 
     def read_first_cached(file: str, start: int, count: int) -> bytes:
         try:
-            return read_cached(file, start, count)
+            return read_from(path.parent)(file, start, count)
         except MissingFileError:
             return read(file, start, count)
 
     try:
         return with_file_bytes(model, read_first_cached, repo)
-    except (UserError, errors.HfHubHTTPError):
-        raise
     except Exception as error:
-        if not cached:
+        if not is_cached or isinstance(error, UserError | errors.HfHubHTTPError):
             raise
         note = f"the config.json in the cache is read, but no header ({_reason(error)})"
         return msgspec.structs.replace(model, notes=(*model.notes, note))
-
-
-def _download_config(repo: str, revision: str | None) -> str:
-    """Return the path of the config.json in the client's cache after its download.
-
-    Its existence is checked once before, because the client retries for minutes if the Hub is down.
-    """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    disable_progress_bars()
-    url = hf_hub_url(repo, "config.json", revision=revision)
-    get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    patience = PATIENCE * max(constants.HF_HUB_ETAG_TIMEOUT, constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    return _within(patience, lambda: hf_hub_download(repo, "config.json", revision=revision))
 
 
 def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
@@ -182,9 +171,8 @@ def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
     file = _file_of_tag(names, tag)
     if not file:
         files = [name for name in names if name.endswith(".gguf")]
-        hint = f"It has {few(files)}" if files else "It has no GGUF files"
-        raise UserError(f"{repo} has no GGUF file for {tag!r}", hint=hint)
-    return _load_gguf(hf_hub_url(repo, file, revision=revision), f"{repo}:{tag}")
+        raise UserError(f"{repo} has no GGUF file for {tag!r}", hint=f"It has {few(files)}")
+    return _load_gguf(hf_hub_url(repo, file, revision=revision))
 
 
 def _file_of_tag(files: Iterable[str], tag: str) -> str:
@@ -206,19 +194,17 @@ def _load_address(address: str) -> Model:
         )
     if url.startswith(f"{constants.ENDPOINT}/"):
         url = url.replace("/blob/", "/resolve/", 1)
-    return _load_gguf(url, address)
+    return _load_gguf(url)
 
 
-def _load_gguf(url: str, typed_name: str, name: str = "") -> Model:
+def _load_gguf(url: str) -> Model:
     path, mark, query = url.partition("?")
     folder, _, file = path.rpartition("/")
 
     def read(part: str, start: int, count: int) -> bytes:
-        part = file if part == name else part
         return fetch(f"{folder}/{part}{mark}{query}", part, start, count)
 
-    model = read_gguf(Path(name or file), read)
-    return msgspec.structs.replace(model, file=typed_name)
+    return read_gguf(Path(file), read)
 
 
 def _load_ollama(name: str) -> Model:
@@ -229,10 +215,10 @@ def _load_ollama(name: str) -> Model:
     manifest = fetch(f"{base}/manifests/{match[4] or 'latest'}", "manifest")
     layers = msgspec.json.decode(manifest, type=_Manifest).layers
     kind = "application/vnd.ollama.image.model"
-    digests = [layer.digest for layer in layers if layer.mediaType == kind]
-    if len(digests) != 1:
-        raise UserError(f"{name} has {len(digests)} GGUF files; one is read")
-    return _load_gguf(f"{base}/blobs/{digests[0]}", name, match[2])
+    urls = [f"{base}/blobs/{layer.digest}" for layer in layers if layer.mediaType == kind]
+    if len(urls) != 1:
+        raise UserError(f"{name} has {len(urls)} GGUF files; one is read")
+    return read_gguf(Path(match[2]), lambda file, *span: fetch(urls[0], file, *span))
 
 
 def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
@@ -272,26 +258,6 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
     return data
 
 
-def _within(seconds: float, call: Callable[[], str]) -> str:
-    """Return the result of `call`. Raises its error, or TimeoutError after the given seconds."""
-    done: list[str | BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(call())
-        except BaseException as error:
-            done.append(error)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not done:
-        raise TimeoutError(f"no whole answer within {seconds:g} s")
-    if isinstance(done[0], BaseException):
-        raise done[0]
-    return done[0]
-
-
 def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
     """Return the error about a model on a host for an error of the client."""
     from huggingface_hub import errors
@@ -308,9 +274,6 @@ def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
     elif isinstance(error, errors.OfflineModeIsEnabled):
         what = f"{label} is not in the Hub client's cache"
         hint = "HF_HUB_OFFLINE is set: unset it to fetch the file"
-    elif isinstance(error, errors.EntryNotFoundError):
-        what = f"{label} has no config.json on {host.name}"
-        hint = "A GGUF file is org/name:Q4_K_M"
     elif isinstance(error, errors.HfHubHTTPError):
         status = f"{error.response.status_code} {error.response.reason_phrase}"
         what = f"{host.name} does not hand out {label}: {status}"
