@@ -61,7 +61,7 @@ def serve_answer(
         deployment.model.check_generates()
     loads = read_questions(Workload, load)
     check_number("runs", MAX_RUNS, deployments, scheduling, loads)
-    points = list(product(deployments, scheduling, loads))
+    points = [*product(deployments, scheduling, loads)]
     if study.timeline and len(points) > 1:
         raise UserError(
             "--timeline is of one run",
@@ -77,22 +77,11 @@ def serve_answer(
         progress = (lambda count: move(advance=count)) if move else None
         results, notes, is_complete = _simulate(points, requests, settings, kind, progress)
     records = [result.record for result in results]
-    tried = [
-        result for result in results if kind == "sweep" and result.record["found_rate"] is None
-    ]
-    main = [
-        result
-        for result in results
-        if kind != "sweep" or result.record["found_rate"] is not None
-    ]
+    # in a sweep, the runs at all rates follow the run at the sustained rate
+    main = [result for result in results if result.record["found_rate"] is not None] or results
     notes += _notes([deployment.model for deployment in deployments], main)
     if not is_complete:
-        done = sum(result.served.is_complete for result in main)
-        text = f"stopped after {done} of {len(points)} runs"
-        if done < len(main):
-            text += "; the last record is of the requests that were done"
-        notes.append(text)
-    status = 0 if is_complete else STATUS_INTERRUPTED
+        notes.append(_stop_note(main, len(points)))
     if study.timeline:
         _write_timeline(study.timeline, results[0])
 
@@ -106,14 +95,15 @@ def serve_answer(
 
         if len(results) == 1:
             return [occupancy_chart(results[0])]
-        return [load_chart([result.record for result in tried or results])]
+        tried = [record for record in records if record["found_rate"] is None]
+        return [load_chart(tried or records)]
 
     return Answer(
         records,
         tables,
         draw,
         _notes=notes,
-        _status=status,
+        _status=0 if is_complete else STATUS_INTERRUPTED,
         _is_silent=study.timeline == "-",
     )
 
@@ -146,20 +136,16 @@ def _simulate(
     servers: dict[Any, Server] = {}  # the last server; it serves any rate
     is_complete = True
     for deployment, scheduling, load in points:
-        scheduling_names = scheduling.policy, scheduling.cache
+        options = settings, scheduling.policy, scheduling.cache
         try:
             if kind == "run":
                 key = id(deployment), scheduling, replace(load, rate=inf)
                 if key not in servers:
-                    servers = {
-                        key: Server(
-                            deployment, requests[load], load, settings, *scheduling_names
-                        )
-                    }
+                    servers = {key: Server(deployment, requests[load], load, *options)}
                 results.append(servers[key].run(requests[load], load, progress))
                 is_complete = results[-1].served.is_complete
             else:
-                sweep = sweep_rates(deployment, load, settings, *scheduling_names, progress)
+                sweep = sweep_rates(deployment, load, *options, progress)
                 results += [sweep.sustained, *(sweep.tried if kind == "sweep" else ())]
                 is_complete = sweep.is_complete
         except UserError as error:
@@ -188,19 +174,25 @@ def _write_timeline(path: str, run: "SimulationResult") -> None:
     save_text(path, to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
 
 
+def _stop_note(runs: "list[SimulationResult]", num_points: int) -> str:
+    done = sum(run.served.is_complete for run in runs)
+    text = f"stopped after {done} of {num_points} runs"
+    if done < len(runs):
+        text += "; the last record is of the requests that were done"
+    return text
+
+
 def _notes(models: Sequence[Any], runs: "list[SimulationResult]") -> list[str]:
     notes = remarks(models, 0)
-    longest = max(
-        int((run.served.requests.input_len + run.served.requests.output_len).max())
-        for run in runs
-    )
+    requests = [run.served.requests for run in runs]
+    longest = max(int((r.input_len + r.output_len).max()) for r in requests)
     for model in {model.name: model for model in models}.values():
         if model.max_context and longest > model.max_context:
             notes.append(
                 f"requests of {longest:,} tokens are beyond the {model.max_context:,} that "
                 f"{model.name} is made for"
             )
-    for record in (run.record for run in runs):
+    for record in [run.record for run in runs]:
         place = f"{record['gpu']}, {record['policy']}, {record['cache']}"
         place += f", rate {record['rate']:g}" if record["rate"] else ""
         if record["rejected"]:

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from kvcalc.capacity.command_line import EngineCommand, command_of
 from kvcalc.gpu.gpu import Gpu
@@ -25,7 +25,7 @@ from kvcalc.planning.search_space import GPUS_PER_SERVER, SearchSpace
 from kvcalc.planning.variants import precision_losses
 from kvcalc.question.plan_options import Requirement
 from kvcalc.records.plan import CandidateRecord, PlanRecord
-from kvcalc.timing.deployment import TimedDeployment, nodes_of
+from kvcalc.timing.deployment import nodes_of
 from kvcalc.units import format_bytes, format_seconds
 
 
@@ -130,10 +130,8 @@ class ClosestMisses:
     def __init__(self, num_models: int, max_gpus: int) -> None:
         import numpy as np
 
-        shape = num_models, max_gpus + 2
-        self.factors = np.full(shape, np.inf)
-        self._orders = np.zeros(shape, dtype=np.int64)
-        self._candidates: Array = np.empty(shape, dtype=object)
+        self.factors = np.full((num_models, max_gpus + 2), np.inf)
+        self._misses: dict[tuple[int, int], tuple[int, Candidate]] = {}  # with their order
 
     def add(self, batch: CandidateBatch, is_failing: Array, rows: Array, orders: Array) -> None:
         """Add the failing candidates of a batch.
@@ -151,14 +149,12 @@ class ClosestMisses:
         close = np.flatnonzero(is_failing & (factors <= smallest))
         cells = (rows * width + totals)[close]
         close = close[first_of_groups(cells, factors[close], orders[close])]
-        cell = rows[close], totals[close]
-        is_closer = factors[close] < self.factors[cell]
-        close = close[is_closer | (orders[close] < self._orders[cell])]
-        cell = rows[close], totals[close]
-        self.factors[cell] = factors[close]
-        self._orders[cell] = orders[close]
-        for row, total, candidate in zip(*cell, batch.candidates(close), strict=True):
-            self._candidates[row, total] = candidate
+        columns = (values[close].tolist() for values in (rows, totals, orders))
+        for row, total, order, candidate in zip(*columns, batch.candidates(close), strict=True):
+            cell, factor = (row, total), candidate.violation_factor
+            if factor < self.factors[cell] or order < self._misses[cell][0]:
+                self.factors[cell] = factor
+                self._misses[cell] = order, candidate
 
     def closest(self, costs: Array, limit: float = float("inf")) -> Candidate | None:
         """Return the closest candidate that costs less than a limit.
@@ -169,14 +165,12 @@ class ClosestMisses:
         Args:
             costs: By GPU model and total GPUs [GPU models, total GPUs].
         """
-        import numpy as np
-
-        rows, totals = np.nonzero(np.isfinite(self.factors) & (costs < limit))
-        if not len(rows):
-            return None
-        sign = 1 if limit == np.inf else -1
-        first = np.lexsort((sign * costs[rows, totals], self.factors[rows, totals]))[0]
-        return cast("Candidate", self._candidates[rows[first], totals[first]])
+        sign = 1 if limit == float("inf") else -1
+        cells = [cell for cell in sorted(self._misses) if costs[cell] < limit]
+        closest = min(
+            cells, key=lambda cell: (self.factors[cell], sign * costs[cell]), default=None
+        )
+        return self._misses[closest][1] if closest else None
 
 
 def split_order(batch: CandidateBatch) -> Array:
@@ -184,11 +178,9 @@ def split_order(batch: CandidateBatch) -> Array:
     parallelism, then dp and ep."""
     import numpy as np
 
-    def order(deployment: TimedDeployment) -> int:
-        ranks = deployment.parallelism
-        return (((ranks.gpus << 13) - ranks.tp << 13) + ranks.dp << 13) + ranks.ep
-
-    return np.array([order(deployment) for deployment in batch.deployments])[batch.index]
+    ranks = [deployment.parallelism for deployment in batch.deployments]
+    orders = [(((r.gpus << 13) - r.tp << 13) + r.dp << 13) + r.ep for r in ranks]
+    return np.array(orders)[batch.index]
 
 
 # vLLM's "NixlConnector Usage Guide" (docs/features/nixl_connector_usage.md), read 2026-11-23
@@ -399,11 +391,9 @@ class CandidateRanking:
         firsts = sorted((entries[0] for entries in self._best.values()), key=itemgetter(0))
         best_by_gpu = [candidate for _, candidate in firsts if candidate.gpu in ranked]
         entries = sorted(chain.from_iterable(self._best.values()), key=itemgetter(0))
-        best = [candidate for _, candidate in entries if candidate.gpu in ranked]
         if not self.prices:
-            first_ids = set(map(id, best_by_gpu))
-            others = [candidate for candidate in best if id(candidate) not in first_ids]
-            best = best_by_gpu + others
+            entries = firsts + [entry for entry in entries if entry not in firsts]
+        best = [candidate for _, candidate in entries if candidate.gpu in ranked]
         cheaper = None
         if best:
             limit = best[0].gpus * self.prices.get(best[0].gpu, 1.0)
@@ -443,11 +433,7 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
     Args:
         price: Price per hour of one GPU; 0 for no cost.
     """
-    need, deployment, draft = (
-        candidate.need,
-        candidate.deployment,
-        candidate.speculation,
-    )
+    need, deployment, draft = candidate.need, candidate.deployment, candidate.speculation
     ranks, formats = deployment.parallelism, deployment.formats
     total = candidate.total_tokens_per_s
     power = deployment.gpu.power_w

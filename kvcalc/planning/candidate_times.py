@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.gpu.gpu import OperatorBatch, Roofs
 from kvcalc.layers.batch import Batch
@@ -134,7 +134,7 @@ class TimedPass:
         kernels = np.atleast_1d(kernel_seconds(self.layers, *timer))
         kernels = np.broadcast_to(kernels, (len(variants.indices), *kernels.shape))
         repeated = [
-            msgspec.structs.replace(transfer, count=_along_first_axis(counts, kernels))
+            replace(transfer, count=_along_first_axis(counts, kernels))
             for transfer, counts in zip(self.transfers, variants.transfers, strict=True)
             if counts.any()
         ]
@@ -224,7 +224,7 @@ class DeploymentTimer:
             tpot = seconds(Batch.decode(lengths.context, self.sizes))
         if not lengths.output:
             return ttft, tpot, np.full(fits.shape, np.nan)
-        sequences = msgspec.structs.replace(prompt.groups[0], count=self.sizes)
+        sequences = replace(prompt.groups[0], count=self.sizes)
         return ttft, tpot, seconds(Batch((sequences,))) + steps
 
     def _steps(self, lengths: RequestLengths, fits: Array) -> Array:

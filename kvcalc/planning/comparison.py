@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.fit_records import batch_memory
 from kvcalc.gpu.gpu import Gpu, mla_form, roofline, total_bound, total_seconds
@@ -152,8 +152,8 @@ def compare_records(
     for name, (model, cache_dtype, held_equal) in variants:
         precision = deployment.precision
         if cache_dtype:
-            precision = msgspec.structs.replace(precision, kv_cache_dtype=cache_dtype)
-        varied = msgspec.structs.replace(deployment, model=model, precision=precision)
+            precision = replace(precision, kv_cache_dtype=cache_dtype)
+        varied = replace(deployment, model=model, precision=precision)
         for batch_size, context in product(batches, contexts):
             size = size_record(
                 model, context, batch_size, precision, block_size, deployment.parallelism

@@ -11,7 +11,7 @@ from enum import IntEnum
 from itertools import groupby, product
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.batched_fit import (
     BatchedFit,
@@ -130,14 +130,13 @@ class DeploymentEstimates(NamedTuple):
     """Figures of deployments by sequences per replica [deployments, counts].
 
     Attributes:
-        counts: Sequences per replica, in ascending order.
+        timer: The deployments and the sequences per replica, in ascending order.
         ttft: As in `DeploymentTimer.times`, like tpot and e2e.
         transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
             rate of the link is unknown.
     """
 
-    deployments: Sequence[TimedDeployment]
-    counts: Array
+    timer: DeploymentTimer
     remaining_bytes: Array
     capacity: Array
     transfer_s: Array
@@ -151,25 +150,22 @@ def make_batch(
     estimates: DeploymentEstimates,
     indices: Array,
     space: SearchSpace,
-    speculation: Speculation | None,
     is_disaggregated: bool,
 ) -> CandidateBatch:
-    """Return the candidates of some deployments.
+    """Return the candidates of the deployments with these indices.
 
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
     not delay steps. A replica then makes n · output tokens in the time of output − 1 steps.
     ⌈requests per second · TTFT⌉ replicas process prompts.
-
-    Args:
-        indices: Indices of the deployments.
     """
     import numpy as np
 
-    deployments = [estimates.deployments[index] for index in indices.tolist()]
+    timer = estimates.timer
+    deployments = [timer.deployments[index] for index in indices.tolist()]
     index, replicas, sequences = _number_candidates(need, space, deployments)
     row = indices[index]
     size = np.array([deployment.parallelism.gpus for deployment in deployments])[index]
-    cells = row, np.searchsorted(estimates.counts, sequences)
+    cells = row, np.searchsorted(timer.counts, sequences)
     capacity = estimates.capacity[cells]
     step_s = np.where(capacity > 0, estimates.tpot[cells], np.nan)
     tpot = np.where(capacity >= sequences, step_s, np.nan)
@@ -180,7 +176,7 @@ def make_batch(
         e2e = ttft + (output - 1) * tpot
     per_sequence = output / e2e if output else 1 / tpot
     rate = sequences * per_sequence
-    if is_disaggregated:
+    if is_disaggregated:  # without the prompts
         rate = sequences * output / ((output - 1) * tpot)
     if need.users:
         total = need.users * per_sequence
@@ -209,9 +205,8 @@ def make_batch(
         "tokens_per_s_per_gpu": rate / (size * (all_replicas / replicas)),
         "total_tokens_per_s": total,
     }
-    violated, factor = check_targets(need, figures | {"tpot": step_s}, space.max_gpus)
-    figures |= {"violated_target": violated, "violation_factor": factor}
-    return CandidateBatch(need, speculation, deployments, index, figures)
+    figures |= check_targets(need, figures | {"tpot": step_s}, space.max_gpus)
+    return CandidateBatch(need, timer.speculation, deployments, index, figures)
 
 
 def _number_candidates(
@@ -229,16 +224,17 @@ def _number_candidates(
         max_replicas = (space.max_gpus // d.parallelism.gpus for d in deployments)
         counts = [min(count, need.users) for count in max_replicas]
     index = np.repeat(np.arange(len(counts)), counts)
-    number = np.concatenate([np.arange(count) for count in counts])
+    replicas = np.concatenate([np.arange(count) for count in counts]) + 1
     if need.users:
-        return index, number + 1, -(-need.users // (number + 1))
-    return index, number + 1, np.array(SEQUENCE_COUNTS)[number]
+        return index, replicas, -(-need.users // replicas)
+    return index, replicas, np.array(SEQUENCE_COUNTS)[replicas - 1]
 
 
 def check_targets(
     need: Requirement, figures: dict[str, Array], max_gpus: int
-) -> tuple[Array, Array]:
-    """Return the first target that each candidate misses, and the factor of its worst miss.
+) -> dict[str, Array]:
+    """Return the first target that each candidate misses, and the factor of its worst miss, by the
+    names of `Candidate`'s figures.
 
     The factor is FAR and more if no sequence fits. If too few sequences fit and a step was not
     timed, the candidate comes after all that were timed: FAR / 2 is added.
@@ -272,7 +268,8 @@ def check_targets(
         violated = np.where((violated == Target.NONE) & (factor > 1), target, violated)
         worst = np.maximum(worst, factor)
     is_untimed = (violated == Target.MEMORY) & np.isnan(tpot) & (capacity > 0)
-    return violated, worst + np.where(is_untimed & bool(need.max_tpot), FAR / 2, 0.0)
+    worst = worst + np.where(is_untimed & bool(need.max_tpot), FAR / 2, 0.0)
+    return {"violated_target": violated, "violation_factor": worst}
 
 
 # a split of the model, and a deployment with it on one GPU model
@@ -319,7 +316,7 @@ class SearchGrid:
         for model in space.models:
             widths: dict[Parallelism, list[Parallelism]] = {}
             for ranks in space.splits(model):
-                widths.setdefault(msgspec.structs.replace(ranks, pp=1), []).append(ranks)
+                widths.setdefault(replace(ranks, pp=1), []).append(ranks)
             layouts: dict[object, Layouts] = defaultdict(dict)
             for splits, precision, speculation in product(
                 widths.values(), space.precisions, space.drafts
@@ -366,7 +363,7 @@ class SearchGrid:
                 with self._noting_refusals():
                     if draft:
                         check(draft, ranks)
-                    split = msgspec.structs.replace(base, parallelism=ranks)
+                    split = replace(base, parallelism=ranks)
                     builder = BatchedFitBuilder(split, options, layouts)
                     members += [(builder, deployment) for deployment in self._on_gpus(split)]
         if not members:
@@ -388,9 +385,9 @@ class SearchGrid:
                     for deployments, fits in self._place(members, longest, counts)
                 ]
             for timer, fits in placed[longest]:
-                estimates = self._estimate(timer, fits, lengths, counts)
+                estimates = self._estimate(timer, fits, lengths)
                 for need in needs:
-                    yield from self._batches_of(need, estimates, speculation)
+                    yield from self._batches_of(need, estimates)
 
     @contextmanager
     def _noting_refusals(self) -> Iterator[None]:
@@ -406,7 +403,7 @@ class SearchGrid:
             is_included = self.space.includes(gpu, base.parallelism)
             if gpu.name in self.calibrations and is_included:
                 calibration = self.calibrations[gpu.name]
-                deployment = msgspec.structs.replace(base, gpu=gpu, calibration=calibration)
+                deployment = replace(base, gpu=gpu, calibration=calibration)
                 with self._noting_refusals():
                     _ = deployment.ranks  # raises UserError if the nodes do not fit
                     yield deployment
@@ -418,51 +415,41 @@ class SearchGrid:
 
         If the engine refuses one of them, each half is tried separately.
         """
-        if not members:
-            return []
         try:
             deployments = [deployment for _, deployment in members]
             return [(deployments, _fit(members, longest, counts))]
         except UserError as error:
-            if len(members) == 1:
+            half = len(members) // 2
+            if not half:
                 self.remarks[str(error)] = None
                 return []
-            half = len(members) // 2
             first = self._place(members[:half], longest, counts)
             return first + self._place(members[half:], longest, counts)
 
     def _estimate(
-        self,
-        timer: DeploymentTimer,
-        fits: Sequence[PlacedFit],
-        lengths: RequestLengths,
-        counts: Array,
+        self, timer: DeploymentTimer, fits: Sequence[PlacedFit], lengths: RequestLengths
     ) -> DeploymentEstimates:
         """Return memory and times for requests of these lengths."""
         import numpy as np
 
-        deployments = timer.deployments
-        remaining = np.zeros((len(deployments), len(counts)), dtype=np.int64)
+        remaining = np.zeros(timer.columns.shape, dtype=np.int64)
         capacity = remaining.copy()
-        transfer_s = np.zeros(len(deployments))
+        transfer_s = np.zeros(len(remaining))
         for fit, rows, fit_remaining in fits:
             remaining[rows] = fit_remaining.min(axis=0)
             capacity[rows] = fit.sequences(fit_remaining, lengths.context)
             if True in self.space.disaggregate:
                 transfer_s[rows] = fit.transfer_seconds(lengths.prompt)
         times = timer.times(lengths, capacity)
-        return DeploymentEstimates(deployments, counts, remaining, capacity, transfer_s, *times)
+        return DeploymentEstimates(timer, remaining, capacity, transfer_s, *times)
 
     def _batches_of(
-        self,
-        need: Requirement,
-        estimates: DeploymentEstimates,
-        speculation: Speculation | None,
+        self, need: Requirement, estimates: DeploymentEstimates
     ) -> Iterator[CandidateBatch]:
         """Yield the batches of a requirement, with and without disaggregated prefill."""
         import numpy as np
 
-        deployments = estimates.deployments
+        deployments = estimates.timer.deployments
         max_candidates = min(self.space.max_gpus, need.users) or len(SEQUENCE_COUNTS)
         step = max(1, MAX_POINTS // max_candidates)
         for is_disaggregated in self.space.disaggregate:
@@ -470,16 +457,14 @@ class SearchGrid:
             if is_disaggregated:
                 is_unknown = np.isnan(estimates.transfer_s)
                 indices = np.flatnonzero(~is_unknown)
-                unknown = [deployments[n].gpu.name for n in np.flatnonzero(is_unknown).tolist()]
+                unknown = np.flatnonzero(is_unknown).tolist()
                 if unknown:
                     reason = "no rate of a link to another replica is known"
-                    names = few([*dict.fromkeys(unknown)])
+                    names = few([*dict.fromkeys(deployments[n].gpu.name for n in unknown)])
                     self.remarks[f"{names}: no disaggregated prefill, as {reason}"] = None
             for start in range(0, len(indices), step):
                 selected = indices[start : start + step]
-                yield make_batch(
-                    need, estimates, selected, self.space, speculation, is_disaggregated
-                )
+                yield make_batch(need, estimates, selected, self.space, is_disaggregated)
 
 
 def _fit(members: Sequence[Member], longest: int, counts: Array) -> list[PlacedFit]:

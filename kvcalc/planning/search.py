@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any, NamedTuple, Self
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError, few
 from kvcalc.library.files import OutputFile
@@ -107,7 +107,7 @@ def run_search(
         unpriced = [gpu.name for gpu in space.gpus if gpu.name not in prices]
         if unpriced:
             remarks.append(f"left out, as no price is given: {few(unpriced)}")
-        space = msgspec.structs.replace(space, gpus=gpus)
+        space = replace(space, gpus=gpus)
     grid = SearchGrid(needs, space)
     rankings = {
         (model.name, need): CandidateRanking(need, space, prices)
@@ -176,7 +176,7 @@ def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]
     need, deployment = candidate.need, candidate.deployment
     ranks = deployment.parallelism
     models, gpus = (deployment.model,), (deployment.gpu,)
-    same_deployment = msgspec.structs.replace(
+    same_deployment = replace(
         space,
         models=models,
         gpus=gpus,
@@ -194,18 +194,18 @@ def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]
     for factor in GPU_FACTORS:
         max_gpus = space.max_gpus * factor
         if max_gpus <= MAX_GPUS:
-            larger = msgspec.structs.replace(space, models=models, gpus=gpus, max_gpus=max_gpus)
+            larger = replace(space, models=models, gpus=gpus, max_gpus=max_gpus)
             yield TargetChange([f"--max-gpus {max_gpus}"], need, larger)
     users = candidate.capacity * candidate.replicas
     if need.users and users:
-        fewer = msgspec.structs.replace(need, users=users)
+        fewer = replace(need, users=users)
         yield TargetChange([f"--users {users}"], fewer, same_deployment)
         return
     formats = stored_precision(deployment.model, deployment.precision)
     exceeds_memory = candidate.remaining_bytes < 0
     for field, name in narrower_formats(formats, deployment.gpu, exceeds_memory).items():
-        precision = msgspec.structs.replace(deployment.precision, **{field: name})
-        narrower = msgspec.structs.replace(same_deployment, precisions=(precision,))
+        precision = replace(deployment.precision, **{field: name})
+        narrower = replace(same_deployment, precisions=(precision,))
         yield TargetChange([f"--{field.replace('_', '-')} {name}"], need, narrower)
 
 
@@ -229,5 +229,5 @@ def _relax_limits(change: TargetChange, candidate: Candidate) -> TargetChange:
         words.append(f"--min-throughput {total}")
     if candidate.gpus > space.max_gpus:
         words.append(f"--max-gpus {candidate.gpus}")
-        space = msgspec.structs.replace(space, max_gpus=candidate.gpus)
-    return TargetChange(words, msgspec.structs.replace(need, **limits), space)
+        space = replace(space, max_gpus=candidate.gpus)
+    return TargetChange(words, replace(need, **limits), space)

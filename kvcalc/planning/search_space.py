@@ -1,11 +1,12 @@
 """The search space of `plan`: models, GPUs, parallelism, formats and drafts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity import FitOptions
 from kvcalc.errors import UserError, nearest
@@ -52,7 +53,7 @@ class Speculation(msgspec.Struct, frozen=True):
         """Return `fit`'s options with the draft's weights and cache. Raises UserError as
         `draft_model`."""
         is_mtp = self.draft == "mtp"
-        return msgspec.structs.replace(
+        return replace(
             options,
             num_speculative_tokens=self.num_tokens,
             mtp=is_mtp or options.mtp,
@@ -153,7 +154,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 
     def fit_options(self, requirement: Requirement, max_num_seqs: int = 0) -> FitOptions:
         """Return the options with which `fit` gives a candidate's capacity."""
-        return msgspec.structs.replace(
+        return replace(
             self.options,
             max_model_len=requirement.lengths.context,
             max_num_seqs=max_num_seqs or None,
@@ -192,10 +193,8 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
     for name, command in SINGLE.items():
         words = items_of(options.get(name) or "")
         if len(words) > 1:
-            raise UserError(
-                f"a plan takes one {spelled(name)}, not {','.join(words)}",
-                hint=f"`kvcalc {command}` takes a list",
-            )
+            text = f"a plan takes one {spelled(name)}, not {','.join(words)}"
+            raise UserError(text, hint=f"`kvcalc {command}` takes a list")
     space_options = read_question(SpaceOptions, options)
     choice = engine_choice(
         space_options.engine,
@@ -203,15 +202,12 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
         space_options.bounds,
         space_options.stack,
     )
-    gpus = [
-        with_rate_between(gpu, space_options.inter_node_bandwidth)
-        for gpu in chosen_gpus(space_options.gpu)
-    ]
+    rate = space_options.inter_node_bandwidth
+    gpus = [with_rate_between(gpu, rate) for gpu in chosen_gpus(space_options.gpu)]
+    formats = space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
     precisions = [
         Precision(dtype, cache, "" if quantization in ("auto", "none") else quantization)
-        for dtype, quantization, cache in product(
-            space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
-        )
+        for dtype, quantization, cache in product(*formats)
     ]
     space = SearchSpace(
         models=tuple(models),
@@ -237,7 +233,7 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
     )
     needs = read_questions(Requirement, options)
     check_number("requirements", MAX_REQUIREMENTS, needs)
-    if space_options.disaggregate and not all(need.output_len > 1 for need in needs):
+    if space_options.disaggregate and min(need.output_len for need in needs) < 2:
         raise UserError(
             "disaggregated prefill needs answers of 2 tokens or more",
             hint="Give --input-len and --output-len",
@@ -266,11 +262,8 @@ def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
 
 def chosen_gpus(names: Sequence[str]) -> list[Gpu]:
     """Return the GPUs of a list, each once. `all` is every preset."""
-    gpus: dict[str, Gpu] = {}
-    for name in dict.fromkeys(names):
-        for gpu in all_gpus() if name.lower() == "all" else [load_gpu(name)]:
-            gpus[gpu.name] = gpu
-    return [*gpus.values()]
+    lists = [all_gpus() if name.lower() == "all" else [load_gpu(name)] for name in names]
+    return [*{gpu.name: gpu for gpu in chain.from_iterable(lists)}.values()]
 
 
 def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
@@ -335,7 +335,7 @@ def _change_layer(layer: Layer, change: ChangePart, **fields: Any) -> Layer:
         tuple(change(part) if part.attends else part for part in old)
         for old in (layer.parts, layer.shared)
     )
-    return msgspec.structs.replace(layer, parts=parts, shared=shared, **fields)
+    return replace(layer, parts=parts, shared=shared, **fields)
 
 
 def _replace_attention(model: Model, change: ChangePart) -> Model:
@@ -344,7 +344,7 @@ def _replace_attention(model: Model, change: ChangePart) -> Model:
         kind: _change_layer(layer, change, shares_cache=False)
         for kind, layer in model.kinds.items()
     }
-    return msgspec.structs.replace(model, kinds=kinds)
+    return replace(model, kinds=kinds)
 
 
 def _fields(spec: type[Sublayer], part: Sublayer) -> dict[str, Any]:
@@ -434,7 +434,7 @@ def _limit_tokens(
         if isinstance(part, Grouped) and is_plain:
             limits = {LIMITS[step]: getattr(part, LIMITS[step]) for step in other_limits}
             limits = UNLIMITED | limits | {LIMITS[name]: tokens}
-            limited = msgspec.structs.replace(part, **limits)
+            limited = replace(part, **limits)
             if all(entry.limit for entry in limited.cache()):
                 return limited
         raise UserError(
@@ -446,7 +446,7 @@ def _limit_tokens(
         kind: _change_layer(layer, change) if kind in kinds else layer
         for kind, layer in model.kinds.items()
     }
-    return msgspec.structs.replace(model, kinds=changed)
+    return replace(model, kinds=changed)
 
 
 def _split_kinds(model: Model, period: int) -> tuple[Model, dict[str, str]]:
@@ -466,7 +466,7 @@ def _split_kinds(model: Model, period: int) -> tuple[Model, dict[str, str]]:
                 old_kinds[local], kinds[local] = kind, layer
                 kind = local
         order.append(kind)
-    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), old_kinds
+    return replace(model, kinds=kinds, pattern=tuple(order)), old_kinds
 
 
 def _free_name(kind: str, ending: str, model: Model) -> str:
@@ -494,7 +494,7 @@ def _share_caches(model: Model, layers_per_cache: int) -> Model:
         if name not in kinds:
             kinds[name] = _with_cache(model, layer, not is_reader) if attends else layer
         order.append(name)
-    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order))
+    return replace(model, kinds=kinds, pattern=tuple(order))
 
 
 def _with_cache(model: Model, layer: Layer, has_own: bool) -> Layer:

@@ -18,10 +18,10 @@ Without a draft every sequence gains one token per pass, so consecutive passes a
 draft each sequence gains the accepted draft tokens, drawn at random, and one more.
 """
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate, repeat
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -303,7 +303,7 @@ class Static(RankServer):
             timeout = self.log.arrived[self.waiting[0]] + self.limits.batch_timeout
             next_s = self.queue.next_s
             if next_s > timeout:
-                if next_s < math.inf:
+                if next_s < inf:
                     self.now = max(self.now, timeout)
                 return
             self.now = max(self.now, next_s)
@@ -390,7 +390,7 @@ class Continuous(RankServer):
         self.stored_bytes = memoryview(pool.stored_bytes)
         self.decoding = Decoding(pool, setup.steps.drafting, self.log)
         self.admitted = self.prefill_bytes = self.reserved = self.waited = self.unchecked = 0
-        self.horizon = math.inf
+        self.horizon = inf
         self.waiting: deque[RunningRequest] = deque()
         self.prefilling: list[RunningRequest] = []
 

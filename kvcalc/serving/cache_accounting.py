@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcalc.capacity.engines.layout import CacheLayout, Content, stored_at
+from kvcalc.capacity import Fit
+from kvcalc.capacity.engines.layout import CacheLayout, stored_at
 from kvcalc.errors import UserError, nearest
 from kvcalc.units import format_bytes
 
@@ -52,9 +53,7 @@ class Pool(NamedTuple):
 
 
 def make_pool(
-    layout: CacheLayout,
-    content: Content,
-    kv_budget: int,
+    capacity: Fit,
     cache: str,
     max_model_len: int,
     max_tokens: int,
@@ -63,9 +62,7 @@ def make_pool(
     """Return the pool of requests that store at most `max_tokens` tokens.
 
     Args:
-        layout: The engine's layout of the cache.
-        content: Contents of the cache, without blocks and padding.
-        kv_budget: KV cache budget in bytes, as in `fit`.
+        capacity: The KV cache budget, and the engine's layout of the cache.
         cache: `paged` or `contiguous`.
         max_model_len: Tokens of the longest request, which `contiguous` reserves.
         draft_slots: Slots for draft tokens behind the tokens of a request.
@@ -75,6 +72,8 @@ def make_pool(
     """
     if cache not in CACHES:
         raise UserError(f"unknown cache {cache!r}", hint=nearest(cache, CACHES))
+    layout, content, kv_budget = capacity.plan, capacity.content, capacity.kv_budget
+    block_size = layout.block_size or DEFAULT_BLOCK_SIZE
     tokens = np.arange(max_tokens + 1, dtype=np.int64)
     stored_bytes = stored_at(content.rows, tokens)
     if cache == "paged":
@@ -84,9 +83,9 @@ def make_pool(
             allocated=allocated,
             stored_bytes=stored_bytes,
             longest=max_model_len,
-            shared_block_bytes=shared_block(layout),
-            shared_block_stored=shared_block(content, layout.block_size),
-            block_size=layout.block_size or DEFAULT_BLOCK_SIZE,
+            shared_block_bytes=shared_block(layout, block_size),
+            shared_block_stored=shared_block(content, block_size),
+            block_size=block_size,
         )
     reserved = content.needed(1, max_model_len + draft_slots)
     if reserved > kv_budget:
@@ -94,17 +93,16 @@ def make_pool(
         message = f"one contiguous reservation of {max_model_len:,} tokens takes {sizes}"
         raise UserError(message, hint="Lower max-model-len, or take a paged cache")
     allocated = np.full(max_tokens + 1, reserved)
-    block_size = layout.block_size or DEFAULT_BLOCK_SIZE
     return Pool(kv_budget, allocated, stored_bytes, max_model_len, block_size=block_size)
 
 
-def shared_block(layout: CacheLayout, block_size: int | None = None) -> int:
+def shared_block(layout: CacheLayout, block_size: int) -> int:
     """Return the bytes of one block that two requests with a common prefix share.
 
     The result is the mean over many blocks, because a compressed layer stores less than one row per
     token.
     """
-    tokens = MEAN_BLOCKS * (block_size or layout.block_size or DEFAULT_BLOCK_SIZE)
+    tokens = MEAN_BLOCKS * block_size
     return (layout.needed(2, tokens) - layout.needed(2, tokens, tokens)) // MEAN_BLOCKS
 
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from math import nan
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, FitOptions
 from kvcalc.errors import UserError
@@ -220,7 +220,7 @@ def served_times(
             max(MIN_MAX_TOKENS, *(run.max_tokens for run in runs.values())),
             max(MIN_MAX_NUM_SEQS, *(run.max_num_seqs for run in runs.values())),
         )
-        timed = msgspec.structs.replace(calibration, engine=versioned)
+        timed = replace(calibration, engine=versioned)
         try:
             deployment = TimedDeployment(
                 model, gpu, precision_of(row, model), ranks_of(row), calibration=timed
@@ -249,8 +249,7 @@ def _simulate(
     )
     max_len = run.max_len
     if capacity:
-        layout, content, budget = capacity.plan, capacity.content, capacity.kv_budget
-        pool = make_pool(layout, content, budget, "paged", max_len, max_len)
+        pool = make_pool(capacity, "paged", max_len, max_len)
     else:
         tokens = np.arange(max_len + 1, dtype=np.int64)
         pool = Pool(1 << 60, tokens, tokens, max_len)

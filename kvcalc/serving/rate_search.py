@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError
 from kvcalc.question.serving_options import ServerSettings, Workload
@@ -70,7 +70,7 @@ class _Trials:
         """
         rate = _rounded(rate)
         if rate not in self.runs:
-            load = msgspec.structs.replace(self.load, rate=rate)
+            load = replace(self.load, rate=rate)
             run = self.server.run(sample_workload(load), load, self.progress)
             if not run.served.is_complete:
                 raise KeyboardInterrupt

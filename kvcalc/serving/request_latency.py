@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import fsum, isnan, nan
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, Points
 from kvcalc.capacity.fit_records import batch_memory
@@ -237,11 +237,8 @@ def _spent(
     for batch in batches:
         group = batch.groups[0]
         count = max(getattr(value, "shape", (1,))[0] for value in (group.past, group.new))
-        seconds: Any = nan
-        if timed:
-            cost, seconds = deployment.spent(batch, all_positions)
-        else:
-            cost = deployment.cost(batch)
+        cost = deployment.cost(batch, all_positions)
+        seconds: Any = deployment.seconds(batch, all_positions) if timed else nan
         is_array = bool(getattr(seconds, "ndim", 0))
         ends += [float(seconds[n] if is_array else seconds) for n in (0, -1)]
         # an exact sum, so that a list gives the same as one request
@@ -441,19 +438,19 @@ def _no_cache_fields(
 def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment:
     """Return the deployment with the offloaded part of its weights in host memory."""
     if not options.cpu_offload_gb:
-        return msgspec.structs.replace(deployment, host_weights=0)
+        return replace(deployment, host_weights=0)
     model = stored_as(deployment.model, deployment.precision)
     formats, ranks = deployment.formats, deployment.parallelism
     stage = fullest_stage(model, formats, ranks, 1, 1).number
     away = offloaded_bytes(model, formats, ranks, stage, options.cpu_offload_gb)
-    return msgspec.structs.replace(deployment, host_weights=away)
+    return replace(deployment, host_weights=away)
 
 
 def drafting(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment | None:
     """Return the deployment of the draft model, configured as the target; None without a draft."""
     if not options.draft:
         return None
-    return msgspec.structs.replace(
+    return replace(
         deployment, model=draft_model(deployment.model, options.draft), host_weights=0
     )
 

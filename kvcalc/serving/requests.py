@@ -8,13 +8,13 @@ loop send requests in their order, so their trace needs no arrival_s.
 
 import csv
 import io
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,7 +215,7 @@ def sample_workload(load: Workload) -> Requests:
     Raises:
         UserError: Options contradict each other or are out of range.
     """
-    is_timed = load.rate != math.inf
+    is_timed = load.rate != inf
     if load.requests:
         if is_timed:
             raise UserError("requests and rate exclude each other: a trace has its own times")
@@ -346,7 +346,7 @@ class ArrivalQueue:
 
         Infinite if no request comes before another request is done.
         """
-        return self.coming[0][0] if self.coming else math.inf
+        return self.coming[0][0] if self.coming else inf
 
     def leave(self, index: int, now: float) -> None:
         """Note that a request is done."""

@@ -1,12 +1,12 @@
 """`serve` as a call: a server that is set up for a workload, and the record of a simulated run."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache as remember
+from math import inf
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.batched_fit import transfer_rate
@@ -163,9 +163,7 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
         backlog = requests.select(np.arange(count) % len(requests))
         backlog.arrival_s[:] = 0
     else:
-        backlog = sample_workload(
-            msgspec.structs.replace(load, rate=math.inf, num_prompts=count)
-        )
+        backlog = sample_workload(replace(load, rate=inf, num_prompts=count))
     parts_left = np.random.default_rng([load.seed, 3]).random(started)
     backlog.output_len[:started] = np.ceil(backlog.output_len[:started] * parts_left).clip(1)
     return backlog
@@ -288,12 +286,10 @@ class Server:
     ) -> tuple[Served, Pool]:
         max_tokens = requests.max_tokens
         max_model_len = self.settings.max_model_len
-        if not max_model_len and self.cache != "paged":
-            max_model_len = self.deployment.model.max_context or 0
+        if self.cache != "paged":
+            max_model_len = max_model_len or self.deployment.model.max_context or 0
         pool = make_pool(
-            layout=self.capacity.plan,
-            content=self.capacity.content,
-            kv_budget=self.capacity.kv_budget,
+            capacity=self.capacity,
             cache=self.cache,
             max_model_len=max_model_len or max_tokens,
             max_tokens=max_tokens,
@@ -316,7 +312,7 @@ class Server:
         if not settings.draft:
             return None
         model = draft_model(deployment.model, settings.draft)
-        draft = msgspec.structs.replace(deployment, model=model)
+        draft = replace(deployment, model=model)
         accepted = ACCEPTANCE if settings.acceptance_rate is None else settings.acceptance_rate
         drafted = settings.num_speculative_tokens
         if not drafted and settings.draft == "mtp" and deployment.model.mtp:
@@ -410,7 +406,7 @@ class Server:
             else None,
             "policy": self.policy,
             "cache": self.cache,
-            "rate": load.rate if load.rate != math.inf else None,
+            "rate": load.rate if load.rate != inf else None,
             "max_concurrency": load.max_concurrency or None,
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.limits.max_num_batched_tokens,
@@ -489,7 +485,7 @@ def _diverges(load: Workload, served: Served, saturation_rate: float | None) -> 
     to be served do not count.
     """
     count = len(served.requests)
-    has_rate = load.rate != math.inf
+    has_rate = load.rate != inf
     if not load.is_open or not saturation_rate or not (has_rate or count > MIN_TRACE_REQUESTS):
         return None
     rejected = int(served.times.rejected.sum())

@@ -8,7 +8,7 @@ step takes k decode passes of the draft and one pass of k + 1 queries per sequen
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num
 from kvcalc.errors import UserError
@@ -166,7 +166,7 @@ def draft_model(target: Model, name: str) -> Model:
             raise UserError(
                 f"draft {name}: {target.name} has {target.layers} layers to take the first of"
             )
-        return msgspec.structs.replace(small, name=f"{target.name}[{name}]")
+        return replace(small, name=f"{target.name}[{name}]")
     if name == "mtp":
         if not target.mtp:
             raise UserError(
@@ -175,7 +175,7 @@ def draft_model(target: Model, name: str) -> Model:
             )
         size = target.hidden_size
         joint = Projections(matrices={"mtp_projection": (2 * size, size)})
-        return msgspec.structs.replace(
+        return replace(
             target,
             name=f"{target.name}[mtp]",
             layers=target.mtp.layers,

@@ -12,14 +12,15 @@ include the overhead of the engine.
 
 import csv
 import io
-import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from math import inf, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest, printable
@@ -66,7 +67,7 @@ def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> Bo
     """
     model = served_model(row.model)
     if model is None:
-        return math.nan, math.nan
+        return nan, nan
     name = row.dtype.replace("fp8_block", "fp8_block128")
     precision = Precision(kv_cache_dtype=row.cache or "auto")
     if name not in {scheme.format for scheme in model.quantization}:
@@ -76,7 +77,7 @@ def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> Bo
     batch, query_len, kv_len, tp, ep = map(int, row.shape)
     prompt = Batch.prefill(query_len, batch, kv_len - query_len)
     us_per_layer = 1e6 / model.counts[row.kernel]
-    predicted_s = math.nan
+    predicted_s = nan
     try:
         ranks = Parallelism(tp=max(1, tp), ep=max(1, ep))
         operators = forward(model, prompt, precision, ranks)
@@ -85,7 +86,7 @@ def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> Bo
         if calibration:
             predicted_s = float(kernel_seconds(operators, gpu, calibration))
     except UserError:
-        return math.nan, math.nan
+        return nan, nan
     return us_per_layer * bound_s, us_per_layer * predicted_s
 
 
@@ -134,8 +135,6 @@ def validate(
 
 
 def _validate_table(table: MeasurementFile, stack: str, source: Gpu | None) -> Validation:
-    import numpy as np
-
     gpus = {name: find_gpu(name) for name in {row.gpu for row in table.rows}}
     names = {name: gpu.name if gpu else name for name, gpu in gpus.items()}
     bound, calibrated = np.full((2, len(table.rows)), np.nan)
@@ -176,23 +175,21 @@ def _kernels_us(
 
     The cache may be in the L2, as in the measurement, so a prediction may be below the bound.
     """
-    import numpy as np
-
-    bound_us: Array = math.nan
+    bound_us: Array = nan
     cost = cost_of(op, kind, shape)
     with suppress(UserError):  # a GPU without a peak for these products has no bound
         bound_us = least_time(*cost, gpu).seconds * 1e6
     law = calibration.law(op, kind) if calibration else None
     if calibration is None or law is None:
-        return bound_us, math.nan
+        return bound_us, nan
     try:
         parameters = figures_of(gpu)
     except UserError:
-        return bound_us, math.nan
+        return bound_us, nan
     if isinstance(law, MlaModule):
         kernels = mla_kernels_us(kind, shape, parameters, calibration)
         if kernels is None:
-            return bound_us, math.nan
+            return bound_us, nan
         shape = (*shape, kernels)
     # Compute equal shapes once.
     distinct, index = np.unique(np.stack(shape, axis=1), axis=0, return_inverse=True)
@@ -269,8 +266,6 @@ class ErrorTally:
 
     def records(self) -> list[Record]:
         """Return the errors of each group, in order of the groups' names."""
-        import numpy as np
-
         records: list[Record] = []
         for names, figures in sorted(self._groups.items()):
             columns = np.reshape(figures, (-1, 7)).T
@@ -291,8 +286,6 @@ class ErrorTally:
 
 def _error_figures(pair: Array) -> Record:
     """Return the errors of the rows with both times, measured and predicted [2, rows]."""
-    import numpy as np
-
     is_known = np.isfinite(pair).all(axis=0) & (pair[1] > 0)
     measured, predicted = pair[:, is_known]
     figures: list[float | None] = [None] * 3
@@ -348,5 +341,5 @@ def _rows_with_predictions(v: Validation) -> list[dict[str, str]]:
             row["op"] = measured.op
         figures = v.bound[i], v.calibrated[i], *v.served.get(i, UNKNOWN)[1:]
         for column, value in zip(columns, figures, strict=True):
-            row[column] = f"{value:.6g}" if 0 < value < math.inf else ""
+            row[column] = f"{value:.6g}" if 0 < value < inf else ""
     return rows

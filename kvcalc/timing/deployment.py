@@ -4,9 +4,10 @@ Nodes: ranks are in order with tp innermost. A tp group stays on one node if it 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError
@@ -28,10 +29,14 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.records import Record
-from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
-
-if TYPE_CHECKING:
-    from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, load_calibration
+from kvcalc.timing.steps import (
+    OperatorTime,
+    operator_seconds,
+    pass_time,
+    step_error,
+    summed_time,
+)
 
 MAX_MEMO = 4  # passes whose operators a model remembers
 ALL_EXPERTS = 10**9  # tokens of a pass that reach every expert
@@ -62,7 +67,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     precision: Precision = PUBLISHED
     parallelism: Parallelism = ONE_GPU
     mla_form: str = "auto"
-    calibration: "Calibration | None" = None
+    calibration: Calibration | None = None
     calibrated_on: str = ""
     host_weights: int = 0
     nodes: int = 0
@@ -80,17 +85,11 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         Raises:
             UserError: As `load_calibration`.
         """
-        from kvcalc.timing.calibration import load_calibration
-
         source = load_gpu(calibrated_on) if calibrated_on else None
         loaded = load_calibration(self.gpu, calibration, source, self.engine)
         if loaded and not calibrated_on and loaded.gpu != self.gpu.name:
             calibrated_on = loaded.gpu
-        return msgspec.structs.replace(self, calibration=loaded, calibrated_on=calibrated_on)
-
-    def as_server(self) -> Self:
-        """Return the deployment as a server."""
-        return msgspec.structs.replace(self, is_server=True)
+        return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     @property
     def formats(self) -> Formats:
@@ -122,6 +121,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def named(self) -> Record:
         """The keys of a record that distinguish deployments of a list."""
         ranks, formats = self.parallelism, self.formats
+        source = self.calibration.gpu if self.calibration and self.calibrated_on else ""
         nodes = nodes_of(self.ranks, self.gpu, self.nodes)
         return {
             "model": self.model.name,
@@ -134,9 +134,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             "kv_cache_dtype": formats.kv_cache_dtype,
             "engine": self.engine,
             "basis": self.basis,
-            "calibration_from": self.calibration.gpu
-            if self.calibration and self.calibrated_on
-            else None,
+            "calibration_from": source or None,
         }
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
@@ -181,8 +179,6 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         timed = self.timed_batch(batch)
         operators = self.operators(timed, all_positions)
         if self.calibration:
-            from kvcalc.timing.steps import pass_time
-
             predicted = pass_time(operators, self.gpu, self.calibration)
             return predicted.seconds + self.host_seconds(operators)
         bound = total_seconds(roofline(operators, self.gpu, timed.decodes))
@@ -195,15 +191,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         micro-batch, predictions the largest. The timers of a server divide the batches of
         predictions themselves.
         """
-        stages, is_bound = self.parallelism.pp, not self.calibration
-        if stages == 1 or (self.is_server and not is_bound):
+        is_predicted = self.calibration is not None
+        if self.parallelism.pp == 1 or (self.is_server and is_predicted):
             return batch
-        return batch.micro_batch(self.parallelism, self.is_server, rounds_up=not is_bound)
-
-    def spent(self, batch: Batch, all_positions: bool = False) -> tuple[Cost, Any]:
-        """Return FLOPs and bytes of a pass on one GPU of each stage, and its seconds."""
-        cost = total(self.operators(batch, all_positions))
-        return cost, self.seconds(batch, all_positions)
+        return batch.micro_batch(self.parallelism, self.is_server, rounds_up=is_predicted)
 
     def host_seconds(self, operators: Sequence[Operator], measured: bool | None = None) -> Any:
         """Return the seconds in which a pass reads weights from host memory over the host link.
@@ -235,8 +226,6 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         bounds."""
         if not self.calibration:
             return 1.0
-        from kvcalc.timing.steps import pass_time
-
         operators = self.operators(batch)
         return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
 
@@ -245,12 +234,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
         It is unknown if part of the time is a bound, or if weights are in host memory.
         """
-        if not self.calibration or self.host_weights:
+        share = self.uncalibrated_share(batch)
+        if not self.calibration or self.host_weights or share > MAX_UNMEASURED:
             return None
-        if self.uncalibrated_share(batch) > MAX_UNMEASURED:
-            return None
-        from kvcalc.timing.steps import step_error
-
         return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:
@@ -271,9 +257,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         """Bytes of weights on the fullest GPU."""
         return weight_bytes(self.model, self.precision, self.parallelism)
 
-    def cost(self, batch: Batch) -> Cost:
+    def cost(self, batch: Batch, all_positions: bool = False) -> Cost:
         """Return FLOPs and bytes of a pass on one GPU of each stage."""
-        return total(self.operators(batch))
+        return total(self.operators(batch, all_positions))
 
 
 def _layer_weights(operators: Sequence[Operator]) -> Any:
@@ -312,7 +298,7 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
         raise UserError(text, hint="Give --inter-node-bandwidth of a GPU, as 50GB/s")
     tp = ranks.tp
     near = limit // tp * tp if tp <= limit else -(-tp // -(-tp // limit))
-    return msgspec.structs.replace(ranks, per_node=near)
+    return replace(ranks, per_node=near)
 
 
 def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
@@ -413,52 +399,45 @@ def _timed_records(
     calibration: Calibration,
 ) -> tuple[list[dict[str, Any]], Record]:
     """Return the records with predicted times and overheads, and the time keys of the total."""
-    from kvcalc.timing.steps import operator_seconds, step_error, summed_time
-
     basis = calibration.basis_on(gpu)
+
+    def time_keys(time: OperatorTime) -> dict[str, Any]:
+        is_calibrated = time.basis == CALIBRATED
+        return {
+            "time_s": float(time.seconds),
+            "time_basis": basis if is_calibrated else time.basis,
+            "uncalibrated_share": float(not is_calibrated),
+        }
+
+    def added_record(name: str, layer: str, count: int, time: OperatorTime) -> dict[str, Any]:
+        """Return a record of time beyond the operators, which computes and moves nothing."""
+        operator = Operator(name, layer, count, "added", Cost())
+        record = _operator_record(Placed(operator, seconds=0.0, bound="", fallback=""), gpu)
+        return record | {"bound": None, **time_keys(time)}
+
     times = operator_seconds(operators, gpu, calibration)
     timed_records = []
     for record, operator, time in zip(records, operators, times, strict=True):
-        record["time_s"] = float(time.seconds)
-        record["time_basis"] = basis if time.basis == CALIBRATED else time.basis
-        record["uncalibrated_share"] = float(time.basis != CALIBRATED)
-        record["time_note"] = time.entry.note or None if time.entry else None
-        timed_records.append(record)
+        note = time.entry.note if time.entry else ""
+        timed_records.append(record | time_keys(time) | {"time_note": note or None})
         overhead = time.overhead
         if overhead and overhead.seconds > 0:
-            is_calibrated = overhead.basis == CALIBRATED
-            added = _added_time(
-                MODULE_OVERHEAD,
-                float(overhead.seconds),
-                basis if is_calibrated else overhead.basis,
-                operator.layer,
-            )
-            added |= {"count": operator.count, "uncalibrated_share": float(not is_calibrated)}
-            timed_records.append(added)
-    pass_time = summed_time(operators, times, calibration)
-    timed_records.append(_added_time(ENGINE_OVERHEAD, float(pass_time.engine), basis))
+            place = operator.layer, operator.count
+            timed_records.append(added_record(MODULE_OVERHEAD, *place, overhead))
+    whole = summed_time(operators, times, calibration)
+    engine = OperatorTime(whole.engine, CALIBRATED)
+    timed_records.append(added_record(ENGINE_OVERHEAD, "", 1, engine))
     notes = dict.fromkeys(time.entry.note for time in times if time.entry and time.entry.note)
     return timed_records, {
-        "time_s": float(pass_time.seconds),
+        "time_s": float(whole.seconds),
         "time_basis": basis,
-        "uncalibrated_share": float(pass_time.uncalibrated_share),
+        "uncalibrated_share": float(whole.uncalibrated_share),
         "time_p90_error": step_error(operators, gpu, calibration),
         "time_note": "; ".join(notes) or None,
     }
 
 
-def _added_time(name: str, seconds: float, basis: str, layer: str = "") -> dict[str, Any]:
-    """Return a record of time beyond the operators, which computes nothing and moves nothing."""
-    operator = Operator(name, layer, 1, "added", Cost())
-    return _operator_record(Placed(operator, seconds=0.0, bound="", fallback="")) | {
-        "bound": None,
-        "time_s": seconds,
-        "time_basis": basis,
-        "uncalibrated_share": 0.0,
-    }
-
-
-def _operator_record(p: Placed, gpu: Gpu | None = None) -> dict[str, Any]:
+def _operator_record(p: Placed, gpu: Gpu) -> dict[str, Any]:
     operator = p.operator
     record: dict[str, Any] = {
         "operator": operator.name,
@@ -472,7 +451,7 @@ def _operator_record(p: Placed, gpu: Gpu | None = None) -> dict[str, Any]:
         "computed_in": p.fallback or operator.dtype or None,
         "roofline_s": p.seconds,
         **_UNPREDICTED,
-        "fallback": (fallbacks([p], gpu) if gpu else "") or None,
+        "fallback": fallbacks([p], gpu) or None,
     }
     if operator.parts:
         record["parts"] = [_part(name, cost * operator.count) for name, cost in operator.parts]

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
@@ -132,7 +132,7 @@ def rounded(law: KernelModel) -> KernelModel:
     for name, r in law.ranges().items():
         value = float(f"{getattr(law, name):.4g}")
         values[name] = min(r.maximum, max(r.minimum, value))
-    return msgspec.structs.replace(law, **values)
+    return replace(law, **values)
 
 
 def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Array]:

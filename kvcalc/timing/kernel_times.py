@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import (
     NUMBERS,
@@ -128,11 +128,11 @@ def _served_gemm(law: KernelModel, bf16_t0: float | None) -> KernelModel:
         bf16_t0: Microseconds of the launches of a bf16 GEMM, if known.
     """
     if isinstance(law, ResidentGemm | ResidentQuantizedGemm):
-        law = msgspec.structs.replace(law, cold=True)
+        law = replace(law, cold=True)
     if isinstance(law, QuantizedGemm | CutlassGemm):
         t0 = law.t0 if bf16_t0 is None else min(law.t0, bf16_t0)
         row = {"row": 0.0} if isinstance(law, CutlassGemm) else {}
-        return msgspec.structs.replace(law, t0=t0, bq=math.inf, **row)
+        return replace(law, t0=t0, bq=math.inf, **row)
     return law
 
 
@@ -314,9 +314,9 @@ class KernelTimer(NamedTuple):
         sequences = maximum(batch, 1)
         tokens = queries / sequences
         length = maximum(nearest_whole(pairs / maximum(queries, 1)), 1)
-        law = msgspec.structs.replace(entry.law, cold=True)
+        law = replace(entry.law, cold=True)
         if operator.module and isinstance(law, MlaDecode):
-            law = msgspec.structs.replace(law, cast=min(law.cast, 1.0))
+            law = replace(law, cast=min(law.cast, 1.0))
 
         def us_of(new: Any) -> Any:
             sizes: tuple[Any, ...] = sequences, shape.heads * new, length
@@ -354,7 +354,7 @@ class KernelTimer(NamedTuple):
         sizes: tuple[Any, ...]
         if isinstance(law, MlaPrefill):
             if operator.form:
-                law = msgspec.structs.replace(law, attends=operator.form)
+                law = replace(law, attends=operator.form)
             sizes = new, keys, shape.key + shape.value
         else:
             head_dim = (shape.key + shape.value) / 2

@@ -9,9 +9,9 @@ names. Columns of other operations are empty. Unknown columns are copied to the 
 """
 
 import csv
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -281,9 +281,9 @@ class ServedTimes(NamedTuple):
     """Times of a server: microseconds per output token and to the first token, means over requests,
     and tokens/s."""
 
-    tpot_us: float = math.nan
-    ttft_us: float = math.nan
-    tokens_per_s: float = math.nan
+    tpot_us: float = nan
+    ttft_us: float = nan
+    tokens_per_s: float = nan
 
 
 class MeasuredRow(NamedTuple):
@@ -318,9 +318,9 @@ class MeasuredRow(NamedTuple):
     cache: str = ""
     odd: bool = False
     client: str = ""
-    ttft_us: float = math.nan
+    ttft_us: float = nan
     prefix_cached: bool = False
-    bound_us: float = math.nan
+    bound_us: float = nan
 
     @property
     def served(self) -> ServedTimes:
@@ -459,13 +459,13 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
 
     def time_us(name: str, unit_us: float = 1) -> float:
         if not cell(name):
-            return math.nan
+            return nan
         return unit_us * parse_number(cell(name), name, MIN_US, MAX_US, "a time above zero")
 
     measured_us = time_us("time_us")
     if is_served and cell("silicon_tpot_ms"):
         measured_us = time_us("silicon_tpot_ms", 1e3)
-    if math.isnan(measured_us):
+    if isnan(measured_us):
         raise ValueError("time_us is empty")
     framework = cell("framework").lower()
     is_prefix_cached = cell("prefix_cached") in ("1", "1.0")
@@ -483,7 +483,7 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
         cache=cell("kv_cache_dtype").lower(),
         odd=cell("odd") == "1" or is_prefix_cached,
         client=cell("client").lower(),
-        ttft_us=time_us("silicon_ttft_ms", 1e3) if is_served else math.nan,
+        ttft_us=time_us("silicon_ttft_ms", 1e3) if is_served else nan,
         prefix_cached=is_prefix_cached,
         bound_us=time_us("bound_us"),
     )
@@ -499,8 +499,8 @@ def parse_number(
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+        value = nan
+    if not isfinite(value):
         raise ValueError(f"{name} {text!r} is not a number" if text else f"{name} is empty")
     if not (meaning or value.is_integer()) or not minimum <= value <= maximum:
         meaning = meaning or f"a whole number from {minimum} to 10^15"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvcalc import FitOptions, Parallelism, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, fit
@@ -23,7 +24,8 @@ def replica(name: str, engine: str = "none", tp: int = 1) -> Fit:
 
 
 def pool(found: Fit, budget: int, cache: str, longest: int, most: int) -> Pool:
-    return make_pool(found.plan, found.content, budget, cache, longest, most)
+    options = replace(found.options, kv_cache_memory_bytes=budget)
+    return make_pool(memory(found.requested, options), cache, longest, most)
 
 
 @pytest.mark.parametrize("name", MODELS)
