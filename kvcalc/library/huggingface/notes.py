@@ -11,32 +11,12 @@ from kvcalc.errors import printable
 from kvcalc.library.files import scalar
 from kvcalc.library.huggingface.architectures import ModelType
 from kvcalc.library.huggingface.config import Config, facts
-from kvcalc.library.huggingface.types.general_rules import OTHER_PARTS, SIGHT, check_settled
+from kvcalc.library.huggingface.types.general_rules import check_settled, is_silent
 from kvcalc.library.huggingface.types.model_type import Type
 from kvcalc.model.model import Model
 from kvcalc.records import JsonObject
 
 MAX_KEYS_SHOWN = 40
-# Keys that say nothing about sizes. The model's notes list other unread keys.
-_SILENT = re.compile(
-    r"_ids?$|_tokens?(_|$)|dropout|eps$|epsilon|activation|hidden_act|^act_|init(?!ial)|"
-    r"initializer|rope|rotary|theta|scal[ei]"
-    r"|multiplier|temperature|pdrop|jitter|softcap|^output_|^return_|use_cache|^torch|dtype|"
-    r"version|architectures|auto_map"
-    r"|model_type|_name|gradient|aux|loss|coef|^is_|generation|top_[pk]$|penalty|beam|length$|"
-    r"^max_length|min_length|label|task_"
-    r"|problem|norm_topk|scoring|topk_method|n_group|topk_group|pretraining|ep_size|seq_aux|"
-    r"prefix|transformers|_std|pruned"
-    r"|cross_attention|chunk_size_feed|^do_|early|^finetuning|_impl(ementation)?(_|$)|summary|"
-    r"^use_mem|kernels|alibi|partial"
-    r"|qkv_fused|tokenizer|^bf16|^fp16|^fp32|flash|softmax|^mup_|_path$|"
-    r"residual_connection_post|fp32_residual|_autoset$"
-    r"|router_(dtype|scaling|z_)|routed_scaling|score_func|num_return_sequences|typical_p|"
-    r"no_repeat|_commit|scale_attn|onnx"
-    r"|_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|"
-    r"exponential_decay|remove_invalid|bias_dropout"
-    r"|mtp|nextn|time_step_(?:min|max|floor|limit)|^swiglu_|num_logits|logn|dynamic_ntk|pos_emb$"
-)
 # Names of lengths, which are no weights.
 _LENGTHS = re.compile(
     r"(chunk|window|block|batch|cache|padding)_size|group_size$|interval|frequency|_freq$|"
@@ -98,7 +78,7 @@ def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     keys = [
         key
         for key in unread
-        if _ALWAYS.search(key) or not any(_is_silent(part) for part in key.split("."))
+        if _ALWAYS.search(key) or not any(is_silent(part) for part in key.split("."))
     ]
     # a decoder may have an attention that its type does not have
     weights = [key for key in keys if may_carry_weights(key.rpartition(".")[2])]
@@ -115,7 +95,7 @@ def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
 
 def may_carry_weights(key: str) -> bool:
     """Return whether an unknown key may add parameters, by its name."""
-    is_size = _WEIGHTS.search(key) and not (_LENGTHS.search(key) or _is_silent(key))
+    is_size = _WEIGHTS.search(key) and not (_LENGTHS.search(key) or is_silent(key))
     return bool(_ALWAYS.search(key) or is_size)
 
 
@@ -142,10 +122,6 @@ def _leaves(key: str, value: Any, inert: set[str]) -> Iterator[str]:
             yield from _leaves(f"{key}.{inner_key}", inner, inert)
     elif value not in (None, False, 0, "", [], {}) and key.rpartition(".")[2] not in inert:
         yield key
-
-
-def _is_silent(key: str) -> bool:
-    return bool(_SILENT.search(key) or SIGHT.search(key) or OTHER_PARTS.search(key))
 
 
 def _declared(resolved: ModelType) -> set[str]:
@@ -176,7 +152,7 @@ def _respelled(c: Config) -> Iterator[str]:
 def _general(c: Config, model_type: str, unread: list[str]) -> str:
     """Return the note about an unknown type. Raises UserError if general rules would be a guess."""
     name = printable(model_type or "none", 60)
-    check_settled(c, name, unread, _is_silent)
+    check_settled(c, name, unread)
     values = [f"{key} as {value}" for key, value in _ASSUMED.items() if not c.in_file(key)]
     assumed = f", taking {', '.join(values)}" if values else ""
     text = f"parameters are ≈: model_type {name!r} is not known: read by the general rules"
@@ -194,16 +170,6 @@ _ORDER = (
     "name family model_type aliases huggingface_id source published notes hidden_size vocab_size "
     "max_context layers pattern kinds"
 )
-_ON_ONE_LINE = {"pattern", "aliases", "unquantized", "published", "mtp"}
-_LISTS_OF_LINES = {"parts", "shared", "source", "quantization", "extra"}
-
-
-class _Flow(JsonObject):
-    """A mapping written on one line."""
-
-
-class _FlowList(list[Any]):
-    """A list written on as few lines as it needs."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -218,13 +184,6 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
-_Dumper.add_representer(
-    _FlowList,
-    lambda d, v: d.represent_sequence("tag:yaml.org,2002:seq", v, flow_style=True),
-)
-_Dumper.add_representer(
-    _Flow, lambda d, v: d.represent_mapping("tag:yaml.org,2002:map", v, flow_style=True)
-)
 _Dumper.add_representer(str, _text)
 
 
@@ -241,7 +200,7 @@ def imported(model: Model) -> str:
 
 
 def to_yaml(model: Model) -> str:
-    """Return the preset of `model`, without defaults and with one line per part.
+    """Return the preset of `model`, without defaults and with innermost values on one line.
 
     Reading it back gives the same figures.
     """
@@ -249,21 +208,24 @@ def to_yaml(model: Model) -> str:
     ordered = {key: data.pop(key) for key in _ORDER.split() if key in data} | data
     for key in ("notes", "file"):
         ordered.pop(key, None)
-    text = yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=118)
+    text = yaml.dump(
+        ordered,
+        Dumper=_Dumper,
+        default_flow_style=None,
+        sort_keys=False,
+        allow_unicode=True,
+        width=118,
+    )
     # `_text` has put these characters in quotes
     return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
 
 
-def _without_defaults(value: Any, key: str = "") -> Any:
+def _without_defaults(value: Any) -> Any:
     """Return plain values without fields that equal their default, ready to be written."""
     if isinstance(value, dict):
-        items = {name: _without_defaults(item) for name, item in value.items()}
-        return _Flow(items) if key in _ON_ONE_LINE else items
+        return {name: _without_defaults(item) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        entries = [_without_defaults(item) for item in value]
-        if key in _LISTS_OF_LINES:
-            return [_Flow(entry) for entry in entries]
-        return _FlowList(entries) if key in _ON_ONE_LINE else entries
+        return [_without_defaults(item) for item in value]
     if not isinstance(value, msgspec.Struct):
         return value
     tag = value.__struct_config__.tag
@@ -274,5 +236,5 @@ def _without_defaults(value: Any, key: str = "") -> Any:
         if field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
         if field.required or item != default:
-            fields[field.encode_name] = _without_defaults(item, field.encode_name)
-    return _Flow(fields) if key in _ON_ONE_LINE else fields
+            fields[field.encode_name] = _without_defaults(item)
+    return fields

@@ -111,6 +111,8 @@ def model_from(
         UserError: A key does not fit. The message names `where` and the key.
     """
     check_program(data, file_name)
+    if draft_keys := Config(data, file_name).table("dflash_config"):
+        data = {**data, **draft_keys, "dflash_config": None}
     inner = text_part(data, file_name)
     if max(len(data), len(inner)) > MAX_KEYS:
         raise UserError(f"has more than {MAX_KEYS:,} keys", file_name)

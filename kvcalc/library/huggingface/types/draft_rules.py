@@ -1,7 +1,5 @@
 """Rules of draft heads, as `drafts.yaml` names them, and the classes that are drafts."""
 
-from typing import Any
-
 from kvcalc.library.huggingface.config import Config, show
 
 NOTE = "only its own weights are counted, without the embedding or head that its target shares"
@@ -53,23 +51,10 @@ def target_parts(c: Config) -> tuple[str, ...]:
     return ("embedding",) if has_own_head else ("embedding", "lm_head")
 
 
-def dflash_value(c: Config, key: str, default: Any = None) -> Any:
-    """Return a key of `dflash_config`, or of the file itself."""
-    return c.nested("dflash_config").get(key, c.get(key, default))
-
-
-def dflash_size(c: Config, key: str, default: int | None = None, minimum: int = 1) -> int:
-    """Return a size of `dflash_config`, or of the file itself."""
-    inner = c.nested("dflash_config")
-    if inner.has(key):
-        return inner.size(key, minimum=minimum)
-    return c.size(key, default, minimum)
-
-
 def dflash_states(c: Config) -> tuple[int, int]:
     """Return the projection of some layers of the target, by default one per layer of the draft."""
     key = "target_layer_ids"
-    count = len(c.nested("dflash_config").sizes(key) or c.sizes(key)) or c.layers
+    count = len(c.sizes(key)) or c.layers
     return count * c.size("target_hidden_size", c.size("hidden_size")), c.size("hidden_size")
 
 
@@ -79,8 +64,8 @@ def dflash_qk_norm(c: Config) -> str:
     Raises:
         UserError: The file gives layers another mixer (DSpark's kda and mla).
     """
-    modes = c.nested("dflash_config").items("attention_modes")
-    for mode in modes or [dflash_value(c, "attention_mode", "gqa")]:
+    modes = c.items("attention_modes")
+    for mode in modes or [c.get("attention_mode", "gqa")]:
         if mode not in ("gqa", "mha"):
             text = f"{show(mode)} is not known here"
             raise c.fail("attention_modes", text, "Known: gqa, mha")
@@ -91,14 +76,14 @@ def has_sinks(c: Config) -> bool:
     """Return whether the softmax has a learned sink, in all layers or in layers of this type."""
     kind = "swa" if c.layer_type == "sliding_attention" else "full"
     has_own = c.flag(f"add_{kind}_attention_sink_bias")
-    return has_own or bool(dflash_value(c, "attention_sink_bias"))
+    return has_own or bool(c.get("attention_sink_bias"))
 
 
 def markov_matrices(c: Config) -> Matrices:
     """Return DSpark's low-rank logits from the token before, and its guess of the acceptance."""
     width = c.size("hidden_size")
-    rank = dflash_size(c, "markov_rank", 0, 0)
-    kind = dflash_value(c, "markov_head_type", "vanilla")
+    rank = c.size("markov_rank", 0, 0)
+    kind = c.get("markov_head_type", "vanilla")
     if kind not in ("vanilla", "gated", "rnn"):
         text = f"{kind!r} is not known here"
         raise c.fail("markov_head_type", text, "Known: vanilla, gated, rnn")
@@ -109,25 +94,23 @@ def markov_matrices(c: Config) -> Matrices:
             matrices["markov_gate"] = (width + rank, rank, rank)
         elif kind == "rnn":
             matrices["markov_step"] = (2 * rank + width, 3 * rank, 3 * rank)
-    if dflash_value(
-        c, "enable_confidence_head", bool(dflash_value(c, "confidence_head_alpha"))
-    ):
-        inputs = width + (rank if dflash_value(c, "confidence_head_with_markov") else 0)
+    if c.get("enable_confidence_head", bool(c.get("confidence_head_alpha"))):
+        inputs = width + (rank if c.get("confidence_head_with_markov") else 0)
         matrices["confidence"] = (inputs, 1, 1)
     return matrices
 
 
 def markov_tables(c: Config) -> Matrices:
     """Return the rows of the tokens before."""
-    rank = dflash_size(c, "markov_rank", 0, 0)
+    rank = c.size("markov_rank", 0, 0)
     return {"markov_in": (c.size("vocab_size"), rank)} if rank else {}
 
 
 def domino_matrices(c: Config) -> Matrices:
     """Return Domino's GRU over the tokens of the block, and its way to the vocabulary."""
     width = c.size("hidden_size")
-    state = dflash_size(c, "gru_hidden_dim")
-    narrow = dflash_size(c, "emb_dim")
+    state = c.size("gru_hidden_dim")
+    narrow = c.size("emb_dim")
     return {
         "gru_in": (width, 3 * state),
         "gru_state": (state, 3 * state),

@@ -6,7 +6,6 @@ result is marked as ≈. `general.yaml` names the rules.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from kvcalc.errors import UserError, printable
@@ -23,6 +22,26 @@ OTHER_PARTS = re.compile(
     r"^(quantization|compression|text|vision|visual|audio|vit|projector|mm_projector|rope\w*|"
     r"auto_map|speculators|draft)"
     r"(_config|_cfg|_parameters|_tower|$)|^rope_scaling$|_token_id$"
+)
+# Keys that say nothing about sizes. The model's notes list other unread keys.
+_SILENT = re.compile(
+    r"_ids?$|_tokens?(_|$)|dropout|eps$|epsilon|activation|hidden_act|^act_|init(?!ial)|"
+    r"initializer|rope|rotary|theta|scal[ei]"
+    r"|multiplier|temperature|pdrop|jitter|softcap|^output_|^return_|use_cache|^torch|dtype|"
+    r"version|architectures|auto_map"
+    r"|model_type|_name|gradient|aux|loss|coef|^is_|generation|top_[pk]$|penalty|beam|length$|"
+    r"^max_length|min_length|label|task_"
+    r"|problem|norm_topk|scoring|topk_method|n_group|topk_group|pretraining|ep_size|seq_aux|"
+    r"prefix|transformers|_std|pruned"
+    r"|cross_attention|chunk_size_feed|^do_|early|^finetuning|_impl(ementation)?(_|$)|summary|"
+    r"^use_mem|kernels|alibi|partial"
+    r"|qkv_fused|tokenizer|^bf16|^fp16|^fp32|flash|softmax|^mup_|_path$|"
+    r"residual_connection_post|fp32_residual|_autoset$"
+    r"|router_(dtype|scaling|z_)|routed_scaling|score_func|num_return_sequences|typical_p|"
+    r"no_repeat|_commit|scale_attn|onnx"
+    r"|_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|"
+    r"exponential_decay|remove_invalid|bias_dropout"
+    r"|mtp|nextn|time_step_(?:min|max|floor|limit)|^swiglu_|num_logits|logn|dynamic_ntk|pos_emb$"
 )
 # Words of keys that say how much a layer stores, or how often it runs.
 _CACHE_WORDS = re.compile(
@@ -117,9 +136,7 @@ def _remove(keys: JsonObject, path: str) -> bool:
     return _remove(keys[first], inner_path)
 
 
-def check_settled(
-    c: Config, model_type: str, unread: list[str], is_silent: Callable[[str], bool]
-) -> None:
+def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
     """Raise UserError if an unread key may change a count, or if no key says which layers have the
     window.
 
@@ -127,7 +144,6 @@ def check_settled(
         c: The file, after its layers were read.
         model_type: As the file gives it.
         unread: Keys that no reader used. Keys inside mappings are `KEY.INNER`.
-        is_silent: Returns whether a key says nothing about sizes, by its name.
     """
     others = [
         key for key in unread if not OTHER_PARTS.search(key) and not key.startswith("mm_")
@@ -138,8 +154,8 @@ def check_settled(
         {"num_key_value_heads", "head_dim", "qk_head_dim"} if c.has("kv_lora_rank") else set()
     )
     others = [key for key in others if key not in settled]
-    storing = [key for key in others if _may_store(c, key, is_silent)]
-    ordering = [key for key in others if key not in storing and _may_order(c, key, is_silent)]
+    storing = [key for key in others if _may_store(c, key)]
+    ordering = [key for key in others if key not in storing and _may_order(c, key)]
     window = _window(c)
     if names_layers:
         ordering, window = [], None
@@ -159,6 +175,11 @@ def check_settled(
     raise UserError(f"model_type {model_type!r} is not known, and {why}", c.file_name, hint)
 
 
+def is_silent(key: str) -> bool:
+    """Return whether a key says nothing about sizes, by its name."""
+    return bool(_SILENT.search(key) or SIGHT.search(key) or OTHER_PARTS.search(key))
+
+
 def _window(c: Config) -> int | None:
     """Return the window that a file gives without naming its layers; None if it gives none."""
     value = c.get("sliding_window")
@@ -167,7 +188,7 @@ def _window(c: Config) -> int | None:
     return value if is_on and not is_per_layer else None
 
 
-def _may_store(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
+def _may_store(c: Config, key: str) -> bool:
     """Return whether a key may change the cache or the weights of layers.
 
     Examples: `num_kv_shared_layers: 4`, `moe_every: 2`, and a number for each layer.
@@ -184,7 +205,7 @@ def _may_store(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
     )
 
 
-def _may_order(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
+def _may_order(c: Config, key: str) -> bool:
     """Return whether a key may say which layers attend, slide or recur, by its words or its value.
 
     Examples: `global_attn_every_n_layers: 6`, `special: [5, 11]`, `plan: "LLLG"`.
