@@ -96,7 +96,7 @@ def test_types_that_llama_cpp_refuses(kvcalc: Run) -> None:
         assert (result.code, result.out) == (2, "")
         return result.err
 
-    assert "engine vllm takes no cache-type-k" in said("llama-3.1-8b --engine vllm --cache-type-k q8_0")
+    assert "engine vllm does not model cache-type-k" in said("llama-3.1-8b --engine vllm --cache-type-k q8_0")
     assert "llama.cpp has no cache dtype 'fp8'" in said("llama-3.1-8b --engine llama.cpp --cache-type-v fp8")
     assert "stores latents in one type" in said("deepseek-v3 --engine llama.cpp --cache-type-v q8_0")
     with pytest.raises(UserError, match="blocks of 32 do not divide a head of 80"):

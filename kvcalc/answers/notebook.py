@@ -161,8 +161,8 @@ def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deplo
     return cast(Deployment, result)
 
 
-def _command(name: str) -> Callable[..., Answer]:
-    """Return a function that deploys a model and calls the method `name` of the deployment."""
+def _command(method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Return a function that deploys a model and calls a method of the deployment."""
 
     def run(model: ModelOrName | Deployment, **options: Any) -> Answer:
         deploying = DEPLOYING & options.keys()
@@ -173,19 +173,21 @@ def _command(name: str) -> Callable[..., Answer]:
                 f"the deployment already has {', '.join(sorted(fixed))}",
                 hint="Give these options to deploy",
             )
-        answer: Answer = getattr(model, name)(**options)
-        return answer
+        return method(model, **options)
 
-    run.__name__ = name
-    run.__doc__ = f"""{getattr(Deployment, name).__doc__}
+    run.__name__ = method.__name__
+    run.__doc__ = f"""{method.__doc__}
     The first argument is a model or a Deployment. A model also takes the options of `deploy`.
     """
     return run
 
 
-size, fit, latency, roofline, serve, compare = map(
-    _command, ("size", "fit", "latency", "roofline", "serve", "compare")
-)
+size = _command(Deployment.size)
+fit = _command(Deployment.fit)
+latency = _command(Deployment.latency)
+roofline = _command(Deployment.roofline)
+serve = _command(Deployment.serve)
+compare = _command(Deployment.compare)
 
 
 def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> Answer:

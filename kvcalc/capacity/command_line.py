@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.dialects import DIALECTS, Dialect
+from kvcalc.capacity.dialects import DIALECTS, MAPPINGS, Dialect
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError
@@ -31,8 +31,6 @@ from kvcalc.storage.formats import canonical
 from kvcalc.storage.quantization import load_weight_format
 from kvcalc.timing.deployment import TimedDeployment
 
-# Mappings whose keys can be flags: --speculative-config.method mtp
-MAPPINGS = ("limit_mm_per_prompt", "speculation", "engram_config")
 FORMS = (
     "Write vllm serve MODEL …, python -m sglang.launch_server …, llama-server … or "
     "trtllm-serve MODEL …"

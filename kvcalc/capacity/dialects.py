@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UserError
 from kvcalc.storage.formats import canonical
 
+# Mappings whose keys can be flags: --speculative-config.method mtp
+MAPPINGS = ("limit_mm_per_prompt", "speculation", "engram_config")
 _NUMBER = re.compile(r"(\d+)(?:\.(\d+))?([kKmMgGtT]?)(i?)B?")
 
 
@@ -39,9 +41,9 @@ def _real(text: str) -> float:
         raise UserError(f"{text!r} is not a number") from None
 
 
-def _limits(text: str) -> str:
+def limits_as_json(text: str) -> str:
     """Return `image=0` as the JSON that vLLM accepts."""
-    limits = re.findall(r"(\w+)\s*=\s*(\d+)", text)
+    limits = re.findall(r"(\w+)\s*=\s*(-?\d+)", text)
     return json.dumps({name: int(count) for name, count in limits}) if limits else text
 
 
@@ -59,7 +61,7 @@ _CONVERTERS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
     "real": (_real, str),
     "text": (str, str),
     "name": (str.lower, str),
-    "limits": (str, _limits),
+    "limits": (str, limits_as_json),
     "format": _named(),
     "torch": _named(bf16="bfloat16", fp16="float16", fp32="float32"),
     "ggml": _named(fp16="f16", fp32="f32"),

@@ -1,14 +1,15 @@
 """The options of `fit` with their checks: what an engine supports, and the files that they name."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from kvcalc.capacity.dialects import limits_as_json
 from kvcalc.capacity.engines import ENGINES
-from kvcalc.capacity.engines.engine import Engine, EngineSettings
+from kvcalc.capacity.engines.engine import Engine
 from kvcalc.capacity.memory_budget import LogCorrections, read_learned
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
 from kvcalc.question.fit_question import STATE_DTYPES, FitQuestion
@@ -16,7 +17,8 @@ from kvcalc.question.options import read_questions, spelled
 from kvcalc.storage.formats import canonical
 from kvcalc.timing.deployment import TimedDeployment
 
-MODALITIES = ("image", "video", "audio")
+DEFAULTS = FitQuestion()
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,10 +27,13 @@ class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Source: vLLM, config/multimodal.py (ImageDummyOptions, VideoDummyOptions).
     """
 
-    count: int
-    width: int = 0
-    height: int = 0
-    num_frames: int = 0
+    count: Count
+    width: Count = 0
+    height: Count = 0
+    num_frames: Count = 0
+
+
+Limits = dict[Literal["image", "video", "audio"], Count | Items]
 
 
 class FitOptions(FitQuestion, frozen=True):
@@ -67,26 +72,18 @@ class FitOptions(FitQuestion, frozen=True):
 
     def _check_engine(self) -> None:
         """Raise UserError for an option that the engine does not have."""
-        rules, defaults = self.rules, EngineSettings()
-        for engine in ENGINES.values():
-            for name in engine.takes:
-                if engine is not rules and getattr(self, name) != getattr(defaults, name):
-                    raise self._unsupported(f"takes no {spelled(name)}", [engine])
-        for name in ("max_loras", "limit_mm_per_prompt", "engram_config"):
-            if getattr(self, name) and name not in rules.counts:
-                engines = [engine for engine in ENGINES.values() if name in engine.counts]
-                raise self._unsupported(f"counts no {spelled(name)}", engines)
-        if self.num_gpu_blocks_override and not rules.takes_num_blocks:
-            engines = [engine for engine in ENGINES.values() if engine.takes_num_blocks]
-            raise self._unsupported("takes no num-gpu-blocks-override", engines)
+        rules = self.rules
+        for name in (name for engine in ENGINES.values() for name in engine.takes):
+            if name not in rules.takes and getattr(self, name) != getattr(DEFAULTS, name):
+                engines = [engine.name for engine in ENGINES.values() if name in engine.takes]
+                raise UserError(
+                    f"engine {self.engine} does not model {spelled(name)}",
+                    hint=f"Engines that do: {', '.join(engines)}",
+                )
         for dtype in filter(None, (self.cache_type_k, self.cache_type_v)):
             if canonical(dtype) not in (rules.dtypes or ()):
                 hint = f"It has: {', '.join(rules.dtypes or ())}"
                 raise UserError(f"{rules.name} has no cache dtype {dtype!r}", hint=hint)
-
-    def _unsupported(self, what: str, engines: Sequence[Engine]) -> UserError:
-        names = ", ".join(engine.name for engine in engines)
-        return UserError(f"engine {self.engine} {what}", hint=f"Engines that do: {names}")
 
     def cache_label(self, used: str) -> str:
         """Return the cache's dtype, or both dtypes if those of keys and values differ.
@@ -183,30 +180,20 @@ def read_item_limits(text: str) -> dict[str, Items]:
     Raises:
         UserError: The text has another form.
     """
-    limits: dict[str, int | Items] = {}
+    if not text.strip():
+        return {}
     try:
-        if text.lstrip().startswith("{"):
-            limits = msgspec.json.decode(text, type=dict[str, int | Items])
-        elif text.strip():
-            words = [word.split("=") for word in text.split(",")]
-            limits = {name.strip(): int(count) for name, count in words}
-    except (msgspec.MsgspecError, ValueError):
+        limits = msgspec.json.decode(limits_as_json(text), type=Limits)
+    except msgspec.MsgspecError as error:
         raise UserError(
-            f"limit-mm-per-prompt {text!r} is not a limit",
+            f"limit-mm-per-prompt {text!r} is not a limit: {error}",
             hint='Give one like image=2 or {"image": 2}',
         ) from None
-    items = {
-        n: Items(limit) if isinstance(limit, int) else limit for n, limit in limits.items()
+    return {
+        name: Items(limit) if isinstance(limit, int) else limit
+        for name, limit in limits.items()
+        if name != "audio"
     }
-    for name, limit in items.items():
-        if min(msgspec.structs.astuple(limit)) < 0:
-            raise UserError(f"limit-mm-per-prompt {text!r} is below 0")
-        if name not in MODALITIES:
-            raise UserError(
-                f"limit-mm-per-prompt: unknown modality {name!r}",
-                hint=nearest(name, MODALITIES),
-            )
-    return {name: limit for name, limit in items.items() if name != "audio"}
 
 
 class EngramOptions(msgspec.Struct, frozen=True):

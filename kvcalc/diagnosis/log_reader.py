@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.dialects import DIALECTS, Flag
+from kvcalc.capacity.dialects import DIALECTS, MAPPINGS, Flag
+from kvcalc.capacity.memory_budget import GIB, MIB
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library import presets
@@ -311,7 +312,6 @@ def _preset(name: str) -> Gpu | None:
     return None
 
 
-GIB, MIB = 1 << 30, 1 << 20
 MAX_BYTES, MAX_LINE_CHARACTERS, MAX_BOOTS = 64 << 20, 20_000, 50
 MAX_FILE_BYTES = 1 << 50
 MAX_EARLIER_LINES = 200  # read before the first line that identifies the engine
@@ -338,7 +338,6 @@ FLAG_NUMBERS = (
     "cells",
 )
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
-MAPPING_FLAGS = ("limit_mm_per_prompt", "speculation", "engram_config")
 
 
 def read_boots(name: str) -> tuple[list[Boot], list[str]]:
@@ -522,7 +521,7 @@ def _record_arguments(boot: Boot, name: str, text: str) -> None:
         flag = _flags_by_argument(boot.engine).get(argument)
         if flag is None or value in (None, ""):
             continue
-        if flag.name in MAPPING_FLAGS and isinstance(value, str):
+        if flag.name in MAPPINGS and isinstance(value, str):
             items = {
                 key: int(item) if isinstance(item, str) and item.isdigit() else item
                 for key, item in _parse_arguments(value)

@@ -7,6 +7,7 @@ the mean lengths.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.question.serving_options import ServerSettings, Workload
+from kvcalc.records import Record
 from kvcalc.records.plan import RunningRecord
 from kvcalc.serving.server import serve
 from kvcalc.timing.deployment import TimedDeployment
@@ -102,6 +104,17 @@ class Metrics(NamedTuple):
     blocks: int = 0
     block_size: int = 0
 
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens that the server found in its cache."""
+        queries = self.values.get("queries")
+        return self.values.get("hits", 0) / queries if queries else self.values.get("hit_rate")
+
+    def mean_tokens(self, name: str, default: int) -> int:
+        """Return the mean tokens of a request; the default before the first request ends."""
+        requests = self.values.get("requests", 0)
+        return max(1, round(self.values.get(name, 0) / requests)) if requests else default
+
 
 def read_metrics(source: str) -> Metrics:
     """Return the metrics in a file or at an address. Raises UserError if there are none of vLLM or
@@ -131,13 +144,13 @@ def read_metrics(source: str) -> Metrics:
         raise UserError("has no metrics of vLLM or SGLang", source, hint)
     values = {}
     for name, engine_names in ENGINE_NAMES.items():
-        sampled = next((samples[key] for key in engine_names.split() if key in samples), None)
-        if sampled:
+        if sampled := next(
+            (samples[key] for key in engine_names.split() if key in samples), []
+        ):
             values[name] = sum(sampled) / (len(sampled) if name in SHARES else 1)
     histograms = {}
     for name, engine_names in HISTOGRAM_NAMES.items():
-        key = next((key for key in engine_names.split() if f"{key}_count" in samples), None)
-        if key:
+        if key := next((key for key in engine_names.split() if f"{key}_count" in samples), ""):
             histograms[name] = Histogram(
                 tuple(sorted(buckets.get(key, {}).items())),
                 sum(samples.get(f"{key}_sum", [])),
@@ -186,15 +199,12 @@ def running_records(
         UserError: As `serve`.
     """
     values = metrics.values
-    requests = values.get("requests", 0)
     clients = clients or max(1, int(values.get("running", 0) + values.get("waiting", 0)))
     if clients > MAX_CLIENTS:
         message = f"{clients:,} concurrent requests are more than {MAX_CLIENTS:,}"
         raise UserError(message, hint="Give --users")
-    input_len, output_len = 1000, 200
-    if requests:
-        input_len = max(1, round(values.get("prompt_tokens", 0) / requests))
-        output_len = max(1, round(values.get("output_tokens", 0) / requests))
+    input_len = metrics.mean_tokens("prompt_tokens", default=1000)
+    output_len = metrics.mean_tokens("output_tokens", default=200)
     load = Workload(
         max_concurrency=clients,
         num_prompts=max(MIN_REQUESTS, 2 * clients),
@@ -204,34 +214,11 @@ def running_records(
     cache_bytes = None
     if metrics.blocks and metrics.engine == "vllm":
         options = FitOptions(
-            engine="vllm",
-            block_size=metrics.block_size,
-            num_gpu_blocks_override=metrics.blocks,
+            block_size=metrics.block_size, num_gpu_blocks_override=metrics.blocks
         )
         cache_bytes = fit(deployment, options).kv_budget
     settings = ServerSettings(max_num_seqs=max(256, clients), kv_cache_memory_bytes=cache_bytes)
-    record = serve(deployment, load, settings).record
-    hits = values.get("hit_rate")
-    if queries := values.get("queries"):
-        hits = values.get("hits", 0) / queries
-    batch_size = record["mean_batch_size"]
-    queue = max(0.0, record["mean_in_system"] - batch_size)
-    # name, measured and predicted value, and unit
-    figures: list[tuple[str, float | None, float | None, str | None]] = [
-        ("running", values.get("running"), batch_size, "requests"),
-        ("waiting", values.get("waiting"), queue, "requests"),
-        ("cache used", values.get("cache_usage"), record["kv_peak"], "share"),
-        ("preemptions", values.get("preemptions"), record["preemptions"], "times"),
-        ("prefix hits", hits, None, "share"),
-    ]
-    for name in HISTOGRAM_NAMES:
-        histogram, label = metrics.histograms.get(name, Histogram()), name.upper()
-        figures.append((f"{label} mean", histogram.mean, record[f"{name}_mean_s"], "s"))
-        for percent in (50, 90, 99):
-            measured = histogram.quantile(percent / 100)
-            predicted = record[f"{name}_p{percent}_s"]
-            figures.append((f"{label} p{percent}", measured, predicted, "s"))
-    figures.append(("verdict", None, None, None))
+    served = serve(deployment, load, settings).record
     return [
         {
             "engine": metrics.engine,
@@ -246,14 +233,34 @@ def running_records(
             "measured": measured,
             "predicted": predicted,
             "unit": unit,
-            "said": None if unit else _sentence(metrics, deployment, hits),
+            "said": None if unit else _sentence(metrics, deployment),
         }
-        for name, measured, predicted, unit in figures
+        for name, measured, predicted, unit in _figures(metrics, served)
         if not unit or (measured, predicted) != (None, None)
     ]
 
 
-def _sentence(metrics: Metrics, deployment: TimedDeployment, hits: float | None) -> str:
+def _figures(
+    metrics: Metrics, served: Record
+) -> Iterator[tuple[str, float | None, float | None, str | None]]:
+    """Yield name, measured and predicted value, and unit of each figure; last the verdict."""
+    measured, batch_size = metrics.values.get, served["mean_batch_size"]
+    queue = max(0.0, served["mean_in_system"] - batch_size)
+    yield "running", measured("running"), batch_size, "requests"
+    yield "waiting", measured("waiting"), queue, "requests"
+    yield "cache used", measured("cache_usage"), served["kv_peak"], "share"
+    yield "preemptions", measured("preemptions"), served["preemptions"], "times"
+    yield "prefix hits", metrics.hit_rate, None, "share"
+    for name in HISTOGRAM_NAMES:
+        histogram, label = metrics.histograms.get(name, Histogram()), name.upper()
+        yield f"{label} mean", histogram.mean, served[f"{name}_mean_s"], "s"
+        for percent in (50, 90, 99):
+            quantile = histogram.quantile(percent / 100)
+            yield f"{label} p{percent}", quantile, served[f"{name}_p{percent}_s"], "s"
+    yield "verdict", None, None, None
+
+
+def _sentence(metrics: Metrics, deployment: TimedDeployment) -> str:
     """Return a sentence on the state of the server, and its reason."""
     values = metrics.values
     templates = {
@@ -263,8 +270,8 @@ def _sentence(metrics: Metrics, deployment: TimedDeployment, hits: float | None)
         "preemptions": "{:,.0f} preemptions",
     }
     parts = [text.format(values[name]) for name, text in templates.items() if name in values]
-    if hits is not None:
-        parts.append(f"{hits:.0%} of prompt tokens found in the cache")
+    if metrics.hit_rate is not None:
+        parts.append(f"{metrics.hit_rate:.0%} of prompt tokens found in the cache")
     is_full = values.get("cache_usage", 0.0) >= FULL_USAGE
     verdict = "nothing waits"
     if values.get("preemptions") and is_full:

@@ -140,8 +140,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         has_context_buffers: Whether buffers outside the cache grow with the context.
         dtypes: Supported cache dtypes; None for all.
         unmodelled: Cache dtypes with a layout that is not modelled.
-        takes: Settings of this engine only.
-        counts: Settings among max_loras, limit_mm_per_prompt and engram_config with known bytes.
+        takes: Options of `fit` that not every engine has, or whose bytes are known.
         precision: Model and requested precision → the precision that runs, and remarks.
         entries: Model and part → cache entries. Raises UserError if the engine runs the part
             differently from the model.
@@ -150,7 +149,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         utilization_basis: Memory that the share refers to, one of SHARES.
         excludes_activations: Whether activations and overhead are outside the share.
         spreads_context: Whether it has decode-context parallelism.
-        takes_num_blocks: Whether a number of blocks can replace the budget.
         memory_key: The properties of a start's GPU that affect `memory`.
         max_vocabulary_difference: Padding entries by which a draft's vocabulary may differ.
         refuses_below_one_sequence: Whether it does not start if not one sequence of the longest
@@ -172,7 +170,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] | None = None
     unmodelled: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
-    counts: tuple[str, ...] = ()
     precision: Callable[[Model, Precision], PrecisionAndRemarks] = lambda _, precision: (
         precision,
         (),
@@ -183,7 +180,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     utilization_basis: str = "total"
     excludes_activations: bool = False
     spreads_context: bool = False
-    takes_num_blocks: bool = False
     memory_key: Callable[[EngineStartup], object] = lambda start: None
     max_vocabulary_difference: int = MAX_PADDING
     refuses_below_one_sequence: bool = False

@@ -53,7 +53,7 @@ PAD = 256  # cells: every cache is a multiple
 CHUNK = 8192  # tokens: files have no key for another number
 UBATCH = 512  # --ubatch-size
 # common/arg.cpp, kv_cache_types
-TYPES = (*["fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"],)
+TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 # the last of each so long run of layers has no window
 PERIODS = {
     "gemma2": 2,
@@ -430,19 +430,17 @@ LLAMA_CPP = Engine(
     memory_key=lambda start: start.gpu.per == "SoC",
     dtypes=TYPES,
     takes=(
-        *[
-            "cache_type_k",
-            "cache_type_v",
-            "kv_unified",
-            "swa_full",
-            "n_gpu_layers",
-            "n_cpu_moe",
-            "cpu_moe",
-        ],
+        "cache_type_k",
+        "cache_type_v",
+        "kv_unified",
+        "swa_full",
+        "n_gpu_layers",
+        "n_cpu_moe",
+        "cpu_moe",
     ),
     precision=_precision,
     entries=_entries,
     row_format=_row_format,
     utilization_basis="free",
-    smaller_weights=(*["q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m"],),
+    smaller_weights=("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m"),
 )

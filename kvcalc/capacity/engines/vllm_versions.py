@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvcalc.capacity.engines.engine import Defaults, nearest_older
+from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UnpredictedRelease
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
@@ -19,7 +20,6 @@ from kvcalc.layers.weights import Formats
 from kvcalc.model.model import Model, kept
 from kvcalc.model.precision import PUBLISHED, formats_of
 
-GIB = 1 << 30
 V1_FOR_ALL = (0, 10, 2)
 BELOW_8 = ("Volta", "Turing")  # architectures of a compute capability below 8.0
 LISTED_FAMILIES = ("llama", "mistral", "deepseek", "granite")
