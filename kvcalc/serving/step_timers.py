@@ -22,7 +22,6 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from msgspec.structs import replace
 
 from kvcalc.gpu.gpu import roofline
 from kvcalc.layers.batch import Batch, Sequences
@@ -101,9 +100,7 @@ class StepTimer:
 
     def __init__(self, deployment: TimedDeployment, queries: int = 1) -> None:
         self.stages = deployment.parallelism.pp
-        if self.stages > 1:
-            deployment = replace(deployment, is_server=True)
-        self.deployment = deployment
+        self.deployment = deployment.as_server() if self.stages > 1 else deployment
         self.queries = queries
         self.ranks = deployment.parallelism.dp
         self._tables: dict[tuple[int, int], tuple[Any, Any]] = {}

@@ -91,6 +91,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             calibrated_on = loaded.gpu
         return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
+    def as_server(self) -> Self:
+        """Return the deployment as a server."""
+        return replace(self, is_server=True)
+
     @property
     def formats(self) -> Formats:
         """The formats of weights and cache. Raises UserError for a format that the model cannot
