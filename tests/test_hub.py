@@ -316,6 +316,7 @@ def test_what_is_no_name_is_refused_before_any_traffic(name: str, monkeypatch: p
         ("Qwen/Qwen3-8B", "qwen3-8b"),
         ("hf:meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
         ("https://huggingface.co/Qwen/Qwen3-8B/tree/main", "qwen3-8b"),
+        ("hf.co/Qwen/Qwen3-8B", "qwen3-8b"),
     ],
 )
 def test_a_model_with_a_preset_needs_no_network(name: str, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:

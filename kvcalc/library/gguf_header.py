@@ -147,7 +147,8 @@ class _Reader:
         """Advance by a number of bytes and return the position of the first skipped byte."""
         start = self.position
         if count > self.size - start:
-            raise ShortHeaderError(
+            kind = ShortHeaderError if count < MAX_HEADER else UserError
+            raise kind(
                 "is no usable GGUF file: it ends in the middle of its header, or is too long",
                 self.file_name,
             )

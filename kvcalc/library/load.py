@@ -6,6 +6,7 @@ A model can also have only dimensions: its cache can be computed, its weights ca
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -103,7 +104,7 @@ def _apply(data: JsonObject, target: str, value: Any) -> None:
 
 
 _ADDRESS = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)"
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)"
     r"(?:/tree/(?!main\b)([^/?#]+))?(?!/(?:blob|resolve)/.*\.gguf).*"
 )
 _REMOTE = ("hf:", "ms:", "ollama:", "http://", "https://")
@@ -132,7 +133,7 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
     if name.startswith(_REMOTE) or is_hub_name(name):
         preset = published().get(name.removeprefix("hf:").lower())
         if preset:
-            return load_model(preset, changes)
+            return read(preset_files("models")[preset], Model)
         from kvcalc.library.huggingface.hub import load_remote
 
         return load_remote(name, changes)
@@ -268,8 +269,10 @@ def published() -> dict[str, str]:
     """Return the preset of each name on the Hub; the names are in lower case."""
     results: dict[str, str] = {}
     for stem, path in preset_files("models").items():
-        if match := _ID.search(path.read_text(encoding="utf-8", errors="replace")):
-            results.setdefault(match[1].lower(), stem)
+        with suppress(OSError):
+            match = _ID.search(path.read_text(encoding="utf-8", errors="replace"))
+            if match:
+                results.setdefault(match[1].lower(), stem)
     return results
 
 

@@ -22,7 +22,7 @@ from kvcalc.model.model import Model
 ReadBytes = Callable[[str, int, int], bytes]
 
 MAX_HEADER = 100_000_000  # bytes; the limit of safetensors (safetensors/src/tensor.rs)
-MAX_INDEX, READERS = 64 << 20, 8
+MAX_INDEX, READERS = 32 << 20, 8
 _FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./\-]{0,200}\.safetensors", re.ASCII)
 # Tensors that `Model.parameters` excludes: towers of images and sounds, and layers that predict
 # further tokens. The number is of a layer, for models whose last layers predict.

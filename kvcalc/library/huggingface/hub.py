@@ -240,12 +240,14 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
         headers["Range"] = f"bytes={start}-{start + count - 1}"
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     deadline = monotonic() + PATIENCE * timeout
-    data = b""
+    data = bytearray()
     with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+        status, request = response.status_code, response.request
         code = response.headers.get("X-Error-Code", "EntryNotFound")
-        if response.status_code == 404 and code == "EntryNotFound":
+        if status == 404 and code == "EntryNotFound":
             raise MissingFileError(file)
-        hf_raise_for_status(response)
+        # without its body, which may have any size
+        hf_raise_for_status(type(response)(status, headers=response.headers, request=request))
         is_range = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         if count and not is_range:
             raise UserError(f"the server of {file} ignores ranges, so its header is not read")
@@ -255,7 +257,7 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
                 raise TimeoutError(f"no whole answer within {PATIENCE * timeout:g} s")
             if len(data) > (count or MAX_INDEX):
                 raise UserError(f"the server sends more of {file} than is read")
-    return data
+    return bytes(data)
 
 
 def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
