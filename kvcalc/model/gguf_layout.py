@@ -10,7 +10,6 @@ src/llama-quant.cpp (types).
 from collections import Counter
 from collections.abc import Iterator
 from string import ascii_lowercase
-from typing import NamedTuple
 
 import msgspec
 
@@ -49,22 +48,6 @@ _LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a
 Stored = tuple[str, tuple[tuple[str, str], ...]]
 
 
-class TensorMapping(NamedTuple):
-    """A tensor of a GGUF file.
-
-    Attributes:
-        name: Name in llama.cpp, without the number of the layer.
-        weights: Names of the weights that the tensor stores.
-        tensor: Row length and role.
-        rows: Number of rows.
-    """
-
-    name: str
-    weights: tuple[str, ...]
-    tensor: Tensor
-    rows: int
-
-
 def mixed(model: Model, mix: str, imatrix: bool) -> Model:
     """Return `model` with every weight stored as llama.cpp's quantiser stores it.
 
@@ -83,20 +66,16 @@ def mixed(model: Model, mix: str, imatrix: bool) -> Model:
 
 def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:
     is_fused = _has_fused_qkv(model)
-    mappings: list[TensorMapping] = []
-    for layer, kind in enumerate(model.order):
-        mappings += _layer(model, kind, layer, is_fused)
-    mappings += _outer(model)
+    layers = enumerate(model.order)
+    tensors = [t for layer, kind in layers for t in _layer(model, kind, layer, is_fused)]
+    tensors += _outer(model)
 
-    file_order = sorted(mappings, key=_tensor_key)
-    tensors = [mapping.tensor for mapping in file_order]
+    tensors.sort(key=lambda tensor: (tensor.layer, tensor.name))  # llama.cpp's order
     types = mixed_types(tensors, mix, imatrix, _facts(model))
-    type_of = dict(zip(map(_tensor_key, file_order), types, strict=True))
-    pieces: dict[tuple[int, str], list[tuple[str, TensorMapping]]] = {}
-    for mapping in mappings:
-        for weight in mapping.weights:
-            parts = pieces.setdefault((mapping.tensor.layer, weight), [])
-            parts.append((type_of[_tensor_key(mapping)], mapping))
+    pieces: dict[tuple[int, str], list[tuple[str, Tensor]]] = {}
+    for type_, tensor in zip(types, tensors, strict=True):
+        for weight in tensor.weights:
+            pieces.setdefault((tensor.layer, weight), []).append((type_, tensor))
 
     stored: dict[int, list[tuple[str, str]]] = {n: [] for n in range(-1, model.layers)}
     for (layer, weight), parts in pieces.items():
@@ -107,28 +86,21 @@ def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:
     )
 
 
-def _tensor_key(mapping: TensorMapping) -> tuple[int, str]:
-    """Return the sort key of llama.cpp: outer tensors first, then by layer, then by name."""
-    return mapping.tensor.layer, mapping.name
-
-
-def _format(model: Model, weight: str, parts: list[tuple[str, TensorMapping]]) -> str:
+def _format(model: Model, weight: str, parts: list[tuple[str, Tensor]]) -> str:
     """Return the format of a weight: a ggml type, or `types@bytes/elements` if its tensors differ
     in type or lack rows."""
-    elements = sum(mapping.tensor.row * mapping.rows for _, mapping in parts)
-    if weight == "embedding":
+    elements = sum(tensor.row * tensor.rows for _, tensor in parts)
+    lacks_rows = weight == "embedding" and parts[0][1].rows != model.vocab_size
+    if lacks_rows:
         elements = model.hidden_size * model.vocab_size
     types = "_".join(dict.fromkeys(type_ for type_, _ in parts))
-    lacks_rows = weight == "embedding" and parts[0][1].rows != model.vocab_size
     if len(parts) == 1 and not lacks_rows:
         return types
-    stored = sum(
-        tensor_bytes(type_, mapping.tensor.row, mapping.rows) for type_, mapping in parts
-    )
+    stored = sum(tensor_bytes(type_, tensor.row, tensor.rows) for type_, tensor in parts)
     return f"{types}@{stored}/{elements}"
 
 
-def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[TensorMapping]:
+def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[Tensor]:
     """Yield the tensors of a layer that may be quantised."""
     for part in model.kinds[kind].parts:
         weights = part.weights(model.hidden_size)
@@ -136,14 +108,19 @@ def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[Tens
         if is_fused and isinstance(part, Grouped):
             joined = [w for w in matrices if w.name in _QKV]
             matrices = [w for w in matrices if w.name not in _QKV]
-            tensor = Tensor(Use.QKV, joined[0].inputs, layer)
-            names = tuple(w.name for w in joined)
-            yield TensorMapping("attn_qkv", names, tensor, sum(w.outputs for w in joined))
+            yield Tensor(
+                use=Use.QKV,
+                row=joined[0].inputs,
+                layer=layer,
+                rows=sum(w.outputs for w in joined),
+                name="attn_qkv",
+                weights=tuple(w.name for w in joined),
+            )
         for w in matrices:
             yield from _tensors(part, w, layer)
 
 
-def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[TensorMapping]:
+def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[Tensor]:
     """Yield the tensors of a matrix. kv_up of MLA is [dn, r] (transposed) and [r, dv] per head."""
     if isinstance(part, Latent) and w.name == "kv_up":
         heads, rank = part.num_attention_heads, part.kv_lora_rank
@@ -151,8 +128,7 @@ def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[TensorMapping]:
             ("attn_k_b", part.qk_nope_head_dim, rank),
             ("attn_v_b", rank, part.v_head_dim),
         ):
-            tensor = Tensor(Use.OTHER, row, layer, stacked=True)
-            yield TensorMapping(name, ("kv_up",), tensor, heads * rows)
+            yield Tensor(Use.OTHER, row, layer, True, heads * rows, name, ("kv_up",))
         return
     use = Use.__members__.get(w.name.rpartition(".")[2].upper(), Use.OTHER)
     name = use + ("_exps" if w.expert else "_shexp" if w.name.startswith("shared.") else "")
@@ -160,19 +136,20 @@ def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[TensorMapping]:
         use, name = Use.OTHER, "attn_gate"
     elif w.name in _LATENT_NAMES:
         name = _LATENT_NAMES[w.name]
-    tensor = Tensor(use, w.inputs, layer, stacked=w.copies > 1)
-    yield TensorMapping(name, (w.name,), tensor, w.outputs * w.copies)
+    is_stacked = w.copies > 1
+    yield Tensor(use, w.inputs, layer, is_stacked, w.outputs * w.copies, name, (w.name,))
 
 
-def _outer(model: Model) -> list[TensorMapping]:
+def _outer(model: Model) -> list[Tensor]:
     width = model.hidden_size
     rows = _VOCABULARIES.get((model.model_type, model.vocab_size), model.vocab_size)
-    results = [TensorMapping("token_embd", ("embedding",), Tensor(Use.EMBEDDING, width), rows)]
+    outer = {"token_embd": (Use.EMBEDDING, rows, "embedding")}
     if not model.tie_word_embeddings:
-        results.append(
-            TensorMapping("output", ("lm_head",), Tensor(Use.HEAD, width), model.vocab_size)
-        )
-    return results
+        outer["output"] = (Use.HEAD, model.vocab_size, "lm_head")
+    return [
+        Tensor(use, width, rows=rows, name=name, weights=(weight,))
+        for name, (use, rows, weight) in outer.items()
+    ]
 
 
 def _facts(model: Model) -> ModelFacts:

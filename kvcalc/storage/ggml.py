@@ -175,18 +175,24 @@ VALUES = (Use.V, Use.QKV, Use.KV_UP)
 
 
 class Tensor(NamedTuple):
-    """A tensor that a mixture may quantise. Tensors are ordered by layer, then by name.
+    """A tensor of a GGUF file that a mixture may quantise.
 
     Attributes:
         row: Elements of a row, the first dimension in ggml.
         layer: Index of the layer; −1 for tensors outside the layers.
         stacked: Whether the tensor has one matrix per expert.
+        rows: Number of rows.
+        name: Name in llama.cpp, without the number of the layer.
+        weights: Names of the weights that the tensor stores.
     """
 
     use: Use
     row: int
     layer: int = -1
     stacked: bool = False
+    rows: int = 1
+    name: str = ""
+    weights: tuple[str, ...] = ()
 
 
 class ModelFacts(NamedTuple):

@@ -115,6 +115,10 @@ class Config:
         value = self.get(key, default)
         if value is None:
             raise self.fail(key, "is missing")
+        return self.checked_size(key, value, minimum)
+
+    def checked_size(self, key: str, value: Any, minimum: int = 1) -> int:
+        """Return a value as a whole number from `minimum` up. Raises UserError as `size`."""
         if isinstance(value, float) and value.is_integer() and abs(value) < MAX_SIZE:
             value = int(value)
         if type(value) is not int:

@@ -68,12 +68,7 @@ def every_nth(interval: Field, full: str = FULL, others: str = SLIDING) -> Order
         step = value_of(interval, c)
         if step is None:
             return True
-        if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            raise c.fail(
-                "layer pattern",
-                f"interval {show(step)} is not a whole number from 1 up",
-            )
-        return (c.layer + 1) % step == 0
+        return (c.layer + 1) % c.checked_size("layer pattern", step) == 0
 
     return full_where(is_full, full, others)
 
@@ -212,7 +207,7 @@ def grouped(
         if c.layer_type in SLIDING_TYPES:
             limit = value_of(window, c)
             if limit not in (None, -1):
-                values["sliding_window"] = _checked_size(c, limit, "sliding_window")
+                values["sliding_window"] = c.checked_size("sliding_window", limit)
         elif c.layer_type == "chunked_attention":
             values["attention_chunk_size"] = c.size("attention_chunk_size")
         elif c.layer_type not in _FULL_TYPES:
@@ -269,7 +264,7 @@ def cross_attention(
         if not value_of(is_on, c):
             return ()
         width = c.size("hidden_size")
-        inputs = _checked_size(c, value_of(source, c), "cross_attention_hidden_size") or width
+        inputs = value_of(source, c) or width
         flags = {"q": bias, "k": k_bias, "v": bias, "o": o_bias}
         sizes = {}
         for name, flag in flags.items():
@@ -494,12 +489,5 @@ def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
 
 def _size(c: Config, field: Field, key: str, default: int | None = None) -> int:
     """Return the size that a field gives, else the one under the key."""
-    return _checked_size(c, value_of(field, c), key) or c.size(key, default)
-
-
-def _checked_size(c: Config, value: Any, key: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**12:
-        raise c.fail(key, f"should be a whole number from 1 up, not {show(value)}")
-    return value
+    value = value_of(field, c)
+    return c.size(key, default) if value is None else c.checked_size(key, value)

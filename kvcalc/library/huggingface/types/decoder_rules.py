@@ -247,9 +247,6 @@ text_expert_width = expert_width(0, 1536)
 
 def step_has_experts(c: Config) -> bool:
     """Return whether a layer of Step has experts. `moe_layers_enum` lists them, maybe as a text."""
-    kinds = c.items("mlp_layer_types")
-    if kinds is not None and c.layer < len(kinds):
-        return bool(kinds[c.layer] == "sparse")
     layers = c.get("moe_layers_enum")
     if layers is None:
         return c.layer >= 3
