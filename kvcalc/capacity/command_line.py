@@ -22,7 +22,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
 from kvcalc.library.checkpoints import Checkpoint, checkpoint, known_checkpoint
-from kvcalc.library.load import load_model
+from kvcalc.library.load import is_hub_name, load_model
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.question.options import spelled
@@ -443,7 +443,8 @@ def command_of(
     if max_context and options.max_model_len > max_context and variable:
         start = (f"{variable}=1", *start)
     if dialect.writes_model_flag:
-        start = (*start, dialect.flags[0].spellings[0])
+        has_repository = dialect.engine == "llama.cpp" and is_hub_name(model)
+        start = (*start, "-hf" if has_repository else dialect.flags[0].spellings[0])
     return EngineCommand(start, model, words, tuple(extra))
 
 
@@ -566,7 +567,7 @@ def _write_weights(
         # a file, or an unknown name on the Hub
         formats = {"fit_dtype": dtype, "fit_quantization": format_}
         settings |= {name: value for name, value in formats.items() if value}
-        return named or model.file or _hub_name(model)
+        return model.file or _hub_name(model)
     takes_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
     # the engine accepts a checkpoint's name, not a preset's
     is_llama_cpp = dialect.engine == "llama.cpp"
