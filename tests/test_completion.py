@@ -48,7 +48,7 @@ def test_commands_models_gpus_and_words_of_options_are_known() -> None:
     assert sorted(offered("kvcalc size gpt2 LLAMA-3.1")) == LLAMAS
     assert sorted(offered("kvcalc size --context 4k --wide llama-3.1")) == LLAMAS
     assert sorted(offered("kvcalc models llama-3.1")) == LLAMAS
-    assert sorted(offered("kvcalc latency gpt2 --gpu ")) == sorted(["all", *GPUS])
+    assert sorted(offered("kvcalc latency gpt2 --gpu ")) == sorted(["all", "auto", *GPUS])
     assert sorted(offered("kvcalc gpus mi3")) == sorted(name for name in GPUS if name.startswith("mi3"))
     assert offered("kvcalc plot ") == [
         "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla",

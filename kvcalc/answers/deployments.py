@@ -125,6 +125,41 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
     return [gpu for gpu in gpus if gpu.knee] if is_timed and is_all else gpus
 
 
+def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
+    """Return a GPU of this machine, the bytes that are in use on each, and notes on their users.
+
+    The GPUs are the `num_gpus` of the first GPU's model with the least memory in use. The bytes
+    are those of the fullest of them.
+
+    Raises:
+        UserError: The machine has no GPU, or too few.
+    """
+    from kvcalc.errors import few
+    from kvcalc.library.load import machine_gpu
+    from kvcalc.library.machine import read_machine
+    from kvcalc.units import format_bytes
+
+    machine = read_machine()
+    same = [gpu for gpu in machine if gpu.name == machine[0].name]
+    if num_gpus > len(same):
+        raise UserError(
+            f"{num_gpus} GPUs are needed, and this machine has {len(same)}× {machine[0].name}",
+            hint="Give a smaller --tp",
+        )
+    freest = sorted(same, key=lambda gpu: gpu.used_bytes)[:num_gpus]
+    notes = []
+    for gpu in (gpu for gpu in freest if gpu.used_bytes):
+        sizes = sorted(gpu.processes.items(), key=lambda item: -item[1])
+        users = few([f"{name} {format_bytes(size)}" for name, size in sizes])
+        text = f"GPU {gpu.number}: {format_bytes(gpu.used_bytes)} are in use"
+        notes.append(f"{text}{f' ({users})' if users else ''}")
+    numbers = sorted(gpu.number for gpu in freest)
+    if numbers != list(range(num_gpus)):
+        words = ",".join(map(str, numbers))
+        notes.append(f"the GPUs with the most free memory are CUDA_VISIBLE_DEVICES={words}")
+    return machine_gpu(freest[0]), freest[-1].used_bytes, notes
+
+
 def precision_of(options: ShardingOptions) -> "Precision":
     from kvcalc.model.precision import Precision
 

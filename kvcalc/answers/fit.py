@@ -8,6 +8,7 @@ from kvcalc.answers.answer import Answer, LazyRecords
 from kvcalc.answers.deployments import (
     gpu_words,
     gpus_of,
+    machine_of,
     model_words,
     models_of,
     parallelism_of,
@@ -52,19 +53,80 @@ class TypedWords(NamedTuple):
 
 
 def run(
-    models: list[str],
+    models: list[str] = [],  # noqa: B006
     *,
     fit_values: Annotated[dict[str, Any], FitQuestion],
     placing: Annotated[dict[str, Any], PlacementOptions],
     studies: StudyOptions,
     allocations: str = "",
     matrix: bool = False,
+    file: str = "",
+    emit: str = "",
 ) -> Answer:
     """Compute how many users and tokens fit. The status is 1 if nothing fits."""
+    if bool(file) == bool(models):
+        raise UserError(
+            "fit needs a model or a file of a deployment",
+            hint="Write `kvcalc fit llama-3.1-8b` or `kvcalc fit -f compose.yaml`",
+        )
+    if file:
+        return _file_answer(file, placing, fit_values, studies, emit)
     points, words = fit_points(models, placing, fit_values)
     if matrix:
         return _matrix_answer(points, fit_values, words)
-    return fit_answer(points, studies, words, allocations)
+    return fit_answer(points, studies, words, allocations, emit)
+
+
+def _file_answer(
+    path: str,
+    placing: dict[str, Any],
+    fit_values: dict[str, Any],
+    studies: StudyOptions,
+    emit: str,
+) -> Answer:
+    """Return the capacity of each server in a file. The status is 1 if one of them cannot start."""
+    from msgspec.structs import replace
+
+    from kvcalc.capacity.deployment_files import joined_texts, read_servers
+
+    servers = read_servers(path)
+    answers: list[tuple[str, Answer]] = []
+    notes, refused = [], []
+    for server in servers:
+        version = {"engine_version": server.version} if server.version else {}
+        try:
+            points, words = fit_points(server.words, placing, version | fit_values)
+            ranks = [deployment.parallelism for deployment, _ in points]
+            needed = min(rank.tp * rank.pp for rank in ranks)
+            if 0 < server.num_gpus < needed:
+                text = f"needs {needed} GPUs, and the file gives it {server.num_gpus}"
+                notes.append(f"{server.name} does not start: it {text}")
+                continue
+            answer = fit_answer(points, studies, words, emit=emit, name=server.name)
+            answers.append((server.name, answer))
+            notes += [f"{server.name}: {note}".removeprefix(": ") for note in answer._notes]
+        except UserError as error:
+            refused.append(error)
+            notes.append(f"{server.name} is left out: {error}")
+    if refused and not answers:
+        raise refused[0]
+
+    def tables() -> Any:
+        return [
+            replace(table, title=f"{name}: {table.title}" if name else table.title)
+            for name, answer in answers
+            for table in answer._tables()
+        ]
+
+    return Answer(
+        [{"server": name, **record} for name, answer in answers for record in answer._records],
+        tables,
+        lambda: [chart for _, answer in answers for chart in answer._charts()],
+        _formulas=lambda: "\n".join(a._formulas() for _, a in answers if a._formulas),
+        _notes=notes,
+        _status=int(len(answers) < len(servers) or any(a._status for _, a in answers)),
+        _yaml=joined_texts([answer._yaml for _, answer in answers], emit),
+    )
 
 
 def fit_points(
@@ -72,12 +134,20 @@ def fit_points(
 ) -> "tuple[list[Point], TypedWords]":
     """Return each deployment with its options, and the words of the request."""
     from kvcalc.capacity.fit_options import read_fit_options
+    from kvcalc.library.load import AUTO, with_memory
     from kvcalc.timing.deployment import TimedDeployment
 
     typed_models, loaded, stated, notes = _read_models(models, placing.get("set_", ()))
     placements = split_sizes(read_questions(PlacementOptions, stated | placing), loaded)
-    options = read_fit_options(_asked(stated, fit_values))
-    gpus = gpus_of(placements[0], is_timed=False)
+    asked = _asked(stated, fit_values)
+    if placements[0].gpu.strip().lower() == AUTO:
+        num_gpus = max(parallelism_of(placement).gpus for placement in placements)
+        gpu, in_use, machine_notes = machine_of(num_gpus)
+        gpus = [with_memory(gpu, placements[0].memory)]
+        asked, notes = {"memory_in_use": in_use, **asked}, [*notes, *machine_notes]
+    else:
+        gpus = gpus_of(placements[0], is_timed=False)
+    options = read_fit_options(asked)
     check_number("configurations", MAX_CONFIGURATIONS, loaded, gpus, placements, options)
     stages = range(sum(placement.pp for placement in placements))
     check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)
@@ -148,9 +218,12 @@ def fit_answer(
     studies: StudyOptions,
     words: TypedWords = TypedWords(),  # noqa: B008
     allocations: str = "",
+    emit: str = "",
+    name: str = "",
 ) -> Answer:
     """Return the capacity of each deployment, the smallest that fits first."""
     from kvcalc.capacity.allocations import read_lengths
+    from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.capacity.deployment_fit import shortened
     from kvcalc.capacity.fit_records import Typed, fit_record, smallest_first
 
@@ -189,10 +262,22 @@ def fit_answer(
 
         return "\n".join(map(explain_fit, fits, records))
 
+    text = ""
+    if emit and fits[0].fits:
+        first = fits[0]
+        text = deployment_text(
+            line=records[0]["command"],
+            name=name or first.model.name,
+            gpu=first.gpu,
+            num_gpus=first.ranks.gpus,
+            version=first.options.engine_version,
+            kind=emit,
+        )
     return Answer(
         records,
         tables,
         draw,
+        _yaml=text,
         _formulas=formulas,
         _notes=notes + more_notes,
         _untabled_notes=without_table,

@@ -25,15 +25,20 @@ def run(
     file: str = "",
     points: str = "",
     jobs: int = 1,
+    emit: str = "",
     set_: list[str] = [],  # noqa: B006
 ) -> Answer:
     """Find the best deployments. The status is 1 if none meets the targets."""
     loaded = models_of(models, set_)
-    return plan_answer(loaded, need | space, file, points)
+    return plan_answer(loaded, need | space, file, points, emit)
 
 
 def plan_answer(
-    models: "Sequence[Model]", options: Mapping[str, Any], file: str = "", points: str = ""
+    models: "Sequence[Model]",
+    options: Mapping[str, Any],
+    file: str = "",
+    points: str = "",
+    emit: str = "",
 ) -> Answer:
     """Return the best deployments of each requirement.
 
@@ -41,7 +46,10 @@ def plan_answer(
         options: Values of `Requirement` and `SpaceOptions` by name.
         file: A YAML file of further options.
         points: The file for all configurations.
+        emit: What is printed of the best deployment, instead of tables.
     """
+    from kvcalc.capacity.deployment_files import deployment_text
+    from kvcalc.library.load import load_gpu
     from kvcalc.planning.best_configs import answer_records
     from kvcalc.planning.search import run_search
 
@@ -52,6 +60,16 @@ def plan_answer(
     with _file_and_progress(points, question.prices) as on_batch:
         plan = run_search(question.needs, question.space, question.prices, on_batch)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
+    text, best = "", records[0][0] if records[0] else None
+    if emit and best and best["meets"]:
+        text = deployment_text(
+            line=best["command"],
+            name=best["model"],
+            gpu=load_gpu(best["gpu"]),
+            num_gpus=best["gpus"],
+            version=plan.space.options.engine_version,
+            kind=emit,
+        )
 
     def tables() -> Any:
         from kvcalc.report.text.plan_text import plan_tables
@@ -77,6 +95,7 @@ def plan_answer(
         [record for part in records for record in part],
         tables,
         draw,
+        _yaml=text,
         _formulas=formulas,
         _notes=[*remarks(models, longest), *plan.remarks],
         _status=int(not any(answer.best for answer in plan.answers)),

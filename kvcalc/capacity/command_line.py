@@ -108,9 +108,9 @@ def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str], str] | None:
 
 
 def _program(word: str) -> str:
-    """Return a program without its folder, or an image without its tag."""
-    if word.startswith("vllm/vllm-openai"):
-        return "vllm/vllm-openai"
+    """Return a program without its folder, or the program that an image starts."""
+    if image := re.search(r"(?:^|/)(vllm-openai|llama\.cpp:server)[^/]*$", word):
+        return "llama-server" if ":" in image[1] else "vllm/vllm-openai"
     name = PurePath(word).name if "/" in word else word
     return "python" if re.fullmatch(r"python[0-9.]*", name) else name.removesuffix(".exe")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.arithmetic import minimum
+from kvcalc.arithmetic import minimum, rounded_up
 from kvcalc.capacity.engines.engine import Engine, EngineSettings
 from kvcalc.capacity.engines.layout import (
     CacheLayout,
@@ -22,6 +22,7 @@ from kvcalc.capacity.engines.layout import (
 )
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.capacity.memory_budget import (
+    CONTEXT_BYTES,
     ESTIMATES,
     Budget,
     EngineStartup,
@@ -185,6 +186,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         terms = self.engine.memory(start, estimate)
         if options.from_log:
             terms = options.from_log.apply(terms, start)
+        if options.memory_in_use:
+            startup = terms.startup | {"other processes": options.memory_in_use}
+            terms = terms._replace(startup=startup)
         offloaded = offloaded_bytes(
             start.model, start.formats, start.ranks, start.stage, options.cpu_offload_gb
         )
@@ -219,9 +223,27 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         margin = int(terms.margin * (gpu or self.gpu).memory_bytes)
         return self.budget_of(terms, utilization, gpu).cache - margin
 
+    @cached_property
+    def missing_free_bytes(self) -> int:
+        """Bytes of free memory that the engine misses at its start, because other processes use
+        them.
+
+        vLLM compares its share with the free memory after it has made its CUDA context
+        (v1/worker/utils.py: request_memory, 0.33).
+        """
+        memory, in_use = self.gpu.usable_bytes, self.options.memory_in_use
+        is_checked = self.engine.checks_free_memory and self.utilization_basis == "total"
+        if not (in_use and is_checked):
+            return 0
+        share: int = rounded_up(memory * self.utilization)
+        return max(0, share + CONTEXT_BYTES + in_use - memory)
+
     def cache_bytes(self, stage: int, terms: MemoryBreakdown) -> int:
-        """Return the cache of a stage: as in the options, or the remaining bytes."""
+        """Return the cache of a stage: as in the options, or the remaining bytes. It is 0 if the
+        engine refuses to start next to other processes."""
         options = self.options
+        if self.missing_free_bytes:
+            return 0
         if options.num_gpu_blocks_override:
             return options.num_gpu_blocks_override * (self.plans[stage].bytes_per_block or 0)
         return options.kv_cache_memory_bytes or max(0, self.remaining_bytes(terms))
@@ -302,7 +324,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     def budget_at(self, estimate: str) -> int:
         """Return the bytes of the cache: as in the options, or the remaining memory."""
-        return self.kv_budget if self.has_given_cache else max(0, self.remaining[estimate])
+        if self.has_given_cache or self.missing_free_bytes:
+            return self.kv_budget
+        return max(0, self.remaining[estimate])
 
     @cached_property
     def capacity(self) -> int:
@@ -435,8 +459,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def shortage(self) -> int:
-        """Bytes by which the other memory exceeds the share, in the estimate that answers."""
-        return max(0, -self.remaining[self.estimate])
+        """Bytes by which the other memory exceeds the share, in the estimate that answers, or the
+        missing free memory."""
+        return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property
     def lacks_memory(self) -> bool:
@@ -468,6 +493,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def headroom(self) -> int:
         """Bytes of a GPU's cache that the requested sequences leave; negative if they do not
         fit."""
+        if self.missing_free_bytes:
+            return -self.missing_free_bytes
         shortage = 0 if self.has_given_cache else self.shortage
         return int(self.plan.pool(self.kv_budget)) - shortage - self.needed_bytes
 

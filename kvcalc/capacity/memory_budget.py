@@ -172,9 +172,10 @@ def budget(
 ) -> Budget:
     """Return the budget of one GPU, or of an array of GPUs.
 
-    With the basis "total", the share is ⌈memory · utilization⌉ (vLLM). With "free", it is ⌊(memory
-    − startup) · utilization⌋; startup is the memory in use before the weights load. With
-    "remaining", it is all terms and ⌊rest · utilization⌋; rest is memory − startup − terms.
+    With the basis "total", the share is ⌈memory · utilization⌉ (vLLM), and at most memory −
+    startup. With "free", it is ⌊(memory − startup) · utilization⌋; startup is the memory in use
+    before the weights load. With "remaining", it is all terms and ⌊rest · utilization⌋; rest is
+    memory − startup − terms.
 
     Args:
         memory: Bytes of the GPU.
@@ -183,7 +184,7 @@ def budget(
     """
     free = memory - terms.startup_bytes
     if basis == "total":
-        share = rounded_up(memory * utilization)
+        share = minimum(rounded_up(memory * utilization), free)
     elif basis == "free":
         share = rounded_down(maximum(0, free) * utilization)
     else:

@@ -6,6 +6,7 @@ Each change is tried before it is named.
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from math import floor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -192,6 +193,9 @@ def advice(
 
 def _missing(result: Fit) -> str:
     """Return the missing memory in words."""
+    if missing := result.missing_free_bytes:
+        size = format_bytes(missing)
+        return f"{result.engine.title} needs {size} more free memory beside other processes"
     if result.shortage and not result.has_given_cache:
         budget = result.estimate_budget
         if budget.weights_fit:
@@ -203,8 +207,16 @@ def _missing(result: Fit) -> str:
 
 
 def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
-    """Yield a larger share, a smaller cache and smaller weights: the smallest change first."""
+    """Yield a larger share, a smaller cache and smaller weights: the smallest change first.
+
+    If other processes leave less free memory than the share, yield the largest smaller share.
+    """
     request, share = ConfigChange.of(result), result.needed.utilization
+    if missing := result.missing_free_bytes:
+        free_share = floor((result.utilization - missing / result.gpu.usable_bytes) * 100) / 100
+        if free_share > 0:
+            yield request.changed(gpu_memory_utilization=free_share)
+        return
     is_larger = share and result.utilization < share <= MAX_SHARE
     if is_larger and not result.has_given_cache:
         yield request.changed(gpu_memory_utilization=share)

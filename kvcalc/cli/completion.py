@@ -134,7 +134,7 @@ def _listed(name: str) -> Iterable[str]:
     lists: dict[str, Callable[[], Iterable[str]]] = {
         "models": lambda: preset_files("models"),
         "gpus": lambda: preset_files("gpus"),
-        "all gpus": lambda: ["all", *preset_files("gpus")],
+        "all gpus": lambda: ["all", "auto", *preset_files("gpus")],
         "dtypes": lambda: ["auto", *COMPUTE],
         "cache dtypes": lambda: ["auto", *cache_dtypes()],
         "quantizations": lambda: WEIGHT_FORMATS,

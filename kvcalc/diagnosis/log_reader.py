@@ -16,9 +16,8 @@ from kvcalc.capacity.dialects import DIALECTS, MAPPINGS, Flag
 from kvcalc.capacity.memory_budget import GIB, MIB
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.library import presets
 from kvcalc.library.files import check_readable
-from kvcalc.library.load import load_gpu
+from kvcalc.library.load import driver_gpu, load_gpu
 from kvcalc.records import Settings
 
 NUMBER = r"-?\d[\d,]{0,14}(?:\.\d{1,12})?"
@@ -190,16 +189,12 @@ def compile_patterns(engine: str) -> list[LinePattern]:
 # The smallest of these figures among several ranks counts, but the largest of all others.
 SMALLEST_FIGURES = ("cache", "free", "left")
 MEMORY_TOLERANCE = 0.012  # relative difference of a GPU's total memory between drivers
-NAMED_TOLERANCE = 0.12  # relative difference allowed for a GPU with the logged name
 MACHINE_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # unified memory
 # GPUs to compare if only the memory is known, most frequent first
 USUAL_GPUS = """
     h100-sxm a100-80gb h200 b200 l40s a100-40gb-sxm rtx-4090 rtx-3090 l4 t4 a10 rtx-5090 mi300x
     h20 v100-16gb v100 gh200 b300 mi325x mi355x rtx-pro-6000-blackwell
 """
-_GENERIC_WORDS = re.compile(
-    r"\b(nvidia|amd|geforce|tesla|instinct|graphics|edition|generation|gpu)\b"
-)
 
 
 class Boot(msgspec.Struct):
@@ -266,10 +261,7 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu | None, str]:
     Raises:
         UserError: Several GPUs have this memory.
     """
-    preset = _preset(name)
-    if preset and memory and abs(preset.memory_bytes / memory - 1) > NAMED_TOLERANCE:
-        preset = None
-    if preset:
+    if preset := driver_gpu(name, memory):
         return with_memory(preset, memory), ""
     gpus = [
         gpu
@@ -297,19 +289,6 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
 def with_memory(gpu: Gpu, memory: int) -> Gpu:
     """Return a GPU with another memory in bytes; 0 leaves it unchanged."""
     return msgspec.structs.replace(gpu, memory_bytes=memory) if memory else gpu
-
-
-def _preset(name: str) -> Gpu | None:
-    """Return the preset with the longest part of a name. Example: "NVIDIA H100 80GB HBM3" is
-    h100-80gb."""
-    known_words = _GENERIC_WORDS.sub(" ", name.lower().replace("_", " "))
-    words = re.split(r"[\s-]+", known_words.strip())
-    for count in range(len(words), 0, -1):
-        try:
-            return load_gpu(presets.find("-".join(words[:count]), "gpus").stem)
-        except UserError:
-            continue
-    return None
 
 
 MAX_BYTES, MAX_LINE_CHARACTERS, MAX_BOOTS = 64 << 20, 20_000, 50

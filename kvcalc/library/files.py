@@ -9,14 +9,15 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from kvcalc.errors import UserError
 from kvcalc.records import JsonObject
 
+Value = TypeVar("Value")
 MOST_DEPTH = 32
 _TOO_DEEP = f"nests deeper than {MOST_DEPTH} levels"
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
@@ -41,12 +42,24 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     Raises:
         UserError: The text is invalid. The message names `where` and the line.
     """
+    reader = _YamlReader(text, file_name)
+    root = _valid(reader.document, file_name)
+    if not isinstance(root, dict):
+        raise UserError("holds no mapping of keys to values", file_name)
+    return root, reader.lines
+
+
+def parse_documents(text: str, file_name: str) -> list[Any]:
+    """Return all documents in a text, with aliases. Raises UserError as `parse_yaml`."""
+    return _valid(_AliasReader(text, file_name).documents, file_name)
+
+
+def _valid(read: Callable[[], Value], file_name: str) -> Value:
+    """Return what a reader reads. Raises UserError with file and line if it is not YAML."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    reader = _YamlReader(yaml.parse(text, Loader=loader), file_name)
     try:
-        root = reader.document()
+        return read()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -55,16 +68,17 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
         if "nesting depth" in problem:  # PyYAML 6.0.4 also has a limit
             message = _TOO_DEEP
         raise UserError(message, file_name + line) from None
-    if not isinstance(root, dict):
-        raise UserError("holds no mapping of keys to values", file_name)
-    return root, reader.lines
 
 
 class _YamlReader:
     """A reader of plain dicts, lists and scalars from YAML events."""
 
-    def __init__(self, events: Iterator[Any], file_name: str) -> None:
-        self.events, self.file_name = events, file_name
+    def __init__(self, text: str, file_name: str) -> None:
+        import yaml
+
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
+        self.file_name = file_name
         self.lines: Lines = {}
 
     def fail(self, text: str, event: Any) -> UserError:
@@ -115,6 +129,24 @@ class _YamlReader:
             return scalar(event.value) if is_plain else event.value
         except (ValueError, OverflowError):
             raise self.fail(f"{event.value[:40]!r} is not a usable number", event) from None
+
+
+class _AliasReader(_YamlReader):
+    """A reader of several documents, which may have aliases."""
+
+    def documents(self) -> list[Any]:
+        self.anchors: JsonObject = {}
+        starts = (e for e in self.events if type(e).__name__ == "DocumentStartEvent")
+        return [self.value(next(self.events), ()) for _ in starts]
+
+    def value(self, event: Any, path: tuple[str | int, ...]) -> Any:
+        if type(event).__name__ != "AliasEvent":
+            value = super().value(event, path)
+            self.anchors[event.anchor] = value
+            return value
+        if event.anchor not in self.anchors:
+            raise self.fail(f"alias *{event.anchor} has no anchor", event)
+        return self.anchors[event.anchor]
 
 
 def scalar(text: str) -> Any:

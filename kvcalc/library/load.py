@@ -18,6 +18,7 @@ from kvcalc.gpu.gpu import PEAKS, Gpu
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.library import presets
 from kvcalc.library.files import MOST_YAML, parse_yaml, read_text, scalar
+from kvcalc.library.machine import MachineGpu, read_machine
 from kvcalc.library.presets import key, preset_files
 from kvcalc.model.memory import cache_size, size_record
 from kvcalc.model.model import Layer, Model
@@ -110,6 +111,11 @@ _ADDRESS = re.compile(
 _REMOTE = ("hf:", "ms:", "ollama:", "http://", "https://")
 _ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _HUB_NAME = re.compile(r"(?!.*\.(?:ya?ml|json|gguf)$)[^/.~][^/]*/[^/.~][^/]*", re.IGNORECASE)
+AUTO = "auto"  # the GPUs of this machine
+NAMED_TOLERANCE = 0.12  # relative difference allowed for a GPU with a driver's name
+_GENERIC_WORDS = re.compile(
+    r"\b(nvidia|amd|geforce|tesla|instinct|graphics|edition|generation|gpu)\b"
+)
 LEAST_MEMORY = 1 << 20  # bytes; a smaller number is probably GiB without the unit
 Checked = TypeVar("Checked", Model, Gpu)
 
@@ -156,14 +162,61 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
 
 
 def load_gpu(name: str) -> Gpu:
-    """Return the GPU that `name` means: a preset, an alias of a preset, or a YAML file.
+    """Return the GPU that `name` means: a preset, an alias of a preset, a YAML file, or `auto` for
+    the first GPU of this machine.
 
     Raises:
         UserError: The name is unknown. The message names near matches.
     """
     if not name.strip():
         raise UserError("the GPU's name is empty")
+    if name.lower() == AUTO:
+        return machine_gpu(read_machine()[0])
     return read(locate(name, "gpus").path, Gpu)
+
+
+def machine_gpu(found: MachineGpu) -> Gpu:
+    """Return the preset of a GPU of this machine, with at most the memory that its driver states.
+
+    nvidia-smi states up to 2 % more than CUDA can use, so the preset's figure stays if it is less.
+
+    Raises:
+        UserError: No preset has this name and memory.
+    """
+    gpu = driver_gpu(found.name, found.memory_bytes)
+    if not gpu:
+        size = f"{found.memory_bytes / 2**30:.2f} GiB"
+        raise UserError(
+            f"this machine has GPU {found.name!r} with {size}, which is not a preset",
+            hint="Give a similar one with --gpu and --memory, or a YAML file",
+        )
+    memory = min(gpu.memory_bytes, found.memory_bytes or gpu.memory_bytes)
+    return msgspec.structs.replace(gpu, memory_bytes=memory)
+
+
+def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
+    """Return the preset with the longest part of a driver's name for a GPU.
+
+    Example: "NVIDIA H100 80GB HBM3" is h100-80gb.
+
+    Args:
+        memory_bytes: Memory by the driver; 0 if unknown.
+
+    Returns:
+        None if no preset matches the name, or if its memory differs by more than
+        NAMED_TOLERANCE.
+    """
+    words = re.split(r"[\s-]+", _GENERIC_WORDS.sub(" ", name.lower().replace("_", " ")).strip())
+    for count in range(len(words), 0, -1):
+        try:
+            gpu = load_gpu(presets.find("-".join(words[:count]), "gpus").stem)
+        except UserError:
+            continue
+        is_fixed = memory_bytes and not gpu.usable_share  # machines of one SoC differ
+        if is_fixed and abs(gpu.memory_bytes / memory_bytes - 1) > NAMED_TOLERANCE:
+            return None
+        return gpu
+    return None
 
 
 def with_memory(gpu: Gpu, memory: str) -> Gpu:

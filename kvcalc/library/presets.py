@@ -179,14 +179,14 @@ def build(
         path = _concrete(data, spec, str(error), _split(tail.rstrip("`")))
     hint = ""
     if unknown := re.search(r"unknown field `([^`]*)`", text):
-        known_keys = _known_keys(spec, _lookup(data, path))
+        known_keys = _known_keys(spec, lookup(data, path))
         path = (*path, unknown[1])
         text = f"unknown key {unknown[1]!r}"
         hint = nearest(unknown[1], known_keys)
     elif text.startswith("Invalid value"):
         configs = [struct.__struct_config__ for struct in _structs(spec)]
         tags = [str(config.tag) for config in configs if config.tag_field == path[-1]]
-        hint = nearest(str(_lookup(data, path)), tags)
+        hint = nearest(str(lookup(data, path)), tags)
     raise UserError(*_place(text, path, file_name, lines or {}), hint=hint)
 
 
@@ -221,7 +221,7 @@ def _concrete(
     The key is the first key whose value gives the same error.
     """
     for index in (place for place, step in enumerate(path) if step == "..."):
-        candidates = _lookup(data, path[:index])
+        candidates = lookup(data, path[:index])
         if not isinstance(candidates, dict):
             return path[:index]
         for name in candidates:
@@ -237,13 +237,19 @@ def _concrete(
     return path
 
 
-def _lookup(data: Any, path: tuple[str | int, ...]) -> Any:
+def lookup(data: Any, path: tuple[str | int, ...]) -> Any:
+    """Return the value at a path of keys and indices; None if there is none."""
     for step in path:
         if isinstance(data, dict):
             data = data.get(step)
         else:
             data = data[step] if isinstance(data, list) and isinstance(step, int) else None
     return data
+
+
+def mapping(value: Any) -> JsonObject:
+    """Return a mapping; {} for another value."""
+    return value if isinstance(value, dict) else {}
 
 
 def _replaced(data: Any, path: tuple[str | int, ...], value: Any) -> Any:

@@ -81,6 +81,7 @@ class FitQuestion(EngineSettings, frozen=True):
             middle.
         utilization_of: Memory that the share refers to: total, free after context and
             collectives, or remaining after all other memory terms.
+        memory_in_use: Bytes of each GPU that other processes use.
         weight_bytes, activation_bytes, overhead_bytes: Replace the three terms.
         kv_offloading_bytes: Host memory for the cache, per GPU.
         disk_bandwidth: Bytes per second to read weights; 0 if unknown.
@@ -106,6 +107,7 @@ class FitQuestion(EngineSettings, frozen=True):
     num_speculative_tokens: int = 0
     kv_cache_memory_bytes: Bytes = None
     num_gpu_blocks_override: int = 0
+    memory_in_use: Annotated[int, host_bytes] = 0
     weight_bytes: Bytes = None
     activation_bytes: Bytes = None
     overhead_bytes: Bytes = None

@@ -17,6 +17,7 @@ class FitMemoryRecord(ReplicaRecord):
     fits: Annotated[bool, Figure("whether the request fits", "fits")]
     weights_fit: Annotated[bool, Figure("whether the weights fit")]
     memory_bytes: Annotated[int, Figure("memory of one GPU")]
+    server: NotRequired[Annotated[str, Figure("", "the server in a deployment file")]]
     gpu_memory_utilization: Annotated[
         float, Figure("share of the memory that the engine uses", unit="share")
     ]

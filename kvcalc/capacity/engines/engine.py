@@ -153,6 +153,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         max_vocabulary_difference: Padding entries by which a draft's vocabulary may differ.
         refuses_below_one_sequence: Whether it does not start if not one sequence of the longest
             length fits.
+        checks_free_memory: Whether it does not start if less than its share of the total memory is
+            free.
         smaller_weights: Smaller formats that it can load, largest first.
         long_context_variable: Environment variable that it requires for contexts beyond the model's
             maximum.
@@ -183,6 +185,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     memory_key: Callable[[EngineStartup], object] = lambda start: None
     max_vocabulary_difference: int = MAX_PADDING
     refuses_below_one_sequence: bool = False
+    checks_free_memory: bool = False
     smaller_weights: tuple[str, ...] = ("fp8", "awq")
     long_context_variable: str = ""
 

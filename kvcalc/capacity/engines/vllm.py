@@ -281,6 +281,7 @@ VLLM = Engine(
     memory_key=memory_key,
     max_vocabulary_difference=0,  # config/speculative.py: verify_equal_vocab_size_if_draft_model
     refuses_below_one_sequence=True,
+    checks_free_memory=True,
     # config/model.py: _get_and_verify_max_len
     long_context_variable="VLLM_ALLOW_LONG_MAX_MODEL_LEN",
 )

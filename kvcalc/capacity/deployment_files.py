@@ -1,0 +1,318 @@
+"""Read the servers of deployment files, and write such files.
+
+Read are Docker Compose, Kubernetes pods, KServe's InferenceService and LLMInferenceService, values
+of llm-d's charts, and shell scripts. Written are `docker run`, Docker Compose and a Kubernetes
+Deployment. Nothing is run.
+
+Sources, as of autumn 2026: docs.vllm.ai (deployment/docker), the Compose specification, KServe's
+`config/llmisvcconfig`, and `_helpers.tpl` of llm-d-modelservice.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcalc.capacity.command_line import find_engine, is_command, split
+from kvcalc.errors import UserError
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.library.files import MOST_YAML, parse_documents, read_text
+from kvcalc.library.presets import lookup, mapping
+
+# parts of a file that start no server, or another node of one
+SKIPPED_KEYS = ("initContainers", "router", "worker", "workerTemplate")
+# kinds of containers whose command line KServe or llm-d completes
+COMPLETED = ("huggingface", "vLLM", "vllm", "vllmServe", "imageDefault")
+PARALLELISM_FLAGS = {
+    "tensor": "--tensor-parallel-size",
+    "pipeline": "--pipeline-parallel-size",
+    "data": "--data-parallel-size",
+    "expert": "--enable-expert-parallel",
+}
+MOUNT = "/mnt/models"  # where KServe puts the model
+MAX_INSERTIONS = 3  # variables in the values of variables
+# $(NAME) of Kubernetes; $NAME, ${NAME} and ${NAME:-default} of shells and Compose
+_VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
+# image and port of each engine
+IMAGES = {
+    "vllm": ("vllm/vllm-openai", 8000),
+    "sglang": ("lmsysorg/sglang", 30000),
+    "trtllm": ("nvcr.io/nvidia/tensorrt-llm/release", 8000),
+    "llama.cpp": ("ghcr.io/ggml-org/llama.cpp:server-cuda", 8080),
+}
+
+
+class Server(NamedTuple):
+    """A server that a file starts.
+
+    Attributes:
+        words: The engine's command line.
+        num_gpus: GPUs that the file gives it; 0 if unknown.
+        version: The engine's version in the tag of the image, or "".
+    """
+
+    name: str
+    words: list[str]
+    num_gpus: int = 0
+    version: str = ""
+
+
+class Scope(NamedTuple):
+    """What a file states of the containers at a place.
+
+    Attributes:
+        key: The last key before the place.
+        model, flags: What KServe or llm-d adds to the command lines.
+        has_workers: Whether a server runs on several nodes.
+    """
+
+    name: str = ""
+    key: str = ""
+    model: str = ""
+    flags: tuple[str, ...] = ()
+    has_workers: bool = False
+
+
+def read_servers(path: str) -> list[Server]:
+    """Return the servers of a file; `-` is standard input.
+
+    Raises:
+        UserError: The file cannot be read, or starts no server of a known engine.
+    """
+    text = sys.stdin.read(MOST_YAML) if path == "-" else read_text(Path(path), MOST_YAML)
+    variables = _variables(Path(path).with_name(".env"))
+    try:
+        nodes = _nodes(parse_documents(text, path))
+        servers = [*filter(None, (_server(*node, variables) for node in nodes))]
+    except UserError:
+        if not is_command([text]):
+            raise
+        servers = []
+    if not servers and is_command([text]):  # a shell script
+        return [Server("", split([text]))]
+    if not servers:
+        raise UserError("starts no server of vLLM, SGLang, llama.cpp or TensorRT-LLM", path)
+    return servers
+
+
+def _variables(file: Path) -> dict[str, str]:
+    """Return the variables that Compose inserts: of the shell, else of a file of NAME=value."""
+    text = read_text(file, MOST_YAML) if file.is_file() else ""
+    pairs = re.findall(r"^\s*(?:export )?(\w+)=[\"']?(.*?)[\"']?\s*$", text, re.MULTILINE)
+    return {**dict(pairs), **os.environ}
+
+
+def _nodes(documents: Sequence[Any]) -> Iterator[tuple[dict[str, Any], Scope]]:
+    """Yield each mapping that may be a container, in the order of the file."""
+    waiting = [(document, Scope()) for document in reversed(documents)]
+    seen = set()  # an alias may repeat a part without end
+    while waiting:
+        node, scope = waiting.pop()
+        if (id(node), scope) in seen:
+            continue
+        seen.add((id(node), scope))
+        if isinstance(node, list):
+            waiting += [(item, scope) for item in reversed(node)]
+        if not isinstance(node, dict) or node.get("create") is False:
+            continue
+        bases = node.get("<<")
+        for base in bases if isinstance(bases, list) else [bases]:
+            node = mapping(base) | node
+        scope = _narrowed(scope, node)
+        yield node, scope
+        for key, value in reversed(node.items()):
+            name = f"{scope.name} {key}" if key in ("decode", "prefill") else scope.name
+            if key not in SKIPPED_KEYS and not key.startswith("x-"):
+                waiting.append((value, scope._replace(name=name.strip(), key=key)))
+
+
+def _narrowed(scope: Scope, node: Mapping[str, Any]) -> Scope:
+    """Return the scope within a mapping, which may state a name, a model and its parallelism."""
+    sizes = mapping(node.get("parallelism"))
+    flags = (f"{flag}={sizes[key]}" for key, flag in PARALLELISM_FLAGS.items() if key in sizes)
+    source = mapping(node.get("model") or node.get("modelArtifacts"))
+    model = str(source.get("name") or "")
+    uri = str(source.get("uri") or source.get("storageUri") or "")
+    if uri and "{{" not in uri and (uri.startswith("hf://") or not model):
+        # hf://org/name:revision
+        model = "/".join(uri.partition("://")[2].partition(":")[0].split("/")[-2:])
+    return Scope(
+        name=str(lookup(node, ("metadata", "name")) or scope.name),
+        key=scope.key,
+        model=model if uri else scope.model,
+        flags=tuple(flags) or scope.flags,
+        has_workers=scope.has_workers or not {"worker", "workerTemplate"}.isdisjoint(node),
+    )
+
+
+def _server(
+    node: Mapping[str, Any], scope: Scope, variables: Mapping[str, str]
+) -> Server | None:
+    """Return the server of a container; None if it starts no known engine."""
+    variables = {**variables, **_environment(node)}
+    words: list[str] = []
+    for key in ("entrypoint", "command", "args"):
+        value = node.get(key)
+        items = value if isinstance(value, list) else filter(None, [value])
+        texts = [_inserted(str(item), variables) for item in items]
+        words += split(texts) if isinstance(value, str) else texts
+    words = _engine_line(words)
+    kind = node.get("modelCommand") or lookup(node, ("modelFormat", "name"))
+    is_main = bool(scope.model) and node.get("name") == "main"
+    if (is_main or kind in COMPLETED) and not find_engine(words):
+        words = [re.sub("^--model[_-](id|dir)", "--model", word) for word in words]
+        added = split([variables.get("VLLM_ADDITIONAL_ARGS", "")])
+        words = ["vllm", "serve", scope.model, *scope.flags, *words, *added]
+    image = _inserted(str(node.get("image")), variables)
+    engine = find_engine(words) or find_engine([image, *words])
+    if not engine:
+        return None
+    dialect, words, _ = engine
+    by_image = find_engine([image])
+    return Server(
+        name=scope.name or scope.key,
+        words=[
+            word.replace(MOUNT, scope.model or MOUNT) for word in [*dialect.starts[0], *words]
+        ],
+        num_gpus=0 if scope.has_workers else _num_gpus(node),
+        version=by_image[2] if by_image else "",
+    )
+
+
+def _environment(node: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a container, from a mapping or a list of `NAME=value` (Compose), or
+    from pairs of name and value (Kubernetes)."""
+    environment = node.get("environment") or node.get("env")
+    pairs = [*mapping(environment).items()]
+    for item in environment if isinstance(environment, list) else ():
+        name, _, value = str(item).partition("=")
+        pairs.append((item.get("name"), item.get("value")) if mapping(item) else (name, value))
+    return {str(name): str(value) for name, value in pairs}
+
+
+def _inserted(text: str, variables: Mapping[str, str]) -> str:
+    """Return a text with the values of its variables. A variable without a value stays."""
+
+    def value(match: re.Match[str]) -> str:
+        text = variables.get(match[1] or match[2] or match[4]) or match[3]
+        return match[0] if text is None else text
+
+    text = text.replace("$$", "$")
+    for _ in range(MAX_INSERTIONS):
+        text = _VARIABLE.sub(value, text)
+    return text
+
+
+def _engine_line(words: list[str]) -> list[str]:
+    """Return the line of a shell script among the words that starts an engine, else the words."""
+    for word in words:
+        for line in word.replace("\\\n", " ").splitlines() if " " in word else ():
+            with suppress(UserError):
+                if find_engine(line_words := split([line])):
+                    return line_words
+    return words
+
+
+def _num_gpus(node: Mapping[str, Any]) -> int:
+    """Return the GPUs of a container; 0 if unknown."""
+    limits = mapping(lookup(node, ("resources", "limits")))
+    counts = [count for name, count in limits.items() if name.endswith("/gpu")]
+    devices = lookup(node, ("deploy", "resources", "reservations", "devices"))
+    for device in map(mapping, devices if isinstance(devices, list) else ()):
+        ids = device.get("device_ids")
+        counts.append(len(ids) if isinstance(ids, list) else device.get("count"))
+    return next((int(count) for count in map(str, counts) if count.isdecimal()), 0)
+
+
+def joined_texts(texts: Sequence[str], kind: str) -> str:
+    """Return one file of the texts of several servers."""
+    if kind == "compose" and any(texts):
+        return "services:\n" + "".join(text.removeprefix("services:\n") for text in texts)
+    return ("---\n" if kind == "kubernetes" else "").join(filter(None, texts))
+
+
+def deployment_text(
+    line: str | None, name: str, gpu: Gpu, num_gpus: int, version: str, kind: str
+) -> str:
+    """Return a file or a command that starts an engine's command line.
+
+    Args:
+        name: Name of the server.
+        num_gpus: GPUs of the server.
+        version: The engine's version; "" for the latest.
+        kind: `vllm` for the command line itself, or docker, compose or kubernetes.
+
+    Raises:
+        UserError: The engine has no command line, or the images are for other GPUs.
+    """
+    if not line:
+        raise UserError(f"--emit {kind}: no command line starts this deployment")
+    if kind == "vllm":
+        return f"{line}\n"
+    if gpu.vendor != "NVIDIA":
+        raise UserError(
+            f"--emit {kind} writes images for NVIDIA GPUs, and {gpu.name} is another GPU",
+            hint="--emit vllm writes the command line",
+        )
+    import yaml
+
+    name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    all_words = split([line])
+    engine = find_engine(all_words)
+    assert engine
+    dialect, words, _ = engine
+    image, port = IMAGES[dialect.engine]
+    if ":" not in image:
+        patch = ".0" if version.count(".") == 1 else ""
+        image += f":v{version}{patch}" if version else ":latest"
+    settings = dict(
+        re.findall(r"^(\w+)=(\S+)", line)
+    )  # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
+    if dialect.engine == "vllm":
+        words = ["--model", *words]
+    elif dialect.engine != "llama.cpp":  # images without an entrypoint
+        words = all_words[len(settings) :]
+    if kind == "docker":
+        start = f"docker run --gpus {num_gpus} --ipc host -p {port}:{port} -e HF_TOKEN"
+        start += "".join(f" -e {key}={value}" for key, value in settings.items())
+        return f"{start} -v ~/.cache/huggingface:/root/.cache/huggingface {image} {shlex.join(words)}\n"
+    container: dict[str, Any] = {"image": image}
+    if kind == "compose":
+        device = {"driver": "nvidia", "count": num_gpus, "capabilities": ["gpu"]}
+        container |= {
+            "command": words,
+            "environment": ["HF_TOKEN", *(f"{key}={value}" for key, value in settings.items())],
+            "ports": [f"{port}:{port}"],
+            "volumes": ["~/.cache/huggingface:/root/.cache/huggingface"],
+            "ipc": "host",
+            "deploy": {"resources": {"reservations": {"devices": [device]}}},
+        }
+        return str(yaml.safe_dump({"services": {name: container}}, sort_keys=False))
+    token = {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN", "optional": True}}
+    variables = [{"name": key, "value": value} for key, value in settings.items()]
+    container |= {
+        "name": "server",
+        "args": words,
+        "env": [{"name": "HF_TOKEN", "valueFrom": token}, *variables],
+        "ports": [{"containerPort": port}],
+        "resources": {"limits": {"nvidia.com/gpu": num_gpus}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pod = {
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": pod},
+        },
+    }
+    return str(yaml.safe_dump(deployment, sort_keys=False))
