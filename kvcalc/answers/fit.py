@@ -70,7 +70,9 @@ def run(
             hint="Write `kvcalc fit llama-3.1-8b` or `kvcalc fit -f compose.yaml`",
         )
     if file:
-        return _file_answer(file, placing, fit_values, studies, emit)
+        if emit:
+            raise UserError("--emit writes a model's deployment, and --file reads one")
+        return _file_answer(file, placing, fit_values, studies)
     points, words = fit_points(models, placing, fit_values)
     if matrix:
         return _matrix_answer(points, fit_values, words)
@@ -82,12 +84,11 @@ def _file_answer(
     placing: dict[str, Any],
     fit_values: dict[str, Any],
     studies: StudyOptions,
-    emit: str,
 ) -> Answer:
     """Return the capacity of each server in a file. The status is 1 if one of them cannot start."""
     from msgspec.structs import replace
 
-    from kvcalc.capacity.deployment_files import joined_texts, read_servers
+    from kvcalc.capacity.deployment_files import read_servers
 
     servers = read_servers(path)
     answers: list[tuple[str, Answer]] = []
@@ -102,7 +103,7 @@ def _file_answer(
                 text = f"needs {needed} GPUs, and the file gives it {server.num_gpus}"
                 notes.append(f"{server.name} does not start: it {text}")
                 continue
-            answer = fit_answer(points, studies, words, emit=emit, name=server.name)
+            answer = fit_answer(points, studies, words)
             answers.append((server.name, answer))
             notes += [f"{server.name}: {note}".removeprefix(": ") for note in answer._notes]
         except UserError as error:
@@ -125,7 +126,6 @@ def _file_answer(
         _formulas=lambda: "\n".join(a._formulas() for _, a in answers if a._formulas),
         _notes=notes,
         _status=int(len(answers) < len(servers) or any(a._status for _, a in answers)),
-        _yaml=joined_texts([answer._yaml for _, answer in answers], emit),
     )
 
 
@@ -219,7 +219,6 @@ def fit_answer(
     words: TypedWords = TypedWords(),  # noqa: B008
     allocations: str = "",
     emit: str = "",
-    name: str = "",
 ) -> Answer:
     """Return the capacity of each deployment, the smallest that fits first."""
     from kvcalc.capacity.allocations import read_lengths
@@ -262,17 +261,9 @@ def fit_answer(
 
         return "\n".join(map(explain_fit, fits, records))
 
-    text = ""
-    if emit and fits[0].fits:
-        first = fits[0]
-        text = deployment_text(
-            line=records[0]["command"],
-            name=name or first.model.name,
-            gpu=first.gpu,
-            num_gpus=first.ranks.gpus,
-            version=first.options.engine_version,
-            kind=emit,
-        )
+    text, first = "", fits[0]
+    if emit and first.fits:
+        text = deployment_text(records[0], first.gpu, first.options.engine_version, emit)
     return Answer(
         records,
         tables,

@@ -60,16 +60,10 @@ def plan_answer(
     with _file_and_progress(points, question.prices) as on_batch:
         plan = run_search(question.needs, question.space, question.prices, on_batch)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
-    text, best = "", records[0][0] if records[0] else None
-    if emit and best and best["meets"]:
-        text = deployment_text(
-            line=best["command"],
-            name=best["model"],
-            gpu=load_gpu(best["gpu"]),
-            num_gpus=best["gpus"],
-            version=plan.space.options.engine_version,
-            kind=emit,
-        )
+    text, best = "", records[0][:1]
+    if emit and best and best[0]["meets"]:
+        gpu, version = load_gpu(best[0]["gpu"]), plan.space.options.engine_version
+        text = deployment_text(best[0], gpu, version, emit)
 
     def tables() -> Any:
         from kvcalc.report.text.plan_text import plan_tables

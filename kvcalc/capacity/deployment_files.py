@@ -22,6 +22,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import MOST_YAML, parse_documents, read_text
 from kvcalc.library.presets import lookup, mapping
+from kvcalc.records import Record
 
 # parts of a file that start no server, or another node of one
 SKIPPED_KEYS = ("initContainers", "router", "worker", "workerTemplate")
@@ -44,6 +45,9 @@ IMAGES = {
     "trtllm": ("nvcr.io/nvidia/tensorrt-llm/release", 8000),
     "llama.cpp": ("ghcr.io/ggml-org/llama.cpp:server-cuda", 8080),
 }
+
+
+CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
 
 
 class Server(NamedTuple):
@@ -191,7 +195,7 @@ def _environment(node: Mapping[str, Any]) -> dict[str, str]:
     for item in environment if isinstance(environment, list) else ():
         name, _, value = str(item).partition("=")
         pairs.append((item.get("name"), item.get("value")) if mapping(item) else (name, value))
-    return {str(name): str(value) for name, value in pairs}
+    return {str(name): str(value) for name, value in pairs if value is not None}
 
 
 def _inserted(text: str, variables: Mapping[str, str]) -> str:
@@ -228,27 +232,17 @@ def _num_gpus(node: Mapping[str, Any]) -> int:
     return next((int(count) for count in map(str, counts) if count.isdecimal()), 0)
 
 
-def joined_texts(texts: Sequence[str], kind: str) -> str:
-    """Return one file of the texts of several servers."""
-    if kind == "compose" and any(texts):
-        return "services:\n" + "".join(text.removeprefix("services:\n") for text in texts)
-    return ("---\n" if kind == "kubernetes" else "").join(filter(None, texts))
-
-
-def deployment_text(
-    line: str | None, name: str, gpu: Gpu, num_gpus: int, version: str, kind: str
-) -> str:
-    """Return a file or a command that starts an engine's command line.
+def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
+    """Return a file or a command that starts the deployment of a record of `fit` or `plan`.
 
     Args:
-        name: Name of the server.
-        num_gpus: GPUs of the server.
         version: The engine's version; "" for the latest.
-        kind: `vllm` for the command line itself, or docker, compose or kubernetes.
+        kind: `vllm` for the engine's command line, or docker, compose or kubernetes.
 
     Raises:
         UserError: The engine has no command line, or the images are for other GPUs.
     """
+    line, num_gpus = record["command"], record["gpus"]
     if not line:
         raise UserError(f"--emit {kind}: no command line starts this deployment")
     if kind == "vllm":
@@ -260,7 +254,7 @@ def deployment_text(
         )
     import yaml
 
-    name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    name = re.sub("[^a-z0-9]+", "-", record["model"].lower()).strip("-")
     all_words = split([line])
     engine = find_engine(all_words)
     assert engine
@@ -269,9 +263,8 @@ def deployment_text(
     if ":" not in image:
         patch = ".0" if version.count(".") == 1 else ""
         image += f":v{version}{patch}" if version else ":latest"
-    settings = dict(
-        re.findall(r"^(\w+)=(\S+)", line)
-    )  # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
+    # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
+    settings = dict(re.findall(r"^(\w+)=(\S+)", line))
     if dialect.engine == "vllm":
         words = ["--model", *words]
     elif dialect.engine != "llama.cpp":  # images without an entrypoint
@@ -279,7 +272,7 @@ def deployment_text(
     if kind == "docker":
         start = f"docker run --gpus {num_gpus} --ipc host -p {port}:{port} -e HF_TOKEN"
         start += "".join(f" -e {key}={value}" for key, value in settings.items())
-        return f"{start} -v ~/.cache/huggingface:/root/.cache/huggingface {image} {shlex.join(words)}\n"
+        return f"{start} -v {CACHE_MOUNT} {image} {shlex.join(words)}\n"
     container: dict[str, Any] = {"image": image}
     if kind == "compose":
         device = {"driver": "nvidia", "count": num_gpus, "capabilities": ["gpu"]}
@@ -287,7 +280,7 @@ def deployment_text(
             "command": words,
             "environment": ["HF_TOKEN", *(f"{key}={value}" for key, value in settings.items())],
             "ports": [f"{port}:{port}"],
-            "volumes": ["~/.cache/huggingface:/root/.cache/huggingface"],
+            "volumes": [CACHE_MOUNT],
             "ipc": "host",
             "deploy": {"resources": {"reservations": {"devices": [device]}}},
         }
