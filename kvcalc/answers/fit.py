@@ -64,14 +64,12 @@ def run(
     emit: str = "",
 ) -> Answer:
     """Compute how many users and tokens fit. The status is 1 if nothing fits."""
-    if bool(file) == bool(models):
-        raise UserError(
-            "fit needs a model or a file of a deployment",
-            hint="Write `kvcalc fit llama-3.1-8b` or `kvcalc fit -f compose.yaml`",
-        )
+    if not models and not file:
+        line = "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k"
+        raise UserError("MODEL… is missing", hint=f"Write `{line}`, or a file with -f")
     if file:
-        if emit:
-            raise UserError("--emit writes a model's deployment, and --file reads one")
+        if models or emit:
+            raise UserError("--file names the models; leave out MODEL… and --emit")
         return _file_answer(file, placing, fit_values, studies)
     points, words = fit_points(models, placing, fit_values)
     if matrix:
