@@ -95,7 +95,7 @@ def _row(case: Case, record: Record) -> Record:
         "q_heads": spec.num_attention_heads,
         "kv_len" if is_decode else "seq_len": case.context,
         "time_us": record[f"{prefix}measured_s"] * 1e6,
-        "bound_us": record[f"{prefix}predicted_s"] * 1e6,
+        "bound_us": record[f"{prefix}bound_s"] * 1e6,
         **columns,
     }
 

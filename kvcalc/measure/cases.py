@@ -1,9 +1,8 @@
 """Cases to measure: one or two layers of a variant, as a model and as torch layers with a cache."""
 
 import ctypes
-import sys
+import gc
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -20,7 +19,6 @@ from kvcalc.measure.layers.base_layer import (
     DTYPES,
     LayerCache,
     Mixer,
-    cache_tensors,
     model_caches,
 )
 from kvcalc.model.model import Layer, Model
@@ -28,7 +26,7 @@ from kvcalc.planning.variants import variant
 
 NAMES = ("mha", "gqa", "mqa", "mla", "dsa", "window", "cla", "recurrent")
 FORMS = {"window": "mha/window:1024", "cla": "cla:2"}  # in the notation of `compare`
-ALIGNMENT = 64  # bytes that torch aligns a CPU tensor to
+MAX_COMPARED = 256  # tokens of the comparison with and without a cache
 
 
 def standard_model(heads: int) -> Model:
@@ -198,10 +196,30 @@ class LayerStack:
 
     def step(self, caches: Sequence[LayerCache]) -> Tensor:
         """Run whole layers: projections, cache write, attention or scan, output projection."""
-        x = self.x
+        return self._outputs(self.x, caches, self.case.past)
+
+    def _outputs(self, x: Tensor, caches: Sequence[LayerCache | None], past: int) -> Tensor:
         for mixer, cache in zip(self.mixers, caches, strict=True):
-            x = mixer(x, cache, self.case.past)
+            x = mixer(x, cache, past)
         return x
+
+    def cache_error(self) -> float:
+        """Return the largest difference that a cache makes to the last token ÷ its largest output.
+
+        One pass has all tokens and no cache; the other has one new token after cached tokens. At
+        most 256 tokens of one sequence are compared.
+        """
+        model, tokens = self.case.model, min(self.case.context, MAX_COMPARED)
+        x = self.x.new_empty(1, tokens, model.hidden_size).normal_()
+        caches = model_caches(model, 1, tokens, x.dtype, x.device)
+        if tokens > 1:
+            self._outputs(x[:, :-1], caches, 0)
+        cached = self._outputs(x[:, -1:], caches, tokens - 1)
+        empty: list[LayerCache | None] = [None] * len(caches)
+        if any(layer.shares_cache for layer in model.kinds.values()):
+            empty = [*model_caches(model, 1, tokens, x.dtype, x.device)]
+        whole = self._outputs(x, empty, 0)[:, -1:]
+        return float((cached - whole).abs().max() / whole.abs().max())
 
     def core(self) -> Callable[[Sequence[LayerCache]], None]:
         """Return a function that runs only attention (or the scan) of each layer, on fixed
@@ -216,23 +234,25 @@ class LayerStack:
         return step
 
 
-def allocated(
-    make: Callable[[], list[LayerCache]], machine: Machine
-) -> tuple[list[LayerCache], int]:
-    """Return caches and the bytes that the allocator reserved for them.
+class AllocatorState(ctypes.Structure):
+    """Result of mallinfo2(3) of the GNU C library, in the order of its manual."""
 
-    On a GPU, torch's allocator counts them. On Linux, the C library does. Elsewhere, they are the
-    aligned storage.
-    """
+    _fields_ = (("values", ctypes.c_size_t * 10),)
+
+
+def allocator_bytes(machine: Machine) -> int:
+    """Return the bytes that the allocator has given out: torch's on a GPU, otherwise that of the
+    GNU C library. 0 if torch uses another allocator."""
     if machine.cuda:
-        bytes_before = torch.cuda.memory_allocated(machine.device)
-        caches = make()
-        return caches, torch.cuda.memory_allocated(machine.device) - bytes_before
-    caches = make()
-    storages = [tensor.untyped_storage() for tensor in cache_tensors(caches)]
-    if sys.platform == "linux" and "mimalloc" not in torch.__config__.show().lower():
-        with suppress(OSError, AttributeError):
-            usable_size = ctypes.CDLL(None).malloc_usable_size
-            usable_size.argtypes, usable_size.restype = [ctypes.c_void_p], ctypes.c_size_t
-            return caches, sum(usable_size(storage.data_ptr()) for storage in storages)
-    return caches, sum(-(-s.nbytes() // ALIGNMENT) * ALIGNMENT for s in storages)
+        return torch.cuda.memory_allocated(machine.device)
+    if "mimalloc" in torch.__config__.show().lower():
+        return 0
+    gc.collect()  # so that no garbage is freed between two calls
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return 0
+    mallinfo.restype = AllocatorState
+    values = mallinfo().values
+    mapped_bytes, heap_bytes = values[4], values[7]
+    return int(mapped_bytes + heap_bytes)

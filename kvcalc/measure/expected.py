@@ -7,16 +7,18 @@ Each operator of `forward` is timed at its measured rate, one after the other:
 - The host needs a fixed time for each torch operation. A CPU runs host and kernels in turn. A GPU
   runs its kernels while the host launches the next ones.
 
-The rates are measured between the steps of a generation, so other load affects both equally.
+The rates are measured before each layer, and between the steps of a generation, so other load
+affects both equally.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,10 +28,12 @@ from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import ACTIVATION_FLOPS
 from kvcalc.measure.ceilings import Machine, once
 from kvcalc.measure.layers.base_layer import DTYPES, join_heads, split_heads
-from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.model.forward_pass import total
+from kvcalc.model.model import Model
 
 ACTIVATION_ELEMENTS = 1 << 18
+KEYS_SHAPE = (16, 2048, 128)  # heads, tokens and width of a sample of keys
+MIN_KEY_COPIES = 2
 MIN_MATRIX_SIDE = 16  # convolutions and vectors are narrower
 KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
 CLOSE = 1.5  # a time within this factor of its bound needs no other reason
@@ -98,11 +102,13 @@ def difference(bound: Bound, measured_s: float, launching_s: float, is_resident:
 
 
 class MachineRates(NamedTuple):
-    """Rates of this machine during a generation.
+    """Rates of this machine during a measurement.
 
     Attributes:
         rows: Ascending numbers of rows of the timed products x [rows, k] · W [k, n].
         product_s: Seconds per element of W, for each number of rows.
+        attention_s: Seconds per element of keys and values in attention of one new token, by the
+            number of query heads per key.
         vector_s: Seconds per vector FLOP of an activation function.
         host_s: Seconds of the host per torch operation.
         gpu: The measured ceilings as a preset.
@@ -111,6 +117,7 @@ class MachineRates(NamedTuple):
 
     rows: tuple[int, ...]
     product_s: tuple[float, ...]
+    attention_s: dict[int, float]
     vector_s: float
     host_s: float
     gpu: Gpu
@@ -148,48 +155,76 @@ class MachineRates(NamedTuple):
         Heads that share keys are rows of one product, except with several new tokens. Torch's fused
         kernel then skips blocks of keys that no query of a block attends to.
         """
-        shared = shape.heads if absorbed else 1
-        if shape.kv_heads:
-            shared = shape.heads // shape.kv_heads
+        shared = heads_per_key(shape, absorbed)
         seconds = 0.0
         for group in shape.groups:
-            count, new, past = (int(value) for value in group[:3])
+            count, new, past, pairs = (int(value) for value in group)
             keys: float = new + past
             heads = shared
+            width = shape.key + shape.value
             if new > 1:
                 keys = min(keys, past + (new + KEY_BLOCK) / 2)
                 heads = 1
-            rows = new * heads
-            products = self.product_seconds(rows, keys * (shape.key + shape.value))
-            softmax = rows * keys * SOFTMAX_FLOPS * self.vector_s
+                products = self.product_seconds(new, keys * width)
+            else:
+                keys = pairs / count  # within the window and the top-k
+                products = keys * width * self.attention_s[heads]
+            softmax = new * heads * keys * SOFTMAX_FLOPS * self.vector_s
             seconds += count * shape.heads / heads * (products + softmax)
         return seconds
 
 
-class RateSampler:
-    """Samples of the machine's rates, taken between the steps of a generation.
+def heads_per_key(shape: AttentionShape, absorbed: bool) -> int:
+    """Return the query heads that read one key; with latents, all heads of the absorbed form."""
+    if shape.kv_heads:
+        return shape.heads // shape.kv_heads
+    return shape.heads if absorbed else 1
 
-    Products use the matrices of one decoder layer after the other, so each use reads its weights
-    from memory.
+
+def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
+    """Return the query heads that read one key, of each attention of a pass."""
+    return {
+        heads_per_key(operator.shape, operator.form == "absorbed")
+        for operator in operators
+        if isinstance(operator.shape, AttentionShape)
+    }
+
+
+class RateSampler:
+    """Samples of the machine's rates.
+
+    Products use the matrices of one layer after the other, so each use reads its weights from
+    memory.
     """
 
     def __init__(
-        self, decoder: Decoder, machine: Machine, dtype: str, rows: Sequence[int]
+        self,
+        model: Model,
+        layers: Iterable[nn.Module],
+        machine: Machine,
+        dtype: str,
+        rows: Iterable[int],
+        heads: Iterable[int],
     ) -> None:
-        """Prepare the samples; `rows` are the numbers of rows of the products."""
+        """Prepare samples of products with these numbers of rows, and of attention of one token
+        with these numbers of query heads per key."""
         self.machine = machine
-        self.rows = tuple(sorted(set(rows)))
+        self.rows = tuple(sorted(rows))
         self.layers = []
-        for block in decoder.blocks:
+        for block in layers:
             matrices = [w for w in block.parameters() if w.dim() == 2]
             wide = [w for w in matrices if min(w.shape) >= MIN_MATRIX_SIDE]
             self.layers.append(wide or matrices)
         self.turn = 0
         self.x = torch.randn(ACTIVATION_ELEMENTS, device=machine.device).to(DTYPES[dtype])
-        parts = [part for layer in decoder.model.kinds.values() for part in layer.parts]
+        parts = [part for layer in model.kinds.values() for part in layer.parts]
         self.is_gated = any(isinstance(part, Dense) and part.gated for part in parts)
         self.narrow = torch.ones(1, 8, 8, device=machine.device).to(DTYPES[dtype])
         self.narrow_calls = count_operations(self._narrow_step).calls
+        self.heads = tuple(heads)
+        keys = torch.ones(KEYS_SHAPE, device=machine.device).to(DTYPES[dtype])
+        copies = MIN_KEY_COPIES + machine.cache_bytes // keys.nbytes
+        self.key_copies = cycle(keys.repeat(copies, 1, 1, 1))
         self.samples: list[list[float]] = []
 
     def sample(self) -> None:
@@ -202,14 +237,17 @@ class RateSampler:
                 products.append(self._product_seconds(rows))
                 # after a large product, because real weights also evict code from the caches
                 hosts.append(once(self._narrow_step, self.machine) / self.narrow_calls)
+            products += [self._attention_seconds(heads) for heads in self.heads]
         self.samples.append([vector_s, statistics.median(hosts), *products])
 
     def rates(self, gpu: Gpu) -> MachineRates:
         """Return the medians of all samples."""
         columns = zip(*self.samples, strict=True)
         vector_s, host_s, *products = (statistics.median(column) for column in columns)
+        attention_s = dict(zip(self.heads, products[len(self.rows) :], strict=True))
+        product_s = tuple(products[: len(self.rows)])
         is_cuda = self.machine.cuda
-        return MachineRates(self.rows, tuple(products), vector_s, host_s, gpu, is_cuda)
+        return MachineRates(self.rows, product_s, attention_s, vector_s, host_s, gpu, is_cuda)
 
     def _narrow_step(self) -> None:
         """Run two layers of width 8, whose time is that of the host: one with cold code."""
@@ -231,3 +269,12 @@ class RateSampler:
         inputs = [weight.new_ones(rows, weight.shape[1]) for weight in layer]
         seconds = once(lambda: [*map(F.linear, inputs, layer)], self.machine)
         return seconds / sum(weight.numel() for weight in layer)
+
+    def _attention_seconds(self, heads: int) -> float:
+        """Return the seconds per element of keys and values that `heads` queries attend to."""
+        keys = next(self.key_copies)
+        values = next(self.key_copies)
+        queries = keys.new_ones(len(keys), heads, keys.shape[2])
+        shares = keys.new_ones(len(keys), heads, keys.shape[1])
+        seconds = once(lambda: (keys @ queries.mT, shares @ values), self.machine)
+        return seconds / (keys.numel() + values.numel())

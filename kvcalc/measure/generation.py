@@ -17,7 +17,13 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
 from kvcalc.measure.ceilings import Machine, once, summary
-from kvcalc.measure.expected import MachineRates, RateSampler, bound_of, count_operations
+from kvcalc.measure.expected import (
+    MachineRates,
+    RateSampler,
+    all_heads_per_key,
+    bound_of,
+    count_operations,
+)
 from kvcalc.measure.layers.base_layer import DTYPES, cache_tensors, storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.model.forward_pass import forward
@@ -233,7 +239,10 @@ def generated(
         size = (request.batch_size, request.prompt_len)
         prompt = torch.randint(request.model.vocab_size, size, device=machine.device)
         runs = [GenerationRun(request, mode, decoder, prompt, machine) for mode in MODES]
-        sampler = RateSampler(decoder, machine, request.dtype, sorted(request.rows))
+        heads = all_heads_per_key(request.operators(CACHED, 1))
+        sampler = RateSampler(
+            request.model, decoder.blocks, machine, request.dtype, request.rows, heads
+        )
         try:
             for step in range(request.new_tokens):
                 if step % max(1, request.new_tokens // MAX_SAMPLES) == 0:

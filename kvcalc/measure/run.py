@@ -20,7 +20,7 @@ from kvcalc.measure.cases import (
     NAMES,
     Case,
     LayerStack,
-    allocated,
+    allocator_bytes,
     base_of,
     build_mixers,
     stacks_of,
@@ -29,7 +29,15 @@ from kvcalc.measure.cases import (
     variant_model,
 )
 from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu, timed
-from kvcalc.measure.expected import Bound, bound_of, count_operations, difference
+from kvcalc.measure.expected import (
+    Bound,
+    MachineRates,
+    RateSampler,
+    all_heads_per_key,
+    bound_of,
+    count_operations,
+    difference,
+)
 from kvcalc.measure.generation import GenerationRequest, Progress, check, generated
 from kvcalc.measure.layers.base_layer import DTYPES, LayerCache, fill, storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
@@ -42,6 +50,7 @@ from kvcalc.records import Record
 from kvcalc.storage.formats import canonical
 from kvcalc.units import format_bytes
 
+NUM_SAMPLES = 5  # of the machine's rates before each case
 MAX_COPIES = 64
 PAST_CACHE = 4  # size of all rotating inputs ÷ last-level cache
 CacheStep = Callable[[Sequence[LayerCache]], object]
@@ -88,10 +97,9 @@ def measure(
     only."""
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
     kernel = "plain" if case.new == 1 and not machine.cuda else "sdpa"
-    operators = operators_of(case, dtype)
-    core = [operator for operator in operators if operator.role is Role.CORE]
-    bounds = [bound_of(operators, gpu), bound_of(core, gpu)]
-    copies = [_copies(bound, case, settings, machine) for bound in bounds]
+    layer = operators_of(case, dtype)
+    core = [operator for operator in layer if operator.role is Role.CORE]
+    copies = [_copies(bound_of(part, gpu), case, settings, machine) for part in (layer, core)]
     record: dict[str, Any] = {
         "variant": case.variant,
         "attention": case.model.attention,
@@ -105,22 +113,33 @@ def measure(
     }
     with torch.no_grad():
         stacks = [LayerStack(case, machine, dtype, kernel) for _ in range(copies[0])]
-        first, allocator_bytes = allocated(stacks[0].caches, machine)
+        mixers = [mixer for stack in stacks for mixer in stack.mixers]
+        rows = {1, case.new, case.batch_size * case.new}
+        sampler = RateSampler(
+            case.model, mixers, machine, dtype, rows, all_heads_per_key(layer)
+        )
+        for _ in range(NUM_SAMPLES):
+            sampler.sample()
+        rates = sampler.rates(gpu)
+        bytes_before = allocator_bytes(machine)
+        first = stacks[0].caches()
+        bytes_after = allocator_bytes(machine)
         caches = [first, *(stacks[0].caches() for _ in range(max(copies) - 1))]
         for layer_caches in caches:
             fill(layer_caches)
         layer_steps: list[CacheStep] = [stack.step for stack in stacks]
         core_steps: list[CacheStep] = [stack.core() for stack in stacks]
-        for prefix, bound, count, steps in zip(
-            ("", "attention_"), bounds, copies, (layer_steps, core_steps), strict=True
+        for prefix, operators, count, steps in zip(
+            ("", "attention_"), (layer, core), copies, (layer_steps, core_steps), strict=True
         ):
             calls = [partial(steps[i % len(steps)], caches[i]) for i in range(count)]
-            columns = _timed_columns(calls, bound, settings, machine, ceilings)
+            columns = _timed_columns(calls, operators, rates, settings, machine)
             record |= {prefix + key: value for key, value in columns.items()}
+        record["cache_error"] = stacks[0].cache_error()
     return record | {
         "predicted_bytes": settings.cache_bytes(case),
         "allocated_bytes": storage_bytes(first),
-        "allocator_bytes": allocator_bytes,
+        "allocator_bytes": bytes_after - bytes_before or None,
         "bandwidth_bytes_per_s": ceilings.bandwidth_bytes_per_s,
         "copy_bytes_per_s": ceilings.copy_bytes_per_s,
         "read_bytes_per_s": ceilings.read_bytes_per_s,
@@ -143,31 +162,36 @@ def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machin
 
 def _timed_columns(
     calls: Sequence[Callable[[], object]],
-    bound: Bound,
+    operators: Sequence[Operator],
+    rates: MachineRates,
     settings: MeasureSettings,
     machine: Machine,
-    ceilings: Ceilings,
 ) -> Record:
-    """Time the calls, and return bound, time, spread, shares of the ceilings and the difference."""
+    """Time the calls, and return prediction, bound, time, spread, shares of the ceilings and the
+    difference."""
+    gpu = rates.gpu
+    bound = bound_of(operators, gpu)
     time = timed(calls, machine, settings.seconds)
-    launches = count_operations(calls[0]).launches
-    launching_s = 0.0 if time.graph else launches * ceilings.launch_s
+    count = count_operations(calls[0])
+    host_calls = 0 if time.graph else count.calls
+    predicted_s = rates.pass_seconds(operators, host_calls)
     is_resident = bound.limit == "memory" and bound.bytes * len(calls) <= machine.cache_bytes
     return {
-        "predicted_s": bound.seconds,
+        "predicted_s": predicted_s,
+        "bound_s": bound.seconds,
         "measured_s": time.median,
-        "ratio": time.median / bound.seconds,
+        "ratio": time.median / predicted_s,
         "spread": time.spread,
         "repeats": time.repeats,
         "graph": time.graph,
         "bound": bound.limit,
         "bytes": bound.bytes,
         "flops": bound.flops,
-        "bandwidth_share": bound.bytes / time.median / ceilings.bandwidth_bytes_per_s,
-        "flops_share": bound.flops / time.median / ceilings.flops_per_s[settings.dtype],
-        "difference": difference(bound, time.median, launching_s, is_resident),
+        "bandwidth_share": bound.bytes / time.median / gpu.bandwidth_bytes_per_s,
+        "flops_share": bound.flops / time.median / gpu.flops_per_s[settings.dtype],
+        "difference": difference(bound, time.median, host_calls * rates.host_s, is_resident),
         "copies": len(calls),
-        "launches": launches,
+        "launches": count.launches,
     }
 
 
@@ -181,8 +205,9 @@ def measured(
 ) -> Iterator[Result]:
     """Yield each case that fits, with its record.
 
-    `warn` receives a message for each case that does not fit; `progress` receives the next step.
+    After `mha`, the records of other variants with equal sizes have their speed-up over it. `warn` receives a message for each case that does not fit; `progress` receives the next step.
     """
+    mha: dict[Any, Record] = {}
     for number, case in enumerate(cases):
         progress(str(case), number)
         needed, free = needed_bytes(case, settings), machine.free_bytes()
@@ -191,9 +216,20 @@ def measured(
             warn(f"{case}: {sizes}; left out")
             continue
         try:
-            yield case, measure(case, settings, machine, ceilings)
+            record = measure(case, settings, machine, ceilings)
         except torch.OutOfMemoryError:
             warn(f"{case}: ran out of memory")
+            continue
+        shape = case[2:]
+        if case.variant == "mha":
+            mha[shape] = record
+        speedups = {
+            f"{basis}_speedup": mha[shape][f"{basis}_s"] / record[f"{basis}_s"]
+            if shape in mha
+            else None
+            for basis in ("attention_predicted", "attention_measured")
+        }
+        yield case, {**record, **speedups}
         if machine.cuda:
             torch.cuda.empty_cache()
 

@@ -166,7 +166,8 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     context: Annotated[int, Figure("per sequence", "context", unit="tokens")]
     layers: Annotated[int, Figure("measured layers")]
     kernel: Annotated[str, Figure("attention kernel")]
-    predicted_s: Annotated[float, Figure("bound on this machine's measured ceilings", "bound")]
+    predicted_s: Annotated[float, Figure("by rates measured before the layer", "predicted")]
+    bound_s: Annotated[float, Figure("bound on this machine's measured ceilings", "bound")]
     measured_s: Annotated[float, Figure("median", "measured")]
     spread: Annotated[
         float,
@@ -183,9 +184,33 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     flops_share: Annotated[float, Figure("reached part of the measured matrix rate")]
     difference: Annotated[str, Figure("main reason of a longer time, in a word")]
     attention_predicted_s: Annotated[
-        float, Figure("predicted_s of attention only", "attention: bound")
+        float, Figure("predicted_s of attention only", "attention: predicted")
     ]
+    attention_bound_s: Annotated[float, Figure("bound_s of attention only", "attention bound")]
     attention_measured_s: Annotated[float, Figure("measured_s of attention only", "measured")]
+    attention_predicted_speedup: Annotated[
+        float | None,
+        Figure(
+            "predicted time of mha's attention ÷ this; null without mha",
+            "faster than mha",
+            "{:.2f}×",
+        ),
+    ]
+    attention_measured_speedup: Annotated[
+        float | None,
+        Figure(
+            "measured time of mha's attention ÷ this; null without mha", "measured", "{:.2f}×"
+        ),
+    ]
+    cache_error: Annotated[
+        float,
+        Figure(
+            "largest change of the last output by the cache ÷ largest output",
+            "cache error",
+            "{:.0e}",
+            unit="ratio",
+        ),
+    ]
     attention_ratio: Annotated[float, Figure("ratio of attention only", "ratio", "{:.2f}×")]
     attention_spread: Annotated[float, Figure("spread of attention only", unit="share")]
     attention_repeats: Annotated[int, Figure("repeats of attention only")]

@@ -16,8 +16,8 @@ from kvcalc.measure import ceilings, run
 
 QUICK = "measure --device cpu --threads 1 --seconds 0.001 --context 40 --batch-size 2"
 KEYS = {
-    "variant", "phase", "batch_size", "context", "predicted_s", "measured_s", "ratio", "predicted_bytes", "allocated_bytes",
-    "allocator_bytes", "bandwidth_bytes_per_s", "flops_per_s",
+    "variant", "phase", "batch_size", "context", "predicted_s", "bound_s", "measured_s", "ratio", "predicted_bytes",
+    "allocated_bytes", "allocator_bytes", "bandwidth_bytes_per_s", "flops_per_s",
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_a_table_ends_with_its_assumptions(kvcalc: Run) -> None:
     assert found.code == 0
     assert "ceilings of this machine" in found.out
     assert re.match(
-        r"Decode attention takes [\d.]+× its bound, prefill attention takes [\d.]+× its bound, the median of each",
+        r"Decode attention takes [\d.]+× its prediction, prefill attention takes [\d.]+× its prediction, the median",
         " ".join(found.out.split()),
     )
     assert "predicted = in the tensors' storage in every row" in found.out

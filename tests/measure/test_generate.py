@@ -56,13 +56,13 @@ def test_products_between_measured_rows(rows: float, nanoseconds: float) -> None
 
 
 def rates(vector_s: float, host_s: float, is_cuda: bool = False) -> MachineRates:
-    return MachineRates(*PRODUCTS, vector_s, host_s, GPU, is_cuda)
+    return MachineRates(*PRODUCTS, {1: 1e-9, 2: 4e-9 / 3}, vector_s, host_s, GPU, is_cuda)
 
 
 def test_a_prediction_by_hand() -> None:
     """A decode step of one layer of 4 heads over 2 groups of 8, D = 32 and F = 64, at 10 tokens of one sequence, fp32.
 
-    Products of one row take 1 ns for each weight, of the two heads of a group 4/3 ns for each key and value element.
+    Products of one row take 1 ns for each weight, attention of the two heads of a group 4/3 ns for each key and value element.
     Elementwise work takes 2 ns for each vector FLOP, which is more than its bytes do; the embedding has no FLOPs.
     """
     model = stack(grouped(4, 2, 8), hidden_size=32, ffn=64, vocab_size=60)
@@ -100,14 +100,15 @@ def test_the_predicted_saving_grows_with_length() -> None:
 
 def test_samples_are_of_every_layer_in_turn() -> None:
     """Each sample takes the next layer for each number of rows; the rates are medians, and all of them positive."""
-    sampler = RateSampler(Decoder(GPT), MACHINE, "fp32", [1, 8])
+    sampler = RateSampler(GPT, Decoder(GPT).blocks, MACHINE, "fp32", [1, 8], [1, 4])
     assert [len(layer) for layer in sampler.layers] == [7, 7]  # q, k, v, o, gate, up, down; no biases, no norms
     for _ in range(3):
         sampler.sample()
     assert sampler.turn == 0  # six products' worth of layers, two at a time
     found = sampler.rates(GPU)
     assert found.rows == (1, 8)
-    assert min(*found.product_s, found.vector_s, found.host_s) > 0
+    assert found.attention_s.keys() == {1, 4}
+    assert min(*found.product_s, *found.attention_s.values(), found.vector_s, found.host_s) > 0
 
 
 def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytest.MonkeyPatch) -> None:
