@@ -24,7 +24,7 @@ from kvcalc.question.options import check_number, read_questions
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
     from kvcalc.model.model import Model
-    from kvcalc.records import Record
+    from kvcalc.records import JsonObject, Record
     from kvcalc.report.charts.chart import Chart
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -79,8 +79,8 @@ def run(
 
 def _file_answer(
     path: str,
-    placing: dict[str, Any],
-    fit_values: dict[str, Any],
+    placing: "JsonObject",
+    fit_values: "JsonObject",
     studies: StudyOptions,
 ) -> Answer:
     """Return the capacity of each server in a file. The status is 1 if one of them cannot start."""

@@ -49,7 +49,6 @@ def plan_answer(
         emit: What is printed of the best deployment, instead of tables.
     """
     from kvcalc.capacity.deployment_files import deployment_text
-    from kvcalc.library.load import load_gpu
     from kvcalc.planning.best_configs import answer_records
     from kvcalc.planning.search import run_search
 
@@ -60,10 +59,10 @@ def plan_answer(
     with _file_and_progress(points, question.prices) as on_batch:
         plan = run_search(question.needs, question.space, question.prices, on_batch)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
-    text, best = "", records[0][:1]
-    if emit and best and best[0]["meets"]:
-        gpu, version = load_gpu(best[0]["gpu"]), plan.space.options.engine_version
-        text = deployment_text(best[0], gpu, version, emit)
+    text, best = "", plan.answers[0].listed[:1]
+    if emit and best and best[0].meets:
+        version = plan.space.options.engine_version
+        text = deployment_text(records[0][0], best[0].deployment.gpu, version, emit)
 
     def tables() -> Any:
         from kvcalc.report.text.plan_text import plan_tables

@@ -22,7 +22,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import MOST_YAML, parse_documents, read_text
 from kvcalc.library.presets import lookup, mapping
-from kvcalc.records import Record
+from kvcalc.records import JsonObject, Record
 
 # parts of a file that start no server, or another node of one
 SKIPPED_KEYS = ("initContainers", "router", "worker", "workerTemplate")
@@ -38,6 +38,7 @@ MOUNT = "/mnt/models"  # where KServe puts the model
 MAX_INSERTIONS = 3  # variables in the values of variables
 # $(NAME) of Kubernetes; $NAME, ${NAME} and ${NAME:-default} of shells and Compose
 _VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
+_VERSION = re.compile(r"(?:openai|sglang):v?(\d+\.\d+(?:\.\d+)?)")
 # image and port of each engine
 IMAGES = {
     "vllm": ("vllm/vllm-openai", 8000),
@@ -110,7 +111,7 @@ def _variables(file: Path) -> dict[str, str]:
     return {**dict(pairs), **os.environ}
 
 
-def _nodes(documents: Sequence[Any]) -> Iterator[tuple[dict[str, Any], Scope]]:
+def _nodes(documents: Sequence[Any]) -> Iterator[tuple[JsonObject, Scope]]:
     """Yield each mapping that may be a container, in the order of the file."""
     waiting = [(document, Scope()) for document in reversed(documents)]
     seen = set()  # an alias may repeat a part without end
@@ -176,14 +177,14 @@ def _server(
     if not engine:
         return None
     dialect, words, _ = engine
-    by_image = find_engine([image])
+    version = _VERSION.search(image)
     return Server(
         name=scope.name or scope.key,
         words=[
             word.replace(MOUNT, scope.model or MOUNT) for word in [*dialect.starts[0], *words]
         ],
         num_gpus=0 if scope.has_workers else _num_gpus(node),
-        version=by_image[2] if by_image else "",
+        version=version[1] if version else "",
     )
 
 
@@ -255,25 +256,14 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
     import yaml
 
     name = re.sub("[^a-z0-9]+", "-", record["model"].lower()).strip("-")
-    all_words = split([line])
-    engine = find_engine(all_words)
-    assert engine
-    dialect, words, _ = engine
-    image, port = IMAGES[dialect.engine]
-    if ":" not in image:
-        patch = ".0" if version.count(".") == 1 else ""
-        image += f":v{version}{patch}" if version else ":latest"
     # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
     settings = dict(re.findall(r"^(\w+)=(\S+)", line))
-    if dialect.engine == "vllm":
-        words = ["--model", *words]
-    elif dialect.engine != "llama.cpp":  # images without an entrypoint
-        words = all_words[len(settings) :]
+    image, port, words = _image_of(split([line])[len(settings) :], version)
     if kind == "docker":
         start = f"docker run --gpus {num_gpus} --ipc host -p {port}:{port} -e HF_TOKEN"
         start += "".join(f" -e {key}={value}" for key, value in settings.items())
         return f"{start} -v {CACHE_MOUNT} {image} {shlex.join(words)}\n"
-    container: dict[str, Any] = {"image": image}
+    container: JsonObject = {"image": image}
     if kind == "compose":
         device = {"driver": "nvidia", "count": num_gpus, "capabilities": ["gpu"]}
         container |= {
@@ -284,28 +274,49 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
             "ipc": "host",
             "deploy": {"resources": {"reservations": {"devices": [device]}}},
         }
-        return str(yaml.safe_dump({"services": {name: container}}, sort_keys=False))
-    token = {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN", "optional": True}}
-    variables = [{"name": key, "value": value} for key, value in settings.items()]
-    container |= {
-        "name": "server",
-        "args": words,
-        "env": [{"name": "HF_TOKEN", "valueFrom": token}, *variables],
-        "ports": [{"containerPort": port}],
-        "resources": {"limits": {"nvidia.com/gpu": num_gpus}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
-    pod = {
-        "containers": [container],
-        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-    }
-    deployment = {
+        file = {"services": {name: container}}
+    else:
+        token = {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN", "optional": True}}
+        variables = [{"name": key, "value": value} for key, value in settings.items()]
+        container |= {
+            "name": "server",
+            "args": words,
+            "env": [{"name": "HF_TOKEN", "valueFrom": token}, *variables],
+            "ports": [{"containerPort": port}],
+            "resources": {"limits": {"nvidia.com/gpu": num_gpus}},
+            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        }
+        file = _deployment(name, container)
+    return str(yaml.safe_dump(file, sort_keys=False))
+
+
+def _image_of(words: list[str], version: str) -> tuple[str, int, list[str]]:
+    """Return the image of an engine's command line, its port, and the words after the image."""
+    engine = find_engine(words)
+    assert engine
+    dialect, arguments, _ = engine
+    image, port = IMAGES[dialect.engine]
+    if ":" not in image:
+        patch = ".0" if version.count(".") == 1 else ""
+        image += f":v{version}{patch}" if version else ":latest"
+    if dialect.engine == "vllm":
+        return image, port, ["--model", *arguments]
+    # the images of SGLang and TensorRT-LLM start no server
+    return image, port, arguments if dialect.engine == "llama.cpp" else words
+
+
+def _deployment(name: str, container: JsonObject) -> JsonObject:
+    """Return a Kubernetes Deployment of one pod with a container that mounts the volume `shm`."""
+    shared_memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+    return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "selector": {"matchLabels": {"app": name}},
-            "template": {"metadata": {"labels": {"app": name}}, "spec": pod},
+            "template": {
+                "metadata": {"labels": {"app": name}},
+                "spec": {"containers": [container], "volumes": [shared_memory]},
+            },
         },
     }
-    return str(yaml.safe_dump(deployment, sort_keys=False))
