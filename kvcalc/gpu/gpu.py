@@ -1,5 +1,6 @@
 """GPU presets and roofline bounds: datasheet figures, never multiplied by an efficiency."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Annotated, Any, NamedTuple, cast
@@ -287,11 +288,9 @@ class Placed(NamedTuple):
     def intensity(self) -> Any:
         """Matrix FLOPs per byte of memory traffic; None without traffic."""
         moved = self.operator.cost.bytes
-        return (
-            None
-            if isinstance(moved, int | float) and not moved
-            else self.operator.cost.flops / moved
-        )
+        if isinstance(moved, int | float) and not moved:
+            return None
+        return self.operator.cost.flops / moved
 
 
 def roofline(
@@ -320,10 +319,8 @@ class Roofs:
         self.gpus = gpus
         self.bandwidth_bytes_per_s = _rates([gpu.bandwidth_bytes_per_s for gpu in gpus])
         self.vector_peak = _rates([gpu.vector_peak for gpu in gpus])
-        self.link, self.outer_link = (
-            _rates([gpu.link for gpu in gpus]),
-            _rates([gpu.outer_link for gpu in gpus]),
-        )
+        self.link = _rates([gpu.link for gpu in gpus])
+        self.outer_link = _rates([gpu.outer_link for gpu in gpus])
 
     def computes(self, dtype: str) -> Any:
         """Return which GPUs have a matrix peak for products in a dtype."""
@@ -431,16 +428,10 @@ def fallbacks(bounds: Sequence[Placed], gpu: Gpu) -> str:
     words = [
         f"computed in {used}: {gpu.name} has no {requested} unit" for requested, used in swaps
     ]
-    without = dict.fromkeys(
-        p.operator.dtype
-        for p in bounds
-        if p.operator.dtype and not gpu.computes(p.operator.dtype)
-    )
-    words += (
-        [f"bound by memory alone: {gpu.name} has no matrix peak for {', '.join(without)}"]
-        if without
-        else []
-    )
+    dtypes = dict.fromkeys(p.operator.dtype for p in bounds)
+    if without := [dtype for dtype in dtypes if dtype and not gpu.computes(dtype)]:
+        names = ", ".join(without)
+        words.append(f"bound by memory alone: {gpu.name} has no matrix peak for {names}")
     return "; ".join(words)
 
 
@@ -473,11 +464,4 @@ def turning_batch(
 
     if not is_compute_bound(MAX_BATCH):
         return None
-    low, high = 0, MAX_BATCH
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_compute_bound(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return bisect_left(range(MAX_BATCH), True, lo=1, key=is_compute_bound)

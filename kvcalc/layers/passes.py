@@ -225,7 +225,6 @@ class Pass:
         tokens: Num | None = None,
         fraction: Real = 1,
         experts: Real = 0,
-        read: bool = True,
     ) -> Operator:
         """Return x[tokens, inputs] · W for matrices with a common input. Block-diagonal copies have
         separate inputs.
@@ -250,7 +249,7 @@ class Pass:
             weight_bytes = _round_half_up(resident_bytes * fraction)
         cost = Cost(
             flops=flops,
-            weight_bytes=weight_bytes * self.present if read else 0,
+            weight_bytes=weight_bytes * self.present,
             activation_bytes=rows * columns * self.element,
         )
         shape = _gemm_shape(weights, rows, fraction, resident_bytes)

@@ -33,8 +33,8 @@ def standard_model(heads: int) -> Model:
     """Return one MHA layer with `heads` heads of width 128; the hidden size is heads · 128."""
     mixer = Grouped(num_attention_heads=heads, num_key_value_heads=heads, head_dim=128)
     kinds = {"full": Layer(parts=(mixer,))}
-    width = heads * 128
-    return _bare(Model(name="standard", hidden_size=width, vocab_size=1, layers=1, kinds=kinds))
+    model = Model(name="standard", hidden_size=heads * 128, vocab_size=1, layers=1, kinds=kinds)
+    return _bare(model, "full")
 
 
 def variant_layers(base: Model, text: str) -> Model:
@@ -99,17 +99,15 @@ def stacks_of(model: Model) -> dict[str, Model]:
 
 
 def _bare(model: Model, *names: str) -> Model:
-    """Return layers of these kinds, or all layers, without FFNs and norms."""
+    """Return one layer of each of these kinds, without FFNs and norms."""
     kinds = {}
-    for name in names or model.kinds:
+    for name in names:
         layer = model.kinds[name]
         mixers = tuple(part for part in layer.parts if part.label)
         kinds[name] = Layer(parts=mixers, norms=0, shares_cache=layer.shares_cache)
-    model = msgspec.structs.replace(model, kinds=kinds, norm="none")
-    if not names:
-        return model
-    pattern = names if len(names) > 1 else ()
-    return msgspec.structs.replace(model, layers=len(names), pattern=pattern, mtp=None)
+    return msgspec.structs.replace(
+        model, kinds=kinds, norm="none", layers=len(names), pattern=names, mtp=None
+    )
 
 
 def _widest(model: Model) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ Receptive field of windows: L layers of window w reach at most L·w tokens. Sour
 2023, arXiv 2310.06825, section 2 (Mistral 7B: 32 layers of window 4096 reach 131,072 tokens).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -390,18 +391,8 @@ def equal_context(
     def is_reached(tokens: int) -> bool:
         return stored_bytes(rows, tokens) * sequences >= num_bytes
 
-    low, high = 0, 1
-    while not is_reached(high):
-        low, high = high, 2 * high
-        if high > MAX_TOKENS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_reached(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    tokens = bisect_left(range(MAX_TOKENS + 1), True, lo=1, key=is_reached)
+    return tokens if tokens <= MAX_TOKENS else None
 
 
 def assumptions(

@@ -79,7 +79,7 @@ def measured_table(rows: list[Record], version: str) -> Table:
         medians.append(f"{phase} attention takes {times(ratio)} its prediction")
     each = ", the median of each" if len(rows) > len(medians) else ""
     title = f"{', '.join(medians)}{each}.".capitalize()
-    details = [note for note in measure_notes(rows, version) if note]
+    details = measure_notes(rows, version)
     return Table(rows, MEASURE_COLUMNS, title, _basis(rows, version), details=details)
 
 
@@ -87,6 +87,15 @@ def _basis(rows: list[Record], version: str) -> list[str]:
     """Return the footnote on the machine."""
     first = rows[0]
     return ["", f"{first['device']}, {first['dtype']}, torch {version}, medians"]
+
+
+def _clock(record: Record, events: str) -> str:
+    """Return the clock of the times, which is `events` on a GPU."""
+    clocks = {
+        "cpu": "one thread, timed by its own CPU time",
+        "wall": f"{record['threads']} threads, wall clock",
+    }
+    return clocks.get(record["clock"], events)
 
 
 def generated_table(rows: list[Record], version: str) -> Table:
@@ -102,7 +111,7 @@ def generated_table(rows: list[Record], version: str) -> Table:
             f"{times(without['predicted_speedup'])}"
         )
         title = f"{title} and {seconds(without['total_s'])} without, {saves}"
-    details = [note for note in generate_notes(rows, version) if note]
+    details = generate_notes(rows, version)
     return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)
 
 
@@ -117,12 +126,8 @@ def measure_notes(rows: list[Record], version: str) -> list[str]:
         f"{format_si(first['flops_per_s'], 'FLOP/s')} in {first['dtype']}, "
         f"{seconds(first['launch_s'])} to launch an operation"
     )
-    clock = {
-        "cpu": "one thread, timed by its own CPU time",
-        "wall": f"{first['threads']} threads, wall clock",
-    }
     graphs = "CUDA graphs" if any(r["graph"] for r in rows) else "no graphs"
-    timing = clock.get(first["clock"], f"CUDA events, {graphs}")
+    timing = _clock(first, f"CUDA events, {graphs}")
     bytes_note = "cache bytes DIFFER from the prediction"
     if all(r["predicted_bytes"] == r["allocated_bytes"] for r in rows):
         bytes_note = "cache bytes: predicted = in the tensors' storage in every row"
@@ -132,7 +137,6 @@ def measure_notes(rows: list[Record], version: str) -> list[str]:
             f"; the allocator gained {times(min(gains))} to {times(max(gains))} of them"
         )
     return [
-        "",
         ceilings,
         f"torch {version}, {timing}; medians; inputs rotate past the last-level cache if memory "
         "bounds the time",
@@ -145,15 +149,11 @@ def measure_notes(rows: list[Record], version: str) -> list[str]:
 def generate_notes(rows: list[Record], version: str) -> list[str]:
     """Return notes on the figures of a generation."""
     first = rows[0]
-    timing = {
-        "cpu": "one thread, its CPU time",
-        "wall": f"{first['threads']} threads",
-    }.get(first["clock"], "CUDA, host included")
+    timing = _clock(first, "CUDA, host included")
     worst = max(abs(r["ratio"] - 1) for r in rows)
     low, high = min(r["ratio_p10"] for r in rows), max(r["ratio_p90"] for r in rows)
     bounds = "bound: the same operators at the measured ceilings, fully overlapped, no launches"
     return [
-        "",
         f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch "
         f"{version}, {timing}; "
         f"{first['new_tokens']:,} tokens, greedy; head: the LM head, on "
