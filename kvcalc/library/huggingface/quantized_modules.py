@@ -80,32 +80,32 @@ MAX_PATTERNS, MAX_REPEATS, MAX_SECONDS = 500, 5, 0.3
 EVERY_LAYER, NUMBERED = -1, -2  # keys of names for each layer, and of patterns with digits
 # A weight, and the usual names of its module; the blocks of mixers and FFNs.
 _NAME_ROWS = """
-    mixer         self_attn attn attention self_attention linear_attn mixer mamba temporal_block conv
-    network       mlp ffn feed_forward block_sparse_moe moe mixer
-    q             q_proj wq qkv_proj query_key_value c_attn Wqkv W_pack
-    k             k_proj wk qkv_proj query_key_value c_attn Wqkv W_pack
-    v             v_proj wv qkv_proj query_key_value c_attn Wqkv W_pack
-    o             o_proj wo dense out_proj c_proj
-    gate          gate_proj gate_up_proj w1
-    up            up_proj gate_up_proj w3 c_fc fc1 dense_h_to_4h
-    down          down_proj w2 c_proj fc2 dense_4h_to_h
-    q_down        q_a_proj wq_a fused_qkv_a_proj_with_mqa
-    q_up          q_b_proj wq_b
-    kv_down       kv_a_proj_with_mqa wkv_a fused_qkv_a_proj_with_mqa
-    kv_up         kv_b_proj wkv_b
-    index_q       indexer.wq_b
-    index_k       indexer.wk
-    index_weights indexer.weights_proj
-    router        gate router
-    shared.weight shared_expert_gate
-    qk            in_proj_qkvz in_proj_qkv
-    v_gate        in_proj_qkvz in_proj_qkv in_proj_z
-    step_decay    in_proj_ba in_proj_b in_proj_a
-    in            in_proj
-    in_bc         in_proj
-    out           out_proj o_proj
-    x             x_proj
-    dt            dt_proj
+  mixer         self_attn attn attention self_attention linear_attn mixer mamba temporal_block conv
+  network       mlp ffn feed_forward block_sparse_moe moe mixer
+  q             q_proj wq qkv_proj query_key_value c_attn Wqkv W_pack
+  k             k_proj wk qkv_proj query_key_value c_attn Wqkv W_pack
+  v             v_proj wv qkv_proj query_key_value c_attn Wqkv W_pack
+  o             o_proj wo dense out_proj c_proj
+  gate          gate_proj gate_up_proj w1
+  up            up_proj gate_up_proj w3 c_fc fc1 dense_h_to_4h
+  down          down_proj w2 c_proj fc2 dense_4h_to_h
+  q_down        q_a_proj wq_a fused_qkv_a_proj_with_mqa
+  q_up          q_b_proj wq_b
+  kv_down       kv_a_proj_with_mqa wkv_a fused_qkv_a_proj_with_mqa
+  kv_up         kv_b_proj wkv_b
+  index_q       indexer.wq_b
+  index_k       indexer.wk
+  index_weights indexer.weights_proj
+  router        gate router
+  shared.weight shared_expert_gate
+  qk            in_proj_qkvz in_proj_qkv
+  v_gate        in_proj_qkvz in_proj_qkv in_proj_z
+  step_decay    in_proj_ba in_proj_b in_proj_a
+  in            in_proj
+  in_bc         in_proj
+  out           out_proj o_proj
+  x             x_proj
+  dt            dt_proj
 """
 _NAMES = {row[0]: tuple(row[1:]) for row in map(str.split, _NAME_ROWS.strip().splitlines())}
 _GROUPS = {
