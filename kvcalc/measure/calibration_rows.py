@@ -6,7 +6,6 @@ products each show. Kernels that torch does not have (experts, latent attention,
 their bound.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
@@ -145,7 +144,6 @@ FAMILIES = {
     ),
 }
 MAX_BOUND_S = 0.02  # seconds of a shape under the roofline
-PAST_CACHE, MAX_COPIES = 4, 64  # size of all rotating weights ÷ last-level cache
 FP8_MAX = 448.0  # maximum of torch.float8_e4m3fn
 
 
@@ -246,8 +244,7 @@ def _gemm(shape: Shape, machine: Machine) -> list[Step]:
     m, n, k = shape.counts
     is_fp8 = shape.dtype == "fp8"
     weight_bytes = n * k * (1 if is_fp8 else 2)
-    copies = math.ceil(PAST_CACHE * machine.cache_bytes / weight_bytes)
-    copies = max(1, min(MAX_COPIES, copies, machine.free_bytes() // (2 * weight_bytes)))
+    copies = machine.copies(weight_bytes, weight_bytes)
     make = partial(torch.randn, device=machine.device, dtype=torch.bfloat16)
     x = make(m, k)
     if not is_fp8:

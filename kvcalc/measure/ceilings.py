@@ -37,6 +37,8 @@ from kvcalc.records import Record
 CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE = 32 << 20  # bytes, if the system does not say
 USUAL_MEMORY = 8 << 30
+MAX_COPIES = 64
+PAST_CACHE = 4  # size of all rotating inputs ÷ last-level cache
 PROBE_SECONDS = 0.2  # of work that measures which share of the cores is free
 MIN_SHARE = 0.75  # one other process on two cores leaves two thirds
 
@@ -96,6 +98,14 @@ class Machine(NamedTuple):
         else:
             free = _system_memory("MemAvailable", self.memory_bytes)
         return int(free * 0.9)
+
+    def copies(self, read_bytes: int, needed_bytes: int) -> int:
+        """Return the number of copies to rotate over, so that each call reads its data from memory.
+
+        All copies of `needed_bytes` take at most half of the free memory.
+        """
+        copies = -(-PAST_CACHE * self.cache_bytes // max(1, read_bytes))
+        return max(1, min(copies, MAX_COPIES, self.free_bytes() // (2 * needed_bytes)))
 
     def synchronize(self) -> None:
         """Wait until all launched kernels have finished."""

@@ -30,7 +30,6 @@ from kvcalc.measure.cases import (
 )
 from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu, timed
 from kvcalc.measure.expected import (
-    Bound,
     MachineRates,
     RateSampler,
     all_heads_per_key,
@@ -51,8 +50,6 @@ from kvcalc.storage.formats import canonical
 from kvcalc.units import format_bytes
 
 NUM_SAMPLES = 5  # of the machine's rates before each case
-MAX_COPIES = 64
-PAST_CACHE = 4  # size of all rotating inputs ÷ last-level cache
 CacheStep = Callable[[Sequence[LayerCache]], object]
 Result = tuple[Case | None, Record]
 
@@ -71,10 +68,8 @@ class MeasureSettings(NamedTuple):
 
 def operators_of(case: Case, dtype: str) -> list[Operator]:
     """Return the operators of one pass. MLA is absorbed in decode and expanded in prefill."""
-    make_batch, form = (
-        (Batch.decode, "absorbed") if case.new == 1 else (Batch.prefill, "expanded")
-    )
-    batch = make_batch(case.context, case.batch_size)
+    form = "absorbed" if case.new == 1 else "expanded"
+    batch = Batch.prefill(case.new, case.batch_size, case.past)
     operators = forward(case.model, batch, Precision(dtype), mla_form=form)
     return [operator for operator in operators if operator.layer]
 
@@ -99,7 +94,12 @@ def measure(
     kernel = "plain" if case.new == 1 and not machine.cuda else "sdpa"
     layer = operators_of(case, dtype)
     core = [operator for operator in layer if operator.role is Role.CORE]
-    copies = [_copies(bound_of(part, gpu), case, settings, machine) for part in (layer, core)]
+    needed = needed_bytes(case, settings)
+    bounds = [bound_of(part, gpu) for part in (layer, core)]
+    copies = [
+        1 if bound.limit == "compute" else machine.copies(bound.bytes, needed)
+        for bound in bounds
+    ]
     record: dict[str, Any] = {
         "variant": case.variant,
         "attention": case.model.attention,
@@ -146,18 +146,6 @@ def measure(
         "flops_per_s": ceilings.flops_per_s[dtype],
         "launch_s": ceilings.launch_s,
     }
-
-
-def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machine) -> int:
-    """Return the number of copies to rotate over, so that each call reads its data from memory.
-
-    One copy is enough if the bound is compute.
-    """
-    if bound.limit == "compute":
-        return 1
-    copies = -(-PAST_CACHE * machine.cache_bytes // max(1, bound.bytes))
-    fitting_copies = machine.free_bytes() // (2 * needed_bytes(case, settings))
-    return max(1, min(copies, MAX_COPIES, fitting_copies))
 
 
 def _timed_columns(
