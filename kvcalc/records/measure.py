@@ -192,7 +192,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
         float | None,
         Figure(
             "predicted time of mha's attention ÷ this; null without mha",
-            "faster than mha",
+            "vs mha",
             "{:.2f}×",
         ),
     ]
