@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcalc.capacity import Fit
@@ -10,7 +10,8 @@ from kvcalc.gpu.gpu import Placed
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cache import Span
 from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator
-from kvcalc.model.memory import assumptions, fullest_stage, reach_line, stage_rows
+from kvcalc.layers.weights import Formats
+from kvcalc.model.memory import LayerRows, assumptions, fullest_stage, reach_line, stage_rows
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, command
@@ -132,34 +133,14 @@ def explain_size(
         "kv_cache_read_bytes": "Read by one decode step (new = 1, past = S − 1)",
         "kv_cache_allocated_bytes": f"In whole blocks of {block_size} tokens",
     }
+    rows = stage_rows(model, stage, formats, parallelism)
     for key, title in sums.items():
         lines += ["", f"{title}:"]
-        for row in stage_rows(model, stage, formats, parallelism):
-            entry, layers, details = row.entry, row.stored_layers, ""
-            heads = parallelism.share(entry.heads)
-            num_rows = int(entry.allocated_rows(context, block_size))
-            if key == "kv_cache_read_bytes":
-                layers = row.read_layers
-                num_rows = int(entry.read_rows(1, context - 1))
-                details = f" (top {entry.top:,})" if entry.top else ""
-            if key == "kv_cache_bytes":
-                num_rows = int(entry.stored_rows(context))
-                limit = f", at most {entry.limit:,}" if entry.limit and entry.grows else ""
-                ratio = f" of {entry.ratio}" if entry.ratio > 1 else ""
-                details = f" ({SPANS[entry.span]}{ratio}{limit})"
-            if not layers:
-                continue
-            if row.spread > 1:
-                details = f" ({num_rows:,} over {row.spread} ranks)"
-            rank_rows = -(-num_rows // row.spread)
-            elements = f"{entry.width} {formats.cache_format(entry).name} elements"
-            elements += f" × {heads} heads" if heads > 1 else ""
-            lines.append(
-                f"  {entry.role}: {layers} layers × {rank_rows:,} rows{details} × "
-                f"{row.row_bytes:,} B ({elements}) = {layers * rank_rows * row.row_bytes:,}"
-            )
+        if key == "kv_cache_bytes":
+            lines.append(f"  {key} = {size_formula(rows)}")
+        texts = [_row_line(row, key, context, block_size, parallelism, formats) for row in rows]
         total = f"{values[key]:,} ({format_bytes(values[key])})"
-        lines.append(f"  {key} = Σ × {sequences:,} = {total}")
+        lines += [*filter(None, texts), f"  {key} = Σ × {sequences:,} = {total}"]
     figures = figures_of(SizeRecord)
     lines += ["", *filter(None, [reach_line(model)])]
     for key in SIZE_KEYS.split():
@@ -169,6 +150,66 @@ def explain_size(
             shown = f"{formula} = {whole(values[key])}".removeprefix(" = ")
             lines.append(f"{key} {sign} {shown} ({figures[key].meaning.partition(';')[0]})")
     return "\n".join(lines) + "\n"
+
+
+# Elements that a layer stores per row, in the keys of config.json.
+ELEMENTS_OF_ROLES = {
+    "k": "2 · layers · kv_heads · head_dim",
+    "v": "2 · layers · kv_heads · head_dim",
+    "latent": "layers · (kv_lora_rank + qk_rope_head_dim)",
+    "rope_key": "layers · (kv_lora_rank + qk_rope_head_dim)",
+    "index_key": "layers · index_head_dim",
+}
+
+
+def size_formula(rows: Sequence[LayerRows]) -> str:
+    """Return the stored bytes in symbols.
+
+    Example: `2 · layers · kv_heads · head_dim · tokens · batch · bytes`.
+    """
+    terms: dict[str, None] = {}
+    for row in rows:
+        entry = row.entry
+        tokens = f" · min(tokens, {entry.limit:,})" if entry.limit else " · tokens"
+        tokens += f" / {entry.ratio}" if entry.ratio > 1 else ""
+        elements = ELEMENTS_OF_ROLES.get(entry.role, f"layers · {entry.role} elements")
+        terms[elements + tokens * entry.grows] = None
+    text = " + ".join(terms) or "0"
+    return f"{f'({text})' if len(terms) > 1 else text} · batch · bytes"
+
+
+def _row_line(
+    row: LayerRows,
+    key: str,
+    context: int,
+    block_size: int,
+    parallelism: Parallelism,
+    formats: Formats,
+) -> str:
+    """Return the bytes of an entry of some layers under a key of `size`; '' without layers."""
+    entry, layers, details = row.entry, row.stored_layers, ""
+    heads = parallelism.share(entry.heads)
+    num_rows = int(entry.allocated_rows(context, block_size))
+    if key == "kv_cache_read_bytes":
+        layers = row.read_layers
+        num_rows = int(entry.read_rows(1, context - 1))
+        details = f" (top {entry.top:,})" if entry.top else ""
+    if key == "kv_cache_bytes":
+        num_rows = int(entry.stored_rows(context))
+        limit = f", at most {entry.limit:,}" if entry.limit and entry.grows else ""
+        ratio = f" of {entry.ratio}" if entry.ratio > 1 else ""
+        details = f" ({SPANS[entry.span]}{ratio}{limit})"
+    if not layers:
+        return ""
+    if row.spread > 1:
+        details = f" ({num_rows:,} over {row.spread} ranks)"
+    rank_rows = -(-num_rows // row.spread)
+    elements = f"{entry.width} {formats.cache_format(entry).name} elements"
+    elements += f" × {heads} heads" if heads > 1 else ""
+    return (
+        f"  {entry.role}: {layers} layers × {rank_rows:,} rows{details} × {row.row_bytes:,} B "
+        f"({elements}) = {layers * rank_rows * row.row_bytes:,}"
+    )
 
 
 def explain_fit(fitted: Fit, record: Record) -> str:
