@@ -91,7 +91,7 @@ def test_products_of_a_pass_come_to_their_figures(kvcalc: Run, line: str) -> Non
             assert names.get(sizes[1], m) == m
             flops = re.search(r"= ([\d,]+)$", lines[at + 1])
             assert flops and int(flops[1].replace(",", "")) == 2 * m * k * n
-            for element, form, moved in re.findall(r"activations (\d) bytes·m·(\(k \+ n\)|n) = ([\d,]+)", lines[at + 2]):
+            for element, form, moved in re.findall(r"activations (\d) bytes·m·(\(k \+ n\)|n) = ([\d,]+)", lines[at + 3]):
                 assert int(moved.replace(",", "")) == int(element) * m * (n if form == "n" else k + n)
                 seen += 1
     assert seen > 3

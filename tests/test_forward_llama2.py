@@ -3,6 +3,7 @@
 import pytest
 
 from kvcalc import Batch, Cost, Operator, forward, load_model
+from kvcalc.layers.cost import unfused
 
 L, D, H, d, F, V = 32, 4096, 32, 128, 11008, 32_000
 E = 2  # bytes of an element in fp16
@@ -70,7 +71,9 @@ def test_kinds_dtypes_and_parts() -> None:
     assert kinds["attention"] == "attention"
     assert all(o.dtype == ("fp16" if o.cost.flops else "") for o in found.values())
     assert all(o.layer == ("full" if o.count > 1 else "") for o in found.values())
-    parts = dict(found["attention"].parts)
-    assert list(parts) == ["qk", "softmax", "av"]
-    assert parts["qk"] == parts["av"] == Cost(2 * 4096 * H * d)  # FLOPs alone: the cache is read once, by the whole
-    assert parts["softmax"] == Cost(vector_flops=5 * 4096 * H)
+    parts = dict(unfused(found["attention"], 2))
+    read, scores, query = 4096 * H * d * 2, 4096 * H * 2, H * d * 2  # bytes of K or V, of the scores, of a query
+    assert parts["qk"] == parts["av"] == Cost(2 * 4096 * H * d, cache_read_bytes=read, activation_bytes=scores + query)
+    assert parts["softmax"] == Cost(vector_flops=5 * 4096 * H, activation_bytes=2 * scores)
+    gate = dict(unfused(found["gate_up"], 2))["gate"]
+    assert gate == Cost(2 * D * F, weight_bytes=2 * D * F, activation_bytes=2 * (D + F))

@@ -212,6 +212,63 @@ class Operator(msgspec.Struct, frozen=True):
         return self.cost * self.count
 
 
+def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
+    """Return the cost of one run as separate kernels, which are not fused.
+
+    Attention becomes the scores QKᵀ, their softmax and the product with V. Each writes its
+    [queries, keys] array, which fused attention never stores. An FFN's gate and up read the
+    input twice.
+
+    Args:
+        element: Bytes of an activation.
+    """
+    cost, shape = operator.cost, operator.shape
+    if isinstance(shape, AttentionShape):
+        return _unfused_attention(cost, shape, element)
+    if isinstance(shape, GemmShape):
+        moved: Num = int(shape.m * (shape.k + shape.n // 2))
+    elif isinstance(shape, ExpertsShape):
+        moved = -(-shape.tokens * shape.top // shape.ranks) * (shape.hidden + shape.width)
+    else:
+        return []
+    results: list[tuple[str, Cost]] = []
+    for name, part in operator.parts or ((operator.name, cost),):
+        prefix, is_wide, _ = name.partition("gate_up")
+        if is_wide:
+            half = Cost(
+                part.flops // 2, 0, part.weight_bytes // 2, activation_bytes=moved * element
+            )
+            results += [(f"{prefix}gate", half), (f"{prefix}up", half)]
+        elif operator.parts:
+            results.append((name, part))
+    return results
+
+
+def _unfused_attention(
+    cost: Cost, shape: AttentionShape, element: int
+) -> list[tuple[str, Cost]]:
+    heads, key, value = shape.heads, shape.key, shape.value
+    queries = sum(count * new for count, new, *_ in shape.groups) * heads * element
+    pairs = sum(pairs for *_, pairs in shape.groups) * heads
+    scores = pairs * element
+    expanded = cost.activation_bytes - queries * (key + value)
+    read = cost.cache_read_bytes
+    # an absorbed latent is key and value, so both products read it
+    width = key if not shape.kv_heads and not expanded else key + value
+    qk = Cost(
+        2 * pairs * key,
+        cache_read_bytes=read * key // width,
+        activation_bytes=queries * key + scores + expanded * key // (key + value),
+    )
+    softmax = Cost(vector_flops=cost.vector_flops, activation_bytes=2 * scores)
+    av = Cost(
+        2 * pairs * value,
+        cache_read_bytes=read * value // width,
+        activation_bytes=scores + queries * value + expanded * value // (key + value),
+    )
+    return [("qk", qk), ("softmax", softmax), ("av", av)]
+
+
 def gemm_flops(tokens: Num, inputs: int, outputs: int) -> Num:
     """Return FLOPs of x[tokens, inputs] · W[inputs, outputs]: 2 · tokens · inputs · outputs."""
     return 2 * tokens * inputs * outputs

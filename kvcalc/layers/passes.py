@@ -137,13 +137,16 @@ class Pass:
             (g.count, g.new, g.past, g.count * visible(g.new, g.past)) for g in self.groups
         )
         pairs = sum((group_pairs for *_, group_pairs in groups), 0)
-        qk = Cost(pair_flops(pairs, heads, key))
-        av = Cost(pair_flops(pairs, heads, value))
-        softmax = Cost(vector_flops=SOFTMAX_FLOPS * pairs * heads)
+        flops, vector_flops = (
+            pair_flops(pairs, heads, key + value),
+            SOFTMAX_FLOPS * pairs * heads,
+        )
         # Ranks with other tokens of the same heads exchange queries and partial outputs.
         spread = self.ranks.dcp
         ends = self.tokens * heads * (key + value) * self.element
-        cost = (qk + softmax + av + self.cache(rows))._replace(
+        cost = self.cache(rows)._replace(
+            flops=flops,
+            vector_flops=vector_flops,
             activation_bytes=ends + expanded * self.element,
             network_bytes=(spread - 1) * ends,
             inter_node_bytes=(spread - self.ranks.near(spread)) * ends,
@@ -159,7 +162,6 @@ class Pass:
             "attention",
             cost,
             dtype=self.formats.attention_dtype(rows),
-            parts=(("qk", qk), ("softmax", softmax), ("av", av)),
             shape=AttentionShape(heads, kv_heads, key, value, cached, groups),
             role=Role.CORE,
             form=form,

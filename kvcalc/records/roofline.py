@@ -133,7 +133,7 @@ class OperatorRecord(TimedWorkRecord):
     parts: NotRequired[
         Annotated[
             list[dict[str, Any]],
-            Figure("operator, flops and vector_flops of each part of a fused operator"),
+            Figure("work and bound of each operation as a kernel of its own; not summed"),
         ]
     ]
     expected_experts: NotRequired[

@@ -336,7 +336,8 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
         lines.append("n, k and heads are this GPU's share of the letters")
     operators = [p.operator for p in placed]
     remaining = iter(operators)
-    *records, total = pass_records(placed, deployment.gpu, calibration)
+    element = deployment.formats.element_bytes
+    *records, total = pass_records(placed, deployment.gpu, calibration, element)
     kernels = sum(r["time_s"] or 0 for r in records if r["operator"] != ENGINE_OVERHEAD)
     for record in records:
         if record["operator"] == MODULE_OVERHEAD:
@@ -362,9 +363,26 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
         sums.append(f"all runs: {', '.join(times)}; {record['share']:.1%} of the pass")
         lines += ["", f"{record['operator']}{kind_name} × {record['count']}"]
         lines += [f"    {text}" for text in sums]
+        for part in record.get("parts", []):
+            if formula := INTENSITIES.get(part["operator"]):
+                bound = f"{part['bound']} bound {kernel_seconds(part['roofline_s'])}"
+                lines.append(
+                    f"    {part['operator']} as a kernel of its own: {part['bytes']:,} bytes, "
+                    f"FLOP/B = {formula} = {digits(part['intensity'])}, {bound}"
+                )
     time = "" if total["time_s"] is None else f"predicted {kernel_seconds(total['time_s'])}, "
     bound = f"datasheet bound {kernel_seconds(total['roofline_s'])}"
     return "\n".join([*lines, "", f"total of all rows: {time}{bound}"]) + "\n"
+
+
+# Intensity of an operation as a kernel of its own; e is the bytes of an activation, w of a weight.
+INTENSITIES = {
+    "qk": "2·H·dk·pairs / (K + e·H·(dk·T + pairs))",
+    "softmax": "0 / (2·e·H·pairs)",
+    "av": "2·H·dv·pairs / (V + e·H·(pairs + dv·T))",
+    "gate": "2·T·D·F / (w·D·F + e·T·(D + F))",
+    "up": "2·T·D·F / (w·D·F + e·T·(D + F))",
+}
 
 
 def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator) -> list[str]:
@@ -375,10 +393,13 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
     if isinstance(shape, GemmShape):
         rows, inner, columns = _letters(deployment, batch, operator)
         m, n = whole(shape.m), whole(shape.n)
+        wide = f"({columns})" if "+" in columns else columns
         sums = [
             f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, "
             f"n = {columns} = {n}",
             f"FLOPs = 2·m·k·n = 2·{m}·{shape.k:,}·{n} = {cost.flops:,}",
+            f"FLOP/B = 2·{rows}·{inner}·{wide} / ({shape.stored:g}·{inner}·{wide} + "
+            f"{element}·{rows}·({inner} + {columns}))",
         ]
         weights = f" ({shape.stored:g} B a weight, scales included)"
         for formula, count in (("m·(k + n)", shape.k + shape.n), ("m·n", shape.n)):
@@ -393,7 +414,11 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
             f"(mean) × {shape.key:,} + {shape.value:,} wide; {shared}",
             f"FLOPs = 2·H·(dk + dv)·pairs = 2·{shape.heads:,}·{shape.key + shape.value:,}·"
             f"{pairs:,} = {cost.flops:,}",
+            f"FLOP/B = 2·H·(dk + dv)·pairs / (cache + {element}·H·(dk + dv)·T), pairs ≈ "
+            + ("B·S" if len(batch.groups) == 1 and batch.groups[0].new == 1 else "B·S²/2"),
             f"softmax = 5·H·pairs = {cost.vector_flops:,} vector FLOPs, on the chip",
+            f"scores = {element}·H·pairs = {element * shape.heads * pairs:,} bytes, which fused "
+            "attention never stores",
         ]
     elif isinstance(shape, ExpertsShape):
         expert_rows = -(-shape.tokens * shape.top // shape.ranks)

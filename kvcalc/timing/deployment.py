@@ -15,13 +15,14 @@ from kvcalc.gpu.gpu import (
     Gpu,
     Placed,
     fallbacks,
+    least_time,
     mla_form,
     roofline,
     total_bound,
     total_seconds,
 )
 from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
-from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator
+from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator, unfused
 from kvcalc.layers.weights import Formats
 from kvcalc.library.load import load_gpu
 from kvcalc.model.forward_pass import between_stages, forward, through_layers, total
@@ -347,7 +348,7 @@ def mixed_records(deployment: TimedDeployment, text: str) -> list[Record]:
 
 def _records(deployment: TimedDeployment, batch: Batch, common: Record) -> list[Record]:
     d = deployment
-    records = pass_records(d.placed(batch), d.gpu, d.calibration)
+    records = pass_records(d.placed(batch), d.gpu, d.calibration, d.formats.element_bytes)
     return [{**d.named, **common, **record} for record in records]
 
 
@@ -355,14 +356,18 @@ def pass_records(
     placed: list[Placed],
     gpu: Gpu,
     calibration: Calibration | None = None,
+    element: int = 2,
 ) -> list[Record]:
     """Return one record per operator, for all its runs together, and the total as the last record.
 
     Each figure of the total is the sum of the records before it. With a calibration, these include
     `engine_overhead`, the time that the engine adds to the kernels, and `module_overhead` after the
     operators of a sparse-attention module, the time that the module takes beyond them.
+
+    Args:
+        element: Bytes of an activation, for the operations of fused operators.
     """
-    records = [_operator_record(p, gpu) for p in placed]
+    records = [_operator_record(p, gpu, element) for p in placed]
     total_record = _total_record(placed, gpu)
     if calibration:
         operators = [p.operator for p in placed]
@@ -441,8 +446,9 @@ def _timed_records(
     }
 
 
-def _operator_record(p: Placed, gpu: Gpu) -> dict[str, Any]:
+def _operator_record(p: Placed, gpu: Gpu, element: int = 2) -> dict[str, Any]:
     operator = p.operator
+    parts = unfused(operator, element)
     record: dict[str, Any] = {
         "operator": operator.name,
         "layer": operator.layer,
@@ -457,8 +463,10 @@ def _operator_record(p: Placed, gpu: Gpu) -> dict[str, Any]:
         **_UNPREDICTED,
         "fallback": fallbacks([p], gpu) or None,
     }
-    if operator.parts:
-        record["parts"] = [_part(name, cost * operator.count) for name, cost in operator.parts]
+    if parts:
+        record["parts"] = [
+            _part(name, cost * operator.count, operator.dtype, gpu) for name, cost in parts
+        ]
     if operator.experts:
         record["expected_experts"] = operator.experts
     return record
@@ -476,10 +484,21 @@ def _shape_figures(shape: Any) -> Record:
     return dict.fromkeys(("heads", "m", "k", "n"))
 
 
-def _part(name: str, cost: Cost) -> Record:
-    """Return the FLOPs of a part of a fused operator."""
-    vector = {"vector_flops": cost.vector_flops} if cost.vector_flops else {}
-    return {"operator": name, "flops": cost.flops, **vector}
+def _part(name: str, cost: Cost, dtype: str, gpu: Gpu) -> Record:
+    """Return the work of an operation as a kernel of its own, and its bound."""
+    roof = least_time(cost, dtype if cost.flops else "", gpu, memory_alone=True)
+    return {
+        "operator": name,
+        "flops": cost.flops,
+        "vector_flops": cost.vector_flops,
+        "weight_bytes": cost.weight_bytes,
+        "cache_bytes": cost.cache_bytes,
+        "activation_bytes": cost.activation_bytes,
+        "bytes": cost.bytes,
+        "intensity": cost.flops / cost.bytes if cost.bytes else None,
+        "bound": roof.bound,
+        "roofline_s": roof.seconds,
+    }
 
 
 def _cost_figures(cost: Cost) -> Record:

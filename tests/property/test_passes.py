@@ -12,7 +12,7 @@ from strategies import cache_dtypes, contexts, groups, latent, mixers, models, p
 
 from kvcalc import Batch, Cost, Layer, Model, Parallelism, Precision, Sequences, cache_size, forward, total
 from kvcalc.layers.attention import Grouped, Latent
-from kvcalc.layers.cost import AttentionShape
+from kvcalc.layers.cost import AttentionShape, unfused
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
 from kvcalc.planning.variants import variant
@@ -205,16 +205,13 @@ def test_pipeline_stages_add_up_to_the_whole(model: Model, context: int, pp: int
 
 
 @given(models(), batches)
-def test_parts_of_attention_are_inside_it(model: Model, batch: Batch) -> None:
+def test_separate_kernels_do_the_same_products_and_move_more(model: Model, batch: Batch) -> None:
     for o in forward(model, batch):
-        if o.parts:
-            whole = sum((c for _, c in o.parts), Cost())
+        if parts := unfused(o, 2):
+            whole = sum((c for _, c in parts), Cost())
             assert (whole.flops, whole.vector_flops) == (o.cost.flops, o.cost.vector_flops)
-            if o.kind == "attention":
-                assert whole.bytes == 0  # scores and weights stay on the chip
-            else:
-                assert whole.activation_bytes == o.cost.activation_bytes
-                assert 0 < whole.weight_bytes <= o.cost.weight_bytes  # the part's vectors are read beside its matrices
+            if o.kind == "attention":  # the scores are written and read twice
+                assert whole.bytes >= o.cost.bytes - o.cost.cache_write_bytes - 2
 
 
 @given(models(), groups, groups)

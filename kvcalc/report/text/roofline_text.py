@@ -148,13 +148,7 @@ def shape(record: Record) -> str | None:
 
 def _part_row(part: Record) -> Record:
     """Return the row of a part of an operator."""
-    return dict.fromkeys(("count", *BYTE_KEYS.values())) | {
-        "operator": f"  {part['operator']}",
-        "layer": "in it",
-        "flops": part["flops"] or None,
-        "vector_flops": part.get("vector_flops"),
-        "bound": "",
-    }
+    return {"count": None, **part, "operator": f"  {part['operator']}", "layer": "in it"}
 
 
 def _turning(deployment: TimedDeployment, context: int) -> str:
