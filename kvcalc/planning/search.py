@@ -15,7 +15,7 @@ from kvcalc.library.files import OutputFile
 from kvcalc.planning.best_configs import BestConfigs, CandidateRanking, candidate_record
 from kvcalc.planning.grid import Candidate, CandidateBatch, SearchGrid
 from kvcalc.planning.search_space import MAX_GPUS, SearchSpace
-from kvcalc.planning.variants import narrower_formats, stored_precision
+from kvcalc.planning.variants import narrower_formats
 from kvcalc.question.plan_options import Requirement
 
 SUFFIXES = (".csv", ".jsonl")
@@ -201,9 +201,7 @@ def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]
         fewer = replace(need, users=users)
         yield TargetChange([f"--users {users}"], fewer, same_deployment)
         return
-    formats = stored_precision(deployment.model, deployment.precision)
-    exceeds_memory = candidate.remaining_bytes < 0
-    for field, name in narrower_formats(formats, deployment.gpu, exceeds_memory).items():
+    for field, name in narrower_formats(deployment, candidate.remaining_bytes < 0).items():
         precision = replace(deployment.precision, **{field: name})
         narrower = replace(same_deployment, precisions=(precision,))
         yield TargetChange([f"--{field.replace('_', '-')} {name}"], need, narrower)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.errors import UserError
-from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Sublayer
@@ -22,57 +21,44 @@ from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.storage.formats import FORMATS, cache_dtypes, canonical
 from kvcalc.storage.quantization import LOSSES, cache_family, load_weight_format, loss_of
+from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import parse_tokens
 
 GQA = "GQA, arXiv 2305.13245"
 V2 = "DeepSeek-V2, arXiv 2405.04434"
 
 
-class StoredPrecision(NamedTuple):
-    """Formats of the weights and of the cache, by their labels."""
-
-    weights: str
-    cache: str
-
-    @property
-    def narrowest(self) -> str:
-        """The narrowest format of weights."""
-        return min(self.weights.split(" + "), key=_weight_bits)
-
-
-def stored_precision(model: Model, precision: Precision) -> StoredPrecision:
-    """Return the formats of a model under a precision."""
+def _stored_formats(model: Model, precision: Precision) -> tuple[str, str]:
+    """Return the narrowest format of the weights, and the cache's label."""
     formats = formats_of(model, precision)
-    return StoredPrecision(formats.weights_label, formats.kv_cache_dtype)
+    weights = min(formats.weights_label.split(" + "), key=_weight_bits)
+    return weights, formats.kv_cache_dtype
 
 
 def precision_losses(model: Model, precision: Precision) -> list[str]:
     """Return the published losses of weights and cache that have fewer bits than published."""
-    if precision == PUBLISHED:
-        return []
-    old, new = stored_precision(model, PUBLISHED), stored_precision(model, precision)
-    formats = []
-    if _weight_bits(new.narrowest) < _weight_bits(old.narrowest):
-        formats.append(("weights", new.narrowest, old.narrowest))
-    if _cache_bits(new.cache) < _cache_bits(old.cache):
-        formats.append(("cache", new.cache, old.cache))
+    formats = zip(
+        ("weights", "cache"),
+        _stored_formats(model, precision),
+        _stored_formats(model, PUBLISHED),
+        (_weight_bits, _cache_bits),
+        strict=True,
+    )
     return [
-        f"{content} in {format_}, published in {former}: {loss_of(content, format_)}"
-        for content, format_, former in formats
+        f"{content} in {name}, published in {former}: {loss_of(content, name)}"
+        for content, name, former, bits in formats
+        if bits(name) < bits(former)
     ]
 
 
-def narrower_formats(
-    formats: StoredPrecision, gpu: Gpu, is_weights_only: bool
-) -> dict[str, str]:
+def narrower_formats(deployment: TimedDeployment, is_weights_only: bool) -> dict[str, str]:
     """Return formats that need fewer bits on a GPU, by the field of `Precision`."""
-    has_fp8 = "fp8" in gpu.flops_per_s
+    weights, cache = _stored_formats(deployment.model, deployment.precision)
+    names = ["fp8", "int4"] if "fp8" in deployment.gpu.flops_per_s else ["int4"]
     narrower = {}
-    if has_fp8 and _cache_bits(formats.cache) > 8 and not is_weights_only:
+    if "fp8" in names and _cache_bits(cache) > 8 and not is_weights_only:
         narrower["kv_cache_dtype"] = "fp8"
-    bits = _weight_bits(formats.narrowest)
-    names = [name for name in ("fp8", "int4") if has_fp8 or name != "fp8"]
-    smaller = [name for name in names if _weight_bits(name) < bits]
+    smaller = [name for name in names if _weight_bits(name) < _weight_bits(weights)]
     return narrower | ({"quantization": smaller[0]} if smaller else {})
 
 

@@ -483,15 +483,15 @@ def _speculative(
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     """Return whether the requests fit, as in `batch_memory`, with the draft loaded too."""
-    memory_options: dict[str, Any] = {
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "cpu_offload_gb": options.cpu_offload_gb,
-        "shared_prefix": options.prefix_len,
-    }
-    if options.draft == "mtp":
-        memory_options["mtp"] = True
-    elif options.draft:
-        memory_options["draft"] = draft_model(deployment.model, options.draft)
-    if options.draft:
-        memory_options["num_speculative_tokens"] = options.num_speculative_tokens
-    return batch_memory(deployment, [(options.batch_size, options.context)], **memory_options)
+    is_mtp = options.draft == "mtp"
+    draft = draft_model(deployment.model, options.draft) if options.draft else None
+    return batch_memory(
+        deployment,
+        [(options.batch_size, options.context)],
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        cpu_offload_gb=options.cpu_offload_gb,
+        shared_prefix=options.prefix_len,
+        mtp=is_mtp,
+        draft=None if is_mtp else draft,
+        num_speculative_tokens=options.num_speculative_tokens,
+    )

@@ -150,22 +150,19 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     note: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A kind of data without a kernel model, so that times are bounds: the best fit's held-out
-    errors, and the reason."""
-
-    rows: Count
-    median_abs_error: Error
-    p90_abs_error: Error
-    why: str
-
-
 class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The error of a figure on `rows` measured servers that no kernel model was fitted on."""
 
     rows: Count
     median_abs_error: Error
     p90_abs_error: Error
+
+
+class Refused(Validated, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A kind of data without a kernel model, so that times are bounds: the best fit's held-out
+    errors, and the reason."""
+
+    why: str
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
