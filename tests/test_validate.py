@@ -84,7 +84,7 @@ def test_fail_above_is_an_exit_status_and_a_file_without_a_good_row_is_above_any
     ("more", "what"),
     [
         (["--by", "colour"], "cannot group by 'colour'"),
-        (["--fail-above", "nan"], "is not a percentage"),
+        (["--fail-above", "nan"], "fail-above nan is not a number from 0"),
         (["--calibration-from", "h1000"], "unknown gpu"),
         (["--calibration-from", "tpu-v5e"], "has no calibration to take"),
         (["--stack", "vlm"], "no GPU has a calibration for stack 'vlm'. Did you mean vllm"),

@@ -179,8 +179,6 @@ class ValidationOptions(Question, frozen=True):
 def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     """Compare predictions with measured rows. The status is 1 if `--fail-above` fails."""
     limit = options.fail_above
-    if not limit >= 0:
-        raise UserError(f"--fail-above {limit} is not a percentage")
     source = load_gpu(options.calibration_from) if options.calibration_from else None
     tally = ErrorTally([key.strip() for key in options.by.split(",")])
     tables = (table for path in rows for table in read_blocks(path))

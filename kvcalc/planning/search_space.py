@@ -93,10 +93,6 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     drafts: tuple[Speculation | None, ...] = (None,)
     disaggregate: tuple[bool, ...] = (False,)
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_gpus <= MAX_GPUS:
-            raise UserError(f"max-gpus {self.max_gpus} is outside 1 to {MAX_GPUS:,}")
-
     def splits(self, model: Model) -> list[Parallelism]:
         """Return the ways to split a model over at most max_gpus GPUs, the smallest first.
 

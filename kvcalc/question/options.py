@@ -3,7 +3,7 @@
 The fields of a question, a frozen struct, are options. So are the parameters of a command's
 function. Their annotation says how a text is read:
 
-    rate: Annotated[float, parse_rate] = inf
+    think_time: Annotated[float, seconds_or_none] = 0.0
 
 `options.json` has the help, the names and the limits of each option. The command line, help,
 completion, suggestions, the Python API and the reference page read both. The module imports nothing
@@ -77,7 +77,7 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: tuple[str, ...] | str = ()
     called: str = ""
     list_order: int = 0
-    min: int = 0
+    min: int | float = 0
     max: int = 0
     is_output: bool = False
     is_hidden: bool = False
@@ -200,6 +200,8 @@ class Parameter(NamedTuple):
         except msgspec.ValidationError as error:
             if kind in (int, int | None):
                 raise UserError(f"{name} {value!r} is not a whole number") from None
+            if kind in (float, float | None):
+                raise UserError(f"{name} {value!r} is not a number") from None
             raise UserError(f"{name} {value!r}: {error}") from None
 
 

@@ -9,7 +9,6 @@ from kvcalc.question.options import (
     Tokens,
     bytes_or_none,
     memory_share,
-    number_or_nan,
     seconds_or_none,
     tokens_or_none,
 )
@@ -22,18 +21,6 @@ OPEN, CLOSED, INFERENCEX, AIPERF = CLIENTS = ("open", "closed", "inferencex", "a
 
 def _as_typed(text: str, name: str) -> str:
     return text
-
-
-def parse_rate(text: str, name: str) -> float:
-    """Return requests per second; `inf` sends all requests at time 0.
-
-    Raises:
-        UserError: The text is not a number above 0.
-    """
-    value = number_or_nan(text)
-    if not value > 0:
-        raise UserError(f"{name} {text!r} is not a number of requests per second above 0")
-    return value
 
 
 def check_draft(draft: str, num_tokens: int, acceptance: float | None) -> None:
@@ -118,7 +105,7 @@ class Workload(Question, frozen=True):
     """
 
     requests: str = ""
-    rate: Annotated[float, parse_rate] = math.inf
+    rate: float = math.inf
     burstiness: float = 1.0
     max_concurrency: Annotated[int, tokens_or_none] = 0
     num_prompts: int = 0

@@ -12,10 +12,9 @@ import numpy as np
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.engines.layout import CacheLayout, stored_at
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.units import format_bytes
 
-CACHES = ("paged", "contiguous")
 DEFAULT_BLOCK_SIZE = 16  # tokens, if the engine's cache has no blocks
 MEAN_BLOCKS = 1024  # blocks over which the bytes of a shared block are averaged
 MAX_ROWS = 20_000  # rows of a timeline
@@ -68,10 +67,8 @@ def make_pool(
         draft_slots: Slots for draft tokens behind the tokens of a request.
 
     Raises:
-        UserError: The cache is unknown, or not even one reservation fits.
+        UserError: Not even one reservation fits.
     """
-    if cache not in CACHES:
-        raise UserError(f"unknown cache {cache!r}", hint=nearest(cache, CACHES))
     layout, content, kv_budget = capacity.plan, capacity.content, capacity.kv_budget
     block_size = layout.block_size or DEFAULT_BLOCK_SIZE
     tokens = np.arange(max_tokens + 1, dtype=np.int64)

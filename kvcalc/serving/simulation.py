@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.serving.batching import Continuous, Scheduling, ServerSetup, Static
 from kvcalc.serving.cache_accounting import Log
 from kvcalc.serving.requests import ArrivalQueue, Clients, Requests
@@ -145,7 +145,6 @@ def scheduling_of(engine: EngineOverheads | None) -> Scheduling:
     )
 
 
-POLICIES = ("continuous", "static")
 PROGRESS_STEP = 100  # requests between two reports of progress
 
 
@@ -182,8 +181,8 @@ def simulate(
         progress: Called from time to time with the number of further requests that are done.
 
     Raises:
-        UserError: The policy is unknown or contradicts other settings, or a pass could not hold a
-            token of every sequence.
+        UserError: The policy contradicts other settings, or a pass could not hold a token of every
+            sequence.
     """
     _check(setup, policy, transfer)
     times = Log(len(requests))
@@ -221,8 +220,6 @@ def simulate(
 
 def _check(setup: ServerSetup, policy: str, transfer: KVTransfer | None) -> None:
     """Check that the settings of a server agree. Raises UserError otherwise."""
-    if policy not in POLICIES:
-        raise UserError(f"unknown policy {policy!r}", hint=nearest(policy, POLICIES))
     tokens, num_seqs = setup.limits.max_num_batched_tokens, setup.limits.max_num_seqs
     queries = setup.steps.queries
     if policy == "continuous" and tokens < num_seqs * queries:

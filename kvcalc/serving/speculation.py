@@ -24,13 +24,7 @@ MAX_BATCH = 1 << 14  # sequences up to which speculation is checked for a loss
 
 
 def expected_tokens(acceptance: float, drafted: int) -> float:
-    """Return the mean tokens of a step, (1 − a^(k+1))/(1 − a); k + 1 if every token is accepted.
-
-    Raises:
-        UserError: The acceptance rate is not between 0 and 1.
-    """
-    if not 0 <= acceptance <= 1:
-        raise UserError(f"acceptance rate {acceptance} is not between 0 and 1")
+    """Return the mean tokens of a step, (1 − a^(k+1))/(1 − a); k + 1 if every token is accepted."""
     if acceptance == 1:
         return float(drafted + 1)
     return (1 - acceptance ** (drafted + 1)) / (1 - acceptance)

@@ -72,11 +72,6 @@ def test_contiguous_reserves_the_longest_request() -> None:
         pool(found, reserved // 2, "contiguous", 2048, 100)
 
 
-def test_an_unknown_cache() -> None:
-    with pytest.raises(UserError, match=r"unknown cache 'pagd'.*paged"):
-        pool(replica("llama-3.1-8b"), 1 << 30, "pagd", 100, 100)
-
-
 def test_a_model_that_leaves_no_memory() -> None:
     deployment = TimedDeployment(load_model("llama-3.1-70b"), load_gpu("h100"))
     with pytest.raises(UserError, match=r"llama-3.1-70b leaves no memory for a cache on 1× h100-sxm.*more GPUs"):

@@ -40,8 +40,8 @@ def test_expected_tokens_by_hand() -> None:
 
 @pytest.mark.parametrize("acceptance", [-0.1, 1.1, float("nan")])
 def test_acceptance_is_a_probability(acceptance: float) -> None:
-    with pytest.raises(UserError, match="is not between 0 and 1"):
-        expected_tokens(acceptance, 4)
+    with pytest.raises(UserError, match="is not a number from 0 to 1"):
+        LatencyOptions(draft="llama-3.2-1b", acceptance_rate=acceptance)
 
 
 def test_a_step_is_k_drafts_and_one_verification() -> None:
