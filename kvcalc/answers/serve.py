@@ -128,8 +128,7 @@ def _simulate(
     """
     from msgspec.structs import replace
 
-    from kvcalc.serving.rate_search import sweep_rates
-    from kvcalc.serving.server import Server
+    from kvcalc.serving.server import Server, sweep_rates
 
     results: list[SimulationResult] = []
     refusals: dict[str, UserError] = {}

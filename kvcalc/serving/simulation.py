@@ -181,10 +181,10 @@ def simulate(
         progress: Called from time to time with the number of further requests that are done.
 
     Raises:
-        UserError: The policy contradicts other settings, or a pass could not hold a token of every
-            sequence.
+        UserError: A pass could not hold a token of every sequence.
     """
-    _check(setup, policy, transfer)
+    if policy == "continuous":
+        _check_tokens(setup)
     times = Log(len(requests))
     servers: Sequence[Continuous | Static | DisaggregatedServer]
     prefill: tuple[Log, ...] = ()
@@ -218,16 +218,11 @@ def simulate(
     return Served(requests, times, logs, is_complete, prefill)
 
 
-def _check(setup: ServerSetup, policy: str, transfer: KVTransfer | None) -> None:
-    """Check that the settings of a server agree. Raises UserError otherwise."""
+def _check_tokens(setup: ServerSetup) -> None:
+    """Check that a pass can hold a token of every sequence. Raises UserError otherwise."""
     tokens, num_seqs = setup.limits.max_num_batched_tokens, setup.limits.max_num_seqs
     queries = setup.steps.queries
-    if policy == "continuous" and tokens < num_seqs * queries:
+    if tokens < num_seqs * queries:
         message = f"{tokens:,} tokens of a pass are fewer than {num_seqs:,} sequences"
         message += f" of {queries} queries" if queries > 1 else ""
         raise UserError(message, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
-    if transfer and policy != "continuous":
-        raise UserError(
-            "prompts apart from decodes are simulated under continuous batching",
-            hint="Leave --policy out",
-        )
