@@ -111,11 +111,6 @@ def attention_records(
     return records
 
 
-def _query_heads(model: Model) -> set[int]:
-    parts = [part for layer in model.kinds.values() for part in layer.mixers]
-    return {part.as_mha()[0] for part in parts if part.attends}
-
-
 def usual_variants(model: Model) -> str:
     """Return the default variants: MHA, the model's own attention (GQA if that is MHA), MQA, MLA
     and DSA."""
@@ -125,7 +120,8 @@ def usual_variants(model: Model) -> str:
 
     names = ["mha", "none"]
     if not differs("mha"):
-        heads = _query_heads(model)
+        parts = [part for layer in model.kinds.values() for part in layer.mixers]
+        heads = {part.as_mha()[0] for part in parts if part.attends}
         groups = [n for n in (8, 4, 2) if all(h % n == 0 and h > n for h in heads)]
         names = ["mha", f"gqa:{groups[0]}" if groups else "none"]
     return ",".join([*names, *filter(differs, ("mqa", "mla", "dsa"))])

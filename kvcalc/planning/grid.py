@@ -21,6 +21,7 @@ from kvcalc.capacity.batched_fit import (
 from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError, few
 from kvcalc.layers.batch import Parallelism
+from kvcalc.library.load import load_gpu
 from kvcalc.model.model import Model
 from kvcalc.model.pipeline import check
 from kvcalc.model.precision import Precision
@@ -28,7 +29,7 @@ from kvcalc.planning.candidate_times import Array, DeploymentTimer
 from kvcalc.planning.search_space import SearchSpace, Speculation
 from kvcalc.question.plan_options import SEQUENCE_COUNTS, RequestLengths, Requirement
 from kvcalc.serving.speculation import draft_model
-from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.calibration import Calibration, load_calibration
 from kvcalc.timing.deployment import TimedDeployment
 
 MAX_POINTS = 1 << 14  # candidates of a batch, so that their arrays stay in the CPU's cache
@@ -297,17 +298,17 @@ class SearchGrid:
         """Return the calibration of each GPU model. GPUs without the requested one are left
         out."""
         space = self.space
+        source = load_gpu(space.calibration_from) if space.calibration_from else None
         calibrations = {}
         for gpu in space.gpus:
             try:
-                deployment = TimedDeployment(space.models[0], gpu, engine=space.options.engine)
-                timed = deployment.under(space.calibration, space.calibration_from)
+                calibrations[gpu.name] = load_calibration(
+                    gpu, space.calibration, source, space.options.engine
+                )
             except UserError as error:
                 if not space.calibration or len(space.gpus) == 1:
                     raise
                 self.remarks[str(error)] = None
-            else:
-                calibrations[gpu.name] = timed.calibration
         return calibrations
 
     def batches(self) -> Iterator[CandidateBatch]:

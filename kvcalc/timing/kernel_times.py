@@ -154,7 +154,7 @@ def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
     """Return the measured rows' name of the nearest cache format, and whether the formats were
     measured."""
     name = _CACHES.get(formats[0]) if formats else "bfloat16"
-    if name is None:
+    if not name:
         name = "fp8" if FORMATS[formats[0]].bits <= 8 else "bfloat16"
     return name, all(stored in _CACHES for stored in formats)
 
@@ -181,7 +181,7 @@ class KernelTimer(NamedTuple):
             return self._gemm(kind, maximum(shape.m, 1), shape.n, shape.k, shape.stored)
         if isinstance(shape, CollectiveShape):  # its part within a node
             entry = self.calibration.entry("allreduce", "bytes")
-            if entry is None:
+            if not entry:
                 return None
             return KernelTime(entry.law.us(self.parameters, shape.near, shape.bytes), entry)
         if isinstance(shape, AttentionShape):
@@ -195,7 +195,7 @@ class KernelTimer(NamedTuple):
     def _gemm(self, kind: str, *sizes: Any) -> KernelTime | None:
         """Return the time of a GEMM in serving. sizes: m, n, k and bytes per weight."""
         entry = self.calibration.entry("gemm", kind)
-        if entry is None:
+        if not entry:
             return None
         bf16_law = self.calibration.law("gemm", "bfloat16")
         law = _served_gemm(entry.law, getattr(bf16_law, "t0", None))
@@ -204,7 +204,7 @@ class KernelTimer(NamedTuple):
     def _experts(self, shape: ExpertsShape) -> KernelTime | None:
         kinds = self.calibration.laws.get("moe", {})
         entry = next((kinds[cell] for cell in cells_of(shape) if cell in kinds), None)
-        if entry is None:
+        if not entry:
             return None
         law = entry.law
 
@@ -241,7 +241,7 @@ class KernelTimer(NamedTuple):
             kernels_us: Microseconds of the module's operators.
         """
         entry, is_measured = self._module_entry("dsa_decode_module", shape)
-        if entry is None:
+        if not entry:
             return None
         dense, _ = self._module_entry("mla_decode_module", shape)
         tokens, length, _ = _decode_load(shape)
@@ -271,7 +271,7 @@ class KernelTimer(NamedTuple):
         NaN for a prompt, None without a kernel model.
         """
         entry, is_measured = self._module_entry("dsa_decode_module", shape)
-        if entry is None or not isinstance(entry.law, SparseDecode):
+        if not entry or not isinstance(entry.law, SparseDecode):
             return None
         tokens, length, is_decode = _decode_load(shape)
         load = self.parameters, tokens, length
@@ -287,7 +287,7 @@ class KernelTimer(NamedTuple):
         decoding, prompts = _split_groups(shape)
         launches = [self._decode(operator, shape, decoding)] if decoding else []
         launches += [self._prefill(operator, shape, prompt) for prompt in prompts]
-        timed = [launch for launch in launches if launch is not None]
+        timed = [launch for launch in launches if launch]
         if len(timed) < len(launches) or not timed:
             return None
         worst = max((launch.entry for launch in timed), key=lambda entry: entry.p90_abs_error)
@@ -306,7 +306,7 @@ class KernelTimer(NamedTuple):
         """
         op = "decode_attention" if shape.kv_heads else "mla_decode"
         entry = self.calibration.entry(op, cache_kind(shape.cached)[0])
-        if entry is None:
+        if not entry:
             return None
         batch: Any = sum(as_float(count) for count, *_ in groups)
         queries: Any = sum(as_float(count * new) for count, new, *_ in groups)
@@ -332,7 +332,7 @@ class KernelTimer(NamedTuple):
                 us = maximum(us, us_of(minimum(new, maximum(tokens, 1))))
             past = sum(as_float(count * past) for count, _, past, _ in groups) / sequences
             prompt = self._prefill(operator, shape, (batch, tokens, past, pairs))
-            if prompt is not None:
+            if prompt:
                 us = where(tokens > 1, minimum(us, prompt.us), us)
         return KernelTime(where(batch > 0, us, 0.0), entry)
 
@@ -347,7 +347,7 @@ class KernelTimer(NamedTuple):
             entry = self.calibration.entry("prefill_attention", f"bfloat16/{cached}")
         else:
             entry = self.calibration.entry("mla_prefill", cached)
-        if entry is None:
+        if not entry:
             return None
         law = entry.law
         keys = pairs / maximum(count * new, 1)  # that a query sees on average
@@ -362,7 +362,7 @@ class KernelTimer(NamedTuple):
         us = law.us(self.parameters, maximum(count, 1), shape.heads, *sizes)
         last_keys = minimum(past + new, maximum(keys, 2 * keys - past - 1))
         step = self._decode(operator, shape, [(count, 1, past, count * last_keys)])
-        if step is not None:
+        if step:
             us = maximum(us, step.us)
         return KernelTime(where(count > 0, us, 0.0), entry)
 
@@ -385,7 +385,7 @@ def mla_kernels_us(
     attention = calibration.law("mla_decode", cached)
     projections = calibration.law("gemm", stored)
     absorbed = calibration.law("gemm", "bfloat16")
-    if attention is None or projections is None or absorbed is None:
+    if not (attention and projections and absorbed):
         return None
     hidden, rank, latent, rope, nope, value = WIDTHS
     gemms: tuple[tuple[KernelModel, Any, Any], ...] = (

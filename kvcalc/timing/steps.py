@@ -92,11 +92,11 @@ def operator_seconds(
         us = bound_s * 1e6 + _ELEMENTWISE.t0 + message_us
         if operator.kind == "vector":
             us = operator.cost.bytes / (_ELEMENTWISE.em * timer.parameters.memory)
-        if kernel is not None and is_any(kernel.us != kernel.us):  # NaN: not measured there
+        if kernel and is_any(kernel.us != kernel.us):  # NaN: not measured there
             us = where(kernel.us == kernel.us, kernel.us, us)
-        elif kernel is not None and message_us and gpu.outer_link:
+        elif kernel and message_us and gpu.outer_link:
             us = kernel.us + message_us + operator.cost.inter_node_bytes / gpu.outer_link * 1e6
-        elif kernel is not None:
+        elif kernel:
             is_measured = kernel.is_measured and computes_as_measured(operator, calibration)
             us = kernel.us
             entry = kernel.entry
@@ -121,11 +121,9 @@ def _add_modules(
             members.setdefault(operator.layer, []).append(index)
     for indices in members.values():
         last = operators[indices[-1]]
-        if last.module is None:
-            continue
         kernels_us = sum((times[i].seconds for i in indices), 0.0) / last.count * 1e6
-        module_time = timer.module_overhead(last.module, kernels_us)
-        if module_time is not None:
+        module_time = last.module and timer.module_overhead(last.module, kernels_us)
+        if module_time:
             basis = CALIBRATED if module_time.is_measured else SCALED
             overhead = OperatorTime(module_time.us * last.count / 1e6, basis, module_time.entry)
             times[indices[-1]] = times[indices[-1]]._replace(overhead=overhead)

@@ -84,7 +84,7 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
 
 
 REFUSED = {
-    "--rate 0": "rate '0' is not",
+    "--rate 0": "rate 0.0 is not",
     "--rate fast": "rate 'fast' is not",
     "--max-num-batched-tokens 100 --max-num-seqs 256": "fewer than 256 sequences",
     "--kv-cache-memory-bytes 1000 --cache contiguous": "one contiguous reservation",
