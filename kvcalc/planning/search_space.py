@@ -280,11 +280,11 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
     elif "=" in text:
         words = [word.partition("=") for word in items_of(text, "price-per-hour")]
         pairs = [(name, price) for name, _, price in words]
+    elif ":" in text or len(gpus) != 1:
+        problem = "not a price" if ":" in text else f"one price for {len(gpus)} GPU models"
+        hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
+        raise UserError(f"price-per-hour {text!r} is {problem}", hint=hint)
     else:
-        if len(gpus) != 1:
-            message = f"price-per-hour {text!r} is one price for {len(gpus)} GPU models"
-            hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
-            raise UserError(message, hint=hint)
         pairs = [(gpus[0].name, text)]
     known = {gpu.name: gpu for gpu in gpus}
     prices = {}

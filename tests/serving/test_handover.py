@@ -150,7 +150,7 @@ def test_a_stream_is_plan_s_ttft_and_latency_s_steps(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--disaggregate --policy static", "prompts apart from decodes are simulated under continuous batching"),
+        ("--disaggregate --policy static", "disaggregated prefill is simulated only under continuous batching"),
         ("--prefill-replicas 2", "prefill-replicas need separate replicas for the prompts"),
         ("--disaggregate --prefill-replicas 0", "prefill-replicas 0 is not a whole number from 1 to 1,024"),
         ("--disaggregate --gpu t4", "t4 gives no rate of a link"),
