@@ -17,7 +17,9 @@ class FitMemoryRecord(ReplicaRecord):
     fits: Annotated[bool, Figure("whether the request fits", "fits")]
     weights_fit: Annotated[bool, Figure("whether the weights fit")]
     memory_bytes: Annotated[int, Figure("memory of one GPU")]
-    server: NotRequired[Annotated[str, Figure("", "the server in a deployment file")]]
+    server: NotRequired[
+        Annotated[str, Figure("server in a deployment file; absent without one")]
+    ]
     gpu_memory_utilization: Annotated[
         float, Figure("share of the memory that the engine uses", unit="share")
     ]
