@@ -7,8 +7,7 @@ from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc import UserError
-from kvcalc.capacity.allocations import AllocationStep, FirstFitAllocator, PagedAllocator, play, read_script
+from kvcalc.capacity.allocations import AllocationStep, FirstFitAllocator, PagedAllocator, play
 
 SERIES = "memory 4144\nA 50\nB 2048\n\nfree A   # 50 tokens in front of B\nask 2049\n"
 
@@ -116,12 +115,3 @@ def test_a_broken_file_is_refused_by_line(kvcalc: Run, tmp_path: Path, content: 
     path.write_text(content)
     result = kvcalc(f"fit llama-3.1-8b --allocations {path}")
     assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
-
-
-def test_a_script_is_read_as_written(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("memory 1k # binary\n\nx 3\nfree x\nask 5\n")
-    steps, memory = read_script(str(tmp_path / "s"))
-    assert memory == 1024
-    assert [step.text for step in steps] == ["x 3", "free x", "ask 5"]
-    with pytest.raises(UserError, match="none"):
-        read_script(str(tmp_path / "none"))

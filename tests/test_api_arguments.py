@@ -9,8 +9,6 @@ import pytest
 
 import kvcalc
 from kvcalc import UserError, deploy
-from kvcalc.capacity import fit
-from kvcalc.question.serving_options import LatencyOptions
 
 D = deploy("gpt2", "h100")
 
@@ -129,44 +127,3 @@ def test_a_heading_leads_to_its_key() -> None:
     with pytest.raises(AttributeError, match="Did you mean cache_size"):
         _ = kvcalc.cachesize  # type: ignore[attr-defined]
     assert not hasattr(kvcalc, "__path_of_no_one__") and not hasattr(D.size(), "_repr_png_")
-
-
-def test_every_public_name_says_what_it_is() -> None:
-    """And each method of an answer and of a deployment; `latency` names all of its options."""
-    for name in set(kvcalc.__all__) - {"UserError"}:
-        value = getattr(kvcalc, name)
-        assert value.__doc__ and value.__doc__.strip() != "", name
-        if name in ("Answer", "Deployment"):
-            methods = {n: m for n, m in vars(value).items() if callable(m) and not n.startswith("_")}
-            assert methods and all(m.__doc__ for m in methods.values()), name
-    for option in LatencyOptions.__struct_fields__:
-        assert option in (D.latency.__doc__ or ""), option
-
-
-class Printer:
-    """What IPython hands to `_repr_pretty_`."""
-
-    def __init__(self) -> None:
-        self.said = ""
-
-    def text(self, text: str) -> None:
-        self.said += text
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (kvcalc.load_model("gpt2"), "gpt2: 124.4M parameters, 12 layers, MHA, 1,024 tokens at most"),
-        (kvcalc.load_gpu("h100"), "h100-sxm: 79.18 GiB at 3.35 TB/s, bf16 989 TFLOP/s, fp8 1.98 PFLOP/s"),
-        (kvcalc.load_gpu("apple-m3"), "apple-m3: 24.00 GiB at 100 GB/s"),
-        (
-            fit(D, kvcalc.FitOptions(kv_cache_memory_bytes=1025 * 36_864)),  # fewer than its blocks and the null block
-            "gpt2 on 1× h100-sxm (vllm): 0 sequences of 1,024 tokens, 36.04 MiB for the cache of a GPU",
-        ),
-    ],
-    ids=["model", "gpu", "gpu without peaks", "fit"],
-)
-def test_what_has_many_fields_is_a_line_in_print_and_in_notebooks(value: Any, said: str) -> None:
-    printer = Printer()
-    value._repr_pretty_(printer, False)
-    assert str(value) == printer.said == said

@@ -1,7 +1,5 @@
 """What the commands print: formats, changes by `--set`, explanations, notes; on pipes and on narrow terminals."""
 
-import csv
-import io
 import json
 import os
 import re
@@ -35,12 +33,6 @@ def test_json_is_one_array_of_flat_records_in_order(kvcalc: Run) -> None:
         assert set(KEYS) <= set(record)
         assert not any(isinstance(v, list | dict) for v in record.values())
         assert all(isinstance(v, int) for k, v in record.items() if k.endswith(("_bytes", "parameters")))
-
-
-def test_csv_and_markdown_say_what_json_says(kvcalc: Run) -> None:
-    line = "size llama-7b deepseek-v3 --context 4k,8k --format "
-    records = [{k: "" if v is None else str(v) for k, v in r.items()} for r in kvcalc(line + "json").records]
-    assert list(csv.DictReader(io.StringIO(kvcalc(line + "csv").out))) == records
 
 
 def test_markdown_is_the_table(kvcalc: Run) -> None:

@@ -1,58 +1,17 @@
 """Options are declared in questions: a command shows the options of its questions, and gets typed questions."""
 
-import json
-from pathlib import Path
-from typing import Annotated, Any
-
 import pytest
 from conftest import Run
 
 from kvcalc import load_model
 from kvcalc.answers.deployments import parallelism_of, split_sizes
-from kvcalc.answers.pictures import FigureOptions
-from kvcalc.cli.commands import COMMANDS, function_of, parameters_of
+from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
-from kvcalc.question import options
-from kvcalc.question.deployment_options import DeploymentOptions, ShardingOptions
-from kvcalc.question.fit_question import FitQuestion, StudyOptions
-from kvcalc.question.options import arguments_for, parameters_in, read_question, read_questions
+from kvcalc.question.deployment_options import ShardingOptions
+from kvcalc.question.fit_question import FitQuestion
+from kvcalc.question.options import read_question, read_questions
 from kvcalc.question.size_options import ContextOptions
-
-
-def run(
-    models: list[str],
-    *,
-    study: StudyOptions,
-    shapes: list[ContextOptions],
-    figure: FigureOptions,
-    typed: Annotated[dict[str, Any], ContextOptions],
-    matrix: bool = False,
-) -> None:
-    raise AssertionError
-
-
-def test_a_question_is_replaced_by_its_options() -> None:
-    models, lengths, *_ = parameters_in(run)
-    assert models.is_argument and models.is_required and models.is_list
-    assert (lengths.name, lengths.default, lengths.names, lengths.is_argument) == ("lengths", "", ["--lengths"], False)
-    names = {p.name: p.names for p in parameters_in(FitQuestion)}
-    assert names["max_model_len"] == ["--max-model-len", "--context"]
-    assert names["hybrid"] == ["--disable-hybrid-kv-cache-manager"]
-
-
-def test_a_command_gets_its_questions() -> None:
-    """The list with the smaller number changes faster; a tuple is one value."""
-    lists = {"context": "1k,2k", "batch_size": [1, 8]}
-    typed = arguments_for(run, {"models": ["x"], "seed": 3, "matrix": True} | lists)
-    assert typed == {
-        "models": ["x"],
-        "study": StudyOptions(seed=3),
-        "shapes": [ContextOptions(context, batch) for batch in (1, 8) for context in (1024, 2048)],
-        "figure": FigureOptions(context=(1024, 2048), batch_size=(1, 8)),
-        "typed": lists,
-        "matrix": True,
-    }
 
 
 def test_values_out_of_range_or_of_another_type_are_refused() -> None:
@@ -69,14 +28,6 @@ def test_values_out_of_range_or_of_another_type_are_refused() -> None:
         read_questions(ContextOptions, {"context": range(1, 1002), "batch_size": range(1, 1001)})
 
 
-def test_every_entry_is_of_an_option() -> None:
-    """`OWNER.NAME` is about a question or a module of a command; an entry without an option would never be seen."""
-    entries = json.loads(Path(options.__file__).with_name("options.json").read_text(encoding="utf-8"))
-    names = {parameter.name for command in COMMANDS for parameter in parameters_in(function_of(command))}
-    names |= {"format", "wide", "verbose", "units", "plot", "style"}
-    assert {key.rpartition(".")[2] for key in entries} == names
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_name_is_declared_twice(command: str) -> None:
     names = [name for parameter in parameters_of(command) for name in parameter.names]
@@ -91,11 +42,6 @@ def test_ranks_from_options() -> None:
         parallelism_of(ShardingOptions(tp=2, ep=2, enable_expert_parallel=True))
     model = load_model("smollm-360m")  # 15 heads: only 1 of 1, 2, 4 and 8 divides them
     assert [one.tp for one in split_sizes(read_questions(ShardingOptions, {"tp": "auto"}), [model])] == [1]
-
-
-@pytest.mark.parametrize("command", ["compare", "roofline", "latency", "serve"])
-def test_commands_that_deploy_share_its_options(command: str) -> None:
-    assert {p.name for p in parameters_in(DeploymentOptions)} <= {p.name for p in parameters_in(function_of(command))}
 
 
 FALLBACK = "computed in bf16: a100-80gb has no fp8 unit"

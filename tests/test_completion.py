@@ -79,22 +79,6 @@ def test_every_option_is_offered_until_it_is_given(command: str, kvcalc: Run, mo
         assert ({*parameter.names} & again != set()) == parameter.is_list
 
 
-def test_what_is_slow_to_load_is_not_loaded() -> None:
-    """Neither rich nor what reads and computes: 0.1 s of a processor, most of it typer's."""
-    lines = ["kvcalc si", "kvcalc size llama", "kvcalc fit x --engine ", "kvcalc serve x --gpu h100,", "kvcalc measure x --"]
-    heavy = ("rich", "yaml", "numpy", "kvcalc.model", "kvcalc.timing", "kvcalc.capacity", "kvcalc.report")
-    program = (
-        "import sys\nfrom kvcalc.cli.app import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
-        f"sys.exit(' '.join(m for m in {heavy} if m in sys.modules))"
-    )
-    for line in lines:
-        words = shlex.split(line) + [""] * line.endswith(" ")
-        environment = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1), "_KVCALC_COMPLETE": "complete_bash"}
-        environment["COMP_WORDS"] = "\n".join(words)
-        done = run([sys.executable, "-c", program], **environment)
-        assert done.stdout and not done.stderr.strip(), (line, done.stderr)
-
-
 def test_odd_questions_get_an_answer_and_no_traceback() -> None:
     done = run([sys.executable, "-m", "kvcalc"], _KVCALC_COMPLETE="complete_bash", COMP_WORDS='kvcalc size "lla', COMP_CWORD="2")
     assert (done.returncode, done.stderr) == (0, "")

@@ -65,10 +65,6 @@ def test_a_description_is_one_phrase_of_at_most_seventy_characters(command: str)
         assert 0 < len(text) <= 70 and not text.endswith("."), (parameter.name, text)
 
 
-def test_every_command_has_three_examples() -> None:
-    assert {*EXAMPLES} == {*COMMANDS} and all(len(lines) == 3 for lines in EXAMPLES.values())
-
-
 @pytest.mark.parametrize("line", RUN)
 def test_examples_run(kvcalc: Run, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)

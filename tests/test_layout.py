@@ -145,18 +145,3 @@ def test_no_exported_name_is_a_module() -> None:
             package = "" if module == "__init__" else f"{module}."
             exported = getattr(import_module(f"kvcalc.{package}".rstrip(".")), "__all__", ())
             assert not [name for name in exported if f"{package}{name}" in MODULES], module
-
-
-def test_the_check_itself_sees_lazy_and_nested_imports(tmp_path: Path) -> None:
-    path = tmp_path / "sample.py"
-    path.write_text(
-        "from typing import TYPE_CHECKING\nimport a\nif TYPE_CHECKING:\n    import b\n"
-        "def f():\n    if x:\n        from kvcalc.cli import app\ntry:\n    import c\nexcept ImportError:\n    import d\n"
-    )
-    MODULES["sample"] = path
-    try:
-        assert sorted(imports("sample")) == ["a", "b", "c", "d", "kvcalc.cli.app", "typing.TYPE_CHECKING"]
-        assert sorted(imports("sample", lazy=False)) == ["a", "c", "d", "typing.TYPE_CHECKING"]
-        assert own_imports("sample") == {"cli.app"}
-    finally:
-        del MODULES["sample"]

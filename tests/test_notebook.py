@@ -116,12 +116,6 @@ def test_answers_and_deployments_are_frozen() -> None:
         deployed().mla_form = "expanded"  # type: ignore[misc]
 
 
-def test_a_deployment_shows_itself_in_a_line() -> None:
-    assert repr(deployed()) == "llama-3.1-8b on 2 × h100-sxm (tp 2): weights bf16, cache fp8; times: vllm 0.24.0 calibration"
-    alone = package.deploy("gpt2", "a100-40gb-sxm", dtype="fp32")
-    assert repr(alone) == "gpt2 on 1 × a100-40gb-sxm: weights fp32, cache fp32; times: datasheet"
-
-
 @pytest.mark.parametrize(
     ("call", "line"),
     [

@@ -10,7 +10,7 @@ from references import PAGES
 
 from kvcalc import UserError, record_keys
 from kvcalc.cli.commands import COMMANDS
-from kvcalc.records.figures import UNITS, record_schema, unit_of_key
+from kvcalc.records.figures import UNITS, record_schema
 from kvcalc.report.export import RECORD_CLASSES, kinds, record_class
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -41,11 +41,6 @@ def test_the_schema_of_a_record(kind: str) -> None:
     for name, figure in kinds()[kind].items():
         is_nullable = "null" in properties[name]["type"]
         assert is_nullable == figure.nullable and properties[name]["unit"] == figure.unit
-
-
-@pytest.mark.parametrize(("key", "unit"), [("tpot_s", "seconds"), ("bandwidth_bytes_per_s", "bytes a second"), ("model", "")])
-def test_the_unit_by_the_ending_of_a_key(key: str, unit: str) -> None:
-    assert unit_of_key(key) == unit
 
 
 def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:

@@ -12,11 +12,9 @@ from threading import Thread
 import pytest
 from conftest import Run
 
-import kvcalc as package
 from kvcalc import UserError
 from kvcalc.library.files import OutputFile, destination, write_text
 
-PACKAGE = Path(package.__file__).parent
 posix = pytest.mark.skipif(os.name != "posix", reason="links, modes and pipes of POSIX systems")
 ROWS = "op,gpu,framework,dtype,m,n,k,time_us\ngemm,h100-sxm,vllm,bfloat16,128,4096,4096,20\n"
 
@@ -118,18 +116,6 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises((UserError, KeyboardInterrupt)):
         write_text(tmp_path / "out", "new")
     assert (names(tmp_path), (tmp_path / "out").read_text()) == (["out"], "old")
-
-
-@posix
-def test_a_named_pipe_is_written_through(tmp_path: Path) -> None:
-    pipe, found = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
-    reader.start()
-    write_text(pipe, "x" * 200_000)  # more than a pipe holds
-    reader.join(10)
-    assert found == ["x" * 200_000]
-    assert (stat.S_ISFIFO(pipe.stat().st_mode), names(tmp_path)) == (True, ["pipe"])
 
 
 def python(cwd: Path, *words: str, **more: object) -> "subprocess.CompletedProcess[str]":

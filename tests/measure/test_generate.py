@@ -11,9 +11,8 @@ from kvcalc import Model, UserError, cache_size, load_model
 from kvcalc.measure import generation
 from kvcalc.measure.cases import variant_model
 from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu
-from kvcalc.measure.expected import MachineRates, RateSampler
+from kvcalc.measure.expected import MachineRates
 from kvcalc.measure.generation import CACHED, MODES, GenerationRequest, Mode, check, generated
-from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
 
@@ -96,19 +95,6 @@ def test_the_predicted_saving_grows_with_length() -> None:
     savings = [sum(again[:new]) / sum(cached[:new]) for new in (50, 100, 300)]
     assert savings == sorted(savings)
     assert savings[1] > 2
-
-
-def test_samples_are_of_every_layer_in_turn() -> None:
-    """Each sample takes the next layer for each number of rows; the rates are medians, and all of them positive."""
-    sampler = RateSampler(GPT, Decoder(GPT).blocks, MACHINE, "fp32", [1, 8], [1, 4])
-    assert [len(layer) for layer in sampler.layers] == [7, 7]  # q, k, v, o, gate, up, down; no biases, no norms
-    for _ in range(3):
-        sampler.sample()
-    assert sampler.turn == 0  # six products' worth of layers, two at a time
-    found = sampler.rates(GPU)
-    assert found.rows == (1, 8)
-    assert found.attention_s.keys() == {1, 4}
-    assert min(*found.product_s, *found.attention_s.values(), found.vector_s, found.host_s) > 0
 
 
 def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytest.MonkeyPatch) -> None:

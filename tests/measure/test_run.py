@@ -27,7 +27,6 @@ from kvcalc.measure.ceilings import (
     preset_path,
     save,
     summary,
-    timed,
 )
 from kvcalc.measure.expected import Bound, bound_of, count_operations, difference
 from kvcalc.measure.layers.base_layer import CacheRows, Parameters
@@ -115,17 +114,6 @@ def test_the_bound_of_a_prefill_by_hand() -> None:
     assert bound_of(operators_of(case, "fp32"), GPU).flops == found.flops + 2 * 512 * 4 * 256**2
 
 
-def test_cases_come_in_order() -> None:
-    models = {"a": standard_model(1), "b": standard_model(2)}
-    found = run.planned(models, "both", MACHINE, [1, 2], [1, 8])
-    assert [(c.variant, c.phase, c.batch_size, c.context) for c in found[:6]] == [
-        ("a", "decode", 1, 1), ("a", "decode", 1, 2), ("a", "decode", 8, 1), ("a", "decode", 8, 2),
-        ("a", "prefill", 1, 1), ("a", "prefill", 1, 2),
-    ]  # fmt: skip
-    assert len(found) == 16
-    assert (found[1].new, found[1].past, found[5].new, found[5].past) == (1, 1, 2, 0)
-
-
 def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
     """A MHA cache of 2^30 tokens of 2 KiB is 2 TiB."""
     case, small = Case("mha", standard_model(2), "decode", 1, 1 << 30), Case("mha", standard_model(2), "decode", 1, 8)
@@ -206,13 +194,6 @@ def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
 def test_a_summary_lies_within_its_times(times: list[float]) -> None:
     found = summary(times)
     assert min(times) <= found.low <= found.median <= found.high <= max(times)
-
-
-def test_repeats_and_copies() -> None:
-    calls: list[int] = []
-    found = timed([lambda: calls.append(1)] * 10, MACHINE, seconds=0.0)
-    assert found.repeats == 3  # no time to spend: the fewest
-    assert len(calls) == 40  # one to warm up
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kvcalc.report.charts.size_plot import (
 from kvcalc.report.charts.terminal import sketch
 from kvcalc.serving.batching import Limits
 from kvcalc.serving.server import SimulationResult as ServedRun
-from kvcalc.timing.deployment import TimedDeployment, roofline_records
+from kvcalc.timing.deployment import TimedDeployment
 
 PLAIN = Precision()
 H100 = load_gpu("h100")
@@ -80,13 +80,6 @@ def test_roofs_bend_at_their_knees() -> None:
     assert {s.colour for s in found} == {6}  # grey: they are told apart by their names
     with pytest.raises(UserError, match="apple-m3-max has no matrix peak"):
         roofs(load_gpu("apple-m3-max"), [], (0.5, 4000.0))
-
-
-def test_a_sweep_names_its_steps() -> None:
-    """GEMMs move up the roof with the batch; attention stays in one place."""
-    sweep = decode_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 1024, [1, 64, 512])
-    labels = {text for s in roofline_chart(sweep, [H100]).series for text in s.labels if text}
-    assert labels == {"ridge point 295.2", "attention", "GEMMs with weights, batch 1", "batch 64", "batch 512"}
 
 
 def test_cache_over_context_is_size() -> None:
@@ -178,12 +171,6 @@ def test_latency_over_load_is_the_records_in_order_of_rate() -> None:
     assert chart.x.title == "requests per second" and not chart.next_chart.subtitle
 
 
-def test_clients_are_the_load_of_servers_without_a_rate() -> None:
-    clients = [record(None, max_concurrency=c, requests_per_s=r) for c, r in ((1, 10.0), (4, 30.0), (16, 39.0), (64, 40.0))]
-    chart = load_chart(clients)
-    assert chart.x.title == "clients" and chart.x.log and named(chart)["p50"].xs == [1, 4, 16, 64]
-
-
 def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None:
     chart = load_chart([record(1.0), record(1.0, cache="b")])
     assert chart.next_chart and chart.categories == chart.next_chart.categories == ["paged cache", "b cache"]
@@ -211,20 +198,6 @@ def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> 
         "slots of 400": (50, 350, 400, 200), "pieces, first fit": (110, 0, 590, 300), "pages of 16": (110, 18, 864, 8),
     }  # fmt: skip
     assert chart.series[-1].labels == ["ask 700: no", "ask 700: no", "ask 700: yes"]
-
-
-def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_there_is_much() -> None:
-    both = [record(r, gpu=gpu, policy=policy) for r in (1.0, 2.0) for gpu, policy in (("a", "continuous"), ("b", "static"))]
-    assert {*named(load_chart(both))} == {f"{who} p{p}" for who in "ab" for p in (50, 90, 99)}
-    three = load_chart([record(r, gpu=g) for r in (1.0, 2.0) for g in "abc"])
-    assert {*named(three)} == {*"abc"}
-    assert (
-        three.subtitle.startswith("99th percentile; m, 7") and three.next_chart and three.next_chart.subtitle == "99th percentile"
-    )
-    gap = load_chart([record(1.0), record(2.0, tpot_p99_s=None)])
-    assert gap.next_chart and points(named(gap.next_chart)["p99"]) == [(1.0, 198.0)]
-    with pytest.raises(UserError, match="no request was served"):
-        load_chart([record(1.0, completed=0)])
 
 
 def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
@@ -277,12 +250,6 @@ def test_measured_layers_lie_at_the_rate_that_they_reached() -> None:
     assert points(found["prefill"]) == [(90.0, 9e10)]
     assert (found["decode"].labels, found["prefill"].labels) == (["gqa"], ["mha"])
     assert points(found["measured ceilings"]) == [(1.0, 10e9), (20.0, 200e9), (180.0, 200e9)]  # 2/2; knee; 90·2 above 20·8
-
-
-def test_a_variant_measured_at_many_lengths_is_named_once_at_its_highest_point() -> None:
-    rows = [layer("mha", "decode", 1e6 * n, 1e6 * n, 1e-3 / n) | {"context": 512 * n} for n in (1, 2, 4)]
-    rows += [layer("mla", "decode", 9e6, 1e6, 1e-3) | {"context": 512, "batch_size": 8}]
-    assert named(measured_chart(rows))["decode"].labels == ["", "", "mha", "mla"]
 
 
 def test_a_generation_is_drawn_token_by_token_in_milliseconds() -> None:
@@ -353,20 +320,6 @@ def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> No
     series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
     drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60).splitlines()[2:]
     assert drawn == ["x       " + "●" * 10 + " 1 GPU", "yy      " + "●" * 40 + " 2 GPUs", "memory  " + "·" * 20, "  ● a"]
-
-
-def test_where_both_kinds_move_the_ends_of_their_ways_are_named() -> None:
-    """A longer prompt moves attention and products; next to nothing of the time joins what lies near it, and has no point."""
-    deployment = TimedDeployment(load_model("llama-3.1-8b"), H100)
-    passes = [roofline_records(deployment, "prefill", 1, 256 << n) for n in range(6)]
-    chart = roofline_chart(passes, [H100])
-    told = {text for s in chart.series for text in s.labels if text}
-    assert told == {"ridge point 295.2", "attention, context 256", "attention, context 8,192", "lm_head",
-                    "o, qkv, down, gate_up, context 256", "o, qkv, down, gate_up, context 4,096, 8,192"}  # fmt: skip
-    gated = TimedDeployment(load_model("qwen3-next-80b-a3b"), H100, parallelism=Parallelism(tp=2))
-    chart = roofline_chart(decode_passes(gated, 4096, [1]), [H100])
-    assert chart.title == "Roofline: qwen3-next-80b-a3b decode on h100-sxm tp 2"
-    assert named(chart)["GEMMs with weights"].labels == ["GEMMs with weights", ""]  # the shared experts' gate among them
 
 
 def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:

@@ -6,7 +6,6 @@ import pytest
 from conftest import Run
 
 from kvcalc import UserError, load_gpu
-from kvcalc.library.load import all_gpus
 from kvcalc.report.charts.fit_plot import hierarchy_chart, peaks_chart
 
 
@@ -47,15 +46,6 @@ def test_gpus_at_one_place_have_one_name() -> None:
     few = peaks_chart([load_gpu("h100"), load_gpu("h200")])
     assert few.title == "Peak over bandwidth: ridge points from 206 (h200) to 295 (h100-sxm) FLOP/B"
     assert [s.label for s in few.series if s.kind == "quiet"] == ["ridge point 200", "ridge point 400"]
-
-
-def test_many_gpus_are_told_apart_by_vendor() -> None:
-    every = all_gpus()
-    points = [s for s in peaks_chart(every).series if s.kind == "points"]
-    assert {s.label: len(s.xs) for s in points if s.label == "Google"} == {"Google": 5}
-    places = {(gpu.bandwidth_bytes_per_s, gpu.knee) for gpu in every if gpu.knee}
-    assert sum(len(s.xs) for s in points) == len(places)
-    assert not any(s.labels for s in points)
 
 
 def test_the_command_draws_them(kvcalc: Run, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from kvcalc.planning.comparison import SHAPE, attention_records
 from kvcalc.planning.sweeps import decode_passes
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.drawing import figure
-from kvcalc.report.charts.labels import NEAR, anchor, count_crossed, lines_on, markers_on, spread, text_box, wrapped
+from kvcalc.report.charts.labels import NEAR, anchor, count_crossed, lines_on, markers_on, spread, text_box
 from kvcalc.report.charts.roofline_plot import attention_chart, roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
 from kvcalc.timing.deployment import TimedDeployment
@@ -24,7 +24,6 @@ from kvcalc.timing.deployment import TimedDeployment
 LONG = "meta-llama/Llama-3.1-Nemotron-Ultra-253B"  # a name of 40 characters
 GPUS = ("h100", "h200", "b200", "a100-80gb", "l40s", "l4", "mi300x", "gb200", "h100-pcie", "gb300", "l40", "b300")
 COUNTS = (1, 2, 6, 12)
-AT_DATA = ("", "offset points")
 TOKENS, BYTES = Axis("context, tokens", tick=tokens_tick), Axis("KV cache", tick=bytes_tick)
 
 
@@ -71,21 +70,6 @@ def test_texts_keep_apart_and_inside(name: str, style: str) -> None:
     kind, _, count = name.partition(" ")
     build, given = CHARTS.get(name) or ({"lines": lines, "points": points}[kind], int(count))
     check_apart(build(given), style)
-
-
-def test_dark_is_light_in_other_colours() -> None:
-    """What is not a colour is the same, and so is every place: what holds for light holds for dark."""
-    plain, dark = (STYLES[name]._replace(ink="", paper="", blue="") for name in ("light", "dark"))
-    assert plain == dark
-    for chart in (points(6), bars(2)):
-        light, other = (figure(chart, STYLES[name]) for name in ("light", "dark"))
-        assert places(light) == places(other)
-
-
-def places(drawn: Any) -> list[tuple[str, list[float]]]:
-    drawn.draw_without_rendering()
-    renderer = drawn.canvas.get_renderer()
-    return [(t.get_text(), text_box(t, renderer).bounds) for axes in drawn.axes for t in shown(drawn, axes)]
 
 
 def attention_of(gpus: list[Gpu], context: int) -> Chart:
@@ -191,11 +175,6 @@ def outside(box: Any, at: tuple[float, float]) -> float:
     return math.hypot(max(box.x0 - at[0], at[0] - box.x1, 0), max(box.y0 - at[1], at[1] - box.y1, 0))
 
 
-def test_lines_of_one_length_begin_with_a_word() -> None:
-    assert wrapped("66.8 GiB, 1 GPU", 14, 2) == "66.8 GiB,\n1 GPU"
-    assert wrapped("a limit of memory", 11, 2) == "a limit\nof memory"
-
-
 def test_labels_are_spread_as_little_as_they_need_to_be() -> None:
     assert spread([1, 5, 9], [2, 2, 2], 0, 10) == [1, 5, 9]
     assert spread([5, 5], [2, 2], 0, 10) == [4, 6]
@@ -229,13 +208,3 @@ def test_a_logarithmic_axis_has_round_ticks_at_some_distance(least: float, most:
     beyond = (most / least) ** 0.08
     assert [low, high] == pytest.approx([least / beyond, beyond * most])
     assert [at for at in axes.yaxis.get_majorticklocs() if low <= at <= high] == pytest.approx(ticks)
-
-
-def test_names_of_points_take_no_room_from_the_axes() -> None:
-    places = []
-    for labels in ((), ("a name much longer than the axes are far from the page's edge",) * 2):
-        named = Series("", (1.0, 2.0), (1.0, 2.0), "points", labels=labels)
-        page = figure(Chart("t", "", Axis("x"), Axis("y"), (named,)), STYLES["light"])
-        page.draw_without_rendering()
-        places.append(page.axes[0].get_window_extent().bounds)
-    assert places[0] == places[1]

@@ -8,10 +8,9 @@ from conftest import Run
 from printed import Table, holds, piped, table
 
 from kvcalc import load_model
-from kvcalc.report.text import compare_text, fit_text, roofline_text, serving_text, table_layout, tables
-from kvcalc.report.text.table_layout import Column, choose_columns
-from kvcalc.report.text.table_layout import Table as Layout
-from kvcalc.report.text.tables import per_token, ratio, seconds, show
+from kvcalc.report.text import compare_text, fit_text, roofline_text, serving_text, tables
+from kvcalc.report.text.table_layout import Column
+from kvcalc.report.text.tables import per_token, ratio, seconds
 from kvcalc.units import format_bytes, format_count, format_si
 
 Contract = dict[str, tuple[str, str]]
@@ -285,37 +284,6 @@ def test_models(kvcalc: Run) -> None:
 def test_gpus(kvcalc: Run) -> None:
     assert_read_back(kvcalc, "gpus", "GPU", GPUS, ",".join(GPUS))
     assert_read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", ATTENTION, "attention,FLOP/B,bound,at least,bytes,FLOP")
-
-
-def test_markdown_keeps_bars_inside_their_cells() -> None:
-    columns = (Column("a", "a | b", right=False), Column("n", "n", "{:,}".format))
-    text = table_layout.markdown(
-        table_layout.Table([{"a": "x | y", "n": 1234}, {"a": None, "n": None}], columns, "title", ["", "note"])
-    )
-    assert text == ("**title**\n\n| a \\| b | n |\n| --- | ---: |\n| x \\| y | 1,234 |\n| – | – |\n\nnote  \n")
-
-
-COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", str), Column("kv_cache_read_bytes", "read", str))
-
-
-def test_a_column_is_left_out_only_where_it_says_nothing() -> None:
-    rows = [
-        {"kv_cache_bytes": 1, "kv_cache_read_bytes": 1, "fixed_bytes": 0, "context": 5, "parameters": 2, "active_parameters": 2}
-    ] * 2
-    columns = [Column(key, key, is_input=key == "context") for key in rows[0]]
-    kept, remarks, _ = choose_columns(Layout(rows, columns))
-    assert [c.key for c in kept] == ["kv_cache_bytes", "parameters"]
-    assert remarks == ["context 5", "A step reads all stored bytes."]
-    other = [rows[0], rows[0] | {"kv_cache_read_bytes": 2, "fixed_bytes": 3, "context": 6, "active_parameters": 1}]
-    assert choose_columns(Layout(other, columns)) == (columns, [], [])
-    assert [c.key for c in choose_columns(Layout(rows[:1], columns))[0]] == [
-        k for k in rows[0] if k not in ("fixed_bytes", "context")
-    ]
-
-
-def test_a_column_without_a_figure_in_any_row_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    show(tables.Table([{"a_bytes": None, "kv_cache_bytes": 3}, {"kv_cache_bytes": None}], COLUMNS, "title", ["", "note"]))
-    assert capsys.readouterr().out == "title\nKV\n 3\n –\n\nnote\n"
 
 
 def test_figures_by_hand() -> None:

@@ -12,7 +12,6 @@ from printed import holds
 
 from kvcalc.report.charts.fit_plot import memory_chart
 from kvcalc.report.export import to_csv, to_json
-from kvcalc.report.text.tables import time_footnotes, time_note
 
 TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
 ROW = re.compile(
@@ -120,22 +119,6 @@ def test_records_that_no_format_may_break() -> None:
     assert (to_json([]), to_json([{"a": 1}])) == ("[]\n", '[\n{"a": 1}\n]\n')
 
 
-def test_what_times_rest_on() -> None:
-    rows = [
-        {"basis": "vllm 1 calibration", "time_basis": "calibrated", "time_p90_error": 0.1, "uncalibrated_share": 0.004},
-        {"basis": "vllm 1 calibration", "time_basis": "calibrated", "time_p90_error": 0.254, "uncalibrated_share": 0.061},
-        {"basis": "vllm 1 calibration of h200", "time_basis": "scaled", "time_p90_error": None},
-        {"basis": "datasheet", "time_basis": "bound", "uncalibrated_share": 1.0, "engine": "vllm", "gpu": "l4"},
-    ]
-    predicted = "Times are predicted by the calibration of vllm"
-    assert time_note(rows[:1]) == f"{predicted}; In 90% of measured runs, the error is at most 10%"
-    assert "at most 25%" in time_note(rows[:2]) and "Up to 6%" in time_note(rows[:2])
-    assert "scaled (~) from the calibration of vllm of h200" in time_note(rows[2:3])
-    assert "No measured kernel model of vllm on l4 exists" in time_note(rows[3:])
-    assert "Bounds are not ranked against predictions" in time_note(rows[2:])
-    assert all(len(note) <= 80 for n in range(4) for note in time_footnotes(rows[n:]))
-
-
 def budget(**more: Any) -> dict[str, Any]:
     """A record of `fit` as far as its bar needs it: 100 bytes of memory."""
     plain = {
@@ -160,18 +143,3 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
         "unused": [12, 0, 0],  # nothing is unused of a memory that is full or exceeded
     }  # fmt: skip
     assert not [s for s in chart.series if s.kind == "limit"]  # of two sizes of memory, each is said where its bar ends
-    assert chart.categories == ["1× toy", "2× toy", "1× toy"]
-    assert chart.series[4].labels == ["100 B", "100 B", "90 B"]
-    assert chart.title == "Memory of one GPU: m, engine none"
-    (limit,) = (s for s in memory_chart([budget(), budget(gpus=2)]).series if s.kind == "limit")
-    assert (limit.label, limit.ys) == ("memory of one GPU: 100 B", [100])
-    told = memory_chart([budget(max_num_seqs=1), budget(kv_cache_dtype="fp8", max_num_seqs=2), budget(weights_fit=False)])
-    assert told.categories == ["cache bf16", "cache fp8", "cache bf16"]
-    assert told.series[4].labels == ["1 user", "2 users", "the weights do not fit"] and told.next_chart is None
-    small, large = {"max_num_seqs": 1, "memory_bytes": 90}, {"weights_fit": False, "max_num_batched_tokens": 16}
-    apart = memory_chart([budget(gpu="a", model="n", **small), budget(gpu="a", engine="vllm", **large)])
-    assert apart.categories == ["n", "m"]  # where the model tells them apart, nothing else needs to
-    assert apart.series[4].labels == ["1 user in 90 B", "the weights do not fit in 100 B"]
-    host = memory_chart([budget(max_num_seqs=1, offload_num_seqs=3, host_weight_bytes=7)])
-    assert host.series[4].labels == ["1 user, 3 more on the host"]
-    assert host.subtitle.endswith("cache bf16, 7 B more of each GPU's weights in the host's memory")

@@ -11,7 +11,6 @@ from conftest import Run
 from kvcalc.report.text import tables
 from kvcalc.report.text.table_layout import (
     MAX_COLUMNS,
-    SHORTENED_LETTERS,
     WIDTH,
     Column,
     Table,
@@ -105,39 +104,12 @@ def test_all_columns_in_bands_on_a_terminal(kvcalc: Run, monkeypatch: pytest.Mon
             } <= words
 
 
-def test_bands_repeat_what_names_a_row() -> None:
-    columns = [WORDS, Column("b", "batch", is_input=True), *(Column(f"f{n}", f"figure {n}") for n in range(5))]
-    columns[0] = msgspec.structs.replace(WORDS, is_input=True)
-    records = [{"name": "a", "b": n} | {f"f{k}": 10 * n + k for k in range(5)} for n in range(7)]
-    laid = laid_out(Table(records, columns, wide=True), 40, bands=True)
-    lines = [*laid.head, *laid.rows]
-    assert [line.split() for line in (lines[0], lines[9])] == [
-        ["name", "batch", "figure", "0", "figure", "1"], ["name", "batch", "figure", "2", "figure", "3"],
-    ]  # fmt: skip
-    assert lines[8] == ""
-    assert [lines[at].split() for at in (2, 11, 20)] == [["a", "1", "10", "11"], ["a", "1", "12", "13"], ["a", "1", "14"]]
-
-
 WORDS = Column("name", "name", right=False)
-FIGURE = Column("n", "n")
 
 
 def rows_at(width: int, columns: Sequence[Column], *records: dict[str, Any]) -> list[str]:
     laid = laid_out(Table(records, columns), width)
     return [*laid.head, *laid.rows]
-
-
-def test_words_are_cut_only_where_that_saves_a_column() -> None:
-    long = Column("long", "long", right=False)
-    record = {"name": "a" * 30, "long": "b" * 40, "n": 12345}
-    columns = [WORDS, long, FIGURE]
-    assert rows_at(100, columns, record, record)[1] == f"{'a' * 30}  {'b' * 40}  12345"
-    assert rows_at(79, columns, record, record)[1] == f"{'a' * 30}  {'b' * 40}  12345"
-    assert rows_at(78, columns, record, record)[1] == f"{'a' * 30}  {'b' * 38}…  12345"
-    at = 30 + 2 + SHORTENED_LETTERS + 2 + 5
-    assert rows_at(at, columns, record, record)[1] == f"{'a' * 30}  {'b' * (SHORTENED_LETTERS - 1)}…  12345"
-    many = [record] * 7
-    assert rows_at(at - 1, columns, *many)[1] == f"{'a' * 30}  {'b' * (at - 1 - 33)}…"
 
 
 def test_figures_are_never_cut() -> None:
@@ -148,11 +120,3 @@ def test_figures_are_never_cut() -> None:
             assert max(map(len, rows)) <= width
             for row in rows[1:]:
                 assert all(len(word) == 31 for word in re.findall(r"1\d+", row))
-
-
-def test_a_basis_stands_in_the_cell_and_a_heading_is_explained_where_it_is_shown() -> None:
-    time, rate = Column("t", "TTFT", mark="time", note="until the first token"), Column("r", "tokens/s", mark="rate")
-    records = [{"time_basis": basis, "t": 5, "r": 7} for basis in ("calibrated", "scaled", "bound")]
-    laid = laid_out(Table(records, [time, rate], notes=["", "last"]), 80)
-    assert laid.rows == ["   5         7", " ~ 5       ~ 7", " ≥ 5       ≤ 7"]
-    assert laid.below == ["", "TTFT: until the first token", "last"]
