@@ -35,11 +35,11 @@ class UserError(Exception):
 
     Attributes:
         what: The problem.
-        where: Its place, such as a file and a key.
         hint: The nearest valid input.
+        where: Its place, such as a file and a key.
     """
 
-    def __init__(self, what: str, where: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, hint: str = "", where: str = "") -> None:
         self.what, self.where, self.hint = (
             printable(what, 600),
             printable(where, 400),

@@ -33,9 +33,7 @@ def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
     """
     match = _TOKENS.fullmatch(text.strip().replace("_", ""))
     if not match or len(text) > 40:
-        raise UserError(
-            f"{noun} {text!r} is not a whole number", hint="Write 4096, 4k, 128K or 1M"
-        )
+        raise UserError(f"{noun} {text!r} is not a whole number", "Write 4096, 4k, 128K or 1M")
     value, remainder = _multiply(match[1], _BINARY[match[2].lower()])
     if remainder:
         raise UserError(f"{noun} {text!r} is not a whole number")
@@ -57,7 +55,7 @@ def check_whole(words: Sequence[str], noun: str) -> None:
     if any(re.fullmatch(r"0\d\d", word) for word in words[1:]):
         raise UserError(
             f"{noun} {','.join(words)!r} is a list",
-            hint=f"Write {''.join(words)} for one number",
+            f"Write {''.join(words)} for one number",
         )
 
 
@@ -78,7 +76,7 @@ def parse_bytes(text: str, noun: str = "size") -> int:
     if not match or len(text) > 40:
         raise UserError(
             f"{noun} {text!r} is not a number of bytes",
-            hint="Write 42949672960, 40GiB or 40GB",
+            "Write 42949672960, 40GiB or 40GB",
         )
     base = 1024 if match[3] else 1000
     value, _ = _multiply(match[1], base ** " kmgt".index(match[2].lower() or " "))
@@ -98,9 +96,7 @@ def parse_seconds(text: str, noun: str = "time") -> float:
     match = _SECONDS.fullmatch(text.strip().lower())
     value = float(match[1]) * _SECOND[match[2]] if match and len(text) <= 40 else 0.0
     if not 0 < value < float("inf"):
-        raise UserError(
-            f"{noun} {text!r} is not a time above 0", hint="Write 50ms, 0.05s or 0.05"
-        )
+        raise UserError(f"{noun} {text!r} is not a time above 0", "Write 50ms, 0.05s or 0.05")
     return value
 
 

@@ -123,7 +123,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
             module = import_module(library)
         except ImportError:
             hint = f"Run `pip install {library}`, or use `.records()`"
-            raise UserError(f"{library} is not installed", hint=hint) from None
+            raise UserError(f"{library} is not installed", hint) from None
         return module.DataFrame(self.records(), **options)
 
     def plot(self, style: str = "light") -> "Figure":

@@ -63,15 +63,13 @@ def run(
     about = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
     if all_stacks:
         if gpu or stack:
-            raise UserError(
-                "--all takes every GPU and stack", hint="Leave out --gpu and --stack"
-            )
+            raise UserError("--all takes every GPU and stack", "Leave out --gpu and --stack")
         return _every_stack([read_rows(path) for path in rows], out, about)
     for name, value in (("--gpu", gpu), ("--stack", stack)):
         if not value:
             raise UserError(
                 f"{name} is missing",
-                hint="Name the measured GPU and software, or use --all",
+                "Name the measured GPU and software, or use --all",
             )
     return _one_stack(rows, load_gpu(gpu), stack, out, about)
 
@@ -100,7 +98,7 @@ def _one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Setting
     if not any(fit.entry for fit in fits):
         raise UserError(
             "no family has enough rows to be fitted",
-            hint="; ".join(f"{fit.family} {fit.kind}: {fit.why}" for fit in fits),
+            "; ".join(f"{fit.family} {fit.kind}: {fit.why}" for fit in fits),
         )
     if not out:
         make_folder(Path(path).parent)

@@ -41,7 +41,7 @@ def run(
     if not model and dimensions == DimensionOptions():
         raise UserError(
             "compare takes a model, or --layers, --heads, --kv-heads and --head-dim",
-            hint="kvcalc compare llama-7b --variants mha,gqa:8",
+            "kvcalc compare llama-7b --variants mha,gqa:8",
         )
     typed = typed_dimensions(dimensions, [model] if model else [], changes)
     if typed:
@@ -78,7 +78,7 @@ def compare_answer(
     if any(deployment.model != model for deployment in deployments):
         raise UserError(
             "compare changes one model",
-            hint="`kvcalc size A B` and `kvcalc latency A B` take several",
+            "`kvcalc size A B` and `kvcalc latency A B` take several",
         )
     variants = [(name.strip(), variant(model, name)) for name in names]
     contexts = list(dict.fromkeys(shape.context for shape in shapes))

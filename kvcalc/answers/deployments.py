@@ -87,14 +87,14 @@ def typed_dimensions(
             return None
         raise UserError(
             "no model is named",
-            hint="Name one (`kvcalc models` lists them), or give --layers, --kv-heads and "
+            "Name one (`kvcalc models` lists them), or give --layers, --kv-heads and "
             "--head-dim",
         )
     if models or changes:
         change = f"layers={options.layers}" if options.layers else "KEY=VALUE"
         raise UserError(
             "dimensions cannot be combined with a model or --set",
-            hint=f"Change a model with --set {change}",
+            f"Change a model with --set {change}",
         )
     from kvcalc.library.load import Dimensions
 
@@ -144,7 +144,7 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
     if num_gpus > len(same):
         raise UserError(
             f"{num_gpus} GPUs are needed, and this machine has {len(same)}× {machine[0].name}",
-            hint="Give a smaller --tp",
+            "Give a smaller --tp",
         )
     freest = sorted(same, key=lambda gpu: gpu.used_bytes)[:num_gpus]
     notes = []

@@ -48,7 +48,7 @@ def run(
     if bool(metrics) == bool(logs):
         raise UserError(
             "diagnose takes start-up logs or --metrics",
-            hint="kvcalc diagnose server.log",
+            "kvcalc diagnose server.log",
         )
     formats = {name: getattr(overrides, name) for name in FORMATS if getattr(overrides, name)}
     inputs = DiagnosisInputs(overrides.model, overrides.gpu, formats, overrides.tp)
@@ -114,7 +114,9 @@ def _verdicts(
     boots, remarks = read_boots(log)
     notes += remarks
     if target.boot > len(boots):
-        raise UserError(f"there is no boot {target.boot}: the log holds {len(boots)}", log)
+        raise UserError(
+            f"there is no boot {target.boot}: the log holds {len(boots)}", where=log
+        )
     verdicts: list[Verdict] = []
     for number, boot in enumerate(boots, 1):
         if target.boot not in (0, number):

@@ -66,7 +66,7 @@ def run(
     """Compute how many users and tokens fit. The status is 1 if nothing fits."""
     if not models and not file:
         line = "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k"
-        raise UserError("MODEL… is missing", hint=f"Write `{line}`, or a file with -f")
+        raise UserError("MODEL… is missing", f"Write `{line}`, or a file with -f")
     if file:
         if models or emit:
             raise UserError("--file names the models; leave out MODEL… and --emit")

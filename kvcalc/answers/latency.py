@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import deployments_of, models_of, remarks
@@ -38,7 +38,7 @@ def latency_answer(
     for deployment, request in product(deployments, requests):
         if deployment.model.pooling and (request.no_cache or request.draft):
             deployment.model.check_generates()
-        only_prefill = msgspec.structs.replace(request, output_len=1)
+        only_prefill = replace(request, output_len=1)
         points.append((deployment, only_prefill if deployment.model.pooling else request))
     records = latency_records(points)
 

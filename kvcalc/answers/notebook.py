@@ -149,7 +149,7 @@ def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deplo
     deploying = read_questions(DeploymentOptions, options)
     if len(deploying) > 1:
         hint = "Call deploy once for each"
-        raise UserError("a deployment has one value of each option", hint=hint)
+        raise UserError("a deployment has one value of each option", hint)
     machine = with_memory(as_gpu(gpu), deploying[0].memory)
     result = deployment_of(
         edited(as_model(model), list(deploying[0].set_)),
@@ -171,7 +171,7 @@ def _command(method: Callable[..., Answer]) -> Callable[..., Answer]:
         elif fixed := deploying - {"engine", "engine_version"}:
             raise UserError(
                 f"the deployment already has {', '.join(sorted(fixed))}",
-                hint="Give these options to deploy",
+                "Give these options to deploy",
             )
         return method(model, **options)
 
@@ -204,7 +204,7 @@ def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> An
     if not of_kind(models, "list of models", list, tuple):
         raise UserError(
             "a plan takes a model",
-            hint='Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")',
+            'Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")',
         )
     return plan_answer([as_model(model) for model in models], options)
 

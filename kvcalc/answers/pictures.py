@@ -147,7 +147,7 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
         if len(models) > 1:
             raise UserError(
                 "the figure 'no-cache' shows one model at a time",
-                hint=f"Give only {models[0].name}",
+                f"Give only {models[0].name}",
             )
         work = sweeps.generation_work(models[0], last, precision)
         return size_plot.generation_work_chart([work])
@@ -172,7 +172,7 @@ def _measured_chart(models: list[str], rows: str) -> "Chart":
     if not rows:
         raise UserError(
             "the figure 'measured' needs --input ROWS.csv",
-            hint="`kvcalc measure --output` writes such rows",
+            "`kvcalc measure --output` writes such rows",
         )
     return measured_times_chart(Path(rows).name, measured_times(Path(rows)))
 
@@ -202,7 +202,7 @@ def run_report(
     if len(deployments) != 1:
         raise UserError(
             "a page is about one deployment and one context",
-            hint="Make a page of each; `kvcalc fit` takes lists",
+            "Make a page of each; `kvcalc fit` takes lists",
         )
     deployments[0].model.check_generates()
     stored = parameters_in(ShardingOptions)

@@ -112,7 +112,7 @@ def _question(
     except UserError as error:
         if error.where or any(spelled(name) in error.what for name in options):
             raise
-        raise UserError(error.what, file, error.hint) from None
+        raise UserError(error.what, error.hint, file) from None
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def load_gpu(name: str | Path) -> Gpu:
 def _operators(values: Iterable[Operator]) -> list[Operator]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         hint = "Give the operators that `forward` returns"
-        raise UserError(f"{values!r:.80} is no pass", hint=hint)
+        raise UserError(f"{values!r:.80} is no pass", hint)
     return [of_kind(value, "Operator", Operator) for value in values]
 
 

@@ -65,7 +65,7 @@ def serve_answer(
     if study.timeline and len(points) > 1:
         raise UserError(
             "--timeline is of one run",
-            hint="Give one --gpu, --policy, --cache, --rate and --max-concurrency",
+            "Give one --gpu, --policy, --cache, --rate and --max-concurrency",
         )
     has_load = load.get("rate") or any(
         workload.requests or workload.max_concurrency for workload in loads

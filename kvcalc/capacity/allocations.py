@@ -112,7 +112,7 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
     if ":" in text and not Path(text).exists():
         raise UserError(
             f"unknown distribution {text!r}",
-            hint="Write lognormal:MEAN,P99 or the name of a file",
+            "Write lognormal:MEAN,P99 or the name of a file",
         )
     lengths = []
     lines = read_text(Path(text), MAX_LENGTHS_FILE_BYTES).splitlines()
@@ -124,9 +124,9 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
             try:
                 lengths.append(parse_tokens(word))
             except UserError as error:
-                raise UserError(error.what, f"{text}, line {number}", error.hint) from None
+                raise UserError(error.what, error.hint, f"{text}, line {number}") from None
     if not 0 < len(lengths) <= MAX_LENGTHS:
-        raise UserError(f"holds {len(lengths):,} lengths, not 1 to {MAX_LENGTHS:,}", text)
+        raise UserError(f"holds {len(lengths):,} lengths, not 1 to {MAX_LENGTHS:,}", where=text)
     return lengths
 
 
@@ -136,7 +136,7 @@ def sample_lengths(text: str, seed: int = 0) -> list[int]:
     words = text.removeprefix("lognormal:").split(",")
     if len(words) != 2:
         raise UserError(
-            f"{text!r} should read lognormal:MEAN,P99", hint="For example lognormal:512,4k"
+            f"{text!r} should read lognormal:MEAN,P99", "For example lognormal:512,4k"
         )
     mean = parse_tokens(words[0], "mean")
     mu, sigma = lognormal(mean, parse_tokens(words[1], "99th percentile"))
@@ -156,7 +156,7 @@ def lognormal(mean: int, p99: int) -> tuple[float, float]:
     if not mean <= p99 <= mean * MAX_RATIO:
         raise UserError(
             f"no log-normal distribution has mean {mean:,} and 99th percentile {p99:,}",
-            hint=f"The percentile is at least the mean and at most {MAX_RATIO:.1f} times it",
+            f"The percentile is at least the mean and at most {MAX_RATIO:.1f} times it",
         )
     sigma = Z_99 - sqrt(max(0.0, Z_99**2 - 2 * log(p99 / mean)))
     return log(mean) - sigma**2 / 2, sigma
@@ -318,7 +318,7 @@ def play(
     if memory > MAX_SLOTS:
         raise UserError(
             f"{memory:,} token slots are too many to play allocations in",
-            hint="Begin the file with memory TOKENS",
+            "Begin the file with memory TOKENS",
         )
     run = AllocationRun(
         records=[],
@@ -379,11 +379,11 @@ def read_script(text: str) -> tuple[list[AllocationStep], int]:
             elif len(words) == 2 and not steps and not memory:
                 memory = parse_tokens(words[1], "memory")
             else:
-                raise UserError(f"{' '.join(words)!r} is no step", hint=FORMS)
+                raise UserError(f"{' '.join(words)!r} is no step", FORMS)
         except UserError as error:
-            raise UserError(error.what, f"{text}, line {number}", error.hint) from None
+            raise UserError(error.what, error.hint, f"{text}, line {number}") from None
     if not 0 < len(steps) <= MAX_STEPS:
-        raise UserError(f"holds {len(steps):,} steps, not 1 to {MAX_STEPS:,}", text, FORMS)
+        raise UserError(f"holds {len(steps):,} steps, not 1 to {MAX_STEPS:,}", FORMS, text)
     return steps, memory
 
 
@@ -391,7 +391,7 @@ def _parse_step(words: list[str], stored_tokens: dict[str, int]) -> tuple[str, i
     """Return the name and tokens of a line, and update the tokens of each sequence."""
     name, amount = words if len(words) == 2 else ("", "")
     if not amount:
-        raise UserError(f"{' '.join(words)!r} is no step", hint=FORMS)
+        raise UserError(f"{' '.join(words)!r} is no step", FORMS)
     if name == "free":
         if not stored_tokens.pop(amount, 0):
             raise UserError(f"{amount!r} has no tokens to release")
@@ -402,7 +402,7 @@ def _parse_step(words: list[str], stored_tokens: dict[str, int]) -> tuple[str, i
     if tokens < stored_tokens.get(name, 0):
         raise UserError(
             f"{name!r} has {stored_tokens[name]:,} tokens and cannot shrink to {tokens:,}",
-            hint=f"Release it: free {name}",
+            f"Release it: free {name}",
         )
     stored_tokens[name] = tokens
     return name, tokens

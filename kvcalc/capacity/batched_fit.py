@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.deployment_fit import Fit, make_fit, resolve_deployment
 from kvcalc.capacity.engines.engine import Defaults
@@ -93,7 +93,7 @@ class BatchedFit(NamedTuple):
             start = fit.startup(stage, -(-counts // fit.ranks.dp))
             terms: dict[object, MemoryBreakdown] = {}
             for index, gpu in enumerate(self.gpus):
-                gpu_start = msgspec.structs.replace(start, gpu=gpu)
+                gpu_start = replace(start, gpu=gpu)
                 key = fit.engine.memory_key(gpu_start)
                 if key not in terms:
                     terms[key] = fit.memory(gpu_start, fit.estimate)
@@ -143,7 +143,7 @@ class BatchedFitBuilder:
 
         The layout of the cache depends on a GPU only by the engine's defaults on it.
         """
-        options = msgspec.structs.replace(self.options, max_model_len=length)
+        options = replace(self.options, max_model_len=length)
         batches: dict[Defaults, BatchedFit] = {}
         for index, gpu in enumerate(gpus):
             defaults = options.rules.defaults(
@@ -155,7 +155,7 @@ class BatchedFitBuilder:
             )
             key = defaults._replace(utilization=0.0, sequences=0)
             if key not in batches:
-                run = msgspec.structs.replace(self.run, gpu=gpu)
+                run = replace(self.run, gpu=gpu)
                 fit = make_fit(self.deployment, run, options, self.release)
                 batches[key] = BatchedFit(fit, self._plans(key, fit), [], [], [])
             batch = batches[key]

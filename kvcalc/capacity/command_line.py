@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.dialects import DIALECTS, MAPPINGS, Dialect
 from kvcalc.capacity.fit_options import FitOptions
@@ -134,9 +135,7 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     words = split(words)
     start = find_engine(words)
     if start is None:
-        raise UserError(
-            f"{shlex.join(words)[:100]!r} starts no engine that is known", hint=FORMS
-        )
+        raise UserError(f"{shlex.join(words)[:100]!r} starts no engine that is known", FORMS)
     dialect, flag_words, version = start
     values, ignored, others = parse_flags(dialect, flag_words)
     # else the value of an unknown flag that looks like a path
@@ -144,7 +143,7 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     names += [value for flag in ignored if "/" in (value := flag.partition(" ")[2])]
     name = next(filter(None, names), "")
     if not name:
-        raise UserError(f"that {dialect.engine} command line names no model", hint=FORMS)
+        raise UserError(f"that {dialect.engine} command line names no model", FORMS)
     command = interpret_flags(dialect, name, values, changes)
     release = {"engine_version": version} if version else {}
     return command._replace(ignored=tuple(ignored), given=command.given | release)
@@ -187,7 +186,7 @@ def parse_flags(
             try:
                 value = _json_value(text) if keys else flag.read(text)
             except UserError as error:
-                raise UserError(f"{option}: {error.what}", hint=error.hint) from None
+                raise UserError(f"{option}: {error.what}", error.hint) from None
             key, _, inner_key = keys.partition(".")
             if keys:
                 mappings[flag.name][key] = {inner_key: value} if inner_key else value
@@ -263,7 +262,7 @@ def _read_formats(
     dtype = settings.pop("dtype", "auto")
     if model.quantization and not format_:
         if dtype not in ("auto", model.dtype):
-            model = msgspec.structs.replace(model, dtype=dtype)
+            model = replace(model, dtype=dtype)
         dtype = "auto"
     dtype = source.dtype or dtype
     if dtype != "auto":
@@ -453,7 +452,7 @@ def _changed_options(dialect: Dialect, options: FitOptions) -> Settings:
     if dialect.max_num_seqs_is_cap and options.max_num_seqs:
         # a command line requires only one sequence
         users = options.users or options.max_num_seqs
-        options = msgspec.structs.replace(options, users=users if users > 1 else 0)
+        options = replace(options, users=users if users > 1 else 0)
     defaults = FitOptions(engine=options.engine)
     changed = {}
     for name in options.__struct_fields__:

@@ -100,7 +100,9 @@ def read_servers(path: str) -> list[Server]:
     if not servers and is_command([text]):  # a shell script
         return [Server("", split([text]))]
     if not servers:
-        raise UserError("starts no server of vLLM, SGLang, llama.cpp or TensorRT-LLM", path)
+        raise UserError(
+            "starts no server of vLLM, SGLang, llama.cpp or TensorRT-LLM", where=path
+        )
     return servers
 
 
@@ -251,7 +253,7 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
     if gpu.vendor != "NVIDIA":
         raise UserError(
             f"--emit {kind} writes images for NVIDIA GPUs, and {gpu.name} is another GPU",
-            hint="--emit vllm writes the command line",
+            "--emit vllm writes the command line",
         )
     import yaml
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import minimum, rounded_up
 from kvcalc.capacity.engines.engine import Engine, EngineSettings
@@ -400,8 +401,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def max_lengths(self, users: Iterable[int]) -> Iterator[int | None]:
         """Yield `max_length` of the deciding stage for each number of requested sequences."""
         for count in users:
-            options = msgspec.structs.replace(self.options, users=count)
-            yield msgspec.structs.replace(self, options=options).max_length(self.stage)
+            options = replace(self.options, users=count)
+            yield replace(self, options=options).max_length(self.stage)
 
     def _shortest(self, max_num_seqs: int | None = None) -> int | None:
         """Return the smallest `max_length` of all stages."""
@@ -542,10 +543,8 @@ def resolve_deployment(
     release, remark = engine.release(options.engine_version)
     gpu, log = deployment.gpu, options.from_log
     if log and log.gpu == gpu.name:
-        gpu = msgspec.structs.replace(gpu, memory_bytes=log.memory_bytes)
-    run = msgspec.structs.replace(
-        deployment, gpu=gpu, precision=precision, model=stored_as(model, precision)
-    )
+        gpu = replace(gpu, memory_bytes=log.memory_bytes)
+    run = replace(deployment, gpu=gpu, precision=precision, model=stored_as(model, precision))
     warning = ""
     if engine.warns and not (options.enforce_eager or options.given):
         warning = engine.warns(release, run.model, run.formats, ranks)
@@ -565,7 +564,7 @@ def make_fit(
         run.gpu, ranks, release, options.max_num_batched_tokens, run.model
     )
     draft_tokens = defaults.draft_tokens if options.mtp or options.draft else 0
-    settings = msgspec.structs.replace(
+    settings = replace(
         options,
         max_num_batched_tokens=defaults.tokens,
         max_in_flight_batches=options.max_in_flight_batches or defaults.in_flight_batches,
@@ -577,7 +576,7 @@ def make_fit(
     layers, extra_weights = _layer_caches(run, engine, settings, options.mtp), {}
     if not any(layer.parts for layer in layers):  # a pass takes whole sequences
         tokens = max(defaults.tokens, length)
-        settings = msgspec.structs.replace(settings, max_num_batched_tokens=tokens)
+        settings = replace(settings, max_num_batched_tokens=tokens)
     if options.mtp:
         extra_weights["mtp"] = mtp_weights(run.model, run.formats, ranks)
     if draft := options.draft:
@@ -585,7 +584,7 @@ def make_fit(
         precision, _ = engine.supported_precision(
             draft, Precision(kv_cache_dtype=requested.precision.kv_cache_dtype)
         )
-        draft_run = msgspec.structs.replace(run, model=draft, precision=precision)
+        draft_run = replace(run, model=draft, precision=precision)
         drafts = _layer_caches(draft_run, engine, settings)
         layers += [layer._replace(stage=ranks.pp - 1) for layer in drafts]
         extra_weights["draft"] = draft_weights(draft, precision, ranks)
@@ -630,7 +629,7 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
         if not isinstance(argument, kind):
             raise UserError(
                 f"{argument!r:.80} is no {kind.__name__.removeprefix('Timed')}",
-                hint="`kvcalc.deploy(model, gpu).fit()` takes names",
+                "`kvcalc.deploy(model, gpu).fit()` takes names",
             )
     run, release, remarks = resolve_deployment(deployment, options)
     result = make_fit(deployment, run, options, release, remarks)
@@ -645,6 +644,6 @@ def shortened(result: Fit) -> Fit:
     """
     if result.fits or result.options.max_model_len or not result.longest:
         return result
-    options = msgspec.structs.replace(result.options, max_model_len=result.longest)
+    options = replace(result.options, max_model_len=result.longest)
     shorter = fit(result.requested, options)
     return shorter if shorter.fits else result

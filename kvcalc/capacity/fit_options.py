@@ -52,17 +52,17 @@ class FitOptions(FitQuestion, frozen=True):
         if self.state_dtype not in ("", *STATE_DTYPES):
             raise UserError(
                 f"unknown state dtype {self.mamba_ssm_cache_dtype!r}",
-                hint=f"Known: {', '.join(STATE_DTYPES)}",
+                f"Known: {', '.join(STATE_DTYPES)}",
             )
         if self.from_log and self.from_log.engine != self.engine:
             raise UserError(
                 f"that log is {self.from_log.engine}'s, not {self.engine}'s",
-                hint=f"--engine {self.from_log.engine}",
+                f"--engine {self.from_log.engine}",
             )
         if self.cpu_offload_gb and self.weight_bytes is not None:
             raise UserError(
                 "weight-bytes are those on the GPU, and cpu-offload-gb takes nothing off them",
-                hint="Give one of them",
+                "Give one of them",
             )
         if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
             raise UserError("kv-offloading-bytes beside n-gpu-layers is not modelled")
@@ -78,12 +78,12 @@ class FitOptions(FitQuestion, frozen=True):
                 engines = [engine.name for engine in ENGINES.values() if name in engine.takes]
                 raise UserError(
                     f"engine {self.engine} does not model {spelled(name)}",
-                    hint=f"Engines that do: {', '.join(engines)}",
+                    f"Engines that do: {', '.join(engines)}",
                 )
         for dtype in filter(None, (self.cache_type_k, self.cache_type_v)):
             if canonical(dtype) not in (rules.dtypes or ()):
                 hint = f"It has: {', '.join(rules.dtypes or ())}"
-                raise UserError(f"{rules.name} has no cache dtype {dtype!r}", hint=hint)
+                raise UserError(f"{rules.name} has no cache dtype {dtype!r}", hint)
 
     def cache_label(self, used: str) -> str:
         """Return the cache's dtype, or both dtypes if those of keys and values differ.
@@ -187,7 +187,7 @@ def read_item_limits(text: str) -> dict[str, Items]:
     except msgspec.MsgspecError as error:
         raise UserError(
             f"limit-mm-per-prompt {text!r} is not a limit: {error}",
-            hint='Give one like image=2 or {"image": 2}',
+            'Give one like image=2 or {"image": 2}',
         ) from None
     return {
         name: Items(limit) if isinstance(limit, int) else limit
@@ -212,5 +212,5 @@ def offloads_tables(text: str) -> bool:
     except msgspec.MsgspecError:
         raise UserError(
             f"engram-config {text!r} is not a mapping in JSON",
-            hint='Give one like {"cpu_offload": false}',
+            'Give one like {"cpu_offload": false}',
         ) from None

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.allocations import FragmentationResult, external, paged
@@ -192,7 +192,7 @@ def _loading_keys(result: Fit) -> LoadingRecord:
 
 def _offload_seconds(result: Fit, offloaded: int) -> float:
     """Return the seconds of a decode step's reads of weights in host memory."""
-    deployment = msgspec.structs.replace(result.deployment, host_weights=offloaded)
+    deployment = replace(result.deployment, host_weights=offloaded)
     # as `latency` times this engine
     is_predicted = result.options.engine in preset_files(f"calibrations/{result.gpu.name}")
     operators = deployment.operators(Batch.decode(1))
@@ -213,8 +213,8 @@ def _transfer_keys(result: Fit) -> CacheTransferRecord:
     sequences = result.plan.max_extra_sequences(host_bytes, length)
     read = sequences * content.step_read(length)
     link = gpu.host_link_bytes_per_s
-    rank = msgspec.structs.replace(result.ranks, dp=1, ep=1)
-    prefill = msgspec.structs.replace(result.deployment, parallelism=rank)
+    rank = replace(result.ranks, dp=1, ep=1)
+    prefill = replace(result.deployment, parallelism=rank)
     try:
         recompute_s: float | None = float(prefill.seconds(Batch.prefill(length)))
     except UserError:  # a GPU without matrix peaks
@@ -320,9 +320,7 @@ def matrix_records(
     records: list[Record] = []
     for count in users:
         for length in contexts:
-            result = fit(
-                deployment, msgspec.structs.replace(options, users=count, max_model_len=length)
-            )
+            result = fit(deployment, replace(options, users=count, max_model_len=length))
             record: dict[str, Any] = {"users": count, "context": length}
             record["headroom_bytes"] = result.headroom
             is_brief = only_verdicts and records
@@ -357,7 +355,7 @@ def batch_memory(
         return _batch_memory(deployment, requested, groups)
     except UserError as error:
         note = str(error)
-    content = msgspec.structs.replace(deployment, engine="none")
+    content = replace(deployment, engine="none")
     minimum = FitOptions(engine="none", max_model_len=longest, users=users)
     try:
         can_fit = _batch_memory(content, minimum, groups)["fits"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import by_number, is_any, maximum, minimum, rounded_down, rounded_up
 from kvcalc.errors import UserError
@@ -86,7 +87,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return None
         tokens = tower.image_tokens(*self.options.image_size)
         patches = max(1, tower.patches * tokens // tower.tokens)
-        return msgspec.structs.replace(tower, tokens=tokens, patches=patches)
+        return replace(tower, tokens=tokens, patches=patches)
 
     @property
     def stored_weights(self) -> int:
@@ -344,7 +345,7 @@ def read_learned(path: str, name: str = "") -> LogCorrections:
     try:
         return msgspec.convert(data, LogCorrections)
     except msgspec.ValidationError as error:
-        raise UserError(f"is not what diagnose --save writes: {error}", path) from None
+        raise UserError(f"is not what diagnose --save writes: {error}", where=path) from None
 
 
 def replicas(

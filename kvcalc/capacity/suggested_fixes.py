@@ -10,6 +10,7 @@ from math import floor
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.command_line import command_of, option_words
 from kvcalc.capacity.deployment_fit import Fit, fit
@@ -56,7 +57,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     def changed(self, cost: str = "", **values: Any) -> "ConfigChange":
         """Return this request with other ranks, formats or options too, by their names."""
-        deployment = msgspec.structs.replace(
+        deployment = replace(
             self.deployment,
             precision=_replaced(self.deployment.precision, values),
             parallelism=_replaced(self.deployment.parallelism, values),
@@ -104,7 +105,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
     """Return a struct with the values that are its fields."""
     names = values.keys() & set(struct.__struct_fields__)
-    return msgspec.structs.replace(struct, **{name: values[name] for name in names})
+    return replace(struct, **{name: values[name] for name in names})
 
 
 class Advice(NamedTuple):
@@ -276,7 +277,7 @@ def wider_requests(
         except UserError:
             return
         if all_experts:
-            wider = msgspec.structs.replace(wider, words=wider.words[:2])
+            wider = replace(wider, words=wider.words[:2])
         yield wider
 
 

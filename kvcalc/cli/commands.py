@@ -144,7 +144,7 @@ def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> Non
         target = str(typed.get(parameter.name, ""))
         is_target = parameter.option.is_output and target
         if is_target and any(_is_same_file(target, word) for word in words):
-            raise UserError("the command reads this file", target, "Write to another file")
+            raise UserError("the command reads this file", "Write to another file", target)
 
 
 def _is_same_file(path: str, other: str) -> bool:

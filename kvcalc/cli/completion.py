@@ -216,5 +216,5 @@ def _check_shell(shell: str) -> str:
     if name not in _SCRIPTS:
         problem = f"no completion for the shell {name!r}" if name else "the shell is unknown"
         hint = f"{nearest(name, _SCRIPTS)}. Write `kvcalc --show-completion bash`"
-        raise UserError(problem, hint=hint)
+        raise UserError(problem, hint)
     return name

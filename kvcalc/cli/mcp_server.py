@@ -29,7 +29,7 @@ def run() -> None:
         from mcp.server.stdio import stdio_server
     except ImportError:
         hint = "Run `pip install 'kvcalc[mcp]'`"
-        raise UserError("the package mcp is not installed", hint=hint) from None
+        raise UserError("the package mcp is not installed", hint) from None
 
     async def serve() -> None:
         server = make_server()

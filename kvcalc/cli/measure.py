@@ -92,7 +92,7 @@ def run(
     if not results and not status:
         raise UserError(
             "nothing was measured: no case fits this machine",
-            hint="Lower --context or --batch-size",
+            "Lower --context or --batch-size",
         )
     return _answer(results, result.rows, status)
 
@@ -110,7 +110,7 @@ def _check(
         raise UserError(f"--calibration measures shapes of its own, and takes no {excluded}")
     if generation.generate and shapes.context:
         raise UserError(
-            "--context is of layers, and --generate measures none", hint="Use --prompt-len"
+            "--context is of layers, and --generate measures none", "Use --prompt-len"
         )
 
 
@@ -233,7 +233,7 @@ def _calibration_answer(
     if preset is None and not result.save_gpu:
         raise UserError(
             f"{machine.name!r} is no preset, so its time models have no roofline",
-            hint="Name it with --save-gpu",
+            "Name it with --save-gpu",
         )
     records: list[Record] = []
     status = 0

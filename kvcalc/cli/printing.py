@@ -2,7 +2,7 @@
 
 import sys
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.answers.answer import MAX_TABLE_ROWS, MAX_TABLES, Answer, note, say, say_yaml
 from kvcalc.errors import UserError
@@ -37,7 +37,7 @@ def _draw(answer: Answer, output: Output) -> None:
     from kvcalc.report.charts.drawing import save
 
     if answer._charts is list:
-        raise UserError("there is no picture of this answer", hint="Leave out --plot")
+        raise UserError("there is no picture of this answer", "Leave out --plot")
     if charts := answer._charts():
         save(joined(charts), output.plot, output.style)
 
@@ -61,6 +61,6 @@ def _print_tables(answer: Answer, output: Printing) -> None:
     check_number("tables", MAX_TABLES, tables)
     layout = {"wide": output.wide, "verbose": output.verbose}
     show(
-        *(msgspec.structs.replace(table, **layout) for table in tables),
+        *(replace(table, **layout) for table in tables),
         as_markdown=output.format == "markdown",
     )

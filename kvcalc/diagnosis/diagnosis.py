@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import Command, interpret_flags
@@ -134,7 +134,7 @@ def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diag
         boot=boot,
         command=command,
         deployment=deployment,
-        plain=msgspec.structs.replace(deployment, gpu=load_gpu(overrides.gpu or gpu.name)),
+        plain=replace(deployment, gpu=load_gpu(overrides.gpu or gpu.name)),
         options=options,
         predicted=predicted,
         items=items,
@@ -155,9 +155,7 @@ def served_by(name: str, overrides: DiagnosisInputs) -> tuple[TimedDeployment, t
     name = overrides.model or name
     for value, kind in ((name, "model"), (overrides.gpu, "GPU")):
         if not value:
-            raise UserError(
-                f"the metrics name no {kind}", hint=f"Give it with --{kind.lower()}"
-            )
+            raise UserError(f"the metrics name no {kind}", f"Give it with --{kind.lower()}")
     command = interpret_flags(DIALECTS["vllm"], name, overrides.flags)
     return command.deployment(load_gpu(overrides.gpu)).under(), command.remarks
 
@@ -183,9 +181,9 @@ def _model_name(boot: Boot) -> str:
             continue
     hint = "Give it with --model"
     if not boot.model:
-        raise UserError("the log names no model", hint=hint)
+        raise UserError("the log names no model", hint)
     if boot.model.startswith(("/", ".", "~")) or boot.engine == "llama.cpp":
-        raise UserError(f"the log's model {boot.model!r} is not a known model", hint=hint)
+        raise UserError(f"the log's model {boot.model!r} is not a known model", hint)
     return boot.model
 
 
@@ -201,7 +199,7 @@ def _choose_gpu(boot: Boot, name: str) -> tuple[Gpu, str]:
     if gpu:
         return gpu, remark
     problem = f"names GPU {boot.gpu!r}, which is not a preset" if boot.gpu else "names no GPU"
-    raise UserError(f"the log {problem}", hint="Give it with --gpu")
+    raise UserError(f"the log {problem}", "Give it with --gpu")
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.dialects import DIALECTS, MAPPINGS, Flag
 from kvcalc.capacity.memory_budget import GIB, MIB
@@ -274,7 +275,7 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu | None, str]:
     if len(gpus) > 1:
         *others, last = [gpu.name for gpu in gpus]
         problem = f"the log names no GPU, and {size} can be {', '.join(others)} or {last}"
-        raise UserError(problem, hint="Give it with --gpu")
+        raise UserError(problem, "Give it with --gpu")
     remark = f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
     return with_memory(gpus[0], memory), remark
 
@@ -288,7 +289,7 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
 
 def with_memory(gpu: Gpu, memory: int) -> Gpu:
     """Return a GPU with another memory in bytes; 0 leaves it unchanged."""
-    return msgspec.structs.replace(gpu, memory_bytes=memory) if memory else gpu
+    return replace(gpu, memory_bytes=memory) if memory else gpu
 
 
 MAX_BYTES, MAX_LINE_CHARACTERS, MAX_BOOTS = 64 << 20, 20_000, 50
@@ -328,17 +329,17 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     data, is_cut = _read_bytes(name)
     place = "standard input" if name == "-" else name
     if not data.strip():
-        raise UserError("is empty", place)
+        raise UserError("is empty", where=place)
     # Windows shells write UTF-16
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in data[:4096]:
-        raise UserError("is not a log in text", place)
+        raise UserError("is not a log in text", where=place)
     boots = _split_boots(data.decode(encoding, errors="replace"))
     first_part = f"{MAX_BYTES >> 20} MiB"
     if not boots:
         unread = f" in its first {first_part}; the rest is not read" if is_cut else ""
         hint = "Give only the start-up" if is_cut else "Give the log from its first line on"
-        raise UserError(f"has no start-up of vLLM, SGLang or llama.cpp{unread}", place, hint)
+        raise UserError(f"has no start-up of vLLM, SGLang or llama.cpp{unread}", hint, place)
     remarks = [f"{place}: only the first {first_part} are read"] if is_cut else []
     if len(boots) > MAX_BOOTS:
         remarks.append(f"{place}: the last {MAX_BOOTS} of {len(boots)} boots")
@@ -349,7 +350,7 @@ def _read_bytes(name: str) -> tuple[bytes, bool]:
     """Return at most MAX_BYTES of a file or standard input, and whether there are more."""
     if name == "-":
         if sys.stdin is None:
-            raise UserError("is closed", "standard input")
+            raise UserError("is closed", where="standard input")
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
         check_readable(Path(name), MAX_FILE_BYTES)
@@ -358,7 +359,7 @@ def _read_bytes(name: str) -> tuple[bytes, bool]:
                 data = file.read(MAX_BYTES + 1)
         except OSError as error:
             problem = (error.strerror or "error").lower()
-            raise UserError(f"cannot be read: {problem}", name) from None
+            raise UserError(f"cannot be read: {problem}", where=name) from None
     return data[:MAX_BYTES], len(data) > MAX_BYTES
 
 

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from math import prod
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
@@ -58,7 +58,7 @@ class Adviser(NamedTuple):
         """Return the fit by the engine's rules; None if the users do not fit by the rules or as
         logged."""
         corrections = self.diagnosis.corrections
-        logged = msgspec.structs.replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
+        logged = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
         needed, one_user = (
             _with_users(change.options, users, max_model_len=length)
             for users, length in ((self.users, self.tokens), (1, change.options.max_model_len))
@@ -66,7 +66,7 @@ class Adviser(NamedTuple):
         try:
             by_rules = fit(change.deployment, needed)
             corrected, started = (
-                fit(logged, msgspec.structs.replace(options, from_log=corrections))
+                fit(logged, replace(options, from_log=corrections))
                 for options in (needed, one_user)
             )
         except UserError:
@@ -91,7 +91,7 @@ class Adviser(NamedTuple):
         fitted = fit(change.deployment, options)
         if not fitted.fits:
             flags = change.changed(max_model_len=self.tokens).flags()
-            options = msgspec.structs.replace(options, max_model_len=self.tokens)
+            options = replace(options, max_model_len=self.tokens)
             fitted = fit(change.deployment, options)
         command, kvcalc_command = command_lines(
             fitted, Typed(model=self.diagnosis.command.named)
@@ -196,7 +196,7 @@ class Adviser(NamedTuple):
         and as logged. Return '' if there is none, or if the logged maximum fits."""
         diagnosis = self.diagnosis
         one_user = _with_users(diagnosis.options, 1)
-        corrected = msgspec.structs.replace(one_user, from_log=diagnosis.corrections)
+        corrected = replace(one_user, from_log=diagnosis.corrections)
         fits = fit(diagnosis.plain, one_user), fit(diagnosis.deployment, corrected)
         limits = [fitted.needed.length for fitted in fits]
         lengths = [length for length in limits if length is not None]
@@ -212,7 +212,7 @@ def _with_users(options: FitOptions, users: int, **changes: int) -> FitOptions:
     at its start."""
     if options.engine == "llama.cpp":
         users = max(users, options.max_num_seqs or 1)
-    return msgspec.structs.replace(options, users=users, **changes)
+    return replace(options, users=users, **changes)
 
 
 def _halves(value: int, minimum: int) -> Iterator[int]:
@@ -351,7 +351,7 @@ def summarize_diagnosis(
     boot, predicted, options = diagnosis.boot, diagnosis.predicted, diagnosis.options
     tokens = context or predicted.length
     adviser = Adviser(diagnosis, max(1, users), tokens)
-    corrected = msgspec.structs.replace(
+    corrected = replace(
         options, from_log=diagnosis.corrections, users=adviser.users, max_model_len=tokens
     )
     logged = fit(diagnosis.deployment, corrected)

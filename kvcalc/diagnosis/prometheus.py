@@ -141,7 +141,7 @@ def read_metrics(source: str) -> Metrics:
         labels |= {key: label for key, label in _LABEL.findall(label_text) if label}
     if not engine:
         hint = "Give the text of their /metrics"
-        raise UserError("has no metrics of vLLM or SGLang", source, hint)
+        raise UserError("has no metrics of vLLM or SGLang", hint, source)
     values = {}
     for name, engine_names in ENGINE_NAMES.items():
         if sampled := next(
@@ -170,17 +170,17 @@ def _download(address: str) -> str:
     try:
         host = urlsplit(address)
         if not host.hostname or host.username:
-            raise UserError("is not an address", address, "Write http://host:8000/metrics")
+            raise UserError("is not an address", "Write http://host:8000/metrics", address)
         url = address if host.path not in ("", "/") else f"{address.rstrip('/')}/metrics"
         with urlopen(url, timeout=TIMEOUT_S) as answer:
             data = answer.read(MAX_BYTES + 1)
     except HTTPError as error:
-        raise UserError(f"answers with status {error.code}", address) from None
+        raise UserError(f"answers with status {error.code}", where=address) from None
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise UserError(f"cannot be reached: {str(reason).lower()}", address) from None
+        raise UserError(f"cannot be reached: {str(reason).lower()}", where=address) from None
     if len(data) > MAX_BYTES:
-        raise UserError(f"sends more than {MAX_BYTES:,} bytes", address)
+        raise UserError(f"sends more than {MAX_BYTES:,} bytes", where=address)
     return str(data.decode("utf-8", errors="replace"))
 
 
@@ -202,7 +202,7 @@ def running_records(
     clients = clients or max(1, int(values.get("running", 0) + values.get("waiting", 0)))
     if clients > MAX_CLIENTS:
         message = f"{clients:,} concurrent requests are more than {MAX_CLIENTS:,}"
-        raise UserError(message, hint="Give --users")
+        raise UserError(message, "Give --users")
     input_len = metrics.mean_tokens("prompt_tokens", default=1000)
     output_len = metrics.mean_tokens("output_tokens", default=200)
     load = Workload(

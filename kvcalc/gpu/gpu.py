@@ -133,7 +133,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             return max(faster.get(unit, self.flops_per_s[unit]) for unit in units), units[0]
         dtypes = ", ".join(self.flops_per_s) or "none"
         hint = f"Its preset gives: {dtypes}. Only decode steps have a bound without one"
-        raise UserError(f"{self.name} has no matrix peak for {dtype}", hint=hint)
+        raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
 
     def computes(self, dtype: str) -> bool:
         """Return whether the GPU has a matrix peak for products in a dtype or a wider one."""

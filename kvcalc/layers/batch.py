@@ -42,7 +42,7 @@ class Parallelism(msgspec.Struct, frozen=True):
             is_int = isinstance(value, int) and not isinstance(value, bool)
             if not is_int or not minimum <= value <= MAX_GPUS:
                 hint = f"Give a whole number from {minimum} up"
-                raise UserError(f"{name} {value!r} is not a number of GPUs", hint=hint)
+                raise UserError(f"{name} {value!r} is not a number of GPUs", hint)
         if (self.tp * self.dp) % self.ep:
             raise UserError(f"ep {self.ep} does not divide tp·dp = {self.tp * self.dp}")
         if self.tp % self.dcp:
@@ -110,7 +110,7 @@ class Batch(msgspec.Struct, frozen=True):
     def of_phase(cls, phase: str, context: Num, batch_size: Num = 1) -> "Batch":
         """Return the batch of a phase name. Raises UserError for an unknown phase."""
         if phase not in PHASES:
-            raise UserError(f"unknown phase {phase!r}", hint=f"Known: {', '.join(PHASES)}")
+            raise UserError(f"unknown phase {phase!r}", f"Known: {', '.join(PHASES)}")
         make_batch = cls.decode if phase == "decode" else cls.prefill
         return make_batch(context, batch_size)
 
@@ -132,7 +132,7 @@ class Batch(msgspec.Struct, frozen=True):
                 "Write Batch.decode(4096), Batch.prefill(2000), or Batch((Sequences(count=1, "
                 "new=2, past=0),))"
             )
-            raise UserError(f"{self.groups!r:.80} is no tuple of Sequences", hint=hint)
+            raise UserError(f"{self.groups!r:.80} is no tuple of Sequences", hint)
         if not self.groups:
             raise UserError("a batch needs at least one group of sequences")
         shapes = set()
@@ -209,7 +209,7 @@ def _term(word: str, text: str) -> Sequences:
     match = _TERM.fullmatch(word)
     if not match:
         text = f"batch {text!r}: {word!r} should read like 4x1@4k"
-        raise UserError(text, hint="Sequences x new tokens @ context")
+        raise UserError(text, "Sequences x new tokens @ context")
     count = parse_tokens(match[1] or "1", "sequences")
     new = parse_tokens(match[2], "new tokens")
     context = parse_tokens(match[3], "context") if match[3] else new

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, Real, array_of, ceil_div, maximum
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
@@ -325,7 +325,7 @@ class Pass:
         # a ring for each GPU of the node
         away = ceil_div(2 * (n - 1) * summed, n * near) if near < n else 0
         ring = self.network("all_reduce", ceil_div(2 * (n - 1) * summed, n), away)
-        return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed, near))]
+        return [replace(ring, shape=CollectiveShape(n, summed, near))]
 
     def _full(self, name: str) -> str:
         return f"{self.kind}.{name}" if self.kind else name

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cache import CacheEntry
@@ -73,16 +74,16 @@ class Weight(msgspec.Struct, frozen=True):
             copies = -(-copies // ranks.ep)
             num_shares = ranks.tp * ranks.dp // ranks.ep
         elif is_matrix and copies > 1 and copies == self.shards:  # block-diagonal: whole blocks
-            return msgspec.structs.replace(self, copies=-(-copies // num_shares))
+            return replace(self, copies=-(-copies // num_shares))
         if num_shares == 1 or self.shards == 1:
-            return msgspec.structs.replace(self, copies=copies)
+            return replace(self, copies=copies)
         units = -(-self.shards // num_shares)
         if self.rows_in:
             inputs = self.inputs // self.shards * units
-            return msgspec.structs.replace(self, copies=copies, inputs=inputs)
+            return replace(self, copies=copies, inputs=inputs)
         outputs = self.outputs // self.shards * units
         bias = self.bias // self.shards * units
-        return msgspec.structs.replace(self, copies=copies, outputs=outputs, bias=bias)
+        return replace(self, copies=copies, outputs=outputs, bias=bias)
 
 
 def matrix(

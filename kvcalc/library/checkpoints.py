@@ -32,7 +32,7 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
         options = f" with --quantization {same.quantization}" if same.quantization else ""
         end = "" if error.hint.endswith("?") else "."
         hint = f"{error.hint}{end} The preset {same.name}{options} needs no network"
-        raise UserError(error.what, error.where, hint) from None
+        raise UserError(error.what, hint, error.where) from None
 
 
 # Endings of names with their weight format, longest first, and endings that imply no format.

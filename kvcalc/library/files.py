@@ -45,7 +45,7 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     reader = _YamlReader(text, file_name)
     root = _valid(reader.document, file_name)
     if not isinstance(root, dict):
-        raise UserError("holds no mapping of keys to values", file_name)
+        raise UserError("holds no mapping of keys to values", where=file_name)
     return root, reader.lines
 
 
@@ -67,7 +67,7 @@ def _valid(read: Callable[[], Value], file_name: str) -> Value:
         message = f"is not YAML: {problem}"
         if "nesting depth" in problem:  # PyYAML 6.0.4 also has a limit
             message = _TOO_DEEP
-        raise UserError(message, file_name + line) from None
+        raise UserError(message, where=file_name + line) from None
 
 
 class _YamlReader:
@@ -82,7 +82,7 @@ class _YamlReader:
         self.lines: Lines = {}
 
     def fail(self, text: str, event: Any) -> UserError:
-        return UserError(text, f"{self.file_name}, line {event.start_mark.line + 1}")
+        return UserError(text, where=f"{self.file_name}, line {event.start_mark.line + 1}")
 
     def document(self) -> Any:
         """Return the value of the only document; None if there is no document."""
@@ -197,21 +197,21 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     except (OSError, ValueError) as error:
         raise _file_error("written", error, target) from None
     if name.endswith(("/", os.sep)) or (status and stat.S_ISDIR(status.st_mode)):
-        raise UserError("cannot be written: is a folder, not a file", name)
+        raise UserError("cannot be written: is a folder, not a file", where=name)
     # a pipe has no link target
     if path.is_symlink() and (not status or stat.S_ISREG(status.st_mode)):
         path = Path(os.path.realpath(path))
     if not status and not os.path.isdir(path.parent):  # noqa: PTH112 (never raises)
-        raise UserError("cannot be written: no such folder", name)
+        raise UserError("cannot be written: no such folder", where=name)
     if status and not os.access(path, os.W_OK):
-        raise UserError("cannot be written: permission denied", name)
+        raise UserError("cannot be written: permission denied", where=name)
     return path, status
 
 
 def _file_error(action: str, error: OSError | ValueError, path: str | Path) -> UserError:
     """Return the error about a file that cannot be `read`, `written` or `made`."""
     reason = getattr(error, "strerror", None) or "not a usable path"
-    return UserError(f"cannot be {action}: {reason.lower()}", str(path))
+    return UserError(f"cannot be {action}: {reason.lower()}", where=str(path))
 
 
 def make_folder(path: Path) -> None:
@@ -303,7 +303,7 @@ def read_text(path: Path, most_bytes: int) -> str:
     except OSError as error:
         raise _file_error("read", error, path) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"is not UTF-8 text (byte {error.start:,})", str(path)) from None
+        raise UserError(f"is not UTF-8 text (byte {error.start:,})", where=str(path)) from None
 
 
 def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
@@ -318,13 +318,13 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
             while line := file.readline(MOST_LINE):
                 if len(line) == MOST_LINE and line[-1] not in "\r\n":
                     raise UserError(
-                        f"has a line of more than {MOST_LINE:,} characters", str(path)
+                        f"has a line of more than {MOST_LINE:,} characters", where=str(path)
                     )
                 yield line
     except OSError as error:
         raise _file_error("read", error, path) from None
     except UnicodeDecodeError:
-        raise UserError("is not UTF-8 text", str(path)) from None
+        raise UserError("is not UTF-8 text", where=str(path)) from None
 
 
 def check_readable(path: Path, most_bytes: int) -> None:
@@ -335,11 +335,11 @@ def check_readable(path: Path, most_bytes: int) -> None:
     except (OSError, ValueError) as error:
         raise _file_error("read", error, path) from None
     if stat.S_ISDIR(result.st_mode):
-        raise UserError("is a folder, not a file", file_name)
+        raise UserError("is a folder, not a file", where=file_name)
     if not stat.S_ISREG(result.st_mode):
-        raise UserError("is not a regular file", file_name)
+        raise UserError("is not a regular file", where=file_name)
     if result.st_size > most_bytes:
         raise UserError(
             f"has {result.st_size:,} bytes; more than {most_bytes:,} are not read",
-            file_name,
+            where=file_name,
         )

@@ -80,15 +80,15 @@ def read_header(name: str, read: ReadBytes, place: str) -> Header:
     if not match or int(match[3]) != count or count > MAX_SPLITS:
         raise UserError(
             f"is one of {count} splits, but is not called so",
-            place,
             "Names end in -00001-of-00003.gguf",
+            place,
         )
     metadata: JsonObject = {}
     tensors: dict[str, TensorInfo] = {}
     for n in range(count, 0, -1):
         part = _read(f"{match[1]}-{n:05}-of-{count:05}.gguf", read, place)
         if tensors.keys() & part.tensors.keys():
-            raise UserError("contains a tensor of another split", place)
+            raise UserError("contains a tensor of another split", where=place)
         metadata, tensors = metadata | part.metadata, part.tensors | tensors
     return Header(metadata, tensors)
 
@@ -118,11 +118,13 @@ class _Reader:
         self.data, self.file_name, self.position, self.size = data, file_name, 0, len(data)
 
     def fail(self, text: str) -> UserError:
-        return UserError(f"is no usable GGUF file: {text}", self.file_name)
+        return UserError(f"is no usable GGUF file: {text}", where=self.file_name)
 
     def header(self) -> Header:
         if self.data[:4] != b"GGUF":
-            raise UserError("is no GGUF file: it does not begin with GGUF", self.file_name)
+            raise UserError(
+                "is no GGUF file: it does not begin with GGUF", where=self.file_name
+            )
         self.position = 4
         version = self.number("<I")
         if version not in (2, 3):
@@ -260,7 +262,7 @@ class Fields:
 
     def fail(self, text: str, hint: str = "") -> UserError:
         """Return an error about this file."""
-        return UserError(text, self.file_name, hint)
+        return UserError(text, hint, self.file_name)
 
     def has(self, key: str) -> bool:
         """Return whether the metadata contain this key."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import printable
 from kvcalc.layers.attention import Grouped, Latent
@@ -403,7 +404,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
             f"its tensors take {file_bytes:,} bytes, but {model_bytes:,} are understood"
         )
     note = f"read from the header of a GGUF file ({label})"
-    return msgspec.structs.replace(model, notes=(note,))
+    return replace(model, notes=(note,))
 
 
 def _sort_tensors(header: Header, blocks: list[GgufBlock]) -> tuple[int, str]:

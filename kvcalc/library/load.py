@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest, visible
 from kvcalc.gpu.gpu import PEAKS, Gpu
@@ -65,7 +66,7 @@ def edited(model: Model, changes: list[str]) -> Model:
     result = presets.build(data, Model, file_name)
     key, problem = result.problem()
     if problem:
-        raise UserError(f"{key}: {problem}", file_name)
+        raise UserError(f"{key}: {problem}", where=file_name)
     return result
 
 
@@ -83,9 +84,7 @@ def _apply(data: JsonObject, target: str, value: Any) -> None:
     """Set a field of the model, or of every layer kind and part that has it."""
     kind, _, key = target.rpartition(".")
     if kind and kind not in data["kinds"]:
-        raise UserError(
-            f"{target}: unknown layer kind {kind!r}", hint=nearest(kind, data["kinds"])
-        )
+        raise UserError(f"{target}: unknown layer kind {kind!r}", nearest(kind, data["kinds"]))
     if not kind and key in _SETTABLE:
         data[key] = value
         return
@@ -98,7 +97,7 @@ def _apply(data: JsonObject, target: str, value: Any) -> None:
         keys = {name for part in parts for name in part} - {"type"}
         raise UserError(
             f"{target}: no layer of {data['name']} has {key!r}",
-            hint=nearest(key, [*keys, *_SETTABLE]),
+            nearest(key, [*keys, *_SETTABLE]),
         )
     for holder in holders:
         holder[key] = value
@@ -158,7 +157,7 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
         folder = place.path.parent if place.path.name == "config.json" else place.path
         model = with_file_bytes(model, read_from(folder), str(folder))
     notes = (*model.notes, place.remark) if place.remark else model.notes
-    return msgspec.structs.replace(model, notes=notes, file="" if place.preset else name)
+    return replace(model, notes=notes, file="" if place.preset else name)
 
 
 def load_gpu(name: str) -> Gpu:
@@ -188,10 +187,10 @@ def machine_gpu(found: MachineGpu) -> Gpu:
         size = f"{found.memory_bytes / 2**30:.2f} GiB"
         raise UserError(
             f"this machine has GPU {found.name!r} with {size}, which is not a preset",
-            hint="Give a similar one with --gpu and --memory, or a YAML file",
+            "Give a similar one with --gpu and --memory, or a YAML file",
         )
     memory = min(gpu.memory_bytes, found.memory_bytes or gpu.memory_bytes)
-    return msgspec.structs.replace(gpu, memory_bytes=memory)
+    return replace(gpu, memory_bytes=memory)
 
 
 def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
@@ -232,15 +231,15 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
         number = memory.strip()
         raise UserError(
             f"memory {memory!r} is {size:,} bytes",
-            hint=f"Write {number if number.isdigit() else 24}GiB",
+            f"Write {number if number.isdigit() else 24}GiB",
         )
     if size > gpu.memory_bytes:
         limit = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
         raise UserError(
             f"memory {memory!r}: {limit}",
-            hint="A GPU with more needs its own YAML file",
+            "A GPU with more needs its own YAML file",
         )
-    return msgspec.structs.replace(gpu, memory_bytes=size)
+    return replace(gpu, memory_bytes=size)
 
 
 def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
@@ -248,7 +247,7 @@ def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
     if not rate:
         return gpu
     bandwidth = float(parse_rate(rate, "inter-node-bandwidth"))
-    return msgspec.structs.replace(gpu, inter_node_bytes_per_s=bandwidth)
+    return replace(gpu, inter_node_bytes_per_s=bandwidth)
 
 
 class Place(NamedTuple):
@@ -304,10 +303,10 @@ def read(path: Path, spec: type[Checked]) -> Checked:
 
 def changed(model: Model, **fields: object) -> Model:
     """Return `model` with fields replaced, checked again."""
-    result = msgspec.structs.replace(model, **fields)
+    result = replace(model, **fields)
     key, problem = result.problem()
     if problem:
-        raise UserError(f"{key}: {problem}", model.name)
+        raise UserError(f"{key}: {problem}", where=model.name)
     return result
 
 
@@ -475,7 +474,7 @@ class Dimensions(DimensionOptions, frozen=True):
             hint = "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
             raise UserError(
                 f"other attention of these layers needs {' and '.join(missing)}",
-                hint=hint,
+                hint,
             )
         return result._build(f"{self.layers} layers")
 
@@ -504,9 +503,7 @@ class Dimensions(DimensionOptions, frozen=True):
             )
             if missing == ["--kv-heads"] and self.heads:
                 hint = f"With --kv-heads {self.heads} it is multi-head attention"
-            raise UserError(
-                f"a cache by its dimensions needs {' and '.join(missing)}", hint=hint
-            )
+            raise UserError(f"a cache by its dimensions needs {' and '.join(missing)}", hint)
         if self.kv_lora_rank and self.kv_heads:
             raise UserError("a layer keeps --kv-heads or --kv-lora-rank, not both")
         if self.qk_rope_head_dim and not self.kv_lora_rank:
@@ -524,7 +521,7 @@ class Dimensions(DimensionOptions, frozen=True):
             raise UserError(
                 f"--hidden-size {self.hidden_size} is not a multiple of --heads {heads}"
             )
-        return msgspec.structs.replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
+        return replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
 
     def _build(self, name: str) -> Model:
         kinds = {"layer": Layer(parts=(self._mixer(),))}

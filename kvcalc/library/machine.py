@@ -43,7 +43,7 @@ def read_machine() -> list[MachineGpu]:
             return gpus
     raise UserError(
         "no GPU is known of this machine: nvidia-smi, amd-smi and rocm-smi list none",
-        hint="Name it, as in --gpu h100",
+        "Name it, as in --gpu h100",
     )
 
 

@@ -131,9 +131,7 @@ def _unknown(
     else:
         proper = {alias: path.stem for alias, path in aliases.items()}
         hint = nearest(name, [*files, *aliases], proper=proper)
-    return UserError(
-        f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them"
-    )
+    return UserError(f"unknown {kind[:-1]} {name!r}", hint or f"`kvcalc {kind}` lists them")
 
 
 def _counted(name: str) -> list[tuple[str, str]]:
@@ -150,7 +148,7 @@ def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:
     if not exact and len({key(other, dots=True) for other in close}) > 1:
         raise UserError(
             f"{name!r} may be more than one {kind[:-1]}",
-            hint="Write " + " or ".join(sorted(close)),
+            "Write " + " or ".join(sorted(close)),
         )
     return next((paths[other] for other in exact or close), None)
 
@@ -187,22 +185,23 @@ def build(
         configs = [struct.__struct_config__ for struct in _structs(spec)]
         tags = [str(config.tag) for config in configs if config.tag_field == path[-1]]
         hint = nearest(str(lookup(data, path)), tags)
-    raise UserError(*_place(text, path, file_name, lines or {}), hint=hint)
+    raise _located(text, path, file_name, lines or {}, hint)
 
 
 def located(text: str, dotted: str, file_name: str, lines: Lines) -> UserError:
     """Return an error about the key at `dotted`, with its line if the line is known."""
-    return UserError(*_place(text, _split("." + dotted), file_name, lines))
+    return _located(text, _split("." + dotted), file_name, lines)
 
 
-def _place(
-    text: str, path: tuple[str | int, ...], file_name: str, lines: Lines
-) -> tuple[str, str]:
+def _located(
+    text: str, path: tuple[str | int, ...], file_name: str, lines: Lines, hint: str = ""
+) -> UserError:
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
     dotted = ".".join(str(p) for p in path)
     text = text.replace("Object missing required field", "is missing the key").replace("`", "'")
-    return (
+    return UserError(
         f"{dotted}: {text}" if dotted else text,
+        hint,
         f"{file_name}, line {line}" if line else file_name,
     )
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError
 from kvcalc.library.files import check_readable
@@ -50,14 +51,14 @@ def read_from(folder: Path) -> ReadBytes:
     def read(name: str, start: int, count: int) -> bytes:
         path = folder / name
         if not path.exists():
-            raise MissingFileError("cannot be read: no such file or directory", str(path))
+            raise MissingFileError("cannot be read: no such file or directory", where=str(path))
         check_readable(path, 1 << 62)
         try:
             with path.open("rb") as file:
                 file.seek(start)
                 return file.read(count or MAX_INDEX)
         except OSError as error:
-            raise UserError(f"cannot be read: {error.strerror}", str(path)) from None
+            raise UserError(f"cannot be read: {error.strerror}", where=str(path)) from None
 
     return read
 
@@ -84,7 +85,7 @@ def with_file_bytes(model: Model, read: ReadBytes, place: str) -> Model:
         except ValueError:
             files = set()
         if not files or not all(map(_FILE_NAME.fullmatch, files)):
-            raise UserError(f"{name} names no usable safetensors files", place) from None
+            raise UserError(f"{name} names no usable safetensors files", where=place) from None
         with ThreadPoolExecutor(READERS) as pool:
             sizes = list(pool.map(lambda file: _tensors(read, file), sorted(files)))
     bytes_by_part = Counter[bool]()
@@ -95,7 +96,7 @@ def with_file_bytes(model: Model, read: ReadBytes, place: str) -> Model:
     note = (
         f"the headers of its safetensors files give {bytes_by_part.total():,} bytes of weights"
     )
-    return msgspec.structs.replace(
+    return replace(
         model,
         other_part_bytes=bytes_by_part[True],
         uncounted_bytes=bytes_by_part[False] - weight_bytes(model),
@@ -116,5 +117,5 @@ def _tensors(read: ReadBytes, file: str) -> dict[str, int]:
         if min(sizes, default=0) < 0 or sum(sizes) != max((end for _, end in spans), default=0):
             raise ValueError
     except ValueError:  # msgspec's errors are ValueErrors
-        raise UserError("has a malformed safetensors header", file) from None
+        raise UserError("has a malformed safetensors header", where=file) from None
     return dict(zip(entries, sizes, strict=True))

@@ -13,5 +13,5 @@ def require_torch() -> None:
     if find_spec("torch") is None:
         raise UserError(
             "`kvcalc measure` runs torch, which is not installed",
-            hint="Run pip install 'kvcalc[measure]'",
+            "Run pip install 'kvcalc[measure]'",
         )

@@ -11,9 +11,9 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -282,4 +282,4 @@ def _attention(shape: Shape, machine: Machine) -> list[Step]:
 
 def fitted_gpu(machine: Machine, gpu: Gpu) -> Gpu:
     """Return the roofline for the fit. CPU threads take the place of multiprocessors."""
-    return gpu if gpu.sms else msgspec.structs.replace(gpu, sms=max(1, machine.threads))
+    return gpu if gpu.sms else replace(gpu, sms=max(1, machine.threads))

@@ -5,8 +5,8 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from kvcalc.errors import UserError, nearest
@@ -43,7 +43,7 @@ def variant_layers(base: Model, text: str) -> Model:
     There are two layers if they share a cache, otherwise one. Raises UserError for an unknown form.
     """
     layers = 2 if "cla" in _form(base, text) else 1
-    return variant_model(msgspec.structs.replace(base, layers=layers), text)
+    return variant_model(replace(base, layers=layers), text)
 
 
 def variant_model(model: Model, text: str) -> Model:
@@ -55,7 +55,7 @@ def variant_model(model: Model, text: str) -> Model:
     changed = variant(model, form)
     if changed.kv_cache_dtype:
         message = f"variant {text!r}: `measure` keeps the cache in the dtype of its products"
-        raise UserError(message, hint="Use --dtype")
+        raise UserError(message, "Use --dtype")
     return changed.model
 
 
@@ -68,7 +68,7 @@ def _form(model: Model, text: str) -> str:
         form = f"gqa:{max(1, _widest(model)[0] // 4)}"
     known_names = [*NAMES, "none", "hybrid"]
     if form.partition(":")[0].partition("/")[0] not in [*known_names, "evict"]:
-        raise UserError(f"unknown variant {text!r}", hint=nearest(name, known_names))
+        raise UserError(f"unknown variant {text!r}", nearest(name, known_names))
     return form
 
 
@@ -105,9 +105,7 @@ def _bare(model: Model, *names: str) -> Model:
         layer = model.kinds[name]
         mixers = tuple(part for part in layer.parts if part.label)
         kinds[name] = Layer(parts=mixers, norms=0, shares_cache=layer.shares_cache)
-    return msgspec.structs.replace(
-        model, kinds=kinds, norm="none", layers=len(names), pattern=names, mtp=None
-    )
+    return replace(model, kinds=kinds, norm="none", layers=len(names), pattern=names, mtp=None)
 
 
 def _widest(model: Model) -> tuple[int, int, int]:
@@ -127,8 +125,8 @@ def _recurrent(model: Model) -> Model:
     kinds = {}
     for kind, layer in model.kinds.items():
         parts: list[Sublayer] = [mixer if part.attends else part for part in layer.parts]
-        kinds[kind] = msgspec.structs.replace(layer, parts=tuple(parts), shares_cache=False)
-    return msgspec.structs.replace(model, kinds=kinds)
+        kinds[kind] = replace(layer, parts=tuple(parts), shares_cache=False)
+    return replace(model, kinds=kinds)
 
 
 class Case(NamedTuple):

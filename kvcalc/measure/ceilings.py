@@ -117,7 +117,7 @@ def find_machine(device: str = "auto", threads: int = 0) -> Machine:
     """Return the machine for `--device`. Raises UserError for a missing GPU."""
     if device == "cuda" and not torch.cuda.is_available():
         hint = "Use the CPU, or a CUDA build of torch"
-        raise UserError("torch sees no CUDA GPU on this machine", hint=hint)
+        raise UserError("torch sees no CUDA GPU on this machine", hint)
     if device != "cpu" and torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
         memory = gpu.total_memory, gpu.L2_cache_size
@@ -401,17 +401,17 @@ def preset_path(name: str) -> Path:
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name):
         hint = "Use lower-case letters, digits, . _ and -"
-        raise UserError(f"{name!r} is not a valid preset name", hint=hint)
+        raise UserError(f"{name!r} is not a valid preset name", hint)
     try:
         existing = catalog.find(name, "gpus")
     except UserError:
         folders = catalog.user_folders()
         if not folders:
             hint = "Set $KVCALC_PRESETS to a folder"
-            raise UserError("there is no folder for user presets", hint=hint) from None
+            raise UserError("there is no folder for user presets", hint) from None
         return folders[0] / "gpus" / f"{name}.yaml"
     hint = "Use another name, or remove that file"
-    raise UserError(f"a preset named {name!r} exists already", str(existing), hint)
+    raise UserError(f"a preset named {name!r} exists already", hint, str(existing))
 
 
 def save(gpu: Gpu, path: Path) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Sparse
@@ -264,7 +264,7 @@ def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSet
         name = "bf16" if machine.cuda else "fp32"
     if name not in DTYPES:
         hint = f"It does in {', '.join(DTYPES)}"
-        raise UserError(f"`measure` does not compute in {dtype!r}", hint=hint)
+        raise UserError(f"`measure` does not compute in {dtype!r}", hint)
     return MeasureSettings(name, seconds or SECONDS[machine.device.type])
 
 
@@ -323,7 +323,7 @@ def generation_requests(
     unknown form, a layer without a torch twin, or a generation that does not fit.
     """
     model = model or load_model("gpt2")
-    model = msgspec.structs.replace(model, quantization=(), kv_cache_dtype=None)
+    model = replace(model, quantization=(), kv_cache_dtype=None)
     models = {name: variant_model(model, name) for name in _names(variants)} or {"": model}
     requests = []
     for name, decoder in models.items():

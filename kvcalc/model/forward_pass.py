@@ -9,7 +9,7 @@ tied, and runs for the last position of each sequence, or for all positions on r
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num
 from kvcalc.errors import UserError
@@ -54,7 +54,7 @@ def forward(
         selected = all_stages[stage]
     else:
         hint = f"Give 0 to {len(all_stages) - 1}, or None for the fullest"
-        raise UserError(f"stage {stage!r} is not one of {len(all_stages)}", hint=hint)
+        raise UserError(f"stage {stage!r} is not one of {len(all_stages)}", hint)
     operators = _embedding(model, p) if selected.first else []
     operators += _layers(model, p, selected.counts)
     if selected.last:
@@ -113,7 +113,7 @@ def _begun(
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     if mla_form not in MLA_FORMS:
-        raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
+        raise UserError(f"unknown MLA form {mla_form!r}", f"Known: {', '.join(MLA_FORMS)}")
     return model, Pass(
         model.hidden_size,
         batch,
@@ -172,7 +172,7 @@ def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
     operators = []
     if layer.norm_count and NORM_VECTORS[model.norm]:
         norm = _norm(model, p, "norm")
-        operators.append(msgspec.structs.replace(norm, count=count * layer.norm_count))
+        operators.append(replace(norm, count=count * layer.norm_count))
     for part in (*layer.parts, *layer.shared):
         p.role = part.ROLE
         operators += _with_vectors(p, part, part.operators(p))
@@ -189,7 +189,7 @@ def _with_vectors(p: Pass, part: Sublayer, operators: list[Operator]) -> list[Op
     elementwise = (n for n, o in enumerate(operators) if o.kind not in ("gemm", "network"))
     index = next(elementwise, 0)
     cost = operators[index].cost + Cost(weight_bytes=vector_bytes)
-    operators[index] = msgspec.structs.replace(operators[index], cost=cost)
+    operators[index] = replace(operators[index], cost=cost)
     return operators
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from string import ascii_lowercase
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped, Latent
@@ -180,7 +180,7 @@ def _has_fused_qkv(model: Model) -> bool:
         problem = f"its model_type {model.model_type!r}"
     if problem:
         text = f"the tensors of {model.name} in llama.cpp are not known: {problem}"
-        raise UserError(text, hint=WAY_ROUND)
+        raise UserError(text, WAY_ROUND)
     return is_fused
 
 
@@ -250,14 +250,14 @@ def split(
         (vectors, float32, ("matrix",)),
         (vectors, ("*",), ("vector", "table")),
     ]
-    return msgspec.structs.replace(
+    return replace(
         model,
         kinds={name: model.kinds[kind] for (kind, _), name in names.items()},
         buffers=buffers,
         uncounted_bytes=0,
         other_part_bytes=0,
         pattern=order,
-        mtp=msgspec.structs.replace(model.mtp, kind=order[-1]) if model.mtp else None,
+        mtp=replace(model.mtp, kind=order[-1]) if model.mtp else None,
         quantization=tuple(
             Quantization(format_, weights, (), kinds, label) for format_, weights, kinds in rows
         ),

@@ -204,7 +204,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         """Raise UserError for a model that embeds or ranks whole sequences."""
         if self.pooling:
             hint = "Use `kvcalc latency`, `kvcalc fit` or `kvcalc roofline --phase prefill`"
-            raise UserError(f"{self.name} generates no tokens", hint=hint)
+            raise UserError(f"{self.name} generates no tokens", hint)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -412,5 +412,5 @@ def check_vocabulary(
     raise UserError(
         f"{reason}, and {draft.name}'s has {draft.vocab_size:,} entries, "
         f"{target.name}'s {target.vocab_size:,}",
-        hint="Draft with a smaller model of its family",
+        "Draft with a smaller model of its family",
     )

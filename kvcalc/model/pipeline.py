@@ -47,7 +47,7 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
                 raise UserError(
                     f"ep {parallelism.ep} does not divide the {weight.copies} experts of "
                     f"{model.name}",
-                    hint=f"Use one of {divisors(weight.copies)}",
+                    f"Use one of {divisors(weight.copies)}",
                 )
             ranks = parallelism.tp * parallelism.dp // parallelism.ep
         if weight.kind is WeightKind.TABLE or name == "lm_head":
@@ -59,7 +59,7 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
                 size = "tp·dp/ep ="
             raise UserError(
                 f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
-                hint=f"Use one of {divisors(units)}",
+                f"Use one of {divisors(units)}",
             )
     return True
 
@@ -93,7 +93,7 @@ def _check_context(model: Model, parallelism: Parallelism) -> None:
                     f"decode-context parallel size {parallelism.dcp} with tp {parallelism.tp} "
                     f"leaves {copies} ranks for the "
                     f"{entry.heads} KV heads of {model.name}",
-                    hint=f"It may be at most tp / {entry.heads}",
+                    f"It may be at most tp / {entry.heads}",
                 )
 
 

@@ -1,6 +1,7 @@
 """Requested precision, and the formats that result for a model."""
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.weights import Formats
@@ -46,14 +47,14 @@ class Precision(msgspec.Struct, frozen=True):
             if not isinstance(value, str):
                 raise UserError(
                     f"{name} {value!r:.80} is no name of a format",
-                    hint="Write 'bf16', 'fp8' or 'auto'",
+                    "Write 'bf16', 'fp8' or 'auto'",
                 )
         if canonical(self.dtype) not in (*COMPUTE, "auto"):
             low = canonical(self.dtype)
             hint = nearest(low, [*COMPUTE, "auto"])
             if low in WEIGHT_FORMATS or mix_of(low):
                 hint = f"Weights stored so are --quantization {self.dtype}"
-            raise UserError(f"unknown dtype {self.dtype!r}", hint=hint)
+            raise UserError(f"unknown dtype {self.dtype!r}", hint)
 
 
 PUBLISHED = Precision()
@@ -99,7 +100,7 @@ def _is_published(schemes: tuple[Quantization, ...], weight_format: WeightFormat
     if len(schemes) != 1:
         return False
     published = stored_format(family(schemes[0].format))
-    return msgspec.structs.replace(published, name=weight_format.name) == weight_format
+    return replace(published, name=weight_format.name) == weight_format
 
 
 def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, str]:
@@ -125,4 +126,4 @@ def _check_roles(model: Model, cache_dtype: str) -> None:
         problem = f"is for keys and values, and {model.name} caches {names}"
     else:
         return
-    raise UserError(f"KV-cache dtype {cache_dtype!r} {problem}", hint="Use fp8")
+    raise UserError(f"KV-cache dtype {cache_dtype!r} {problem}", "Use fp8")

@@ -123,7 +123,7 @@ def run_search(
         for refusal in grid.remarks:
             raise UserError(refusal)
         message = f"nothing to look at with {space.max_gpus} GPUs"
-        raise UserError(message, hint="Raise --max-gpus")
+        raise UserError(message, "Raise --max-gpus")
     # remarks that differ only in numbers are one remark
     similar: dict[str, list[str]] = {}
     for text in grid.remarks:

@@ -190,7 +190,7 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
         words = items_of(options.get(name) or "")
         if len(words) > 1:
             text = f"a plan takes one {spelled(name)}, not {','.join(words)}"
-            raise UserError(text, hint=f"`kvcalc {command}` takes a list")
+            raise UserError(text, f"`kvcalc {command}` takes a list")
     space_options = read_question(SpaceOptions, options)
     choice = engine_choice(
         space_options.engine,
@@ -232,7 +232,7 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
     if space_options.disaggregate and min(need.output_len for need in needs) < 2:
         raise UserError(
             "disaggregated prefill needs answers of 2 tokens or more",
-            hint="Give --input-len and --output-len",
+            "Give --input-len and --output-len",
         )
     return PlanQuestion(needs, space, prices_of(",".join(space_options.price_per_hour), gpus))
 
@@ -248,7 +248,7 @@ def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
     if models and not counts:
         raise UserError(
             "a draft needs num-speculative-tokens",
-            hint="`kvcalc latency --draft` finds the best",
+            "`kvcalc latency --draft` finds the best",
         )
     drafts = [
         Speculation(*values) for values in product(models, counts, acceptances or [ACCEPTANCE])
@@ -283,7 +283,7 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
     elif ":" in text or len(gpus) != 1:
         problem = "not a price" if ":" in text else f"one price for {len(gpus)} GPU models"
         hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
-        raise UserError(f"price-per-hour {text!r} is {problem}", hint=hint)
+        raise UserError(f"price-per-hour {text!r} is {problem}", hint)
     else:
         pairs = [(gpus[0].name, text)]
     known = {gpu.name: gpu for gpu in gpus}
@@ -297,7 +297,7 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
         except UserError as error:
             if not lines or error.where:
                 raise
-            raise UserError(error.what, f"{text}, line {lines[name,]}", error.hint) from None
+            raise UserError(error.what, error.hint, f"{text}, line {lines[name,]}") from None
         prices[gpu.name] = price
     return prices
 
@@ -314,7 +314,7 @@ def file_options(path: str) -> Settings:
         name = key.replace("-", "_")
         if name not in KEYS:
             where = f"{path}, line {lines.get((key,), 1)}"
-            raise UserError(f"unknown option {key!r}", where, nearest(name, KEYS))
+            raise UserError(f"unknown option {key!r}", nearest(name, KEYS), where)
         if isinstance(value, dict):
             value = [f"{k}={v}" for k, v in value.items()]
         options[name] = value

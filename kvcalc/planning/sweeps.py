@@ -438,7 +438,7 @@ def measured_times(path: Path) -> MeasuredTimes:
     indices = np.flatnonzero(predicted > 0)
     if not len(indices):
         reasons = "; ".join(tally.remarks)
-        raise UserError("no row has a prediction to compare with", str(path), reasons)
+        raise UserError("no row has a prediction to compare with", reasons, str(path))
     operations: dict[str, list[int]] = {}
     for index in indices.tolist():
         operations.setdefault(rows[index].op.replace("_", " "), []).append(index)

@@ -280,15 +280,15 @@ def _check_step(text: str, step: str, steps: Mapping[str, str]) -> None:
     if undone and name in REPLACING_STEPS:
         raise UserError(
             f"variant {text!r}: {step} undoes {undone[0]}",
-            hint=f"Write {step} before it, or one alone",
+            f"Write {step} before it, or one alone",
         )
     if name in NUMBER_STEPS and not value:
         example = next(form for form in FORMS if form.startswith(f"{name}:"))
-        raise UserError(f"variant {step!r} needs a number", hint=f"Write {example}")
+        raise UserError(f"variant {step!r} needs a number", f"Write {example}")
     if name in PLAIN_STEPS and value:
-        raise UserError(f"variant {step} takes no value", hint=forms)
+        raise UserError(f"variant {step} takes no value", forms)
     if name not in NAMES and (value or canonical(name) not in cache_dtypes()):
-        raise UserError(f"unknown variant {step!r}", hint=f"{forms}; stack them with /")
+        raise UserError(f"unknown variant {step!r}", f"{forms}; stack them with /")
 
 
 def _check_hybrid(
@@ -312,7 +312,7 @@ def _check_hybrid(
     if not is_last:
         problem = f"all layers of {model.name} would see {pairs[0][0].label}"
         hint = "Give the other layers another window, as in hybrid:5/window:1024"
-    raise UserError(f"variant {text!r}: {problem}", hint=hint)
+    raise UserError(f"variant {text!r}: {problem}", hint)
 
 
 def _change_layer(layer: Layer, change: ChangePart, **fields: Any) -> Layer:
@@ -383,7 +383,7 @@ def _latent(model: Model, name: str, value: str) -> Model:
     match = pattern.fullmatch(value or usual)
     if not match:
         hint = f"Write {name}:{usual} ({meaning})"
-        raise UserError(f"variant {name}:{value} is incomplete", hint=hint)
+        raise UserError(f"variant {name}:{value} is incomplete", hint)
     sizes = {field: parse_tokens(size, name) for field, size in match.groupdict().items()}
 
     def change(part: Sublayer) -> Sublayer:
@@ -425,7 +425,7 @@ def _limit_tokens(
                 return limited
         raise UserError(
             f"{name}:{value}: {model.name} does not cache plain keys and values",
-            hint="Begin with mha or gqa:8",
+            "Begin with mha or gqa:8",
         )
 
     changed = {
@@ -496,7 +496,7 @@ def _with_cache(model: Model, layer: Layer, has_own: bool) -> Layer:
             raise UserError(
                 f"cla: no form of {layer.label} of {model.name} is known that reads another "
                 "layer's cache",
-                hint="Begin with mha or gqa:8",
+                "Begin with mha or gqa:8",
             )
         return changed
 

@@ -14,7 +14,7 @@ def gpu_count(text: str, name: str, low: int = 1) -> int:
     """Return a number of GPUs from `low` up."""
     if not (text.isascii() and text.isdigit() and low <= int(text[:10]) < 10**9):
         hint = f"Give a whole number from {low} up"
-        raise UserError(f"{name} {text!r} is not a number of GPUs", hint=hint)
+        raise UserError(f"{name} {text!r} is not a number of GPUs", hint)
     return int(text)
 
 
@@ -98,9 +98,7 @@ def engine_choice(
         UserError: The engine is unknown, or the options exclude each other.
     """
     if bounds and calibration:
-        raise UserError(
-            "--bounds and --calibration cannot be combined", hint="Remove one of them"
-        )
+        raise UserError("--bounds and --calibration cannot be combined", "Remove one of them")
     calibration = DATASHEET if bounds else calibration
     if stack in ENGINE_NAMES:
         return EngineChoice(stack, calibration)

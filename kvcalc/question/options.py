@@ -160,7 +160,7 @@ class Parameter(NamedTuple):
         if value == self.default:
             return
         if option.choices and value not in option.choices:
-            raise UserError(f"unknown {text}", hint=nearest(str(value), option.choices))
+            raise UserError(f"unknown {text}", nearest(str(value), option.choices))
         is_int = self.type in (int, int | None)
         is_number = isinstance(value, int if is_int else int | float)
         is_number = is_number and not isinstance(value, bool)
@@ -184,7 +184,7 @@ class Parameter(NamedTuple):
             return list(value)
         if hasattr(plain(value), "__iter__") and not isinstance(value, str):
             hint = "Call once for each value"
-            raise UserError(f"{spelled(self.name)} {value!r:.80} is a list", hint=hint)
+            raise UserError(f"{spelled(self.name)} {value!r:.80} is a list", hint)
         return self.read_item(value)
 
     def read_item(self, value: Any) -> Any:
@@ -332,7 +332,7 @@ def items_of(value: Any, name: str = "list") -> list[Any]:
     value = plain(value)
     items = list(value) if hasattr(value, "__iter__") else [value]
     if not items:
-        raise UserError(f"{name}: the list is empty", hint="Write 4096, 4k or 1k,8k")
+        raise UserError(f"{name}: the list is empty", "Write 4096, 4k or 1k,8k")
     if str(items[0]).isdigit():
         check_whole([str(item) for item in items], name)
     return items
@@ -342,9 +342,7 @@ def check_number(name: str, limit: int, *lists: Sequence[Any]) -> None:
     """Raise UserError if the lists have more than `limit` combinations."""
     combinations = prod(map(len, lists))
     if combinations > limit:
-        raise UserError(
-            f"{combinations:,} {name}; the maximum is {limit:,}", hint="Shorten a list"
-        )
+        raise UserError(f"{combinations:,} {name}; the maximum is {limit:,}", "Shorten a list")
 
 
 def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
@@ -352,7 +350,7 @@ def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
     options = list(names_of_options)
     for name in names:
         if name not in options:
-            raise UserError(f"unknown option {name!r}", hint=nearest(name, options))
+            raise UserError(f"unknown option {name!r}", nearest(name, options))
 
 
 def spelled(name: str) -> str:
@@ -374,7 +372,7 @@ def host_bytes(text: str, name: str) -> int:
     """Return bytes. Raise UserError for a small number without a unit."""
     size = bytes_or_none(text, name)
     if 0 < size < MIN_HOST_BYTES and text.strip().isdigit():
-        raise UserError(f"{name} {text!r} is {size:,} bytes", hint=f"Write {text.strip()}GiB")
+        raise UserError(f"{name} {text!r} is {size:,} bytes", f"Write {text.strip()}GiB")
     return size
 
 
@@ -387,9 +385,7 @@ def memory_share(text: str, name: str) -> float:
     """Return a share of the memory above 0."""
     value = number_or_nan(text)
     if not 0 < value <= 1:
-        raise UserError(
-            f"{name} {text} is not above 0 and at most 1", hint="Write 0.9 for 90 %"
-        )
+        raise UserError(f"{name} {text} is not above 0 and at most 1", "Write 0.9 for 90 %")
     return value
 
 

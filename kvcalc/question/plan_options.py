@@ -95,7 +95,7 @@ class Requirement(Question, frozen=True, kw_only=True):
         )
         for is_wrong, message, hint in problems:
             if is_wrong:
-                raise UserError(message, hint=hint)
+                raise UserError(message, hint)
         if not 0 <= self.prefix_hit_rate < 1:
             raise UserError(f"prefix-hit-rate {self.prefix_hit_rate} is not from 0 to below 1")
 

@@ -56,7 +56,7 @@ class LatencyOptions(Question, frozen=True):
         check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
         if self.head != "last" and not self.no_cache:
             raise UserError(
-                f"head {self.head} is of a generation without a cache", hint="Add --no-cache"
+                f"head {self.head} is of a generation without a cache", "Add --no-cache"
             )
         super().__post_init__()
         check_steps("tokens of an answer", self.output_len)
@@ -121,7 +121,7 @@ class Workload(Question, frozen=True):
         if self.client == OPEN and self.max_concurrency:
             raise UserError(
                 "client open has no max-concurrency",
-                hint="A closed loop has: --client closed",
+                "A closed loop has: --client closed",
             )
         if self.client not in ("", OPEN) and not self.max_concurrency:
             raise UserError(
@@ -190,7 +190,7 @@ class ServerSettings(Question, frozen=True):
         if self.prefill_replicas > 1 and not self.disaggregate:
             raise UserError(
                 "prefill-replicas need separate replicas for the prompts",
-                hint="Add --disaggregate",
+                "Add --disaggregate",
             )
 
 

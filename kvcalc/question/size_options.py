@@ -28,7 +28,7 @@ class Output(Printing, frozen=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.style != "light" and not self.plot:
-            raise UserError(f"style {self.style!r} needs a picture", hint="Add --plot FILE")
+            raise UserError(f"style {self.style!r} needs a picture", "Add --plot FILE")
 
 
 class ContextOptions(Question, frozen=True):

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, NotRequired, get_args, get_origin
 
 import msgspec
+from msgspec.structs import replace
 
 # The unit of a key by its ending. The first ending that matches counts.
 UNITS_OF_ENDINGS = {
@@ -139,7 +140,7 @@ def _complete(key: str, declaration: Any) -> Figure:
     value_types = [get_origin(member) or member for member in members]
     json_type = next(JSON_TYPES.get(member, "object") for member in value_types)
     unit = figure.unit or unit_of_key(key) or UNITS_OF_TYPES[json_type]
-    complete: Figure = msgspec.structs.replace(
+    complete: Figure = replace(
         figure,
         name=key,
         type=json_type,

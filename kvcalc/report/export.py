@@ -68,7 +68,7 @@ def kinds_of_command(command: str) -> list[str]:
     matches = [k for k in RECORD_CLASSES if command in (k, k.partition(" ")[0])]
     if not matches:
         commands = dict.fromkeys(kind.partition(" ")[0] for kind in RECORD_CLASSES)
-        raise UserError(f"no records of {command!r}", hint=nearest(command, commands))
+        raise UserError(f"no records of {command!r}", nearest(command, commands))
     return matches
 
 

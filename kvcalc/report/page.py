@@ -111,7 +111,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     if deployment.parallelism.pp > 1:
         raise UserError(
             "the page's sliders know one pipeline stage",
-            hint="Leave --pp out; `kvcalc fit` takes it",
+            "Leave --pp out; `kvcalc fit` takes it",
         )
     fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
     sections = _sections(deployment, request, fitted)

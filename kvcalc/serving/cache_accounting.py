@@ -88,7 +88,7 @@ def make_pool(
     if reserved > kv_budget:
         sizes = f"{format_bytes(reserved)} of {format_bytes(kv_budget)}"
         message = f"one contiguous reservation of {max_model_len:,} tokens takes {sizes}"
-        raise UserError(message, hint="Lower max-model-len, or take a paged cache")
+        raise UserError(message, "Lower max-model-len, or take a paged cache")
     allocated = np.full(max_tokens + 1, reserved)
     return Pool(kv_budget, allocated, stored_bytes, max_model_len, block_size=block_size)
 

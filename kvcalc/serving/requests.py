@@ -82,15 +82,15 @@ def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) 
     """
     text = read_text(path, MAX_BYTES)
     if not text.strip():
-        raise UserError("is empty", str(path))
+        raise UserError("is empty", where=str(path))
     reader = csv.reader(io.StringIO(text))
     try:
         rows = [*islice(_rows(reader, str(path), timed), max_rows)]
     except csv.Error as error:
         line = f"{path}, line {reader.line_num}"
-        raise UserError(f"is not CSV: {error}", line) from None
+        raise UserError(f"is not CSV: {error}", where=line) from None
     if not rows:
-        raise UserError("holds no requests", str(path))
+        raise UserError("holds no requests", where=str(path))
     arrivals, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
     return Requests(arrivals, inputs, outputs)
 
@@ -110,7 +110,9 @@ def _rows(reader: Any, file_name: str, timed: bool) -> Iterator[tuple[float, int
             continue
         line = f"{file_name}, line {reader.line_num}"
         if len(cells) <= max(columns.values()):
-            raise UserError(f"has {len(cells)} cells, and the header names {len(header)}", line)
+            raise UserError(
+                f"has {len(cells)} cells, and the header names {len(header)}", where=line
+            )
         first, prompt, answer = (
             cells[columns[name]] if name in columns else "0" for name in names
         )
@@ -121,15 +123,15 @@ def _rows(reader: Any, file_name: str, timed: bool) -> Iterator[tuple[float, int
                 arrival = (stamp - start).total_seconds()
             except (TypeError, ValueError):
                 message = f"TIMESTAMP {first!r} is not a date and time like the others"
-                raise UserError(message, line, "Write 2023-11-16 18:17:03.979") from None
+                raise UserError(message, "Write 2023-11-16 18:17:03.979", line) from None
         else:
             arrival = number_or_nan(first)
             if not 0 <= arrival <= MAX_SECONDS:
                 message = f"arrival_s {first!r} is not a number of seconds from 0 up"
-                raise UserError(message, line)
+                raise UserError(message, where=line)
         if arrival < last:
             message = f"arrival {first} comes before the arrival of the request above"
-            raise UserError(f"{message}: the trace is not sorted", line)
+            raise UserError(f"{message}: the trace is not sorted", where=line)
         last = arrival
         yield arrival, _tokens("input_len", prompt, line), _tokens("output_len", answer, line)
 
@@ -145,16 +147,18 @@ def _check_columns(header: Sequence[str], names: Sequence[str], line: str, timed
         if missing == [PLAIN[0]]:
             hint += "; without arrival_s, give the concurrent requests with --max-concurrency"
         plural = "s" * (len(missing) > 1)
-        raise UserError(f"lacks the column{plural} {', '.join(missing)}", line, hint)
+        raise UserError(f"lacks the column{plural} {', '.join(missing)}", hint, line)
     for name in names:
         if header.count(name) > 1:
-            raise UserError(f"names the column {name} twice", line)
+            raise UserError(f"names the column {name} twice", where=line)
 
 
 def _tokens(name: str, text: str, line: str) -> int:
     value = number_or_nan(text)
     if not 1 <= value <= MAX_LEN or value != int(value):
-        raise UserError(f"{name} {text!r} is not a whole number from 1 to {MAX_LEN:,}", line)
+        raise UserError(
+            f"{name} {text!r} is not a whole number from 1 to {MAX_LEN:,}", where=line
+        )
     return int(value)
 
 
@@ -176,10 +180,10 @@ def length_sampler(text: str, name: str, is_spread: bool = False) -> Callable[[A
     parts = numbers.split(",")
     spellings = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
     if kind not in ("uniform", "lognormal") or len(parts) != 2:
-        raise UserError(f"{name} {text!r} is no distribution of lengths", hint=spellings)
+        raise UserError(f"{name} {text!r} is no distribution of lengths", spellings)
     low, high = (_parse_length(part, name) for part in parts)
     if high < low:
-        raise UserError(f"{name} {text!r}: {high:,} is below {low:,}", hint=spellings)
+        raise UserError(f"{name} {text!r}: {high:,} is below {low:,}", spellings)
     if kind == "uniform":
         return partial(_draw_uniform, low, high)
     mu, sigma = lognormal(low, high)

@@ -148,7 +148,7 @@ def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
             f"{deployment.model.name} leaves no memory for a cache on {gpus} under "
             f"{deployment.engine}"
         )
-        raise UserError(message, hint="Use more GPUs (tp), or a smaller dtype or quantization")
+        raise UserError(message, "Use more GPUs (tp), or a smaller dtype or quantization")
     return capacity
 
 
@@ -245,7 +245,7 @@ class Server:
         ):
             if value and policy != "continuous":
                 text = f"{name} is simulated only under continuous batching"
-                raise UserError(text, hint="Leave --policy out")
+                raise UserError(text, "Leave --policy out")
         self.drafting = self._choose_drafting(requests, load.seed)
         self.capacity = memory(deployment, self._fit_options(requests.max_tokens))
         self.limits = self._choose_limits()
@@ -253,7 +253,7 @@ class Server:
         self.engine = engine_of(calibration.stack) if calibration else None
         interval = settings.scheduler_recv_interval
         if interval > 1 and (self.engine is None or self.engine.stack != "sglang"):
-            raise UserError("scheduler-recv-interval is SGLang's", hint="Add --engine sglang")
+            raise UserError("scheduler-recv-interval is SGLang's", "Add --engine sglang")
         self.scheduling = scheduling_of(self.engine)._replace(receive_interval=interval)
         self.transfer = None
         if settings.disaggregate:
@@ -621,7 +621,7 @@ def sweep_rates(
     if load.rate != inf:
         raise UserError(
             "a rate is given, and the highest one is to be found",
-            hint="Leave --rate out, or --find-rate",
+            "Leave --rate out, or --find-rate",
         )
     if load.requests or load.max_concurrency:
         raise UserError(

@@ -225,4 +225,4 @@ def _check_tokens(setup: ServerSetup) -> None:
     if tokens < num_seqs * queries:
         message = f"{tokens:,} tokens of a pass are fewer than {num_seqs:,} sequences"
         message += f" of {queries} queries" if queries > 1 else ""
-        raise UserError(message, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
+        raise UserError(message, "Raise max-num-batched-tokens, or lower max-num-seqs")

@@ -165,7 +165,7 @@ def draft_model(target: Model, name: str) -> Model:
         if not target.mtp:
             raise UserError(
                 f"{target.name} declares no multi-token-prediction layers",
-                hint="Draft with a model, or layers=N",
+                "Draft with a model, or layers=N",
             )
         size = target.hidden_size
         joint = Projections(matrices={"mtp_projection": (2 * size, size)})

@@ -126,10 +126,10 @@ def validate(
     stacks = [*all_stacks(), DATASHEET]
     if stack and stack not in stacks:
         text = f"no GPU has a calibration for stack {stack!r}"
-        raise UserError(text, hint=nearest(stack, stacks))
+        raise UserError(text, nearest(stack, stacks))
     if source and not stacks_of(source):
         hint = "`kvcalc calibrate` makes one from measured rows"
-        raise UserError(f"{source.name} has no calibration to take", hint=hint)
+        raise UserError(f"{source.name} has no calibration to take", hint)
     for table in tables:
         yield _validate_table(table, stack, source)
 
@@ -212,7 +212,7 @@ class ErrorTally:
     def __init__(self, by: Sequence[str] = KEYS[:4]) -> None:
         unknown = [key for key in by if key not in KEYS]
         if unknown:
-            raise UserError(f"cannot group by {unknown[0]!r}", hint=f"Known: {', '.join(KEYS)}")
+            raise UserError(f"cannot group by {unknown[0]!r}", f"Known: {', '.join(KEYS)}")
         self._by = tuple(by)
         self._groups: dict[tuple[str, ...], array[float]] = defaultdict(lambda: array("d"))
         self._num_rows: Counter[str] = Counter()

@@ -175,7 +175,7 @@ def cache_layout(name: str) -> dict[str, RowFormat]:
     if plain not in cache_dtypes():
         raise UserError(
             f"unknown KV-cache dtype {name!r}",
-            hint=nearest(plain, [*cache_dtypes(), "auto"])
+            nearest(plain, [*cache_dtypes(), "auto"])
             or "Common: auto, bf16, fp8, int8, nvfp4, q8_0",
         )
     if plain in _TURBOQUANT:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.storage.formats import canonical, read_table
@@ -170,9 +171,7 @@ def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
     if wide is None:
         return None
     scale, tensor = min(wide.scale_bytes, 2), min(wide.tensor_bytes, 2)
-    return msgspec.structs.replace(
-        wide, name=name, scale_bytes=scale, tensor_bytes=tensor, zero_bits=zero_bits
-    )
+    return replace(wide, name=name, scale_bytes=scale, tensor_bytes=tensor, zero_bits=zero_bits)
 
 
 def family(name: str) -> str:
@@ -239,7 +238,7 @@ def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
         near = nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"])
         raise UserError(
             f"unknown {noun} {name!r}",
-            hint=OF_BITS.get(low.replace("-", "").replace("_", ""), near or COMMON),
+            OF_BITS.get(low.replace("-", "").replace("_", ""), near or COMMON),
         )
     return result
 
@@ -254,7 +253,7 @@ def stored_format(name: str) -> WeightFormat:
             f"the checkpoint stores its weights as {name!r}, whose bytes do not follow from "
             "its config"
         )
-        raise UserError(text, hint="--dtype bf16 counts them unquantised")
+        raise UserError(text, "--dtype bf16 counts them unquantised")
     return result
 
 

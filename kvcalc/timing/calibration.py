@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.gpu import Gpu
@@ -105,9 +106,7 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """Return the engine with the overheads of a release, or of the latest release if no older
         one is known."""
         if self.former and version and version.startswith(self.former.versions):
-            return msgspec.structs.replace(
-                self, dense=self.former.dense, mixture=self.former.mixture
-            )
+            return replace(self, dense=self.former.dense, mixture=self.former.mixture)
         return self
 
 
@@ -272,7 +271,7 @@ def load_calibration(
     if calibration is None and stack:
         stacks = [*stacks_of(source), DATASHEET]
         hint = nearest(stack, stacks) or f"Known: {', '.join(stacks)}"
-        raise UserError(f"no calibration of {source.name} called {stack!r}", hint=hint)
+        raise UserError(f"no calibration of {source.name} called {stack!r}", hint)
     return calibration
 
 
@@ -318,11 +317,11 @@ def preset_path(gpu: Gpu, stack: str) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) or name == DATASHEET:
             raise UserError(
                 f"{noun} {name!r} is not a usable file name",
-                hint="Use letters, digits, - _ . only, and not 'datasheet'",
+                "Use letters, digits, - _ . only, and not 'datasheet'",
             )
     folders = catalog.user_folders()
     if not folders:
-        raise UserError("there is no folder for your presets", hint="Name the file")
+        raise UserError("there is no folder for your presets", "Name the file")
     return folders[0] / "calibrations" / gpu.name / f"{stack}.yaml"
 
 

@@ -291,7 +291,7 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
         per_node = ranks.gpus // nodes
         if domain and per_node > domain and not gpu.bridged:
             text = f"one link joins {domain} {gpu.name}, but a node has {per_node}"
-            raise UserError(text, hint=f"Give --nodes {-(-ranks.gpus // domain)} or more")
+            raise UserError(text, f"Give --nodes {-(-ranks.gpus // domain)} or more")
     limit = min(domain or per_node, per_node)
     if ranks.gpus <= limit:
         return ranks
@@ -300,7 +300,7 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
             f"one link joins {limit} {gpu.name}, and the preset has no rate between nodes "
             f"for {ranks.gpus}"
         )
-        raise UserError(text, hint="Give --inter-node-bandwidth of a GPU, as 50GB/s")
+        raise UserError(text, "Give --inter-node-bandwidth of a GPU, as 50GB/s")
     tp = ranks.tp
     near = limit // tp * tp if tp <= limit else -(-tp // -(-tp // limit))
     return replace(ranks, per_node=near)

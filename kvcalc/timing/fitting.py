@@ -514,11 +514,11 @@ def chosen_rows(
         (stack,) = frameworks
     if frameworks and stack not in frameworks:
         text = f"the rows are of several frameworks, none of them {stack!r}"
-        raise UserError(text, hint=f"Name one of them: {', '.join(sorted(frameworks))}")
+        raise UserError(text, f"Name one of them: {', '.join(sorted(frameworks))}")
     own_rows = [row for row in rows if row.framework in ("", stack)]
     if not own_rows:
         paths = ", ".join(table.path for table in tables)
-        raise UserError(f"no row of {gpu.name} can be used", paths)
+        raise UserError(f"no row of {gpu.name} can be used", where=paths)
 
     shared_rows = []
     if stack == "vllm" and not any(row.op == "mla_decode" for row in own_rows):

@@ -356,7 +356,7 @@ def read_rows(path: Path) -> MeasurementFile:
     table = next(read_blocks(path, MAX_ROWS + 1))
     if len(table.cells) > MAX_ROWS:
         text = f"has more than {MAX_ROWS:,} rows"
-        raise UserError(text, str(path), "`kvcalc validate` takes any number")
+        raise UserError(text, "`kvcalc validate` takes any number", str(path))
     return table
 
 
@@ -366,7 +366,7 @@ def read_blocks(path: Path, max_rows: int = BLOCK_ROWS) -> Iterator[MeasurementF
     def lines() -> Iterator[str]:
         for line in read_lines(path, MAX_BYTES):
             if "\0" in line:
-                raise UserError("is not CSV text: it has a NUL character", str(path))
+                raise UserError("is not CSV text: it has a NUL character", where=str(path))
             yield line
 
     reader = csv.reader(lines())
@@ -393,7 +393,9 @@ def read_blocks(path: Path, max_rows: int = BLOCK_ROWS) -> Iterator[MeasurementF
             table.cells.append(cells[: len(header)])
             table.lines.append(reader.line_num)
     except csv.Error as error:
-        raise UserError(f"is not CSV: {error}", f"{path}, line {reader.line_num}") from None
+        raise UserError(
+            f"is not CSV: {error}", where=f"{path}, line {reader.line_num}"
+        ) from None
     yield table
 
 
@@ -408,17 +410,17 @@ def _operation_of_file(path: Path, columns: dict[str, int]) -> str:
     """Return the operation in the file's name; '' if rows name their operations. Raises UserError
     if neither does, or without a header."""
     if columns.keys() <= {""}:
-        raise UserError("is empty: a header of column names is missing", str(path))
+        raise UserError("is empty: a header of column names is missing", where=str(path))
     if "op" in columns:
         return ""
     name = path.stem.lower()
     if name not in OPERATIONS:
         hint = f"Name the file {{op}}.csv or add a column op. {nearest(name, OPERATIONS)}"
-        raise UserError("has no column op, and its name is not an operation", str(path), hint)
+        raise UserError("has no column op, and its name is not an operation", hint, str(path))
     missing = [column for column in OPERATIONS[name].counts.split() if column not in columns]
     if missing:
         text = f"has no column {', '.join(missing)}, which rows of {name} need"
-        raise UserError(text, str(path))
+        raise UserError(text, where=str(path))
     return name
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.engines.layout import (
     CacheLayout,
@@ -52,7 +53,7 @@ def nearest_older(
         return releases[-1], ""
     if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}(\.?(post|rc|dev)\d*)?", name):
         raise UserError(
-            f"unknown engine-version {text!r}", hint="Give one like 0.11, 0.11.2 or latest"
+            f"unknown engine-version {text!r}", "Give one like 0.11, 0.11.2 or latest"
         )
     version = tuple(map(int, re.findall(r"\d+", name)[:3]))
     if version < oldest:
@@ -118,7 +119,7 @@ def unversioned(text: str) -> tuple[Any, str]:
     if text.strip().lower() not in ("", "latest"):
         raise UserError(
             f"no versions are known of that engine, so none by engine-version {text!r}",
-            hint="Leave it out",
+            "Leave it out",
         )
     return None, ""
 
@@ -200,14 +201,14 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         if dtype in self.unmodelled:
             raise UserError(
                 f"{self.title}'s allocation under cache dtype {dtype!r} is not modelled",
-                hint="Engine none counts its content",
+                "Engine none counts its content",
             )
         if self.dtypes is not None and dtype not in (*self.dtypes, "auto"):
             raise UserError(
                 f"{self.name} has no cache dtype {precision.kv_cache_dtype!r}",
-                hint=f"It has: auto, {', '.join(self.dtypes)}",
+                f"It has: auto, {', '.join(self.dtypes)}",
             )
-        return self.precision(model, msgspec.structs.replace(precision, kv_cache_dtype=dtype))
+        return self.precision(model, replace(precision, kv_cache_dtype=dtype))
 
     def stored_parts(
         self,
@@ -241,7 +242,7 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
     if dtype != "fp8" or not any(e.role == "latent" and e.top for e in entries):
         return precision, ()
     remark = f"{engine} stores fp8 latents of sparse attention as packed rows (fp8_ds_mla)"
-    return msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
+    return replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
 
 
 def downcast(title: str, model: Model, precision: Precision, to: str) -> PrecisionAndRemarks:
@@ -254,7 +255,7 @@ def downcast(title: str, model: Model, precision: Precision, to: str) -> Precisi
         return precision, ()
     remark = f"{title} loads a float32 checkpoint as {to} unless another dtype is requested"
     quantized = precision.quantization or ("fp8" if dtype == "fp8" else "")
-    return msgspec.structs.replace(precision, dtype=to, quantization=quantized), (remark,)
+    return replace(precision, dtype=to, quantization=quantized), (remark,)
 
 
 def scaled_index_keys(

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.engines.engine import INDEX_ROW
 from kvcalc.capacity.engines.layout import (
@@ -114,7 +114,7 @@ def group_layers(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
         if not kinds <= {(SpecKind.WINDOW, False)}:
             raise UserError(
                 "vLLM cannot make the pages of these layers equal",
-                hint="Another cache dtype or block size may do",
+                "Another cache dtype or block size may do",
             )
         # windows of keys and values next to latents
         return [KVCacheGroup(tuple(promote_windows(layers)))]
@@ -235,10 +235,10 @@ def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
 def _pooled_key(stored_entry: StoredEntry, part: StoredPart, pool: int) -> StoredEntry:
     """Return an index key as stored for a pool of tokens; with latents in fp8, without gates and
     flag."""
-    entry = msgspec.structs.replace(stored_entry.entry, ratio=pool)
+    entry = replace(stored_entry.entry, ratio=pool)
     if not any(s.entry.role == "latent" for s in part):
         return stored_entry._replace(entry=entry)
-    entry = msgspec.structs.replace(entry, width=(entry.width - 1) // 2)
+    entry = replace(entry, width=(entry.width - 1) // 2)
     return StoredEntry(entry, stored_entry.heads, INDEX_ROW)
 
 
@@ -297,7 +297,7 @@ def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> lis
         if not num_rows:
             raise UserError(
                 "vLLM shares pages of latents with states, and a pipeline stage has no latents",
-                hint="Use another number of stages",
+                "Use another number of stages",
             )
         num_states = sum(state_stage == stage for state_stage, _ in states)
         count = max(count, -(-num_states // num_rows))
@@ -324,7 +324,7 @@ def compresses(layers: Sequence[LayerCache]) -> bool:
         raise UserError(
             f"vLLM stores {layers[0].model.name} in other pages than DeepSeek-V4, which are "
             "not modelled",
-            hint="Engine none counts its content",
+            "Engine none counts its content",
         )
     return _compress(parts)
 

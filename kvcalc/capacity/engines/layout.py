@@ -121,7 +121,7 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
             raise UserError(
                 f"{engine} has no pages for {layer.layer.label or layer.kind} of "
                 f"{layer.model.name}: {reason}",
-                hint="Engine none counts its content",
+                "Engine none counts its content",
             )
         states = tuple(s for s in part if s.entry.span is Span.STATE)
         index_keys = tuple(s for s in part if s.entry.role == "index_key")

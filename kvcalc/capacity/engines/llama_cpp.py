@@ -17,7 +17,7 @@ Rules of autumn 2026:
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import maximum
 from kvcalc.capacity.engines.engine import (
@@ -81,7 +81,7 @@ def _entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
     _check_order(model)
     if not _is_stored_by_head(model, part):
         return [
-            msgspec.structs.replace(e, limit=CHUNK) if e.span is Span.CHUNK else e
+            replace(e, limit=CHUNK) if e.span is Span.CHUNK else e
             for e in part_entries(model, part)
         ]
     assert isinstance(part, Latent)
@@ -90,7 +90,7 @@ def _entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
         raise UserError(
             f"llama.cpp loads no minicpm3 with values of {part.v_head_dim}: its files do not "
             f"state a width, which is then hidden_size / heads, {usual}",
-            hint="Engine none counts its content",
+            "Engine none counts its content",
         )
     return part.expanded(part.v_head_dim)
 
@@ -115,7 +115,7 @@ def _check_order(model: Model) -> None:
         raise UserError(
             f"llama.cpp runs every {period}th layer of {model.model_type} without a window, "
             f"unlike {model.name}",
-            hint="Engine none counts its content",
+            "Engine none counts its content",
         )
 
 
@@ -166,7 +166,7 @@ def _count_host_layers(model: Model, gpu_layers: int) -> int:
     if gpu_layers < 2:
         raise UserError(
             f"n-gpu-layers {gpu_layers} leaves no layer of {model.name} on the GPU",
-            hint="The head is the first",
+            "The head is the first",
         )
     if model.mtp:
         raise UserError(
@@ -337,7 +337,7 @@ def _plan(
     if not plan.demands:
         raise UserError(
             f"no layer of {model.name} that keeps a cache is on the GPU",
-            hint="Raise n-gpu-layers",
+            "Raise n-gpu-layers",
         )
     if num_host_layers:
         plan.host = caches(layers[:num_host_layers])
@@ -372,7 +372,7 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
     The remarks name differences from the model's own code.
     """
     if precision.kv_cache_dtype == "auto":
-        precision = msgspec.structs.replace(precision, kv_cache_dtype="fp16")
+        precision = replace(precision, kv_cache_dtype="fp16")
     layers, remarks = model.kinds.values(), []
     if any(_is_stored_by_head(model, part) for layer in layers for part in layer.parts):
         remarks.append(
@@ -415,7 +415,7 @@ def _row_format(
             f"llama.cpp refuses a cache of {row_format.name}: its blocks of {row_format.group} do "
             f"not "
             f"divide a head of {entry.width}",
-            hint="Use fp16 or bf16",
+            "Use fp16 or bf16",
         )
     return row_format
 

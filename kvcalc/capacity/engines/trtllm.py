@@ -59,7 +59,7 @@ def _plan(
             content = "recurrent states" if part.states else "index keys"
             raise UserError(
                 f"{TRTLLM.title}'s pools of {content} are not modelled",
-                hint="Engine none counts their content",
+                "Engine none counts their content",
             )
         row += count * part.row_bytes
         has_windows |= bool(part.limit)

@@ -6,7 +6,7 @@ platforms/interface.py). `kv_cache_groups` groups the layers. All figures are pe
 
 from collections.abc import Callable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity.engines.engine import (
     Engine,
@@ -217,10 +217,10 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
     """
     precision, remarks = packed_latents("vllm", model, precision)
     if precision.quantization.lower() in ("nf4", "bitsandbytes"):
-        precision = msgspec.structs.replace(precision, quantization="nf4_double")
+        precision = replace(precision, quantization="nf4_double")
         remarks += ("vLLM's bitsandbytes quantises the scales of nf4 too",)
     if canonical(precision.kv_cache_dtype) == "auto" and compresses_tokens(model):
-        precision = msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla")
+        precision = replace(precision, kv_cache_dtype="fp8_ds_mla")
         remarks += (
             "vllm packs compressed latents in fp8 (fp8_ds_mla) unless bf16 is requested",
         )

@@ -23,7 +23,7 @@ layers/sparse_attn_indexer.py of vLLM 0.22 and 0.31.
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import at_least, by_number, doublings, floor_div, maximum, minimum
 from kvcalc.capacity.engines.engine import rope_tables, tower
@@ -124,7 +124,7 @@ def load_weights(
         if padding and ".experts." in name and stored_format.name.startswith("mxfp4"):
             size = _padded_bytes(padding, weight, local)
         elif stored_format.nested and has_plain_scales:
-            plain = msgspec.structs.replace(stored_format, scale_bytes=4, nested=0)
+            plain = replace(stored_format, scale_bytes=4, nested=0)
             matrix = plain.matrix_bytes(local.inputs, local.outputs)
             size = local.copies * (matrix + local.bias * formats.vector_bytes)
         if weight.kind is WeightKind.VECTOR:

@@ -132,7 +132,7 @@ def defaults(
         raise UnpredictedRelease(
             f"vLLM {'.'.join(map(str, rules.since))} runs {model.name} on {gpu.name} with its "
             "V0 engine, which is not predicted",
-            hint="The oldest release that runs it with V1 is 0.10.2",
+            "The oldest release that runs it with V1 is 0.10.2",
         )
     if rules.by_name:
         is_large = gpu.name.startswith(("h100", "h200"))

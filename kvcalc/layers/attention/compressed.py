@@ -18,7 +18,7 @@ tensor by tensor.
 
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, floor_div
 from kvcalc.layers.cache import CacheEntry, Span
@@ -158,7 +158,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             row = d + (self.index_head_dim if "index_kv" in w else 0)
             buffers = p.cache(e for e in entries if e.role == "compressor")
             compress = p.vector("compress", columns, finished * row, 4 * columns)
-            operators.append(msgspec.structs.replace(compress, cost=compress.cost + buffers))
+            operators.append(replace(compress, cost=compress.cost + buffers))
             if "row_index_k" in w:
                 operators.append(p.gemm("row_index_k", w["row_index_k"], tokens=finished))
         if "index_q" in w:
@@ -259,9 +259,7 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
         if self.lends or self.chooses:
             key = CacheEntry("index_key", 1, self.index_head_dim, ratio)
             entries.append(
-                msgspec.structs.replace(
-                    key, top=self.index_candidates, is_stored_by_other_layer=is_shared
-                )
+                replace(key, top=self.index_candidates, is_stored_by_other_layer=is_shared)
             )
         if self.lends and ratio > 1:
             width = 2 * self.head_dim

@@ -15,7 +15,7 @@ share one score, because their rows are evicted together.
 
 from typing import ClassVar, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, maximum
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
@@ -134,7 +134,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
             span=Span.CHUNK if self.attention_chunk_size else Span.TOKENS,
             keeps=keeps,
         )
-        return key, msgspec.structs.replace(key, role="v", width=self.value_width)
+        return key, replace(key, role="v", width=self.value_width)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
         """Return scores [G] per stored token, in the dtype of the model."""
@@ -221,7 +221,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return name + "".join(f" {word} {n}" for word, n in limits if n)
 
     def storing(self, own: bool) -> "Grouped | None":
-        return msgspec.structs.replace(self, kv_projection=own)
+        return replace(self, kv_projection=own)
 
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.head_dim, self.value_width

@@ -8,7 +8,7 @@ Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 
 from typing import ClassVar, Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, at_least
 from kvcalc.layers.cache import CacheEntry
@@ -213,7 +213,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             expanded=tokens * width,
             form="expanded",
         )
-        return [msgspec.structs.replace(up, cost=cost, role=Role.CORE), core]
+        return [replace(up, cost=cost, role=Role.CORE), core]
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
         """Return operators that a variant adds between projections and attention."""
@@ -224,7 +224,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return "MLA" + (f" window {self.sliding_window}" if self.sliding_window else "")
 
     def storing(self, own: bool) -> "Latent | None":
-        return msgspec.structs.replace(self, kv_projection=own)
+        return replace(self, kv_projection=own)
 
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.v_head_dim, self.v_head_dim
@@ -232,6 +232,4 @@ class Latent(Sublayer, frozen=True, tag="latent"):
 
 def _reading(operator: Operator, weight_bytes: Num) -> Operator:
     """Return the operator with `weight_bytes` bytes of weights."""
-    return msgspec.structs.replace(
-        operator, cost=operator.cost._replace(weight_bytes=weight_bytes)
-    )
+    return replace(operator, cost=operator.cost._replace(weight_bytes=weight_bytes))

@@ -10,7 +10,7 @@ block of index_block_size tokens, top-k blocks).
 
 from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num
 from kvcalc.layers.attention.grouped import Grouped
@@ -93,10 +93,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             format=p.format_of(up),
             groups=tuple((g.count, g.new, g.past) for g in p.groups),
         )
-        return [
-            o if o.kind == "network" else msgspec.structs.replace(o, module=module)
-            for o in result
-        ]
+        return [o if o.kind == "network" else replace(o, module=module) for o in result]
 
     def _visible(self, new: Num, past: Num) -> Num:
         return causal_pairs(
@@ -125,7 +122,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     def storing(self, own: bool) -> "Sparse | None":
         """Return None for a layer that reads another layer's latents: no source states its
         indexer."""
-        return msgspec.structs.replace(self, kv_projection=True) if own else None
+        return replace(self, kv_projection=True) if own else None
 
     @property
     def label(self) -> str:
@@ -176,7 +173,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
 
     def storing(self, own: bool) -> "BlockSparse | None":
         """Return None for a layer that reads another layer's keys: no source states its indexer."""
-        return msgspec.structs.replace(self, kv_projection=True) if own else None
+        return replace(self, kv_projection=True) if own else None
 
     def _visible(self, new: Num, past: Num) -> Num:
         return causal_pairs(new, past, self.index_topk_blocks * self.index_block_size)

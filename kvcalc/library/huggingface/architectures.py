@@ -156,11 +156,13 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
     """
     model_type = inner.get("model_type", outer.get("model_type"))
     if model_type is not None and not isinstance(model_type, str):
-        raise UserError(f"model_type: should be a text, not {show(model_type)}", file_name)
+        raise UserError(
+            f"model_type: should be a text, not {show(model_type)}", where=file_name
+        )
     outer_type = str(outer.get("model_type"))
     if outer_type.endswith("_assistant") and outer_type in facts():
         text = "is not supported: it drafts on the cache of another model"
-        raise UserError(f"model_type {outer_type!r} {text}", file_name)
+        raise UserError(f"model_type {outer_type!r} {text}", where=file_name)
     for part in (outer, inner):
         if _DRAFT.search(_class(part, file_name)):
             return _draft(_class(part, file_name), inner is outer, file_name)
@@ -196,7 +198,8 @@ def _class(part: Mapping[str, Any], file_name: str) -> str:
     first = names[0] if isinstance(names, list) else names
     if not isinstance(first, str):
         raise UserError(
-            f"architectures: should be a list of class names, not {show(names)}", file_name
+            f"architectures: should be a list of class names, not {show(names)}",
+            where=file_name,
         )
     return first
 
@@ -249,11 +252,13 @@ def _type(model_type: str) -> str:
 def _supported(name: str, file_name: str) -> ModelType:
     """Return the type with this name. Raises UserError if it is known and has no entry."""
     if name in _REFUSED:
-        raise UserError(f"model_type {name!r} is not supported: {_REFUSED[name]}", file_name)
+        raise UserError(
+            f"model_type {name!r} is not supported: {_REFUSED[name]}", where=file_name
+        )
     is_known = name in facts() or name in facts().get("*", {}).get("others", ())
     if is_known and name not in entry_texts():
         hint = nearest(name, type_names(), 3)
-        raise UserError(f"model_type {name!r} is not supported", file_name, hint)
+        raise UserError(f"model_type {name!r} is not supported", hint, file_name)
     return ModelType(name, name in entry_texts())
 
 
@@ -309,9 +314,9 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
     if not name or not flat:
         raise UserError(
             f"class {printable(written, 60)} is a draft that is not read",
-            file_name,
             "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` "
             "replaces another",
+            file_name,
         )
     return ModelType(name, True, (f"a draft ({printable(written, 60)}): {NOTE}",))
 

@@ -68,7 +68,7 @@ class Config:
 
     def fail(self, key: str, text: str, hint: str = "") -> UserError:
         """Return an error about one key of this file."""
-        return UserError(f"{key}: {text}", self.file_name, hint)
+        return UserError(f"{key}: {text}", hint, self.file_name)
 
     def raw(self, key: str) -> Any:
         """Return the value of a key in any spelling, else the default; None if neither exists.
@@ -352,8 +352,8 @@ def check_program(data: Mapping[str, Any], file_name: str) -> None:
     if "ssm_cfg" in data or data.keys() >= {"dim", "n_layers"}:
         raise UserError(
             "has another program's format, not the format of a config.json of transformers",
-            file_name,
             "Give the config.json of the same weights for transformers, or a preset",
+            file_name,
         )
 
 
@@ -363,7 +363,7 @@ def check_has_sizes(data: Mapping[str, Any], file_name: str) -> None:
         base = printable(str(data.get("base_model_name_or_path") or "another"), 80)
         hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
         raise UserError(
-            "is an adapter's config, which has no sizes of a model", file_name, hint
+            "is an adapter's config, which has no sizes of a model", hint, file_name
         )
 
 
@@ -378,15 +378,15 @@ def check_unknown(
     label = f"model_type {printable(str(data.get('model_type') or name or 'none'), 60)!r}"
     if any(part.get("is_encoder_decoder") is True for part in (data, inner)):
         raise UserError(
-            f"{label} is not known, and has an encoder (is_encoder_decoder)", file_name
+            f"{label} is not known, and has an encoder (is_encoder_decoder)", where=file_name
         )
     is_sized = name == "transformer" and inner.get("intermediate_size")
     if not is_sized and (name in _FLA_TYPES or inner.keys() & _FLA_KEYS):
         hint = "Write a model file with similar layers (docs/how-to/add-a-model.md)"
         raise UserError(
             f"{label} has layers of flash-linear-attention, which are not read",
-            file_name,
             hint,
+            file_name,
         )
 
 
@@ -425,13 +425,13 @@ def read_json(path: Path) -> JsonObject:
         UserError: The file is not such a mapping, repeats a key or nests too deeply.
     """
     file_name = str(path)
-    too_deep = UserError(f"nests deeper than {MAX_DEPTH} levels", file_name)
+    too_deep = UserError(f"nests deeper than {MAX_DEPTH} levels", where=file_name)
 
     def mapping(pairs: list[tuple[str, Any]]) -> JsonObject:
         keys = [key for key, _ in pairs]
         if len(set(keys)) < len(keys):
             repeated = next(key for key in keys if keys.count(key) > 1)
-            raise UserError(f"key {repeated[:60]!r} occurs twice", file_name)
+            raise UserError(f"key {repeated[:60]!r} occurs twice", where=file_name)
         return dict(pairs)
 
     try:
@@ -439,9 +439,9 @@ def read_json(path: Path) -> JsonObject:
     except RecursionError:  # the depth of the parser depends on Python's version
         raise too_deep from None
     except ValueError as error:
-        raise UserError(f"is not JSON: {error}", file_name) from None
+        raise UserError(f"is not JSON: {error}", where=file_name) from None
     if not isinstance(data, dict):
-        raise UserError("contains no mapping of keys to values", file_name)
+        raise UserError("contains no mapping of keys to values", where=file_name)
     level: list[Any] = [data]
     for _ in range(MAX_DEPTH):
         values = [value for x in level for value in (x.values() if isinstance(x, dict) else x)]
@@ -461,7 +461,9 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     for _ in range(4):
         text = inner.get("text_config")
         if text is not None and not isinstance(text, dict):
-            raise UserError(f"text_config: should be a mapping, not {show(text)}", file_name)
+            raise UserError(
+                f"text_config: should be a mapping, not {show(text)}", where=file_name
+            )
         part = next((inner[k] for k in TEXT_KEYS if isinstance(inner.get(k), dict)), None)
         if part is None or "num_hidden_layers" in inner:
             return inner
@@ -469,7 +471,7 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
         inner = ({key: inner[key]} if key in inner else {}) | part
         if not isinstance(inner.get("model_type"), str) and isinstance(outer_type, str):
             inner["model_type"] = facts().get(outer_type, {}).get("text", outer_type)
-    raise UserError("nests one text_config in another too deeply", file_name)
+    raise UserError("nests one text_config in another too deeply", where=file_name)
 
 
 def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError, few
 from kvcalc.library.gguf_model import read_gguf
@@ -94,17 +95,17 @@ def load_remote(name: str, changes: list[str] | None = None) -> Model:
             match = _NAME.fullmatch(name)
             if not match or ".." in name:
                 hint = "Write hf:org/name or hf:org/name@revision"
-                raise UserError(f"{label!r} is not a name on the Hub", hint=hint)
+                raise UserError(f"{label!r} is not a name on the Hub", hint)
             _, repo, revision, tag = match.groups()
             if not tag:
                 model = _load_config(repo, revision, host, changes)
                 short_name = repo.rpartition("/")[2].lower()
-                return msgspec.structs.replace(model, name=short_name, huggingface_id=repo)
+                return replace(model, name=short_name, huggingface_id=repo)
             model = _load_gguf_of_tag(repo, revision, tag)
-        return msgspec.structs.replace(model, file=name)
+        return replace(model, file=name)
     except MissingFileError as error:
         hint = "A GGUF file is org/name:Q4_K_M" if host is HUB else ""
-        raise UserError(f"{label} has no {error.what} on {host.name}", hint=hint) from None
+        raise UserError(f"{label} has no {error.what} on {host.name}", hint) from None
     except UserError:
         raise
     except Exception as error:
@@ -149,7 +150,7 @@ def _load_config(
         if not is_cached or isinstance(error, UserError | errors.HfHubHTTPError):
             raise
         note = f"the config.json in the cache is read, but no header ({_reason(error)})"
-        return msgspec.structs.replace(model, notes=(*model.notes, note))
+        return replace(model, notes=(*model.notes, note))
 
 
 def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
@@ -171,7 +172,7 @@ def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
     file = _file_of_tag(names, tag)
     if not file:
         files = [name for name in names if name.endswith(".gguf")]
-        raise UserError(f"{repo} has no GGUF file for {tag!r}", hint=f"It has {few(files)}")
+        raise UserError(f"{repo} has no GGUF file for {tag!r}", f"It has {few(files)}")
     return _load_gguf(hf_hub_url(repo, file, revision=revision))
 
 
@@ -190,7 +191,7 @@ def _load_address(address: str) -> Model:
     if not url.partition("?")[0].lower().endswith(".gguf"):
         raise UserError(
             f"{address} is neither a model's page on the Hub nor a .gguf file",
-            hint="Write org/name for a model on the Hub",
+            "Write org/name for a model on the Hub",
         )
     if url.startswith(f"{constants.ENDPOINT}/"):
         url = url.replace("/blob/", "/resolve/", 1)
@@ -210,7 +211,7 @@ def _load_gguf(url: str) -> Model:
 def _load_ollama(name: str) -> Model:
     match = _OLLAMA_NAME.fullmatch(name)
     if not match:
-        raise UserError(f"{name!r} is not a name of Ollama", hint="Write ollama:qwen3:8b")
+        raise UserError(f"{name!r} is not a name of Ollama", "Write ollama:qwen3:8b")
     base = f"{OLLAMA.address}/v2/{match[1] or 'library/'}{match[3]}"
     manifest = fetch(f"{base}/manifests/{match[4] or 'latest'}", "manifest")
     layers = msgspec.json.decode(manifest, type=_Manifest).layers
@@ -282,7 +283,7 @@ def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
         hint = "Check the name and HF_TOKEN" if host is HUB else "Check the name"
     elif isinstance(error, ValueError):  # also msgspec's errors
         what, hint = f"{host.name} sends no valid answer about {label}: {error}", ""
-    return UserError(what, hint=hint)
+    return UserError(what, hint)
 
 
 def _reason(error: BaseException) -> str:

@@ -8,7 +8,7 @@ change; no size in that format can be given.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError
 from kvcalc.layers.part import Sublayer
@@ -249,7 +249,7 @@ class Storage:
         self.notes += tuple(filter(None, map(_unknown_format, names)))
 
     def _fail(self, text: str) -> UserError:
-        return UserError(text, self.q.file_name)
+        return UserError(text, where=self.q.file_name)
 
     def _read_cache(self, scheme: Any) -> None:
         """Set the dtype and the scales of the cache.
@@ -432,7 +432,7 @@ def in_force(model: Model, scales: tuple[int, int]) -> Model:
     if not schemes:
         text = "quantization_config: nothing in this model is stored as"
         notes = tuple(f"{text} {scheme.format}" for scheme in model.quantization)
-        return msgspec.structs.replace(model, quantization=(), notes=(*model.notes, *notes))
+        return replace(model, quantization=(), notes=(*model.notes, *notes))
     per_layer, scale_bytes = scales
     key_scales = 0
     for kind, count in model.counts.items():
@@ -440,9 +440,7 @@ def in_force(model: Model, scales: tuple[int, int]) -> Model:
         for entry in () if layer.shares_cache else layer.entries:
             if entry.role == "k":
                 key_scales += count * (entry.heads if per_layer < 0 else per_layer)
-    return msgspec.structs.replace(
-        model, quantization=schemes, buffers=scale_bytes * 2 * key_scales
-    )
+    return replace(model, quantization=schemes, buffers=scale_bytes * 2 * key_scales)
 
 
 def _section(c: Config) -> JsonObject:

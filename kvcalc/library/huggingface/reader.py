@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.attention import Grouped, Sparse
@@ -115,7 +116,7 @@ def model_from(
         data = {**data, **draft_keys, "dflash_config": None}
     inner = text_part(data, file_name)
     if max(len(data), len(inner)) > MAX_KEYS:
-        raise UserError(f"has more than {MAX_KEYS:,} keys", file_name)
+        raise UserError(f"has more than {MAX_KEYS:,} keys", where=file_name)
 
     resolved = resolve(data, inner, file_name)
     if resolved.has_entry:
@@ -138,7 +139,7 @@ def model_from(
     reading = assess(c, resolved, entry)
     vision, vision_notes = tower(data, file_name, model.hidden_size)
     doubts = (tie.doubt,) if tie.doubt else ()
-    return msgspec.structs.replace(
+    return replace(
         model,
         notes=(*model.notes, *storage.notes, *reading.notes, *doubts, *vision_notes),
         parameters_exact=reading.exact and not doubts,
@@ -172,8 +173,8 @@ def _layer_count(c: Config, entry: Type) -> int:
         spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
         raise UserError(
             f"is no language model's config.json: it gives no {missing}",
-            c.file_name,
             f"Looked for {spellings}",
+            c.file_name,
         )
     if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:
         text = f"should be a whole number from 1 to {MAX_LAYERS:,}, not {show(layers)}"
@@ -215,7 +216,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
     if problem:
         raise c.fail(key, problem)
     if model.parameters > MAX_SIZE**2:
-        raise UserError("describes a model of absurd size", c.file_name)
+        raise UserError("describes a model of absurd size", where=c.file_name)
     return in_force(model, storage.scales) if quantization else model, storage
 
 
@@ -258,7 +259,7 @@ def _layers(
         fields = {"parts": parts, "unquantized": unquantized}
         fields |= filled({"norms": entry.norms} | entry.layer, c)
         layer = presets.build(fields, Layer, c.file_name)
-        plain = msgspec.structs.replace(layer, norms=None)
+        plain = replace(layer, norms=None)
         layer = plain if layer.norms == plain.norm_count else layer
         keys.append(msgspec.json.encode((layer, format_names)))
         distinct.setdefault(keys[-1], (layer, format_names))
@@ -276,7 +277,7 @@ def _layers(
 def _bidirectional(part: Sublayer) -> Sublayer:
     """Return a part whose tokens also see later tokens, so that it caches nothing."""
     is_attention = isinstance(part, Grouped)
-    return msgspec.structs.replace(part, cached=False) if is_attention else part
+    return replace(part, cached=False) if is_attention else part
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:
@@ -364,7 +365,7 @@ def _mtp(
         raise c.fail(key, f"should be at most {MAX_LAYERS:,}")
     last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
     parts = tuple(part.predicting() for part in kinds[last].parts)
-    layer = msgspec.structs.replace(kinds[last], parts=parts)
+    layer = replace(kinds[last], parts=parts)
     same = [name for name in (last, *kinds) if kinds[name] == layer]
     kind = same[0] if same else "mtp"
     kinds.setdefault(kind, layer)

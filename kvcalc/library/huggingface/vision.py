@@ -11,7 +11,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface.config import Config
@@ -205,7 +205,7 @@ def _gemma4(c: Config, width: int) -> Vision:
     parameters = layers * block + positions + w * width + 2 * w * c.flag("standardize")
     tokens = Config(c.outer, c.file_name).size("vision_soft_tokens_per_image", 280)
     vision = _vision(c, parameters, w, m, layers, tokens * merged, merged)
-    return msgspec.structs.replace(vision, sharded=False)
+    return replace(vision, sharded=False)
 
 
 def _pixtral(c: Config, width: int) -> Vision:

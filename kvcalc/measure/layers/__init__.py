@@ -29,6 +29,6 @@ def build_mixer(
         sharing = " that shares a cache in this way" if shares_cache or not stores_cache else ""
         raise UserError(
             f"`measure` has no {name} layer{sharing}",
-            hint="It has grouped, latent, sparse and gated_delta_net",
+            "It has grouped, latent, sparse and gated_delta_net",
         )
     return layer_class(spec, hidden_size, rotates, shares_cache)

@@ -193,7 +193,7 @@ class Mixer(nn.Module):
             if name in self.refused and value != field.default:
                 raise UserError(
                     f"`measure` has no {spec.label} layer with {name} {value!r}",
-                    hint=f"Disable it with {name}=null",
+                    f"Disable it with {name}=null",
                 )
         self.spec, self.shares_cache = spec, shares_cache
         self.weights = Parameters(spec.weights(hidden_size))

@@ -36,7 +36,7 @@ class DecoderBlock(nn.Module):
         if layer.shared or layer.norm_count != len(layer.parts) or len(layer.mixers) > 1:
             raise UserError(
                 f"`measure` has no decoder of {model.name}'s layers",
-                hint="It has one mixer and norms before each part",
+                "It has one mixer and norms before each part",
             )
         self.norm = Norm(model, layer.norm_count)
         self.parts = nn.ModuleList(_part(model, layer, part) for part in layer.parts)
@@ -55,9 +55,7 @@ def _part(model: Model, layer: Layer, part: Sublayer) -> nn.Module:
         return build_mixer(part, model.hidden_size, rotates, layer.shares_cache)
     if not isinstance(part, Dense) or part.input_size:
         name = type(part).__name__
-        raise UserError(
-            f"`measure` has no {name} layer", hint="It has dense feed-forward networks"
-        )
+        raise UserError(f"`measure` has no {name} layer", "It has dense feed-forward networks")
     return FeedForwardLayer(part, model.hidden_size)
 
 

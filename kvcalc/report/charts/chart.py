@@ -112,7 +112,7 @@ def drawable(chart: Chart) -> Chart:
         if count > maximum:
             raise UserError(
                 f"{count:,} {noun} are more than the {maximum} that a picture shows",
-                hint="Ask for fewer, or take the figures with --format csv",
+                "Ask for fewer, or take the figures with --format csv",
             )
     return chart._replace(
         title=visible(chart.title),

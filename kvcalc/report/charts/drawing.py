@@ -58,7 +58,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
 
 def _find_style(name: str) -> Style:
     if name not in STYLES:
-        raise UserError(f"unknown style {name!r}", hint=f"Known: {', '.join(STYLES)}")
+        raise UserError(f"unknown style {name!r}", f"Known: {', '.join(STYLES)}")
     return STYLES[name]
 
 

@@ -173,7 +173,7 @@ def peaks_chart(gpus: Sequence[Gpu]) -> Chart:
     if not ranked:
         raise UserError(
             "there is no matrix peak in bf16 or fp16 to draw",
-            hint="`kvcalc gpus` lists the GPUs that have one",
+            "`kvcalc gpus` lists the GPUs that have one",
         )
     bandwidths = [gpu.bandwidth_bytes_per_s for gpu in ranked]
     ends = [min(bandwidths) / 1.3, max(bandwidths) * 1.3]

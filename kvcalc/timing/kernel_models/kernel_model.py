@@ -53,7 +53,7 @@ def figures_of(gpu: Gpu) -> GpuParameters:
         missing = "sms" if not gpu.sms else "l2_bytes"
         raise UserError(
             f"{gpu.name} gives no {missing}, which the time laws need",
-            hint="Only the datasheet bound applies",
+            "Only the datasheet bound applies",
         )
     return GpuParameters(
         memory=gpu.bandwidth_bytes_per_s / 1e6,

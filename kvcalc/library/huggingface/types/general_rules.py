@@ -172,7 +172,7 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
         )
         why += f". Not understood: {keys}" if keys else ""
     hint = _hint(c, doubtful_keys, storing, window)
-    raise UserError(f"model_type {model_type!r} is not known, and {why}", c.file_name, hint)
+    raise UserError(f"model_type {model_type!r} is not known, and {why}", hint, c.file_name)
 
 
 def is_silent(key: str) -> bool:
