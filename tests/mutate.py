@@ -56,10 +56,10 @@ TESTS = {
         test_fit*.py test_engines_*.py test_allocations.py test_fragmentation.py test_commands.py test_matrix.py test_hierarchy.py
         property/test_fit_properties.py test_explain.py
     """,
-    "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving test_metrics.py test_explain.py",
-    "planning/startup/": "test_diagnose.py test_metrics.py",
+    "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving test_explain.py",
+    "planning/startup/": "test_diagnose.py",
     "planning/": """
-        planning test_compare.py test_reach.py test_diagnose.py test_metrics.py test_fit*.py test_all_gpus.py
+        planning test_compare.py test_reach.py test_diagnose.py test_fit*.py test_all_gpus.py
         test_attention_roof.py property/test_sizes.py
     """,
     "report/explain_point.py": "planning/test_plan_answers.py test_explain.py",

@@ -35,9 +35,8 @@ class TargetOptions(Question, frozen=True):
 
 
 def run(
-    logs: list[str] = [],  # noqa: B006
+    logs: list[str],
     *,
-    metrics: str = "",
     overrides: OverrideOptions,
     target: TargetOptions,
     save: str = "",
@@ -45,15 +44,8 @@ def run(
     """Explain the memory of an engine from its start-up log, and suggest changes."""
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs
 
-    if bool(metrics) == bool(logs):
-        raise UserError(
-            "diagnose takes start-up logs or --metrics",
-            "kvcalc diagnose server.log",
-        )
     formats = {name: getattr(overrides, name) for name in FORMATS if getattr(overrides, name)}
     inputs = DiagnosisInputs(overrides.model, overrides.gpu, formats, overrides.tp)
-    if metrics:
-        return _metrics_answer(metrics, inputs, target.users)
     verdicts: list[Verdict] = []
     notes: list[str] = []
     for log in logs:
@@ -84,23 +76,6 @@ def _save_corrections(path: str, verdict: "Verdict") -> None:
     if corrections is None:
         raise UserError("vLLM's V0 engine is not predicted, so its log gives no corrections")
     save_text(path, corrections.text())
-
-
-def _metrics_answer(place: str, inputs: "DiagnosisInputs", users: int) -> Answer:
-    """Return a server's metrics, compared with the prediction."""
-    from kvcalc.diagnosis.diagnosis import served_by
-    from kvcalc.diagnosis.prometheus import read_metrics, running_records
-
-    metrics = read_metrics(place)
-    deployment, notes = served_by(metrics.model, inputs)
-    records = running_records(metrics, deployment, users)
-
-    def tables() -> Any:
-        from kvcalc.report.text.plan_text import running_table
-
-        return [running_table(records, deployment.basis)]
-
-    return Answer(records, tables, _notes=notes)
 
 
 def _verdicts(

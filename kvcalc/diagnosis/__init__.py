@@ -1,1 +1,1 @@
-"""Read start-up logs and metrics of real servers, and compare them with the prediction."""
+"""Read start-up logs of real servers and compare them with the prediction."""

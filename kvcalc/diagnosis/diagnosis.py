@@ -143,23 +143,6 @@ def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diag
     )
 
 
-def served_by(name: str, overrides: DiagnosisInputs) -> tuple[TimedDeployment, tuple[str, ...]]:
-    """Return the deployment of a running server, and remarks.
-
-    Args:
-        name: The model in the server's metrics; '' if there is none.
-
-    Raises:
-        UserError: Model or GPU are unknown.
-    """
-    name = overrides.model or name
-    for value, kind in ((name, "model"), (overrides.gpu, "GPU")):
-        if not value:
-            raise UserError(f"the metrics name no {kind}", f"Give it with --{kind.lower()}")
-    command = interpret_flags(DIALECTS["vllm"], name, overrides.flags)
-    return command.deployment(load_gpu(overrides.gpu)).under(), command.remarks
-
-
 def _model_name(boot: Boot) -> str:
     """Return the model by the log's path, else by the title and type in a GGUF file.
 

@@ -81,29 +81,6 @@ class DiagnoseRecord(TypedDict):
     ]
 
 
-class RunningRecord(TypedDict):
-    """A figure of a running server, or the verdict on it."""
-
-    engine: Annotated[str, Figure("engine of the metrics")]
-    model: Annotated[str, Figure("preset of the model")]
-    gpu: Annotated[str, Figure("GPU name")]
-    gpus: Annotated[int, Figure("GPUs of the replica")]
-    max_concurrency: Annotated[int, Figure("clients in the prediction")]
-    input_len: Annotated[int, Figure("length of the predicted prompts")]
-    output_len: Annotated[int, Figure("length of the predicted answers")]
-    time_basis: Annotated[str, Figure("calibrated, scaled or bound")]
-    figure: Annotated[str, Figure("name of the figure; verdict is the last", "figure")]
-    measured: Annotated[
-        float | None,
-        Figure("by the server; null if the server does not report it", "measured", "text"),
-    ]
-    predicted: Annotated[
-        float | None, Figure("by `serve`; null without a prediction", "predicted", "text")
-    ]
-    unit: Annotated[str | None, Figure("unit of both figures; null for the verdict")]
-    said: Annotated[str | None, Figure("the verdict as a sentence; null for figures")]
-
-
 class RequirementRecord(TypedDict):
     """The load of a plan."""
 

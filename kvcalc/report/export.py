@@ -35,7 +35,6 @@ RECORD_CLASSES = {
     "fit --matrix": ("fit", "MatrixCellRecord"),
     "fit --allocations": ("fit", "AllocationRecord"),
     "diagnose": ("plan", "DiagnoseRecord"),
-    "diagnose --metrics": ("plan", "RunningRecord"),
     "measure": ("measure", "MeasuredLayerRecord"),
     "measure --generate": ("measure", "GenerationRecord"),
     "measure --calibration": ("measure", "KernelModelRecord"),

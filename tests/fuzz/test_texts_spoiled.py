@@ -1,4 +1,4 @@
-"""What servers, plans and purses say, spoiled anywhere: metrics, questions and prices in YAML, what a log taught, other logs."""
+"""What servers, plans and purses say, spoiled anywhere: questions and prices in YAML, what a log taught, other logs."""
 
 import shlex
 from collections.abc import Iterator
@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from program import MANY, hold, run, sound
 from startup_logs import LLAMA_CPP, LLAMA_CPP_FAILED, NO_BLOCKS, SGLANG, SGLANG_FAILED, V0_7_3, V1_0_28
 from test_files_spoiled import JUNK, PRESETS, spoiled
-from test_metrics import SGLANG as SGLANG_METRICS
-from test_metrics import VLLM as VLLM_METRICS
 
 QUESTION = b"users: 3\ncontext: 2k\ngpu: [h100, l4]\nmax_tpot: 50ms\nmax-gpus: 4\nprice_per_hour: {h100: 2.5, l4: 0.7}\n"
 TRAFFIC = b"rate: 2\ninput_len: 100\noutput_len: 5\ngpu: h100\ntp: 1,2\nkv_cache_dtype: [auto, fp8]\nmax_ttft: 1s\n"
@@ -20,11 +18,6 @@ LEARNED = (
     b"weights_beyond_bytes: 1000000\nbeside_beyond_bytes: -5\nothers_bytes: 9\n"
 )
 TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
-    "metrics": (
-        "metrics.txt",
-        [VLLM_METRICS.encode(), SGLANG_METRICS.encode()],
-        ["diagnose --metrics {} --gpu h100 --format json", "diagnose --metrics {} --gpu h100 --users 2"],
-    ),
     "question": (
         "plan.yaml",
         [QUESTION, TRAFFIC],

@@ -1,6 +1,6 @@
 """Printed answers of `plan` and `diagnose`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
@@ -12,7 +12,7 @@ from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.figures import Figure
-from kvcalc.records.plan import DiagnoseRecord, PlanRecord, RunningRecord
+from kvcalc.records.plan import DiagnoseRecord, PlanRecord
 from kvcalc.report.text.fit_text import format_words, is_measured_on
 from kvcalc.report.text.table_layout import MAX_NOTES, Table
 from kvcalc.report.text.tables import (
@@ -275,37 +275,3 @@ def diagnosis_table(
         details=details,
         commands=[change["command"] for change in summary.changes[:1] if change["command"]],
     )
-
-
-RUNNING_COLUMNS = columns(RunningRecord, "figure measured predicted")
-UNIT_FORMATS: dict[str, Callable[[float], str]] = {
-    "s": seconds,
-    "share": "{:.1%}".format,
-    "requests": "{:,.1f}".format,
-    "times": "{:,.0f}".format,
-}
-
-
-def running_table(records: Sequence[RunningRecord], basis: str) -> Table:
-    """Return the measured and the predicted figures of a server.
-
-    Args:
-        basis: Basis of the predicted times in words.
-    """
-    rows: list[JsonObject] = []
-    for record in records[:-1]:
-        show = UNIT_FORMATS[record["unit"] or "times"]
-        measured, predicted = (
-            None if value is None else show(value)
-            for value in (record["measured"], record["predicted"])
-        )
-        rows.append({"figure": record["figure"], "measured": measured, "predicted": predicted})
-    last = records[-1]
-    notes = [
-        "",
-        f"predicted for {last['max_concurrency']:,} clients, {last['input_len']:,} tokens in and "
-        f"{last['output_len']:,} out",
-        f"times by the {basis}, without prefix hits",
-    ]
-    details = ["measured since the start of the server, quantiles within buckets"]
-    return Table(rows, RUNNING_COLUMNS, last["said"] or "", notes, details=details)
