@@ -178,10 +178,10 @@ def compare_tables(
     if len(gpus) > 1:
         shown[1:1] = columns(CompareRow, "gpu")
     fallbacks = distinct_notes(records, "fallback")
-    warnings = [budget_warning(records), memory_warning(records)]
+    none_fits = "No row fits in GPU memory." * (not fitting(records))
+    warnings = [budget_warning(records), memory_warning(records) or none_fits]
     details = [
         *dict.fromkeys(assumed),
-        title * (not fitting(records)),
         f"{reference}, one decode step on {', '.join(gpus)}.",
         *time_details(records),
         *node_notes(records),
@@ -190,8 +190,6 @@ def compare_tables(
         *memory_notes(records),
         *quality,
     ]
-    if not fitting(records):
-        title = memory_sentences(records)[0]
     rows = [{**r, "step_s": r["time_s"] or r["roofline_s"]} for r in records]
     notes = footnotes(*fallbacks, *warnings, *time_footnotes(records))
     return [
