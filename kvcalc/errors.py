@@ -52,10 +52,6 @@ class UserError(Exception):
         return f"{head}. {self.hint}" if self.hint else head
 
 
-class UnpredictedRelease(UserError):
-    """A release of an engine whose memory is not predicted."""
-
-
 def few(names: Sequence[str], most: int = 4) -> str:
     """Return the first names of a list, and the number of further names."""
     shown = names if len(names) <= most + 1 else names[:most]

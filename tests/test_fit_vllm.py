@@ -124,16 +124,14 @@ def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
 @pytest.mark.parametrize(
     ("version", "gpu", "model", "tokens", "sequences"),
     [
-        # by name, then by memory from 0.8.5 on, A100s among the small from 0.9 on
-        ("0.8.1", "l4", "llama-3.1-8b", 2048, 1024), ("0.8.1", "h100", "llama-3.1-8b", 8192, 1024),
-        ("0.8.4", "a100-80gb", "llama-3.1-8b", 2048, 256), ("0.8.5", "a100-80gb", "llama-3.1-8b", 8192, 1024),
+        # A100s are among the small
         ("0.9.1", "a100-80gb", "llama-3.1-8b", 2048, 256),
         ("0.10.2", "t4", "llama-3.2-3b", 2048, 256), ("0.11", "h100", "falcon-h1-7b", 8192, 1024),
         ("0.32", "dgx-spark", "qwen3-8b", 8192, 1024), ("0.33", "dgx-spark", "qwen3-8b", 2048, 256),
     ],
 )  # fmt: skip
 def test_passes_and_sequences_of_a_release(version: str, gpu: str, model: str, tokens: int, sequences: int) -> None:
-    """engine/arg_utils.py of 0.8.1 to 0.10.2 and 0.33."""
+    """engine/arg_utils.py of 0.9.1 to 0.10.2 and 0.33."""
     chosen = defaults(load_gpu(gpu), Parallelism(), release(version)[0], 0, load_model(model))
     assert (chosen.tokens, chosen.sequences) == (tokens, sequences)
 
@@ -155,7 +153,7 @@ def test_the_nearest_older_version_is_taken_and_named() -> None:
         ("0.11", (0, 11, 0), ""), ("0.11.2", (0, 11, 2), ""), ("latest", known[-1], ""), ("", known[-1], ""),
         ("v0.12.4", (0, 12, 0), "vLLM 0.12.4: by the rules of 0.12.0, the nearest older version known"),
         ("0.99.1", known[-1], "vLLM 0.99.1: by the rules of 0.33.0, the nearest older version known"),
-        ("0.8.0", (0, 8, 1), "vLLM 0.8.0: by the rules of 0.8.1, the oldest version known"),
+        ("0.8.0", (0, 9, 1), "vLLM 0.8.0: by the rules of 0.9.1, the oldest version known"),
         ("0.10.1.1", (0, 10, 1), ""), ("0.28.0rc1", (0, 28, 0), ""),
     ):  # fmt: skip
         assert (release(text)[0].since, release(text)[1]) == (since, said)

@@ -16,10 +16,11 @@ from kvcalc.diagnosis.log_reader import (
     unified_memory,
     with_memory,
 )
-from kvcalc.errors import UnpredictedRelease, UserError
+from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.checkpoints import checkpoint
 from kvcalc.library.load import load_gpu
+from kvcalc.records import Settings
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
@@ -84,30 +85,24 @@ class Diagnosis(NamedTuple):
 
 
 class DiagnosisInputs(NamedTuple):
-    """Overrides of the values of a log; '' and 0 for none."""
+    """Overrides of the values of a log, with flags by the names of `dialects`; "" for none."""
 
     model: str = ""
     gpu: str = ""
-    precision: dict[str, str] = {}
-    tp: int = 0
-
-    @property
-    def flags(self) -> dict[str, str | int]:
-        """Return the values by the names of the engine's flags."""
-        return self.precision | ({"tp": self.tp} if self.tp else {})
+    flags: Settings = {}
 
 
 def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diagnosis:  # noqa: B008
     """Compare a boot with the prediction.
 
     Raises:
-        UnpredictedRelease: vLLM ran its V0 engine.
-        UserError: Model or GPU are neither in the log nor in the overrides.
+        UserError: vLLM ran its V0 engine, or model or GPU are neither in the log nor in the
+            overrides.
     """
     if boot.is_v0:
-        message = f"vLLM {boot.version} ran its V0 engine, which is not predicted"
-        raise UnpredictedRelease(message)
-    flags = {n: v for n, v in boot.flags.items() if n not in overrides.precision}
+        raise UserError(f"vLLM {boot.version} ran its V0 engine, which is not predicted")
+    # experts that cover all GPUs are those of the logged tp
+    flags = {n: v for n, v in boot.flags.items() if n == "tp" or n not in overrides.flags}
     num_devices = max(Counter(item for item, _ in boot.buffers).values(), default=1)
     if num_devices > 1:
         flags.setdefault("tensor_split", ",".join("1" * num_devices))

@@ -18,7 +18,7 @@ from kvcalc.capacity.engines.layout import (
     layer_entries,
 )
 from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated
-from kvcalc.errors import UnpredictedRelease, UserError
+from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Compressed, Grouped, Latent
 from kvcalc.layers.batch import Parallelism
@@ -45,8 +45,7 @@ def nearest_older(
         oldest: The oldest version that is not refused.
 
     Raises:
-        UserError: The text is not a version.
-        UnpredictedRelease: It names a version before `oldest`.
+        UserError: The text is not a version, or names a version before `oldest`.
     """
     name = text.strip().lower().removeprefix("v")
     if name in ("", "latest"):
@@ -58,7 +57,7 @@ def nearest_older(
     version = tuple(map(int, re.findall(r"\d+", name)[:3]))
     if version < oldest:
         supported = ".".join(map(str, oldest))
-        raise UnpredictedRelease(
+        raise UserError(
             f"{engine} {name} is not predicted: the oldest supported release is {supported}"
         )
     for rules in releases:

@@ -12,7 +12,7 @@ import msgspec
 
 from kvcalc.capacity.engines.engine import Defaults, nearest_older
 from kvcalc.capacity.memory_budget import GIB
-from kvcalc.errors import UnpredictedRelease
+from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cache import Span
@@ -44,9 +44,7 @@ class Release(NamedTuple):
             use_v2_model_runner).
         sampler_v2: Bytes per request and vocabulary entry in the dummy sample of the second runner
             (v1/worker/gpu/model_runner.py).
-        small_a100, small_gb10, large_batch, by_name: Defaults by GPU (engine/arg_utils.py:
-            get_batch_defaults).
-        few_sequences: Default number of sequences of a small GPU.
+        small_gb10, large_batch: Defaults by GPU (engine/arg_utils.py: get_batch_defaults).
         page_tuples: See `EngineSettings`.
         in_flight: Windows reserve tokens for each pass in flight (config/vllm.py:
             max_in_flight_tokens).
@@ -61,21 +59,15 @@ class Release(NamedTuple):
     counts_consumed: bool = False
     runner_v2: str = ""
     sampler_v2: int = 6
-    small_a100: bool = True
     small_gb10: bool = False
     large_batch: bool = False
-    by_name: bool = False
-    few_sequences: int = 256
     page_tuples: bool = True
     in_flight: bool = False
 
 
 # versions with equal rules: the changes of the first of them
 CHANGES = """
-0.8.1 0.8.2 0.8.3: small_a100=false by_name=true few_sequences=1024
-0.8.4: few_sequences=256
-0.8.5: by_name=false
-0.9.1 0.9.2 0.10.0 0.10.1 0.10.2 0.11.0: small_a100=true sampler="flashinfer"
+0.9.1 0.9.2 0.10.0 0.10.1 0.10.2 0.11.0: sampler="flashinfer"
 0.11.1 0.11.2 0.12.0 0.13.0 0.14.1 0.16.0: combo_kernels=true sampler="sort"
 0.17.1 0.18.1 0.19.1: sampler="kernels"
 0.20.0 0.21.0: utilization=0.92 graphs_v1=true
@@ -107,8 +99,8 @@ RELEASES = _releases()
 LATEST = RELEASES[-1]
 
 
-# version → its rules, and a remark if they belong to another version; versions before 0.8 are
-# refused
+# version → its rules, and a remark if they belong to another version; 0.8 has the rules of 0.9,
+# and older versions are refused
 release = partial(nearest_older, "vLLM", RELEASES, oldest=(0, 8))
 
 
@@ -126,27 +118,24 @@ def defaults(
         tokens: The requested tokens of a pass; 0 for the default.
 
     Raises:
-        UnpredictedRelease: The release runs the model on its old engine V0.
+        UserError: The release runs the model on its old engine V0.
     """
     if rules.since < V1_FOR_ALL and (gpu.architecture in BELOW_8 or kept(model, has_states)):
-        raise UnpredictedRelease(
+        raise UserError(
             f"vLLM {'.'.join(map(str, rules.since))} runs {model.name} on {gpu.name} with its "
             "V0 engine, which is not predicted",
             "The oldest release that runs it with V1 is 0.10.2",
         )
-    if rules.by_name:
-        is_large = gpu.name.startswith(("h100", "h200"))
-    else:
-        is_a100 = gpu.architecture == "Ampere"  # the only one with this memory
-        is_gb10 = gpu.architecture == "Blackwell" and "unified" in gpu.memory_type
-        is_small = (rules.small_a100 and is_a100) or (rules.small_gb10 and is_gb10)
-        is_large = gpu.memory_bytes >= 70 * GIB and not is_small
+    is_a100 = gpu.architecture == "Ampere"  # the only one with this memory
+    is_gb10 = gpu.architecture == "Blackwell" and "unified" in gpu.memory_type
+    is_small = is_a100 or (rules.small_gb10 and is_gb10)
+    is_large = gpu.memory_bytes >= 70 * GIB and not is_small
     large_tokens = 16384 if rules.large_batch and gpu.memory_bytes >= 160 * GIB else 8192
     tokens = tokens or (large_tokens if is_large else 2048)
     has_v2 = ranks.pp > 1 and takes_runner_v2(rules, model, formats_of(model, PUBLISHED))
     return Defaults(
         tokens=tokens,
-        sequences=min(tokens, 1024 if is_large else rules.few_sequences),
+        sequences=min(tokens, 1024 if is_large else 256),
         utilization=rules.utilization,
         in_flight_batches=max(2, ranks.pp + has_v2) if rules.in_flight else 1,
         page_tuples=rules.page_tuples,
