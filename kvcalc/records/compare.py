@@ -12,12 +12,10 @@ class QualityRecord(TypedDict):
 
     head_diversity: Annotated[
         str | None,
-        Figure(
-            "how different keys and values of the heads can be; null if unknown",
-        ),
+        "how different keys and values of the heads can be; null if unknown",
     ]
-    quality: Annotated[str | None, Figure("published quality of the variant; null if unknown")]
-    trades: Annotated[str | None, Figure("gains and losses of the variant; null if unknown")]
+    quality: Annotated[str | None, "published quality of the variant; null if unknown"]
+    trades: Annotated[str | None, "gains and losses of the variant; null if unknown"]
 
 
 class VariantRecord(SizeRecord, QualityRecord):
@@ -27,10 +25,8 @@ class VariantRecord(SizeRecord, QualityRecord):
         str,
         Figure("the attention variant, as on the command line", "variant", format="variant"),
     ]
-    reduction: Annotated[
-        float | None, Figure("same as stored_reduction; null in the same cases")
-    ]
-    reference: Annotated[str, Figure("the variant with which the others are compared")]
+    reduction: Annotated[float | None, "same as stored_reduction; null in the same cases"]
+    reference: Annotated[str, "the variant with which the others are compared"]
     stored_reduction: Annotated[
         float | None,
         Figure(
@@ -54,9 +50,9 @@ class VariantRecord(SizeRecord, QualityRecord):
             is_noted=True,
         ),
     ]
-    eviction_flops: Annotated[int, Figure("vector FLOPs of the choice of tokens to evict")]
+    eviction_flops: Annotated[int, "vector FLOPs of the choice of tokens to evict"]
     phase: Annotated[str, Figure("decode, prefill or mixed", "phase")]
-    held_equal: Annotated[str, Figure("properties that all variants share")]
+    held_equal: Annotated[str, "properties that all variants share"]
 
 
 class CompareRecord(
@@ -66,5 +62,5 @@ class CompareRecord(
 
     mha_parameters: Annotated[
         int,
-        Figure("parameters of the model with multi-head attention"),
+        "parameters of the model with multi-head attention",
     ]

@@ -1,7 +1,10 @@
-"""Read the declarations of records. A record class declares each key with its type and a `Figure`.
+"""Read the declarations of records.
+
+A record class declares each key with its type, and with its meaning or a `Figure`.
 
     class SizeRecord(TypedDict):
         kv_cache_bytes: Annotated[int, Figure("stored by all sequences on one GPU", "KV cache")]
+        eviction_score_bytes: Annotated[int, "scores that an eviction policy stores"]
 
 The columns of tables, the labels of `--explain`, the reference and the JSON Schema follow from it.
 Do not import annotations from `__future__` in this package, because `figures_of` reads them.
@@ -134,7 +137,8 @@ def _complete(key: str, declaration: Any) -> Figure:
     origin: Any = get_origin(declaration)
     if origin is NotRequired:
         (declaration,) = get_args(declaration)
-    value_type, figure = get_args(declaration)
+    value_type, description = get_args(declaration)
+    figure = Figure(description) if isinstance(description, str) else description
     is_union = isinstance(value_type, UnionType)
     members = get_args(value_type) if is_union else (value_type,)
     value_types = [get_origin(member) or member for member in members]

@@ -11,33 +11,29 @@ class FitMemoryRecord(ReplicaRecord):
 
     engine: Annotated[str, Figure("engine whose rules apply", "engine")]
     gpu: Annotated[str, Figure("GPU name", "GPU")]
-    pipeline_parallel_size: Annotated[int, Figure("GPUs that share the layers")]
-    data_parallel_size: Annotated[int, Figure("groups that share the sequences")]
+    pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
+    data_parallel_size: Annotated[int, "groups that share the sequences"]
     dtype: Annotated[str, Figure("format of the weights", "weights in")]
     fits: Annotated[bool, Figure("whether the request fits", "fits")]
-    weights_fit: Annotated[bool, Figure("whether the weights fit")]
-    memory_bytes: Annotated[int, Figure("memory of one GPU")]
-    server: NotRequired[
-        Annotated[str, Figure("server in a deployment file; absent without one")]
-    ]
+    weights_fit: Annotated[bool, "whether the weights fit"]
+    memory_bytes: Annotated[int, "memory of one GPU"]
+    server: NotRequired[Annotated[str, "server in a deployment file; absent without one"]]
     gpu_memory_utilization: Annotated[
         float, Figure("share of the memory that the engine uses", unit="share")
     ]
-    utilization_of: Annotated[str, Figure("total or free memory")]
-    share_bytes: Annotated[int, Figure("memory that the engine uses")]
+    utilization_of: Annotated[str, "total or free memory"]
+    share_bytes: Annotated[int, "memory that the engine uses"]
     weight_bytes: Annotated[int, Figure("weights of one GPU", "weights/GPU")]
-    language_weight_bytes: Annotated[int, Figure("weights of the language model")]
-    extra_weight_bytes: Annotated[int, Figure("other weights that the engine loads")]
+    language_weight_bytes: Annotated[int, "weights of the language model"]
+    extra_weight_bytes: Annotated[int, "other weights that the engine loads"]
     host_weight_bytes: NotRequired[
-        Annotated[int, Figure("in CPU memory, by llama.cpp, or a table of n-grams by vLLM")]
+        Annotated[int, "in CPU memory, by llama.cpp, or a table of n-grams by vLLM"]
     ]
     mtp_weight_bytes: Annotated[
         int | None,
-        Figure("bytes of multi-token-prediction layers; null if they are not loaded"),
+        "bytes of multi-token-prediction layers; null if they are not loaded",
     ]
-    draft_weight_bytes: Annotated[
-        int | None, Figure("weights of the draft; null without a draft")
-    ]
+    draft_weight_bytes: Annotated[int | None, "weights of the draft; null without a draft"]
     activation_bytes: Annotated[
         int, Figure("activations of the largest pass", "activations/GPU")
     ]
@@ -49,20 +45,18 @@ class FitMemoryRecord(ReplicaRecord):
     ]
     kv_budget_low_bytes: Annotated[
         int | None,
-        Figure("low end of the range of 90 % of published starts; null without a range"),
+        "low end of the range of 90 % of published starts; null without a range",
     ]
-    kv_budget_high_bytes: Annotated[
-        int | None, Figure("high end of the range; null without a range")
-    ]
-    budget: Annotated[str, Figure("the end of the range that the answers use")]
-    shortage_bytes: Annotated[int, Figure("missing memory of one GPU")]
+    kv_budget_high_bytes: Annotated[int | None, "high end of the range; null without a range"]
+    budget: Annotated[str, "the end of the range that the answers use"]
+    shortage_bytes: Annotated[int, "missing memory of one GPU"]
     advice: Annotated[
         str | None,
-        Figure("missing memory, and changes that were tried; null if the request fits"),
+        "missing memory, and changes that were tried; null if the request fits",
     ]
     advice_quality: Annotated[
         str | None,
-        Figure("published quality of the formats in the advice; null if it names none"),
+        "published quality of the formats in the advice; null if it names none",
     ]
 
 
@@ -70,15 +64,15 @@ class LoggedCacheRecord(TypedDict):
     """Parts of the cache that an engine logs separately."""
 
     window_cache_bytes: NotRequired[
-        Annotated[int, Figure("bytes of windows, if the engine logs them separately")]
+        Annotated[int, "bytes of windows, if the engine logs them separately"]
     ]
     state_bytes: NotRequired[
-        Annotated[int, Figure("bytes of recurrent states, if the engine logs them separately")]
+        Annotated[int, "bytes of recurrent states, if the engine logs them separately"]
     ]
     host_cache_bytes: NotRequired[
         Annotated[
             int,
-            Figure("bytes of llama.cpp layers in CPU memory; only if there are such layers"),
+            "bytes of llama.cpp layers in CPU memory; only if there are such layers",
         ]
     ]
 
@@ -93,7 +87,7 @@ class ImageRecord(TypedDict):
         ]
     ]
     image_tokens: NotRequired[
-        Annotated[int, Figure("tokens of the largest image, or of the limit's size")]
+        Annotated[int, "tokens of the largest image, or of the limit's size"]
     ]
     frame_tokens: NotRequired[
         Annotated[
@@ -114,7 +108,7 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     ]
     page_bytes: Annotated[
         int | None,
-        Figure("bytes of a page of one layer; null if pages differ or there are none"),
+        "bytes of a page of one layer; null if pages differ or there are none",
     ]
     bytes_per_block: Annotated[
         int | None,
@@ -146,10 +140,10 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     ]
     max_model_len: Annotated[
         int | None,
-        Figure("maximum length of this number of sequences; null without a limit"),
+        "maximum length of this number of sequences; null without a limit",
     ]
     requested_model_len: Annotated[int, Figure("requested length", "context")]
-    requested_num_seqs: Annotated[int, Figure("requested sequences")]
+    requested_num_seqs: Annotated[int, "requested sequences"]
     low_num_seqs: Annotated[
         int | None,
         Figure(
@@ -176,62 +170,56 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     ]
     capacity_sequences: Annotated[
         int,
-        Figure(
-            "sequences that the cache stores with this engine setting; a higher setting needs "
-            "more other memory",
-        ),
+        "sequences that the cache stores with this engine setting; a higher setting needs "
+        "more other memory",
     ]
     needed_utilization: Annotated[
         float | None,
         Figure("smallest share that fits the request; null if none does", unit="share"),
     ]
     needed_kv_cache_memory_bytes: Annotated[
-        int | None, Figure("smallest cache that fits the request; null if none does")
+        int | None, "smallest cache that fits the request; null if none does"
     ]
-    greatest_num_seqs: Annotated[int, Figure("largest max_num_seqs whose sequences all fit")]
+    greatest_num_seqs: Annotated[int, "largest max_num_seqs whose sequences all fit"]
     greatest_model_len: Annotated[
-        int | None, Figure("maximum length of one sequence; null without a limit")
+        int | None, "maximum length of one sequence; null without a limit"
     ]
     small_cache_num_seqs: Annotated[
         int | None,
-        Figure("sequences that fit with an 8-bit cache; null if the cache has 8 bits or fewer"),
+        "sequences that fit with an 8-bit cache; null if the cache has 8 bits or fewer",
     ]
-    kv_cache_allocated_bytes: Annotated[int, Figure("bytes of the blocks, per rank")]
-    max_num_batched_tokens: Annotated[int, Figure("setting of the engine")]
+    kv_cache_allocated_bytes: Annotated[int, "bytes of the blocks, per rank"]
+    max_num_batched_tokens: Annotated[int, "setting of the engine"]
 
 
 class CacheTransferRecord(TypedDict):
     """Transfers of a cache over links, and sequences in CPU memory."""
 
-    transfer_bytes: Annotated[int, Figure("cache of one sequence, sent to a decode GPU")]
+    transfer_bytes: Annotated[int, "cache of one sequence, sent to a decode GPU"]
     transfer_s: Annotated[
-        float | None, Figure("time on the link between GPUs; null if the rate is unknown")
+        float | None, "time on the link between GPUs; null if the rate is unknown"
     ]
     offload_num_seqs: NotRequired[
         Annotated[
             int, Figure("more users, in CPU memory; sequences", "in CPU memory", is_noted=True)
         ]
     ]
-    offload_step_bytes: NotRequired[
-        Annotated[int, Figure("traffic of a step over these sequences")]
-    ]
+    offload_step_bytes: NotRequired[Annotated[int, "traffic of a step over these sequences"]]
     offload_step_s: NotRequired[
-        Annotated[float | None, Figure("time on the host link; null if the rate is unknown")]
+        Annotated[float | None, "time on the host link; null if the rate is unknown"]
     ]
-    offload_tokens: NotRequired[Annotated[int, Figure("tokens that CPU memory stores")]]
+    offload_tokens: NotRequired[Annotated[int, "tokens that CPU memory stores"]]
     offload_return_s: NotRequired[
         Annotated[
             float | None,
-            Figure("time to copy one sequence back; null if the rate is unknown"),
+            "time to copy one sequence back; null if the rate is unknown",
         ]
     ]
     recompute_s: NotRequired[
         Annotated[
             float | None,
-            Figure(
-                "bound of the time to compute one sequence again; null if the GPU has no bound "
-                "for a prompt",
-            ),
+            "bound of the time to compute one sequence again; null if the GPU has no bound "
+            "for a prompt",
         ]
     ]
 
@@ -239,29 +227,25 @@ class CacheTransferRecord(TypedDict):
 class LoadingRecord(TypedDict):
     """Weights in CPU memory, copies, and the time to load the weights."""
 
-    machine_memory_bytes: Annotated[int, Figure("total memory of one GPU")]
+    machine_memory_bytes: Annotated[int, "total memory of one GPU"]
     startup_bytes: Annotated[
         int,
-        Figure("CUDA context and collectives, if the share is of free memory; otherwise 0"),
+        "CUDA context and collectives, if the share is of free memory; otherwise 0",
     ]
-    cpu_offload_bytes: Annotated[int, Figure("bytes of a GPU's weights in CPU memory")]
+    cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
     cpu_offload_s: Annotated[
         float | None,
-        Figure("time of these weights on the link in a pass; null if the rate is unknown"),
+        "time of these weights on the link in a pass; null if the rate is unknown",
     ]
-    replicated_weight_bytes: Annotated[int, Figure("weights that several GPUs store")]
-    kv_copies: Annotated[int, Figure("copies of a token's cache")]
-    checkpoint_bytes: Annotated[int, Figure("bytes of the files")]
-    load_disk_s: Annotated[
-        float | None, Figure("time to read the files; null if the rate is unknown")
-    ]
+    replicated_weight_bytes: Annotated[int, "weights that several GPUs store"]
+    kv_copies: Annotated[int, "copies of a token's cache"]
+    checkpoint_bytes: Annotated[int, "bytes of the files"]
+    load_disk_s: Annotated[float | None, "time to read the files; null if the rate is unknown"]
     load_link_s: Annotated[
         float | None,
-        Figure("time to copy the weights to the GPUs; null if the rate is unknown"),
+        "time to copy the weights to the GPUs; null if the rate is unknown",
     ]
-    load_s: Annotated[
-        float | None, Figure("the longer of both times; null if both are unknown")
-    ]
+    load_s: Annotated[float | None, "the longer of both times; null if both are unknown"]
 
 
 class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRecord):
@@ -269,18 +253,16 @@ class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRec
 
     command: Annotated[
         str | None,
-        Figure("the engine's command line of the answer; null if the engine has none"),
+        "the engine's command line of the answer; null if the engine has none",
     ]
     kvcalc_command: Annotated[
         str | None,
-        Figure("the same as a `kvcalc fit` command; null if the engine has none"),
+        "the same as a `kvcalc fit` command; null if the engine has none",
     ]
     breakpoints: Annotated[
         list[object],
-        Figure(
-            "from_tokens, fixed_bytes, bytes_per_token, block_tokens and cause of each range of "
-            "lengths",
-        ),
+        "from_tokens, fixed_bytes, bytes_per_token, block_tokens and cause of each range of "
+        "lengths",
     ]
 
 
@@ -307,29 +289,25 @@ class FitRow(FitRecord):
 class WasteRecord(TypedDict):
     """Waste of three allocators for some lengths."""
 
-    lengths: Annotated[int, Figure("given or sampled lengths")]
-    mean_length: Annotated[float, Figure("tokens")]
-    contiguous_waste: Annotated[float, Figure("wasted share of slots of the maximum length")]
-    contiguous_waste_tokens: Annotated[
-        int, Figure("wasted tokens of slots of the maximum length")
-    ]
-    contiguous_num_seqs: Annotated[int, Figure("sequences that fit in such slots")]
+    lengths: Annotated[int, "given or sampled lengths"]
+    mean_length: Annotated[float, "tokens"]
+    contiguous_waste: Annotated[float, "wasted share of slots of the maximum length"]
+    contiguous_waste_tokens: Annotated[int, "wasted tokens of slots of the maximum length"]
+    contiguous_num_seqs: Annotated[int, "sequences that fit in such slots"]
     external_waste: Annotated[
         float | None,
-        Figure(
-            "free but unusable memory when an exact-size piece does not fit; null if none fits",
-        ),
+        "free but unusable memory when an exact-size piece does not fit; null if none fits",
     ]
     external_failures: Annotated[
-        int | None, Figure("requests refused for this reason; null if none fits")
+        int | None, "requests refused for this reason; null if none fits"
     ]
-    external_requests: Annotated[int | None, Figure("tried requests; null if none fits")]
+    external_requests: Annotated[int | None, "tried requests; null if none fits"]
     external_largest_hole: Annotated[
         float | None, Figure("share of the pool; null if none fits", unit="share")
     ]
-    paged_waste: Annotated[float, Figure("wasted share of blocks")]
-    paged_waste_tokens: Annotated[int, Figure("wasted tokens of blocks")]
-    paged_num_seqs: Annotated[int, Figure("sequences that fit in blocks")]
+    paged_waste: Annotated[float, "wasted share of blocks"]
+    paged_waste_tokens: Annotated[int, "wasted tokens of blocks"]
+    paged_num_seqs: Annotated[int, "sequences that fit in blocks"]
 
 
 class MatrixCellRecord(TypedDict):
@@ -338,24 +316,24 @@ class MatrixCellRecord(TypedDict):
     users: Annotated[int, Figure("users of this cell", "users")]
     context: Annotated[int, Figure("per user", unit="tokens")]
     headroom_bytes: Annotated[
-        int, Figure("free budget with these users; negative if memory is missing")
+        int, "free budget with these users; negative if memory is missing"
     ]
 
 
 class AllocationRecord(TypedDict):
     """One step of three allocators."""
 
-    line: Annotated[int, Figure("line of the file")]
+    line: Annotated[int, "line of the file"]
     request: Annotated[str, Figure("the line", "request")]
-    tokens: Annotated[int | None, Figure("requested; null for a release")]
-    memory_tokens: Annotated[int, Figure("size of the memory")]
+    tokens: Annotated[int | None, "requested; null for a release"]
+    memory_tokens: Annotated[int, "size of the memory"]
     contiguous: Annotated[
         bool | None,
         Figure(
             "whether a slot of the maximum length is free; null for a release", "contiguous"
         ),
     ]
-    contiguous_free_tokens: Annotated[int, Figure("after the line")]
+    contiguous_free_tokens: Annotated[int, "after the line"]
     first_fit: Annotated[
         bool | None,
         Figure("whether an exact-size piece is free; null for a release", "first fit"),
@@ -364,12 +342,10 @@ class AllocationRecord(TypedDict):
     paged: Annotated[
         bool | None, Figure("whether enough pages are free; null for a release", "pages")
     ]
-    paged_free_tokens: Annotated[int, Figure("after the line")]
+    paged_free_tokens: Annotated[int, "after the line"]
     contiguous_free_slots: Annotated[int, Figure("after the line", "slots free")]
     first_fit_largest_hole: Annotated[
         int, Figure("after the line", "largest hole", unit="tokens")
     ]
     paged_free_blocks: Annotated[int, Figure("after the line", "blocks free")]
-    block_table: Annotated[
-        list[object] | None, Figure("blocks of the sequence; null without blocks")
-    ]
+    block_table: Annotated[list[object] | None, "blocks of the sequence; null without blocks"]

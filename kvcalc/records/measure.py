@@ -35,7 +35,7 @@ class KernelModelRecord(TypedDict):
     parameters: Annotated[
         dict[str, float], Figure("parameters of the kernel model, by name", unit="figures")
     ]
-    why: Annotated[str, Figure("reason why there is no kernel model, '' if there is one")]
+    why: Annotated[str, "reason why there is no kernel model, '' if there is one"]
 
 
 class ErrorRecord(TypedDict):
@@ -129,13 +129,13 @@ class MachineRecord(TypedDict):
     ]
     attention: Annotated[str, Figure("attention variant of the model", "attention")]
     batch_size: Annotated[int, Figure("concurrent sequences", "batch", unit="sequences")]
-    dtype: Annotated[str, Figure("data type of weights, products and cache")]
-    device: Annotated[str, Figure("device of the measurement")]
-    threads: Annotated[int | None, Figure("CPU threads; null on a GPU")]
-    clock: Annotated[str, Figure("clock of the times")]
+    dtype: Annotated[str, "data type of weights, products and cache"]
+    device: Annotated[str, "device of the measurement"]
+    threads: Annotated[int | None, "CPU threads; null on a GPU"]
+    clock: Annotated[str, "clock of the times"]
     core_share: Annotated[
         float | None,
-        Figure("share of the cores that other programs did not use; null on a GPU"),
+        "share of the cores that other programs did not use; null on a GPU",
     ]
     ratio: Annotated[
         float,
@@ -152,11 +152,11 @@ class MachineRecord(TypedDict):
 class CeilingsRecord(TypedDict):
     """Measured ceilings of the machine."""
 
-    bandwidth_bytes_per_s: Annotated[float, Figure("the higher of copying and reading")]
-    copy_bytes_per_s: Annotated[float, Figure("rate of a copy")]
-    read_bytes_per_s: Annotated[float, Figure("rate of a read")]
-    flops_per_s: Annotated[float, Figure("rate of a product in this dtype")]
-    launch_s: Annotated[float, Figure("time of an empty operation")]
+    bandwidth_bytes_per_s: Annotated[float, "the higher of copying and reading"]
+    copy_bytes_per_s: Annotated[float, "rate of a copy"]
+    read_bytes_per_s: Annotated[float, "rate of a read"]
+    flops_per_s: Annotated[float, "rate of a product in this dtype"]
+    launch_s: Annotated[float, "time of an empty operation"]
 
 
 class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
@@ -164,8 +164,8 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
 
     phase: Annotated[str, Figure("decode or prefill", "phase")]
     context: Annotated[int, Figure("per sequence", "context", unit="tokens")]
-    layers: Annotated[int, Figure("measured layers")]
-    kernel: Annotated[str, Figure("attention kernel")]
+    layers: Annotated[int, "measured layers"]
+    kernel: Annotated[str, "attention kernel"]
     predicted_s: Annotated[float, Figure("by rates measured before the layer", "predicted")]
     bound_s: Annotated[float, Figure("bound on this machine's measured ceilings", "bound")]
     measured_s: Annotated[float, Figure("median", "measured")]
@@ -175,14 +175,14 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
             "90th − 10th percentile of the repeats ÷ median", "spread", "{:.0%}", unit="share"
         ),
     ]
-    repeats: Annotated[int, Figure("repeats of the measurement")]
-    graph: Annotated[bool, Figure("whether a CUDA graph was replayed")]
-    bound: Annotated[str, Figure("compute or memory")]
-    bytes: Annotated[int, Figure("minimum traffic")]
-    flops: Annotated[int, Figure("FLOPs of matrix products")]
-    bandwidth_share: Annotated[float, Figure("reached part of the measured bandwidth")]
-    flops_share: Annotated[float, Figure("reached part of the measured matrix rate")]
-    difference: Annotated[str, Figure("main reason of a longer time, in a word")]
+    repeats: Annotated[int, "repeats of the measurement"]
+    graph: Annotated[bool, "whether a CUDA graph was replayed"]
+    bound: Annotated[str, "compute or memory"]
+    bytes: Annotated[int, "minimum traffic"]
+    flops: Annotated[int, "FLOPs of matrix products"]
+    bandwidth_share: Annotated[float, "reached part of the measured bandwidth"]
+    flops_share: Annotated[float, "reached part of the measured matrix rate"]
+    difference: Annotated[str, "main reason of a longer time, in a word"]
     attention_predicted_s: Annotated[
         float, Figure("predicted_s of attention only", "attention: predicted")
     ]
@@ -213,11 +213,11 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     ]
     attention_ratio: Annotated[float, Figure("ratio of attention only", "ratio", "{:.2f}×")]
     attention_spread: Annotated[float, Figure("spread of attention only", unit="share")]
-    attention_repeats: Annotated[int, Figure("repeats of attention only")]
-    attention_graph: Annotated[bool, Figure("graph of attention only")]
-    attention_bound: Annotated[str, Figure("bound of attention only")]
-    attention_bytes: Annotated[int, Figure("bytes of attention only")]
-    attention_flops: Annotated[int, Figure("flops of attention only")]
+    attention_repeats: Annotated[int, "repeats of attention only"]
+    attention_graph: Annotated[bool, "graph of attention only"]
+    attention_bound: Annotated[str, "bound of attention only"]
+    attention_bytes: Annotated[int, "bytes of attention only"]
+    attention_flops: Annotated[int, "flops of attention only"]
     attention_bandwidth_share: Annotated[
         float, Figure("bandwidth_share of attention only", "of bandwidth", "{:.0%}")
     ]
@@ -233,20 +233,20 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
             "int",
         ),
     ]
-    copies: Annotated[int, Figure("copies of the inputs, so that none stays in a cache")]
-    attention_copies: Annotated[int, Figure("copies of attention only")]
-    launches: Annotated[int, Figure("launched operations")]
-    attention_launches: Annotated[int, Figure("launched operations of attention only")]
+    copies: Annotated[int, "copies of the inputs, so that none stays in a cache"]
+    attention_copies: Annotated[int, "copies of attention only"]
+    launches: Annotated[int, "launched operations"]
+    attention_launches: Annotated[int, "launched operations of attention only"]
 
 
 class GenerationRecord(MachineRecord):
     """Times and bytes of one way to generate tokens."""
 
-    model: Annotated[str, Figure("model name")]
+    model: Annotated[str, "model name"]
     mode: Annotated[str, Figure("cached or uncached", "cache", "mode")]
     head: Annotated[str, Figure("positions of the LM head", "head on")]
     prompt_len: Annotated[int, Figure("tokens of the prompt", "prompt")]
-    new_tokens: Annotated[int, Figure("generated tokens")]
+    new_tokens: Annotated[int, "generated tokens"]
     total_s: Annotated[float, Figure("time of all tokens", "measured")]
     tokens_per_s: Annotated[float, Figure("rate of all sequences", "tokens/s", "{:.1f}")]
     first_token_s: Annotated[float, Figure("measured", "first token")]
@@ -261,7 +261,7 @@ class GenerationRecord(MachineRecord):
         float, Figure("measured ÷ predicted, 90th percentile of the tokens", unit="ratio")
     ]
     bound_total_s: Annotated[float, Figure("on the machine's ceilings", "bound")]
-    host_s: Annotated[float, Figure("CPU time of a pass")]
+    host_s: Annotated[float, "CPU time of a pass"]
     token_s: Annotated[list[float], Figure("seconds of each token", unit="list")]
     predicted_token_s: Annotated[
         list[float], Figure("predicted seconds of each token", unit="list")

@@ -27,13 +27,13 @@ class AdviceRecord(TypedDict):
 class DiagnoseRecord(TypedDict):
     """A memory item of one start, or its summary."""
 
-    log: Annotated[str, Figure("the file")]
-    boot: Annotated[int, Figure("number of the start in the file")]
-    engine: Annotated[str, Figure("engine that wrote the log")]
-    engine_version: Annotated[str | None, Figure("null if it is not in the log")]
-    model: Annotated[str, Figure("preset of the model")]
-    gpu: Annotated[str, Figure("GPU name")]
-    gpus: Annotated[int, Figure("GPUs of the replica")]
+    log: Annotated[str, "the file"]
+    boot: Annotated[int, "number of the start in the file"]
+    engine: Annotated[str, "engine that wrote the log"]
+    engine_version: Annotated[str | None, "null if it is not in the log"]
+    model: Annotated[str, "preset of the model"]
+    gpu: Annotated[str, "GPU name"]
+    gpus: Annotated[int, "GPUs of the replica"]
     term: Annotated[
         str, Figure("memory item; the last record of a start is `what fits`", "of one GPU")
     ]
@@ -51,33 +51,25 @@ class DiagnoseRecord(TypedDict):
     ]
     fits: Annotated[
         bool | None,
-        Figure("whether the request fits by the log's figures; null for memory items"),
+        "whether the request fits by the log's figures; null for memory items",
     ]
     failure: Annotated[
         str | None,
-        Figure("reason of a failed start; null if it did not fail, and for memory items"),
+        "reason of a failed start; null if it did not fail, and for memory items",
     ]
-    tokens: Annotated[
-        int | None, Figure("in the cache, by the log; null if they are not in the log")
-    ]
+    tokens: Annotated[int | None, "in the cache, by the log; null if they are not in the log"]
     max_num_seqs: Annotated[
-        int | None, Figure("sequences that fit by the log's figures; null for memory items")
+        int | None, "sequences that fit by the log's figures; null for memory items"
     ]
     command: Annotated[
         str | None,
-        Figure("the engine's command line; null for memory items, or if the engine has none"),
+        "the engine's command line; null for memory items, or if the engine has none",
     ]
-    taken: Annotated[
-        str | None, Figure("result of the start, as a sentence; null for memory items")
-    ]
-    change: Annotated[
-        str | None, Figure("changes that help, as a sentence; null if none is needed")
-    ]
+    taken: Annotated[str | None, "result of the start, as a sentence; null for memory items"]
+    change: Annotated[str | None, "changes that help, as a sentence; null if none is needed"]
     advice: Annotated[
         list[AdviceRecord] | None,
-        Figure(
-            "flags, cost, command, kvcalc_command and holds of each change; null for memory items",
-        ),
+        "flags, cost, command, kvcalc_command and holds of each change; null for memory items",
     ]
 
 
@@ -97,8 +89,8 @@ class RequirementRecord(TypedDict):
         ),
     ]
     context: Annotated[int, Figure("per user", "context", unit="tokens")]
-    input_len: Annotated[int | None, Figure("null if only a context was requested")]
-    output_len: Annotated[int | None, Figure("null if only a context was requested")]
+    input_len: Annotated[int | None, "null if only a context was requested"]
+    output_len: Annotated[int | None, "null if only a context was requested"]
 
 
 class CandidateRecord(RequirementRecord, DraftRecord):
@@ -106,14 +98,14 @@ class CandidateRecord(RequirementRecord, DraftRecord):
 
     model: Annotated[str, Figure("model name", "model")]
     gpu: Annotated[str, Figure("GPU name", "GPU")]
-    gpus: Annotated[int, Figure("GPUs of one replica")]
+    gpus: Annotated[int, "GPUs of one replica"]
     nodes: Annotated[int, Figure("nodes of one replica", "servers")]
-    tensor_parallel_size: Annotated[int, Figure("GPUs that share heads and columns")]
-    pipeline_parallel_size: Annotated[int, Figure("GPUs that share the layers")]
-    data_parallel_size: Annotated[int, Figure("groups that share the sequences")]
-    expert_parallel_size: Annotated[int, Figure("GPUs that share the experts")]
+    tensor_parallel_size: Annotated[int, "GPUs that share heads and columns"]
+    pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
+    data_parallel_size: Annotated[int, "groups that share the sequences"]
+    expert_parallel_size: Annotated[int, "GPUs that share the experts"]
     dtype: Annotated[str, Figure("format of the weights", "weights in")]
-    quantization: Annotated[str | None, Figure("requested weight format; null as published")]
+    quantization: Annotated[str | None, "requested weight format; null as published"]
     kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
     replicas: Annotated[int, Figure("replicas of the deployment", "replicas")]
     prefill_replicas: Annotated[
@@ -121,10 +113,8 @@ class CandidateRecord(RequirementRecord, DraftRecord):
     ]
     total_gpus: Annotated[int, Figure("all replicas", "GPUs", is_noted=True)]
     max_num_seqs: Annotated[int, Figure("setting of the engine", "target users/replica")]
-    capacity_sequences: Annotated[int, Figure("maximum that fits on a replica")]
-    kv_budget_low_bytes: Annotated[
-        int, Figure("KV cache budget of one GPU, low end of the range")
-    ]
+    capacity_sequences: Annotated[int, "maximum that fits on a replica"]
+    kv_budget_low_bytes: Annotated[int, "KV cache budget of one GPU, low end of the range"]
     ttft_s: Annotated[
         float | None,
         Figure(
@@ -140,9 +130,9 @@ class CandidateRecord(RequirementRecord, DraftRecord):
             "with the target users; null if nothing fits", "TPOT", mark="time", is_noted=True
         ),
     ]
-    e2e_s: Annotated[float | None, Figure("time of a request; null without its lengths")]
+    e2e_s: Annotated[float | None, "time of a request; null without its lengths"]
     tokens_per_s: Annotated[
-        float | None, Figure("rate of a replica at this setting; null if nothing fits")
+        float | None, "rate of a replica at this setting; null if nothing fits"
     ]
     tokens_per_s_per_gpu: Annotated[
         float | None,
@@ -189,8 +179,8 @@ class CandidateRecord(RequirementRecord, DraftRecord):
             is_noted=True,
         ),
     ]
-    time_basis: Annotated[str, Figure("calibrated, scaled or bound")]
-    meets: Annotated[bool, Figure("whether all targets are met")]
+    time_basis: Annotated[str, "calibrated, scaled or bound"]
+    meets: Annotated[bool, "whether all targets are met"]
     reason: Annotated[
         str | None, Figure("the first missed target; null if all are met", "missed target")
     ]
@@ -202,25 +192,23 @@ class PlanRecord(CandidateRecord):
     pareto: Annotated[
         bool, Figure("Pareto-optimal in TPOT and tokens/s per GPU or price", "Pareto-optimal")
     ]
-    basis: Annotated[str, Figure("name of the time model")]
+    basis: Annotated[str, "name of the time model"]
     uncalibrated_share: Annotated[
-        float, Figure("part of a decode step from operators without their own kernel model")
+        float, "part of a decode step from operators without their own kernel model"
     ]
     time_p90_error: Annotated[
-        float | None, Figure("90 % of such steps are within this error; null if unknown")
+        float | None, "90 % of such steps are within this error; null if unknown"
     ]
     quality: Annotated[
         str | None,
-        Figure("published quality of lower precision; null at the published precision"),
+        "published quality of lower precision; null at the published precision",
     ]
-    engine: Annotated[str, Figure("engine whose rules apply")]
+    engine: Annotated[str, "engine whose rules apply"]
     command: Annotated[
         str | None,
-        Figure(
-            "the engine's command line of one decode replica; null if the engine has none",
-        ),
+        "the engine's command line of one decode replica; null if the engine has none",
     ]
     commands: Annotated[
         list[str],
-        Figure("command lines of every replica, and of the proxy of disaggregated prefill"),
+        "command lines of every replica, and of the proxy of disaggregated prefill",
     ]

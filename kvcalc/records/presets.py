@@ -4,7 +4,7 @@ from typing import Annotated, TypedDict
 
 from kvcalc.records.figures import Figure
 
-MatrixPeak = Annotated[float | None, Figure("dense matrix peak; null without such a unit")]
+MatrixPeak = Annotated[float | None, "dense matrix peak; null without such a unit"]
 
 
 class ModelPresetRecord(TypedDict):
@@ -23,7 +23,7 @@ class ModelPresetRecord(TypedDict):
     active_parameters: Annotated[
         int, Figure("without the experts beyond top-k", "active", "count")
     ]
-    parameters_exact: Annotated[bool, Figure("whether the parameters are exact counts")]
+    parameters_exact: Annotated[bool, "whether the parameters are exact counts"]
     layers: Annotated[int, Figure("number of layers", "layers")]
     hidden_size: Annotated[int, Figure("width of the residual stream", "hidden")]
     attention: Annotated[str, Figure("attention variant", "attention")]
@@ -34,10 +34,8 @@ class ModelPresetRecord(TypedDict):
         int | None,
         Figure("the model's maximum; null without a limit", "max context", unit="tokens"),
     ]
-    huggingface_id: Annotated[
-        str | None, Figure("name on huggingface.co; null if the model has none")
-    ]
-    source: Annotated[str, Figure("addresses")]
+    huggingface_id: Annotated[str | None, "name on huggingface.co; null if the model has none"]
+    source: Annotated[str, "addresses"]
 
 
 class PeaksRecord(TypedDict):
@@ -70,15 +68,15 @@ class GpuPresetRecord(PeaksRecord):
 
     gpu: Annotated[str, Figure("preset name", "GPU")]
     vendor: Annotated[str, Figure("vendor", "vendor")]
-    architecture: Annotated[str, Figure("GPU generation")]
+    architecture: Annotated[str, "GPU generation"]
     memory_bytes: Annotated[
         int, Figure("as the driver reports it, if known", "memory", "bytes1")
     ]
-    usable_bytes: Annotated[int, Figure("memory that the system lets the GPU use")]
-    memory_type: Annotated[str | None, Figure("such as HBM3; null if unknown")]
+    usable_bytes: Annotated[int, "memory that the system lets the GPU use"]
+    memory_type: Annotated[str | None, "such as HBM3; null if unknown"]
     bandwidth_bytes_per_s: Annotated[float, Figure("rate of the GPU's memory", "bandwidth")]
     vector_fp32_flops_per_s: Annotated[
-        float | None, Figure("outside the matrix units; null if unknown")
+        float | None, "outside the matrix units; null if unknown"
     ]
     knee: Annotated[
         float | None,
@@ -93,7 +91,7 @@ class GpuPresetRecord(PeaksRecord):
     ]
     sms: Annotated[
         int | None,
-        Figure("streaming multiprocessors or the vendor's equivalent; null if unknown"),
+        "streaming multiprocessors or the vendor's equivalent; null if unknown",
     ]
     register_bytes_per_sm: Annotated[
         int | None, Figure("registers; null if unknown", unit="bytes")
@@ -102,10 +100,10 @@ class GpuPresetRecord(PeaksRecord):
         int | None, Figure("shared memory and L1 cache; null if unknown", unit="bytes")
     ]
     shared_memory_bytes_per_s: Annotated[
-        float | None, Figure("rate of all multiprocessors; null if unknown")
+        float | None, "rate of all multiprocessors; null if unknown"
     ]
-    l2_bytes: Annotated[int | None, Figure("L2 cache; null if unknown")]
-    l2_bytes_per_s: Annotated[float | None, Figure("rate of the L2 cache; null if unknown")]
+    l2_bytes: Annotated[int | None, "L2 cache; null if unknown"]
+    l2_bytes_per_s: Annotated[float | None, "rate of the L2 cache; null if unknown"]
     link_bytes_per_s: Annotated[
         float | None,
         Figure(
@@ -115,21 +113,15 @@ class GpuPresetRecord(PeaksRecord):
         ),
     ]
     host_link_bytes_per_s: Annotated[
-        float | None, Figure("to the host, in one direction; null if unknown")
+        float | None, "to the host, in one direction; null if unknown"
     ]
-    host: Annotated[
-        str | None, Figure("a machine with such GPUs; null if the preset names none")
-    ]
-    host_gpus: Annotated[
-        int | None, Figure("GPUs of this machine; null if the preset names none")
-    ]
-    host_memory_bytes: Annotated[
-        int | None, Figure("CPU memory of this machine; null if unknown")
-    ]
-    disk_bytes: Annotated[int | None, Figure("disks of this machine; null if unknown")]
+    host: Annotated[str | None, "a machine with such GPUs; null if the preset names none"]
+    host_gpus: Annotated[int | None, "GPUs of this machine; null if the preset names none"]
+    host_memory_bytes: Annotated[int | None, "CPU memory of this machine; null if unknown"]
+    disk_bytes: Annotated[int | None, "disks of this machine; null if unknown"]
     disk_bytes_per_s: Annotated[
-        float | None, Figure("read rate of all disks of this machine; null if unknown")
+        float | None, "read rate of all disks of this machine; null if unknown"
     ]
-    power_w: Annotated[float | None, Figure("power limit of the board; null if unknown")]
-    per: Annotated[str, Figure("the unit of the figures, card or die")]
-    source: Annotated[str, Figure("addresses")]
+    power_w: Annotated[float | None, "power limit of the board; null if unknown"]
+    per: Annotated[str, "the unit of the figures, card or die"]
+    source: Annotated[str, "addresses"]

@@ -12,7 +12,7 @@ class WorkRecord(TypedDict):
     phase: Annotated[str, Figure("decode, prefill or mixed", "phase")]
     operator: Annotated[str, Figure("operator name; total is the sum of the pass", "operator")]
     layer: Annotated[str, Figure("kind of layer; '' outside layers", "layer")]
-    role: Annotated[str, Figure("kind of work; '' for the total")]
+    role: Annotated[str, "kind of work; '' for the total"]
     count: Annotated[
         int, Figure("runs in the pass; all other figures are for all runs together", "runs")
     ]
@@ -21,14 +21,14 @@ class WorkRecord(TypedDict):
         int, Figure("norms, softmax, activation functions and similar", "vector FLOP")
     ]
     cache_bytes: Annotated[int, Figure("cache read and written", "cache", format="si B")]
-    cache_read_bytes: Annotated[int, Figure("cache read")]
-    cache_write_bytes: Annotated[int, Figure("cache written")]
+    cache_read_bytes: Annotated[int, "cache read"]
+    cache_write_bytes: Annotated[int, "cache written"]
     activation_bytes: Annotated[
         int, Figure("activations read and written", "activations", format="si B")
     ]
     bytes: Annotated[int, Figure("all traffic of the GPU's memory", "bytes", format="si B")]
-    network_bytes: Annotated[int, Figure("sent between GPUs")]
-    inter_node_bytes: Annotated[int, Figure("sent between nodes")]
+    network_bytes: Annotated[int, "sent between GPUs"]
+    inter_node_bytes: Annotated[int, "sent between nodes"]
     intensity: Annotated[
         float | None,
         Figure(
@@ -46,9 +46,7 @@ class WorkRecord(TypedDict):
             "bound",
         ),
     ]
-    computed_in: Annotated[
-        str | None, Figure("dtypes of the matrix units; null without a product")
-    ]
+    computed_in: Annotated[str | None, "dtypes of the matrix units; null without a product"]
     roofline_s: Annotated[
         float,
         Figure(
@@ -96,7 +94,7 @@ class PassTotalRecord(WorkRecord):
     ]
     time_note: Annotated[
         str | None,
-        Figure("a warning on the measured rows behind a time; null if there is none"),
+        "a warning on the measured rows behind a time; null if there is none",
     ]
 
 
@@ -118,31 +116,29 @@ class OperatorRecord(TimedWorkRecord):
     ]
     m: Annotated[
         int | None,
-        Figure("rows of a product, or queries of attention; null for other operators"),
+        "rows of a product, or queries of attention; null for other operators",
     ]
     k: Annotated[
         int | None,
-        Figure("inner width of a product, or width of a key; null for other operators"),
+        "inner width of a product, or width of a key; null for other operators",
     ]
     n: Annotated[
         float | None,
-        Figure(
-            "columns of a product, or mean keys that a query sees; null for other operators",
-        ),
+        "columns of a product, or mean keys that a query sees; null for other operators",
     ]
     parts: NotRequired[
         Annotated[
             list[dict[str, Any]],
-            Figure("work and bound of each operation as a kernel of its own; not summed"),
+            "work and bound of each operation as a kernel of its own; not summed",
         ]
     ]
     expected_experts: NotRequired[
-        Annotated[float, Figure("mean number of experts that the pass reaches")]
+        Annotated[float, "mean number of experts that the pass reaches"]
     ]
     time_note: NotRequired[
         Annotated[
             str | None,
-            Figure("a warning on the measured rows behind a time; null if there is none"),
+            "a warning on the measured rows behind a time; null if there is none",
         ]
     ]
 
@@ -152,8 +148,8 @@ class AttentionRecord(BatchRecord):
 
     gpu: Annotated[str, Figure("GPU name", "GPU")]
     attention: Annotated[str, Figure("model family with this shape", "attention")]
-    variant: Annotated[str, Figure("the shape as `compare` reads it")]
-    phase: Annotated[str, Figure("decode or prefill")]
+    variant: Annotated[str, "the shape as `compare` reads it"]
+    phase: Annotated[str, "decode or prefill"]
     mla_form: Annotated[
         str | None,
         Figure("absorbed or expanded; null without latent attention", "MLA form"),
@@ -194,4 +190,4 @@ class AttentionRecord(BatchRecord):
             formula="{knee} / {intensity}",
         ),
     ]
-    computed_in: Annotated[str, Figure("dtypes of the matrix units")]
+    computed_in: Annotated[str, "dtypes of the matrix units"]

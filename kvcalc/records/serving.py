@@ -17,7 +17,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     batch_size: Annotated[int, Figure("equal concurrent sequences", "batch", unit="sequences")]
     input_len: Annotated[int, Figure("tokens of the prompt", "in")]
     output_len: Annotated[int, Figure("tokens of the answer", "out")]
-    prefix_len: Annotated[int, Figure("leading tokens of the prompt that are already cached")]
+    prefix_len: Annotated[int, "leading tokens of the prompt that are already cached"]
     ttft_s: Annotated[
         float | None,
         Figure(
@@ -86,7 +86,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
             formula="{no_cache_e2e_s} / {e2e_s}",
         ),
     ]
-    tokens_per_step: Annotated[float, Figure("per decode step, more than 1 with a draft")]
+    tokens_per_step: Annotated[float, "per decode step, more than 1 with a draft"]
     output_tokens_per_s: Annotated[
         float | None,
         Figure(
@@ -133,10 +133,10 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
             is_noted=True,
         ),
     ]
-    cpu_offload_bytes: Annotated[int, Figure("bytes of a GPU's weights in CPU memory")]
+    cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
     cpu_offload_s: Annotated[
         float | None,
-        Figure("time of these weights on the link in a decode step; null without such weights"),
+        "time of these weights on the link in a decode step; null without such weights",
     ]
 
 
@@ -148,11 +148,11 @@ class NoCacheRecord(LatencyRecord):
         Figure("ttft_s without a cache; null if it is null", "first token", mark="time"),
     ]
     no_cache_tpot_s: Annotated[
-        float | None, Figure("tpot_s without a cache; null for an answer of one token")
+        float | None, "tpot_s without a cache; null for an answer of one token"
     ]
     no_cache_tpot_first_s: Annotated[
         float | None,
-        Figure("tpot_first_s without a cache; null for an answer of one token"),
+        "tpot_first_s without a cache; null for an answer of one token",
     ]
     no_cache_tpot_last_s: Annotated[
         float | None,
@@ -167,7 +167,7 @@ class NoCacheRecord(LatencyRecord):
         Figure("e2e_s without a cache; null if it is null", "end to end", mark="time"),
     ]
     no_cache_flops: Annotated[int, Figure("flops without a cache", "FLOP")]
-    no_cache_bytes: Annotated[int, Figure("bytes without a cache")]
+    no_cache_bytes: Annotated[int, "bytes without a cache"]
     no_cache_head: Annotated[str, Figure("positions of the LM head, last or all", "head on")]
     no_cache_redundant_flops_share: Annotated[
         float,
@@ -184,9 +184,7 @@ class NoCacheRecord(LatencyRecord):
     no_cache_redundant_projections: Annotated[
         int, Figure("token projections beyond one per token", "redundant")
     ]
-    tpot_last_bound_s: Annotated[
-        float, Figure("datasheet bound of the last step with the cache")
-    ]
+    tpot_last_bound_s: Annotated[float, "datasheet bound of the last step with the cache"]
     no_cache_doubles_from: Annotated[
         int | None,
         Figure(
@@ -246,14 +244,14 @@ class SpeculationRecord(TypedDict):
 class LoadRecord(TypedDict):
     """Load and settings of a server."""
 
-    client: Annotated[str, Figure("arrival process: open, closed, inferencex or aiperf")]
+    client: Annotated[str, "arrival process: open, closed, inferencex or aiperf"]
     think_time_s: Annotated[
         float | None,
-        Figure("from an answer to the client's next request; null in an open loop"),
+        "from an answer to the client's next request; null in an open loop",
     ]
     front_end_s: Annotated[
         float | None,
-        Figure("time of a request before and after the engine; null if unknown"),
+        "time of a request before and after the engine; null if unknown",
     ]
     prefix_hit_rate: Annotated[
         float | None,
@@ -267,7 +265,7 @@ class LoadRecord(TypedDict):
     ]
     prefix_hit_share: Annotated[
         float | None,
-        Figure("part of prompt tokens found in a prefix cache; null without a prefix"),
+        "part of prompt tokens found in a prefix cache; null without a prefix",
     ]
     policy: Annotated[str, Figure("static or continuous", "policy")]
     cache: Annotated[str, Figure("contiguous or paged", "cache")]
@@ -283,9 +281,9 @@ class LoadRecord(TypedDict):
     max_concurrency: Annotated[
         int | None, Figure("concurrent clients; null in an open loop", "clients")
     ]
-    max_num_seqs: Annotated[int, Figure("setting of the engine")]
-    max_num_batched_tokens: Annotated[int, Figure("setting of the engine")]
-    seed: Annotated[int, Figure("seed of random numbers")]
+    max_num_seqs: Annotated[int, "setting of the engine"]
+    max_num_batched_tokens: Annotated[int, "setting of the engine"]
+    seed: Annotated[int, "seed of random numbers"]
     slo_ttft: Annotated[float | None, Figure("target; null without a target", unit="seconds")]
     slo_tpot: Annotated[float | None, Figure("target; null without a target", unit="seconds")]
     found_rate: Annotated[
@@ -297,22 +295,17 @@ class LoadRecord(TypedDict):
     ]
     num_speculative_tokens_from: Annotated[
         str | None,
-        Figure(
-            "source of a default num_speculative_tokens; null if it was given, or without a "
-            "draft",
-        ),
+        "source of a default num_speculative_tokens; null if it was given, or without a draft",
     ]
     prefill_replicas: Annotated[
         int,
-        Figure("replicas that process only prompts; 0 if prompts and decodes share a replica"),
+        "replicas that process only prompts; 0 if prompts and decodes share a replica",
     ]
-    total_gpus: Annotated[int, Figure("GPUs of the replica and of prefill replicas")]
+    total_gpus: Annotated[int, "GPUs of the replica and of prefill replicas"]
     transfer_s: Annotated[
         float | None,
-        Figure(
-            "mean time of a prompt's cache on the link to the decode replica; null without "
-            "disaggregated prefill",
-        ),
+        "mean time of a prompt's cache on the link to the decode replica; null without "
+        "disaggregated prefill",
     ]
     tokens_per_step: Annotated[
         float | None,
@@ -323,12 +316,12 @@ class LoadRecord(TypedDict):
 class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     """A server under load."""
 
-    requests: Annotated[int, Figure("arrived requests")]
+    requests: Annotated[int, "arrived requests"]
     completed: Annotated[int, Figure("answered requests", "done")]
     rejected: Annotated[int, Figure("requests that can never fit", "rejected")]
-    input_tokens: Annotated[int, Figure("tokens of answered requests")]
-    output_tokens: Annotated[int, Figure("tokens of answered requests")]
-    duration_s: Annotated[float, Figure("from the first arrival to the last token")]
+    input_tokens: Annotated[int, "tokens of answered requests"]
+    output_tokens: Annotated[int, "tokens of answered requests"]
+    duration_s: Annotated[float, "from the first arrival to the last token"]
     throughput_tokens_per_s: Annotated[
         float | None,
         Figure(
@@ -340,7 +333,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         ),
     ]
     total_tokens_per_s: Annotated[
-        float | None, Figure("input and output tokens; null without an answer")
+        float | None, "input and output tokens; null without an answer"
     ]
     requests_per_s: Annotated[
         float | None,
@@ -351,9 +344,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             formula="{completed} requests / {duration_s}",
         ),
     ]
-    ttft_mean_s: Annotated[
-        float | None, Figure("from arrival to first token; null without an answer")
-    ]
+    ttft_mean_s: Annotated[float | None, "from arrival to first token; null without an answer"]
     ttft_p50_s: Annotated[
         float | None,
         Figure(
@@ -363,13 +354,13 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             is_noted=True,
         ),
     ]
-    ttft_p90_s: Annotated[float | None, Figure("90th percentile; null without an answer")]
+    ttft_p90_s: Annotated[float | None, "90th percentile; null without an answer"]
     ttft_p99_s: Annotated[
         float | None, Figure("99th percentile; null without an answer", "TTFT p99", mark="time")
     ]
     tpot_mean_s: Annotated[
         float | None,
-        Figure("time after the first token ÷ further tokens; null without further tokens"),
+        "time after the first token ÷ further tokens; null without further tokens",
     ]
     tpot_p50_s: Annotated[
         float | None,
@@ -380,14 +371,12 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             is_noted=True,
         ),
     ]
-    tpot_p90_s: Annotated[float | None, Figure("90th percentile; null without further tokens")]
+    tpot_p90_s: Annotated[float | None, "90th percentile; null without further tokens"]
     tpot_p99_s: Annotated[
         float | None,
         Figure("99th percentile; null without further tokens", "TPOT p99", mark="time"),
     ]
-    e2e_mean_s: Annotated[
-        float | None, Figure("from arrival to last token; null without an answer")
-    ]
+    e2e_mean_s: Annotated[float | None, "from arrival to last token; null without an answer"]
     e2e_p50_s: Annotated[
         float | None,
         Figure(
@@ -397,8 +386,8 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             is_noted=True,
         ),
     ]
-    e2e_p90_s: Annotated[float | None, Figure("90th percentile; null without an answer")]
-    e2e_p99_s: Annotated[float | None, Figure("99th percentile; null without an answer")]
+    e2e_p90_s: Annotated[float | None, "90th percentile; null without an answer"]
+    e2e_p99_s: Annotated[float | None, "99th percentile; null without an answer"]
     queueing_mean_s: Annotated[
         float | None,
         Figure(
@@ -414,13 +403,11 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     decode_queueing_mean_s: Annotated[
         float | None,
-        Figure(
-            "from first token to the first pass on the decode replica; null without "
-            "disaggregated prefill",
-        ),
+        "from first token to the first pass on the decode replica; null without "
+        "disaggregated prefill",
     ]
     goodput_requests_per_s: Annotated[
-        float | None, Figure("requests that meet every target; null without a target")
+        float | None, "requests that meet every target; null without a target"
     ]
     slo_attainment: Annotated[
         float | None,
@@ -441,8 +428,8 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             formula="{padded_slots} / {token_slots}",
         ),
     ]
-    padded_slots: Annotated[int, Figure("token slots with padding")]
-    token_slots: Annotated[int, Figure("token slots of all passes")]
+    padded_slots: Annotated[int, "token slots with padding"]
+    token_slots: Annotated[int, "token slots of all passes"]
     kv_waste: Annotated[
         float | None,
         Figure(
@@ -462,11 +449,11 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             formula="{kv_peak_bytes} / {kv_budget_bytes}",
         ),
     ]
-    kv_peak_bytes: Annotated[int, Figure("maximum allocated bytes")]
-    kv_budget_bytes: Annotated[int, Figure("KV cache budget")]
+    kv_peak_bytes: Annotated[int, "maximum allocated bytes"]
+    kv_budget_bytes: Annotated[int, "KV cache budget"]
     preemptions: Annotated[int, Figure("preempted requests", "preempted")]
-    recomputed_tokens: Annotated[int, Figure("tokens of preempted requests")]
-    passes: Annotated[int, Figure("executed passes")]
+    recomputed_tokens: Annotated[int, "tokens of preempted requests"]
+    passes: Annotated[int, "executed passes"]
     mean_batch_size: Annotated[
         float | None,
         Figure(
@@ -480,7 +467,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     mean_in_system: Annotated[
         float | None,
-        Figure("waiting and running requests, weighted by time; null without an answer"),
+        "waiting and running requests, weighted by time; null without an answer",
     ]
     diverges: Annotated[
         bool | None,
@@ -493,7 +480,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     capacity_requests_per_s: Annotated[
         float | None,
-        Figure("maximum rate if requests always wait; null if the server serves none"),
+        "maximum rate if requests always wait; null if the server serves none",
     ]
     cost_per_million_tokens: Annotated[
         float | None,
@@ -508,28 +495,26 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     tpot_p90_error: Annotated[
         float | None,
-        Figure("90th percentile of the error of TPOT on measured servers; null if unknown"),
+        "90th percentile of the error of TPOT on measured servers; null if unknown",
     ]
     ttft_p90_error: Annotated[
-        float | None, Figure("90th percentile of the error of TTFT; null if unknown")
+        float | None, "90th percentile of the error of TTFT; null if unknown"
     ]
     throughput_p90_error: Annotated[
-        float | None, Figure("90th percentile of the error of tokens/s; null if unknown")
+        float | None, "90th percentile of the error of tokens/s; null if unknown"
     ]
 
 
 class PassRecord(TypedDict):
     """Consecutive passes of a timeline over the same sequences."""
 
-    rank: Annotated[int, Figure("data-parallel rank; prefill replicas come last")]
-    start_s: Annotated[
-        float, Figure("start of the first pass of this line, from the first arrival")
-    ]
-    duration_s: Annotated[float, Figure("time of all passes of this line")]
-    passes: Annotated[int, Figure("consecutive passes with the same sequences")]
+    rank: Annotated[int, "data-parallel rank; prefill replicas come last"]
+    start_s: Annotated[float, "start of the first pass of this line, from the first arrival"]
+    duration_s: Annotated[float, "time of all passes of this line"]
+    passes: Annotated[int, "consecutive passes with the same sequences"]
     sequences: Annotated[int, Figure("per pass", unit="sequences")]
-    tokens: Annotated[int, Figure("per pass")]
-    prefill_tokens: Annotated[int, Figure("prompt tokens per pass")]
-    waiting: Annotated[int, Figure("requests that are not admitted")]
-    kv_allocated_bytes: Annotated[int, Figure("at the end")]
-    kv_stored_bytes: Annotated[int, Figure("at the end")]
+    tokens: Annotated[int, "per pass"]
+    prefill_tokens: Annotated[int, "prompt tokens per pass"]
+    waiting: Annotated[int, "requests that are not admitted"]
+    kv_allocated_bytes: Annotated[int, "at the end"]
+    kv_stored_bytes: Annotated[int, "at the end"]

@@ -49,17 +49,13 @@ class WeightsRecord(TypedDict):
     ]
     parameters_exact: Annotated[
         bool | None,
-        Figure(
-            "whether the parameters are exact counts; no if general rules were used; null without "
-            "a model",
-        ),
+        "whether the parameters are exact counts; no if general rules were used; null without "
+        "a model",
     ]
     mtp_parameters: Annotated[
         int | None,
-        Figure(
-            "parameters of multi-token-prediction layers, not in `parameters`; null without a "
-            "model",
-        ),
+        "parameters of multi-token-prediction layers, not in `parameters`; null without a "
+        "model",
     ]
     weight_bytes: Annotated[
         int | None, Figure("weights of one GPU; null without a model", "weights")
@@ -114,7 +110,7 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
         ),
     ]
     eviction_score_bytes: Annotated[
-        int, Figure("scores that an eviction policy stores with keys and values")
+        int, "scores that an eviction policy stores with keys and values"
     ]
     receptive_field: Annotated[
         int | None,
@@ -141,15 +137,15 @@ class DeploymentRecord(ReplicaRecord):
         str | None, Figure("format of the weights; null without a model", "weights in")
     ]
     gpu: Annotated[str, Figure("GPU name", "GPU")]
-    nodes: Annotated[int, Figure("nodes of the replica")]
+    nodes: Annotated[int, "nodes of the replica"]
     inter_node_bytes_per_s: Annotated[
-        float | None, Figure("per GPU between nodes, in one direction; null on one node")
+        float | None, "per GPU between nodes, in one direction; null on one node"
     ]
     engine: Annotated[str, Figure("engine whose memory rules and times apply", "engine")]
     basis: Annotated[str, Figure("name of the time model", "times by", format="basis")]
     calibration_from: Annotated[
         str | None,
-        Figure("GPU whose kernel models were scaled; null if they are of this GPU"),
+        "GPU whose kernel models were scaled; null if they are of this GPU",
     ]
 
 
@@ -169,21 +165,17 @@ class DraftRecord(TypedDict):
 class TimeBasisRecord(TypedDict):
     """Reliability of a time."""
 
-    time_basis: Annotated[str, Figure("calibrated, scaled or bound")]
+    time_basis: Annotated[str, "calibrated, scaled or bound"]
     uncalibrated_share: Annotated[
-        float, Figure("part of the time from operators without their own kernel model")
+        float, "part of the time from operators without their own kernel model"
     ]
     time_p90_error: Annotated[
         float | None,
-        Figure(
-            "90 % of such steps on measured servers are within this error; null if unknown",
-        ),
+        "90 % of such steps on measured servers are within this error; null if unknown",
     ]
     fallback: Annotated[
         str | None,
-        Figure(
-            "dtype that replaces a missing matrix unit, as a sentence; null if no unit is missing",
-        ),
+        "dtype that replaces a missing matrix unit, as a sentence; null if no unit is missing",
     ]
 
 
@@ -196,14 +188,12 @@ class MemoryRecord(TypedDict):
     ]
     kv_budget_bytes: Annotated[
         int | None,
-        Figure(
-            "KV cache budget of one GPU, the same as in `fit`; null if the engine refuses the "
-            "model",
-        ),
+        "KV cache budget of one GPU, the same as in `fit`; null if the engine refuses the "
+        "model",
     ]
     kv_needed_bytes: Annotated[
         int | None,
-        Figure("KV cache of the batch on one GPU; null if the engine refuses the model"),
+        "KV cache of the batch on one GPU; null if the engine refuses the model",
     ]
     max_num_seqs: Annotated[
         int | None,
@@ -217,5 +207,5 @@ class MemoryRecord(TypedDict):
     ]
     memory_note: Annotated[
         str | None,
-        Figure("reason why the engine refuses the model; null if it does not"),
+        "reason why the engine refuses the model; null if it does not",
     ]
