@@ -71,7 +71,7 @@ def run(
                 f"{name} is missing",
                 "Name the measured GPU and software, or use --all",
             )
-    return _one_stack(rows, load_gpu(gpu), stack, out, about)
+    return one_stack(rows, load_gpu(gpu), stack, out, about)
 
 
 def _fit_stack(
@@ -91,7 +91,7 @@ def _fit_stack(
     return fits, to_yaml(replace(calibration, validation=validation))
 
 
-def _one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings) -> Answer:
+def one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings) -> Answer:
     path = out or str(preset_path(gpu, stack))
     rows = chosen_rows([read_rows(path) for path in paths], gpu, stack, note)
     fits, text = _fit_stack(gpu, stack, rows, about, note)

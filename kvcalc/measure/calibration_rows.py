@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional as F
 
 from kvcalc.gpu.gpu import Gpu, least_time
 from kvcalc.layers.attention import Grouped, Latent, Sparse
+from kvcalc.library.load import driver_gpu
 from kvcalc.measure.cases import Case
 from kvcalc.measure.ceilings import Machine, Step, timed
 from kvcalc.measure.layers.grouped_layer import attend
@@ -26,25 +26,14 @@ from kvcalc.records import Record
 from kvcalc.timing.rows import cost_of
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-PRESETS = {  # by a part of the vendor's name
-    "H100 80GB HBM3": "h100_sxm",
-    "H100 PCIe": "h100_pcie",
-    "H200": "h200_sxm",
-    "A100-SXM4-80GB": "a100-80gb",
-    "GB300": "gb300",
-    "B300": "b300",
-    "GB200": "gb200",
-    "B200": "b200",
-    "L40S": "l40s",
-    "RTX PRO 6000 Blackwell Server": "rtx-pro-6000-blackwell",
-}
 # kv_lora_rank, qk_rope_head_dim and v_head_dim that the format means by MLA
 MLA = (512, 64, 128)
 
 
 def gpu_name(device: str) -> str:
     """Return the preset name of a device, or the vendor's name if there is no preset."""
-    return next((name for part, name in PRESETS.items() if part in device), device)
+    gpu = driver_gpu(device, memory_bytes=0)
+    return gpu.name if gpu else device
 
 
 def _common_columns(op: str, device: str) -> Record:
@@ -278,8 +267,3 @@ def _attention(shape: Shape, machine: Machine) -> list[Step]:
         return attend(q, k, v)
 
     return [step]
-
-
-def fitted_gpu(machine: Machine, gpu: Gpu) -> Gpu:
-    """Return the roofline for the fit. CPU threads take the place of multiprocessors."""
-    return gpu if gpu.sms else replace(gpu, sms=max(1, machine.threads))

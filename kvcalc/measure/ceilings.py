@@ -51,6 +51,7 @@ class Machine(NamedTuple):
         name: The vendor's name.
         cache_bytes: Size of the last-level cache (the L2 of a GPU).
         threads: CPU threads; 0 on a GPU.
+        sms: Streaming multiprocessors; on a CPU, its threads.
         share: Share of the cores that other programs leave to this process.
     """
 
@@ -133,7 +134,7 @@ def find_machine(device: str = "auto", threads: int = 0) -> Machine:
     name = _first_match(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo"))
     memory = _system_memory("MemTotal", USUAL_MEMORY), _cache_bytes()
     name = name.strip() or platform.processor() or platform.machine()
-    return Machine(torch.device("cpu"), name, *memory, threads, share=share)
+    return Machine(torch.device("cpu"), name, *memory, threads, threads, share)
 
 
 @cache

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.load import load_gpu
-from kvcalc.measure.calibration_rows import MAX_BOUND_S, Shape, fitted_gpu, measured, planned
+from kvcalc.measure.calibration_rows import MAX_BOUND_S, Shape, measured, planned
 from kvcalc.measure.ceilings import Machine, find_machine
 from kvcalc.report.export import to_csv
 from kvcalc.timing.rows import read_rows
@@ -61,12 +60,6 @@ def test_what_a_machine_cannot_run_is_said_and_left_out(machine: Machine) -> Non
     rows = list(measured(shapes, machine, 0.001, told.append, lambda text, done: None))
     assert [row["op"] for row in rows] == ["gemm"]
     assert len(told) == 1 and "left out" in told[0]
-
-
-def test_threads_stand_for_multiprocessors_where_there_are_none(machine: Machine) -> None:
-    plain: Gpu = load_gpu("tpu-v5e")
-    assert fitted_gpu(machine, plain).sms == 1
-    assert fitted_gpu(machine, load_gpu("h100")) == load_gpu("h100")
 
 
 @pytest.mark.parametrize(

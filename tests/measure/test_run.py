@@ -166,7 +166,8 @@ def test_devices_that_are_not_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA GPU"):
             find_machine("cuda")
-    assert find_machine("cpu", 1).clock == "cpu"
+    machine = find_machine("cpu", 1)
+    assert (machine.clock, machine.sms) == ("cpu", 1)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_rows_for_the_calibration() -> None:
         "mla_decode", "mla_prefill", "dsa_decode_module", "decode_attention", "prefill_attention",
     ]  # fmt: skip
     window = rows[-2]
-    expected = {"gpu": "h100_sxm", "kv_dtype": "bfloat16", "batch": "3", "q_heads": "2", "kv_heads": "2", "head_dim": "128"}
+    expected = {"gpu": "h100-sxm", "kv_dtype": "bfloat16", "batch": "3", "q_heads": "2", "kv_heads": "2", "head_dim": "128"}
     assert expected.items() <= window.items()
     assert (window["window"], window["kv_len"], window["seq_len"], window["time_us"]) == ("1024", "40", "", "1000.0")
     module = rows[ops.index("dsa_decode_module")]
