@@ -63,11 +63,6 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
-def ao(name: str, version: int, **data: Any) -> dict[str, Any]:
-    """A torchao config of one setting."""
-    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": version, "_data": data}}}
-
-
 def quark(**weight: Any) -> dict[str, Any]:
     """A Quark config of one setting."""
     return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": ["lm_head"]}
@@ -157,12 +152,6 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
         WEIGHTS + scales(32),
     ),
     "eetq": ({"quant_method": "eetq", "weights": "int8"}, WEIGHTS + 2 * OUTPUTS),
-    "torchao int4": (ao("Int4WeightOnlyConfig", 2, group_size=64), PACKED + 4 * scales(64)),
-    "torchao float8": (ao("Float8WeightOnlyConfig", 2), WEIGHTS + 4 * OUTPUTS),
-    "torchao float8 by rows": (
-        ao("Float8DynamicActivationFloat8WeightConfig", 2, granularity=[{"_type": "PerRow"}] * 2),
-        WEIGHTS + 4 * OUTPUTS,
-    ),
     "quark fp8": (quark(dtype="fp8_e4m3", qscheme="per_tensor"), WEIGHTS + 7 * 4),
     "quark mxfp4": (quark(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"), PACKED + scales(32)),
     "mxfp8": ({"quant_method": "mxfp8"}, WEIGHTS + scales(32)),
@@ -220,68 +209,6 @@ def test_mxfp4_on_a_dense_model_stores_nothing_so(kvcalc: Run, tmp_path: Path) -
     assert shown.records[0]["weight_bytes"] == 2 * LAYERS * elements(EVERY) + AROUND
     assert shown.records[0]["dtype"] == "bf16"
     assert "nothing in this model is stored as mxfp4" in shown.err
-
-
-# --- MLX ---
-
-# 4 bits, a 16-bit scale and a 16-bit bias for 64 inputs; embedding and head too
-MLX = {"group_size": 64, "bits": 4}
-HEAD = {"embedding": (256, 1000), "lm_head": (256, 1000)}
-NORMS = 2 * (256 + 2 * LAYERS * 256)
-
-
-@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
-def test_mlx_quantises_embedding_and_head_too(key: str) -> None:
-    four = PACKED + 4 * groups(EVERY, 64)
-    outer = elements(HEAD) // 2 + 4 * groups(HEAD, 64)
-    assert weight_bytes(model_from(LLAMA | {key: MLX}, "f", "x")) == LAYERS * four + outer + NORMS
-    tied = model_from(LLAMA | {key: MLX, "tie_word_embeddings": True}, "f", "x")
-    assert weight_bytes(tied) == LAYERS * four + outer // 2 + NORMS
-
-
-def test_mlx_nvfp4_has_no_scale_of_the_matrix() -> None:
-    """A byte for 16 inputs of every matrix, embedding and head too."""
-    model = model_from(LLAMA | {"quantization": {"group_size": 16, "bits": 4, "mode": "nvfp4"}}, "f", "x")
-    outer = elements(HEAD) // 2 + groups(HEAD, 16)
-    assert weight_bytes(model) == LAYERS * (PACKED + groups(EVERY, 16)) + outer + NORMS
-
-
-def test_mlx_says_it_module_by_module_where_they_differ() -> None:
-    own = {
-        "model.layers.2.mlp.down_proj": {"group_size": 64, "bits": 8},
-        "model.layers.3.self_attn.q_proj": False,
-        "model.embed_tokens": {"group_size": 32, "bits": 6},
-        "lm_head": False,
-    }
-    model = model_from(LLAMA | {"quantization": MLX | own}, "f", "x")
-    four = PACKED + 4 * groups(EVERY, 64)
-    down, q = 512 * 256, 256 * 256  # one with 8 bits, one whole
-    table = 1000 * 256 * 6 // 8 + 4 * 1000 * 8
-    assert weight_bytes(model) == LAYERS * four + down // 2 + 2 * q - q // 2 - 4 * q // 64 + table + 2 * 1000 * 256 + NORMS
-
-
-@pytest.mark.parametrize(("routers", "bytes_"), [({}, 256 * 4 // 2 + 4 * 4 * 4), ({"bits": 8}, 256 * 4 + 4 * 4 * 4)])
-def test_mlx_quantises_a_router_that_is_a_plain_layer(routers: dict[str, int], bytes_: int) -> None:
-    """mixtral's router [256, 4] is one; its own entry overrides the rest."""
-    own = {f"model.layers.{i}.block_sparse_moe.gate": MLX | routers for i in range(LAYERS)} if routers else {}
-    experts = 4 * (elements(NETWORK) // 2 + 4 * groups(NETWORK, 64))
-    attention = elements(ATTENTION) // 2 + 4 * groups(ATTENTION, 64)
-    outer = elements(HEAD) // 2 + 4 * groups(HEAD, 64)
-    model = model_from(MIXTRAL | {"quantization": MLX | own}, "f", "x")
-    assert weight_bytes(model) == LAYERS * (experts + attention + bytes_) + outer + NORMS
-
-
-def test_mlx_leaves_mistral_4s_router_whole() -> None:
-    """Mistral Small 4 with 4 bits, as released for MLX: 66,949,842,944 bytes in its index, no scales beside a router."""
-    text = {
-        "model_type": "mistral4", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "vocab_size": 131072,
-        "intermediate_size": 12288, "moe_intermediate_size": 2048, "n_routed_experts": 128, "n_shared_experts": 1,
-        "num_experts_per_tok": 4, "first_k_dense_replace": 0, "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-    }  # fmt: skip
-    whole = {"model_type": "mistral3", "text_config": text, "dtype": "bfloat16", "quantization": MLX}
-    model = model_from(whole, "f", "x")
-    assert (model.parameters, weight_bytes(model)) == (118_972_826_624, 66_949_842_944)
 
 
 # --- Modules with settings of their own ---
@@ -497,10 +424,8 @@ UNKNOWN = [
     {"quant_method": "spqr", "bits": 3},
     {"quant_method": "metal", "bits": 8, "group_size": 32},
     {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}},
-    {"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 128}},
-    {"bits": 4, "group_size": 16, "mode": "nvfp8"},
+    {"bits": 4, "group_size": 64},  # as MLX writes it
     {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 128},
-    {"quant_method": "torchao", "quant_type": "int4_weight_only", "include_input_output_embeddings": True},
     compressed(INT4) | {"format": "marlin-24"},
     compressed(INT4) | {"format": "dense"},
     compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 64}),
@@ -538,7 +463,6 @@ BAD = [
     (compressed({}), "weights: is missing"),
     ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 1}}, "names no quant_algo"),
     ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": 1}}, "should be a mapping"),
-    ({"bits": 4, "group_size": 0}, "group_size: 0 is outside 1"),
 ]
 
 

@@ -26,7 +26,6 @@ MATRIX = {
     "int4": N // 2 + 2 * 512 * 2,
     "int4_group32": N // 2 + 8 * 512 * 2,
     "fp8_weight_only": N + 512 * 2,
-    "fp8_weight_only_fp32": N + 512 * 4,
     "nf4": N // 2 + 4 * 512 * 4,  # blocks of 64, an fp32 each
     "fp4": N // 2 + 4 * 512 * 4,
     "nf4_double": N // 2 + 4 * 512 + 4 * 4 * 512 // 256,  # an int8 each, and an fp32 for 256 of them
@@ -36,7 +35,6 @@ MATRIX = {
     "nvfp4": N // 2 + 16 * 512 + 4,  # a byte for 16, and an fp32
     "mxfp4_weight_only": N // 2 + 8 * 512,
     "nvfp4_weight_only": N // 2 + 16 * 512 + 4,
-    "nvfp4_plain": N // 2 + 16 * 512,  # without it
 }
 
 
@@ -63,9 +61,6 @@ def test_ragged_edges_have_scales_of_their_own() -> None:
         ("int8_g0", N + 512 * 2),  # a scale per output
         ("int4_g-1_zp", N // 2 + 512 * 2 + 512 // 2),
         ("int4_g128_zp_index", N // 2 + 2 * 512 * 2 + 512 + 4 * 256),  # and an int32 per input
-        ("affine4_g64", N // 2 + 4 * 512 * 4),
-        ("affine3_g128", N * 3 // 8 + 2 * 512 * 4),
-        ("affine4_g96", 2 * N),  # 256 inputs are no multiple of 96, so it stays as it was
         # a 16-bit code for 8 inputs, 2^16 vectors of 8 of 2 bytes, a 16-bit scale per output
         ("q4_k@3/16", N * 3 // 16),
         ("q4_k", N // 256 * 144),

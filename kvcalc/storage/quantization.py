@@ -35,8 +35,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
         flat: Whether blocks of `rows` elements run over the flattened matrix.
         nested: Number of blocks whose scales share one fp32 scale; 0 if none do.
         input_bytes: Bytes for each input.
-        ragged_bits: Bits per element if the inputs are no multiple of `rows`, because such a matrix
-            is not quantised. With 0, the last block is shorter instead.
         measured: (bytes, elements) of the matrix in its file, instead of all other figures.
     """
 
@@ -51,7 +49,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
     flat: bool = False
     nested: int = 0
     input_bytes: int = 0
-    ragged_bits: int = 0
     measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
@@ -62,8 +59,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
             return 0
         if self.measured:
             return -(-elements * self.measured[0] // self.measured[1])
-        if self.ragged_bits and inputs % self.rows:
-            return -(-elements * self.ragged_bits // 8)
         across = -(-outputs // (self.columns or outputs))
         blocks = (
             -(-elements // self.rows)
@@ -100,7 +95,6 @@ _FORMAT_TABLE = """
     int8                 8    0    1       4           0         0            0    0      int8
     int8_weight_only     8    0    1       2           0         0            0    0
     fp8_weight_only      8    0    1       2           0         0            0    0
-    fp8_weight_only_fp32 8    0    1       4           0         0            0    0
     awq                  4    128  1       2           4         0            0    0
     gptq                 4    128  1       2           4         0            0    0
     int4                 4    128  1       2           0         0            0    0
@@ -114,7 +108,6 @@ _FORMAT_TABLE = """
     mxfp8                8    32   1       1           0         0            0    0      fp8
     nvfp4                4    16   1       1           0         4            0    0      fp4
     nvfp4_weight_only    4    16   1       1           0         4            0    0
-    nvfp4_plain          4    16   1       1           0         0            0    0
 """
 WEIGHT_FORMATS = read_table(_FORMAT_TABLE, WeightFormat)
 # Products of other GGUF types compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell.
@@ -158,10 +151,6 @@ def _integers(
     )
 
 
-def _affine(name: str, bits: str, group: str) -> WeightFormat:
-    return WeightFormat(name, int(bits), int(group), 1, 4, ragged_bits=16)
-
-
 def _blocks(name: str, rows: str, columns: str) -> WeightFormat:
     return WeightFormat(name, 8, int(rows), int(columns), 4, computes="fp8")
 
@@ -191,9 +180,8 @@ def _measured(name: str, block_bytes: str, elements: str) -> WeightFormat:
 
 # Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per
 # output), `_zp` a packed zero point per scale, `_index` the int32 per input of GPTQ's activation
-# order. `affine4_g64`: a 16-bit scale and a 16-bit bias per 64 inputs (MLX, torchao).
-# `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `q4_k@5/8`: 5 bytes for 8 elements of one
-# matrix.
+# order. `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `q4_k@5/8`: 5 bytes for 8 elements
+# of one matrix.
 # `fp8_scale16`, `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and `_zp`
 # a zero point of one byte for each. compressed-tensors gives scales the dtype of the weights.
 _SCALE16 = re.compile(
@@ -201,7 +189,6 @@ _SCALE16 = re.compile(
 )
 _NAME_PATTERNS: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
     (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
-    (re.compile(r"affine([1-8])_g([1-9]\d{0,5})"), _affine),
     (re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})"), _blocks),
     (re.compile(r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})"), _measured),
 ]

@@ -5,7 +5,7 @@ compressed-tensors and ModelOpt here, further tools in `quantized_modules`. An u
 change; no size in that format can be given.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvcalc.errors import UserError
 from kvcalc.layers.part import Sublayer
 from kvcalc.library.huggingface.config import Config, show
-from kvcalc.library.huggingface.quantized_modules import Rules, matrices, mlx, quark, torchao
+from kvcalc.library.huggingface.quantized_modules import Rules, matrices, quark
 from kvcalc.model.model import Model
 from kvcalc.records import JsonObject
 from kvcalc.storage.quantization import Quantization, stored_format
@@ -33,6 +33,7 @@ _METHODS = {
     "mxfp8": "mxfp8",
     "fbgemm_fp8": "fp8_per_channel",
     "eetq": "int8_weight_only",
+    "": "mlx",  # MLX names no method, and no inference server loads its weights
 }
 _INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
 _CACHES = {
@@ -63,28 +64,6 @@ _NOT_QUANTIZED: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 _COMPRESSORS = ("*.compress_*", "*.index_kv", "*.index_gate", "*.index_weights")
 _STREAMS = ("*_streams", "stream_head")
 _INDEXERS, _NGRAMS = ("*.index_q", "*.row_index_k"), ("*.engram_table",)
-_TABLES = {
-    "embedding": (
-        "language_model.model.embed_tokens",
-        "transformer.wte",
-        "model.word_embeddings",
-    ),
-    "lm_head": ("lm_head",),
-}
-# Types whose router mlx-lm quantises like any other matrix unless the file names it.
-_MLX_ROUTERS = {
-    "mixtral",
-    "olmoe",
-    "phimoe",
-    "phixtral",
-    "qwen2_moe",
-    "llama4",
-    "llama4_text",
-    "ernie4_5_moe",
-    "dbrx",
-    "hunyuan",
-}
-
 # (matrix, format) of one layer, if its matrices have several formats
 MatrixFormats = tuple[tuple[str, str], ...]
 
@@ -100,11 +79,9 @@ def _by_method(q: Config, method: str, model_type: str) -> str:
         return kind + ("_double" if q.flag("bnb_4bit_use_double_quant") else "")
     if method == "fp8":
         return _fp8(q, model_type)
-    if method == "torchao":
-        return torchao(q)
     if method == "quark":
         return quark(q)
-    return _METHODS.get(method, method or "unnamed")
+    return _METHODS.get(method, method)
 
 
 def _packed(q: Config, method: str) -> str:
@@ -219,7 +196,6 @@ class Storage:
         formats: Patterns of matrices by format; the first format that covers a matrix counts.
         groups: (format, modules) instead, if the file lists formats by module.
         ignored: Modules that are not quantised.
-        mlx: MLX's format of tables, the LM head and unnamed modules; '' for other tools.
         cache: Dtype that the checkpoint declares for the cache, or None.
         scales: Number of cache scales for the keys of a layer, and bytes of a scale. Values have
             the same number. -1 is one scale per head.
@@ -236,7 +212,6 @@ class Storage:
         self.formats: dict[str, tuple[str, ...]] = {}
         self.groups: list[tuple[str, Rules]] = []
         self.ignored = self._rules([])
-        self.mlx = ""
         self.cache: str | None = None
         self.notes: tuple[str, ...] = ()
         self.scales = (0, 4)
@@ -284,8 +259,7 @@ class Storage:
             if self.ignored.match(layer, modules):
                 unquantized[name] = True
             group = next((g for g in self.groups if g[1].match(layer, modules)), None)
-            keeps_router = self.mlx and name == "router" and self.family not in _MLX_ROUTERS
-            if group and not (keeps_router and group[1].everything):
+            if group:
                 formats.append((name, group[0]))
         return tuple(unquantized), tuple(formats)
 
@@ -296,12 +270,11 @@ class Storage:
         covers = self.formats
         tables: list[Quantization] = []
         if self.groups:
-            exceptions = () if self.mlx else _NOT_QUANTIZED
+            exceptions = _NOT_QUANTIZED
             covers = {}
             for kind, pairs in kinds.items():
                 for name, format_name in pairs:
                     covers[format_name] = (*covers.get(format_name, ()), f"{kind}.{name}")
-            tables += self._mlx_tables()
         elif covers and self.family in ("deepseek_v4", "deepseek_v41_text"):
             exceptions += (*_COMPRESSORS, *_STREAMS)
             if self.family == "deepseek_v41_text":  # its scales are powers of two, a byte each
@@ -310,16 +283,6 @@ class Storage:
                 covers = {f.replace("fp8_32x32", "fp8_block32"): c for f, c in covers.items()}
             tables.append(Quantization("fp32", covers=_STREAMS))
         return (*(Quantization(name, c, exceptions) for name, c in covers.items()), *tables)
-
-    def _mlx_tables(self) -> Iterable[Quantization]:
-        """Yield MLX's schemes of tables and the LM head, which it stores like any matrix."""
-        if not self.mlx:
-            return
-        for name, modules in _TABLES.items():
-            if not self.ignored.match(-1, modules):
-                formats = (f for f, rules in self.groups if rules.match(-1, modules))
-                yield Quantization(next(formats, self.mlx), (name,), (), ("matrix", "table"))
-        yield Quantization(self.mlx, ("*",), ("embedding", "lm_head"), ("table",))
 
     def _read(self, has_fp4_experts: bool) -> None:
         """Set the formats or groups, and the modules that are not quantised."""
@@ -332,9 +295,6 @@ class Storage:
             self.formats[_by_algorithm(experts)] = ("*.experts.*",)
             if method == "fp8":
                 self.formats[_fp8(q, self.family)] = ("*",)
-            return
-        if not method and q.in_file("bits") and q.in_file("group_size"):
-            self._read_mlx()
             return
         if algorithm == "mixed_precision" and q.table("quantized_layers"):
             self._read_modules()
@@ -369,14 +329,6 @@ class Storage:
             formats[name] = "bf16" if is_plain else _by_method(q, method, self.family)
         if formats:
             self._set_groups(formats, default)
-
-    def _read_mlx(self) -> None:
-        """Read MLX's default settings and its settings by module. `false` is not quantised."""
-        self.mlx = mlx(self.q)
-        settings = self.q.file.items()
-        modules = [name for name, value in settings if isinstance(value, dict)]
-        self._set_groups({name: mlx(self.q.nested(name)) for name in modules}, self.mlx)
-        self.ignored = self._rules([name for name, value in settings if value is False])
 
     def _read_groups(self) -> None:
         """Read compressed-tensors' groups: one for all matrices, or several with targets."""

@@ -18,31 +18,6 @@ from kvcalc.layers.weights import WeightKind
 from kvcalc.library.huggingface.config import Config
 
 
-def torchao(q: Config) -> str:
-    """Return torchao's int4 (a scale and a zero point per group, not in tiles) or float8.
-
-    Its int8 stores other zero points in each version. Source:
-    torchao/quantization/quantize_/workflows.
-    """
-    if q.flag("include_input_output_embeddings"):
-        return "torchao (embeddings too)"
-    if isinstance(q.get("quant_type"), str):
-        return f"torchao ({q.word('quant_type')[:60]})"
-    config = q.nested("quant_type").nested("default")
-    name, version = config.word("_type"), config.size("_version", 1)
-    settings = config.nested("_data")
-    if version >= 2 and name == "Int4WeightOnlyConfig":
-        layout = str(settings.get("int4_packing_format", "plain"))[:1000]
-        if "plain" in layout and "int32" not in layout:
-            return f"affine4_g{settings.size('group_size', 128)}"
-    if name == "Float8WeightOnlyConfig" and version >= 2:
-        return "fp8_weight_only_fp32"
-    if name == "Float8DynamicActivationFloat8WeightConfig":
-        is_per_row = "PerRow" in str(settings.get("granularity"))[:1000]
-        return "fp8_per_channel" if is_per_row else "fp8"
-    return f"torchao ({name[:60] or 'several settings'})"
-
-
 def quark(q: Config) -> str:
     """Return Quark's format: fp8 with an fp32 scale per tensor or channel, or OCP mxfp4.
 
@@ -59,21 +34,6 @@ def quark(q: Config) -> str:
     if (dtype, scheme, scale, group) == ("fp4", "per_group", "e8m0", "32"):
         return "mxfp4" if config.table("input_tensors") else "mxfp4_weight_only"
     return f"quark ({dtype} {scheme})"
-
-
-_MLX_FLOATS = {"mxfp4": "mxfp4_weight_only", "mxfp8": "mxfp8", "nvfp4": "nvfp4_plain"}
-
-
-def mlx(q: Config) -> str:
-    """Return MLX's format: packed values, a scale and a bias per group, or small floats.
-
-    Its nvfp4 has a scale for 16 values, and none for the matrix. Sources: mlx-lm's utils.py,
-    mlx/nn/layers/quantized.py.
-    """
-    mode = q.word("mode", "affine")[:20]
-    if mode != "affine":
-        return _MLX_FLOATS.get(mode, f"mlx ({mode})")
-    return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
 
 
 MAX_PATTERNS, MAX_REPEATS, MAX_SECONDS = 500, 5, 0.3
@@ -221,7 +181,7 @@ class Rules:
             return True
         if self._search(NUMBERED, f"model.layers.{layer}.", modules):
             return True
-        return layer >= 0 and self._search(layer, "", modules)
+        return self._search(layer, "", modules)
 
     def _search(self, layer: int, prefix: str, modules: tuple[str, ...]) -> bool:
         """Return whether a pattern matches one of the names. Raises UserError after 0.3 s."""
