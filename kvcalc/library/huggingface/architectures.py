@@ -6,10 +6,6 @@ as that type. A draft head is read as a draft or refused. An unknown class is re
 its type, and the result is marked as uncertain. Sources of names: transformers' auto mappings
 (models/auto/modeling_auto.py), vLLM's registry (model_executor/models/registry.py), SGLang's
 (srt/models), and the released configs of types with remote code.
-
-A larger file and its text part may differ on tied embeddings. transformers 4 reads the text part,
-else its class (4.57's `PreTrainedModel.tie_weights`). transformers 5 reads the whole file, else its
-class (5.23's `get_expanded_tied_weights_keys`). In some of its classes, either may tie.
 """
 
 import re
@@ -18,9 +14,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
-from kvcalc.library.huggingface.config import TEXT_KEYS, facts, show
+from kvcalc.library.huggingface.config import facts, show
 from kvcalc.library.huggingface.types.draft_rules import CLASSES, NOTE
-from kvcalc.library.huggingface.types.model_type import Type, entry_texts, read_type, type_names
+from kvcalc.library.huggingface.types.model_type import entry_texts, read_type, type_names
 
 _HEAD = re.compile(
     r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|"
@@ -319,73 +315,3 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
             file_name,
         )
     return ModelType(name, True, (f"a draft ({printable(written, 60)}): {NOTE}",))
-
-
-KEY = "tie_word_embeddings"
-# Types of larger files in transformers 4. Idefics and SmolVLM depend on the release.
-_NAMES = (
-    "aria aya_vision cohere2_vision deepseek_vl deepseek_vl_hybrid emu3 fuyu gemma3 gemma3n "
-    "got_ocr2 "
-    "granite_speech internvl janus lfm2_vl llama4 llava llava_next llava_next_video "
-    "llava_onevision mistral3 ovis2 "
-    "paligemma perception_lm qwen2_5_vl qwen2_audio qwen2_vl video_llava vipllava voxtral"
-)
-_FOUR = frozenset(_NAMES.split())
-
-
-class Tie(NamedTuple):
-    """Whether the head is tied, or None for the usual reading, and a note if this is in doubt."""
-
-    tied: bool | None = None
-    doubt: str = ""
-
-
-def settle(data: Mapping[str, Any], inner: Mapping[str, Any], name: str, entry: Type) -> Tie:
-    """Return whether the head of a file's text part is tied.
-
-    Args:
-        data: The whole file.
-        inner: Its text part.
-        name: The type that reads the text part.
-        entry: The entry of this type. A fixed value in the entry is in no doubt.
-    """
-    around = data.get("model_type") if data is not inner else None
-    outer_facts = facts().get(around, {}) if isinstance(around, str) else {}
-    ruled, either = entry.model.get(KEY), outer_facts.get("either", False)
-    if "tied" not in outer_facts or isinstance(ruled, bool):
-        return Tie()
-    outer, part = data.get(KEY), inner.get(KEY) if _inside(data) else None
-    own = None if ruled and not either else facts().get(name, {}).get("defaults", {}).get(KEY)
-    older = own if part is None else part
-    newer = outer_facts["tied"] if outer is None else outer
-    newer = newer or (either and older is True)
-    if not isinstance(older, bool) or not isinstance(newer, bool):
-        return Tie()
-    major = _major(data)
-    if older == newer or (outer is None and not ruled and around in _FOUR and major == 4):
-        return Tie(older)
-    if part is None and outer is not None and major == 5:
-        return Tie(newer)
-    tied = newer if part is None else older
-    return Tie(None if ruled else tied, _doubt(outer, part))
-
-
-def _inside(data: Mapping[str, Any]) -> bool:
-    """Return whether a text part of the file says if the head is tied."""
-    parts = [data[key] for key in TEXT_KEYS if isinstance(data.get(key), dict)]
-    return any(KEY in part or _inside(part) for part in parts)
-
-
-def _major(data: Mapping[str, Any]) -> int:
-    """Return the major version of transformers that wrote a file; 0 if unknown."""
-    major = str(data.get("transformers_version")).partition(".")[0]
-    return int(major) if major in ("4", "5") else 0
-
-
-def _doubt(outer: object, part: object) -> str:
-    """Return a note about a file and a text part that differ."""
-    values = [str(v).lower() if isinstance(v, bool) else "missing" for v in (outer, part)]
-    return (
-        f"parameters are ≈: {KEY} is {values[0]} in the file and {values[1]} in its text part: "
-        "transformers 5 reads the file, 4 the text part"
-    )

@@ -486,6 +486,7 @@ def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, A
     outer_facts = facts().get(str(outer_type), {}) if is_part else {}
     if outer_facts.get("text") == model_type:
         defaults = defaults | outer_facts.get("part", {})
-    if "tied" in outer_facts:
+    is_older = str(outer.get("transformers_version")).startswith("4")
+    if "tied" in outer_facts and not is_older:  # transformers 4 asks the text part's class
         defaults = defaults | {"tie_word_embeddings": outer_facts["tied"]}
     return defaults

@@ -16,7 +16,7 @@ from kvcalc.layers.attention import Grouped, Sparse
 from kvcalc.layers.feed_forward import Dense, Moe, Projections
 from kvcalc.layers.part import Sublayer
 from kvcalc.library import presets
-from kvcalc.library.huggingface.architectures import KEY, ModelType, resolve, settle
+from kvcalc.library.huggingface.architectures import ModelType, resolve
 from kvcalc.library.huggingface.config import (
     MAX_SIZE,
     Config,
@@ -125,11 +125,6 @@ def model_from(
     else:
         check_unknown(resolved.name, data, inner, file_name)
         entry, defaults = read_type("$general"), {}
-    tie = settle(data, inner, resolved.name, entry)
-    if tie.tied is not None:
-        defaults[KEY] = tie.tied
-        inner = {**inner, KEY: tie.tied} if KEY in inner else inner
-
     c = Config(inner, file_name, defaults, _aliases(resolved.name, entry))
     c.outer = data
     c.layers = _layer_count(c, entry)
@@ -138,11 +133,10 @@ def model_from(
     model, storage = _model(c, entry, printable(name, 80), resolved)
     reading = assess(c, resolved, entry)
     vision, vision_notes = tower(data, file_name, model.hidden_size)
-    doubts = (tie.doubt,) if tie.doubt else ()
     return replace(
         model,
-        notes=(*model.notes, *storage.notes, *reading.notes, *doubts, *vision_notes),
-        parameters_exact=reading.exact and not doubts,
+        notes=(*model.notes, *storage.notes, *reading.notes, *vision_notes),
+        parameters_exact=reading.exact,
         vision=vision,
     )
 
