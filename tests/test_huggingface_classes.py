@@ -80,11 +80,6 @@ def test_no_class_no_doubt() -> None:
         llama(architectures=[3])
 
 
-def test_a_type_that_cannot_be_read_says_why() -> None:
-    with pytest.raises(UserError, match="model_type 'blt' is not supported: three stacks"):
-        read(model_type="blt", architectures=["BltForCausalLM"])
-
-
 # --- keys ---
 
 

@@ -190,18 +190,6 @@ def test_experts_of_the_layers_that_a_text_lists() -> None:
         assert ["moe" in kind for kind in model.order] == [False, True, False, False, True, False]
 
 
-def test_longcat_s_tables_of_ngrams() -> None:
-    """Four hashes of n-grams of 2, 3 and 4 tokens: 12 tables of D/12, of 78·V + 1, 78·V + 3 … rows, each projected to D."""
-    longcat = {
-        "model_type": "longcat_flash_ngram", "hidden_size": 48, "vocab_size": 10, "num_layers": 1, "num_attention_heads": 4,
-        "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_topk": 2,
-        "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "n_routed_experts": 4, "zero_expert_num": 2,
-    }  # fmt: skip
-    model = model_from(longcat, "config.json", "x")
-    tables = {f"ngram_{i}": (780 + 2 * i + 1, 4) for i in range(12)} | {f"ngram_up_{i}": (4, 48) for i in range(12)}
-    assert {w.name: (w.inputs, w.outputs) for w in model.outer_weights if w.name.startswith("ngram_")} == tables
-
-
 def test_half_of_a_window_that_looks_both_ways_lies_ahead() -> None:
     """Gemma 3 with bidirectional attention: 64 // 2 + 1 tokens are kept, in five of six layers."""
     for both, window in ((False, 64), (True, 33)):

@@ -121,13 +121,13 @@ def test_type_that_transformers_knows_and_kvcalc_does_not_is_never_guessed(name:
         ("xlnet", "XLNetLMHeadModel"), ("xlm", "XLMWithLMHeadModel"), ("reformer", "ReformerModelWithLMHead"),
         ("transfo-xl", "TransfoXLLMHeadModel"), ("xlstm", "xLSTMForCausalLM"), ("rwkv", "RwkvForCausalLM"),
         ("cpmant", "CpmAntForCausalLM"), ("ctrl", "CTRLLMHeadModel"), ("biogpt", "BioGptForCausalLM"),
-        ("prophetnet", "ProphetNetForConditionalGeneration"),
+        ("prophetnet", "ProphetNetForConditionalGeneration"), ("openelm", "OpenELMForCausalLM"),
     ],
 )  # fmt: skip
-def test_a_type_that_no_server_caches_is_refused(name: str, written: str) -> None:
+def test_a_type_that_is_rarely_served_is_refused(name: str, written: str) -> None:
     """By its model_type, or by its class where the file gives no type."""
     for keys in ({"model_type": name}, {"model_type": "", "architectures": [written]}):
-        assert f"model_type {name!r} is not supported: no inference server caches it" in refusal(**keys)
+        assert f"model_type {name!r} is not supported: it is rarely served" in refusal(**keys)
 
 
 # --- Values that do not fit ---

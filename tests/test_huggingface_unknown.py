@@ -191,17 +191,9 @@ def test_files_of_other_programs(word: str) -> None:
 def test_types_of_flash_linear_attention() -> None:
     """They keep states: the general rules would give them keys and values, whatever sizes the file has."""
     for keys in ({}, {"intermediate_size": 5632, "num_attention_heads": 16}):
-        for name in ("gla", "delta_net", "hgrn2", "rwkv6", "one_of_tomorrow"):
-            assert f"{name!r} has layers of flash-linear-attention" in foreign_refusal(**FLA | keys, model_type=name)
-    assert "has layers of flash-linear-attention" in foreign_refusal(**FLA)
-
-
-def test_its_plain_transformer() -> None:
-    """Softmax attention: read like any unknown type, and marked, once the file says how wide its FFN is."""
-    plain = {k: v for k, v in FLA.items() if not k.startswith("expand")} | {"model_type": "transformer", "num_heads": 32}
-    assert "flash-linear-attention" in foreign_refusal(**plain)
-    model = model_from(plain | {"intermediate_size": 5632}, "it.json", "it")
-    assert (model.parameters_exact, model.kinds[model.order[0]].label) == (False, "MHA")
+        for name in ("gla", "delta_net", "hgrn2", "rwkv6"):
+            assert f"{name!r} is not supported: it is rarely served" in foreign_refusal(**FLA | keys, model_type=name)
+        assert "expand_k" in foreign_refusal(**FLA | keys | {"intermediate_size": 5632}, model_type="one_of_tomorrow")
 
 
 def test_files_without_sizes() -> None:

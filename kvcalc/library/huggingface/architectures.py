@@ -90,21 +90,26 @@ _ALSO = [
     "gpt2:gpt-sw3",
     "llama:internlm3",
     "llama:iquestcoder",
-    "olmo:hf_olmo",
     "phi:phi-msft",
 ]
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.
 _WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
-_NOT_SERVED = [
+_RARELY_SERVED = [
     "afm7",
     "baichuan_m1",
     "biogpt",
+    "blt",
     "cpmant",
     "ctrl",
     "doge",
     "gpt_neox_japanese",
+    "hf_olmo",
+    "iquestloopcoder",
     "lille-130m",
+    "longcat_flash_ngram",
     "nanbeige",
+    "openelm",
+    "plamo2",
     "prophetnet",
     "reformer",
     "roc_bert",
@@ -115,10 +120,12 @@ _NOT_SERVED = [
     "xlstm",
     "xmod",
 ]
-_REFUSED = dict.fromkeys(_NOT_SERVED, "no inference server caches it")
-_REFUSED["blt"] = (
-    "three stacks of different widths; one runs once per patch, and patches vary with the text"
+_FLA_NAMES = (  # of flash-linear-attention
+    "abc comba delta_net deltaformer forgetting_transformer gated_deltanet gated_deltaproduct gla "
+    "gsa hgrn hgrn2 kda lightnet linear_attn log_linear_mamba2 mesa_net moba mom nsa path_attn "
+    "retnet rodimus rwkv6 samba"
 )
+_REFUSED = frozenset([*_RARELY_SERVED, *_FLA_NAMES.split()])
 
 
 class ModelType(NamedTuple):
@@ -249,7 +256,7 @@ def _supported(name: str, file_name: str) -> ModelType:
     """Return the type with this name. Raises UserError if it is known and has no entry."""
     if name in _REFUSED:
         raise UserError(
-            f"model_type {name!r} is not supported: {_REFUSED[name]}", where=file_name
+            f"model_type {name!r} is not supported: it is rarely served", where=file_name
         )
     is_known = name in facts() or name in facts().get("*", {}).get("others", ())
     if is_known and name not in entry_texts():
@@ -310,7 +317,7 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
     if not name or not flat:
         raise UserError(
             f"class {printable(written, 60)} is a draft that is not read",
-            "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` "
+            "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash and DSpark; `--draft layers=N` "
             "replaces another",
             file_name,
         )

@@ -336,15 +336,6 @@ def filled(fields: dict[str, Field], c: Config) -> JsonObject:
     return {name: value for name, value in values.items() if value is not None}
 
 
-_FLA_NAMES = (
-    "abc comba delta_net deltaformer forgetting_transformer gated_deltanet gated_deltaproduct gla "
-    "gsa hgrn hgrn2 kda lightnet linear_attn log_linear_mamba2 mesa_net moba mom nsa path_attn "
-    "retnet rodimus rwkv6 samba"
-)
-_FLA_TYPES = frozenset(_FLA_NAMES.split())
-_FLA_KEYS = {"expand_k", "expand_v", "hidden_ratio"}
-
-
 def check_program(data: Mapping[str, Any], file_name: str) -> None:
     """Raise UserError for a file of sizes in another program's format."""
     if data.get("model_type") or data.get("architectures"):
@@ -364,29 +355,6 @@ def check_has_sizes(data: Mapping[str, Any], file_name: str) -> None:
         hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
         raise UserError(
             "is an adapter's config, which has no sizes of a model", hint, file_name
-        )
-
-
-def check_unknown(
-    name: str, data: Mapping[str, Any], inner: Mapping[str, Any], file_name: str
-) -> None:
-    """Raise UserError for a type without an entry that no general rule can count.
-
-    These are encoder-decoder models and flash-linear-attention's layers. Its type `transformer` is
-    accepted if it gives the size of the FFN.
-    """
-    label = f"model_type {printable(str(data.get('model_type') or name or 'none'), 60)!r}"
-    if any(part.get("is_encoder_decoder") is True for part in (data, inner)):
-        raise UserError(
-            f"{label} is not known, and has an encoder (is_encoder_decoder)", where=file_name
-        )
-    is_sized = name == "transformer" and inner.get("intermediate_size")
-    if not is_sized and (name in _FLA_TYPES or inner.keys() & _FLA_KEYS):
-        hint = "Write a model file with similar layers (docs/how-to/add-a-model.md)"
-        raise UserError(
-            f"{label} has layers of flash-linear-attention, which are not read",
-            hint,
-            file_name,
         )
 
 

@@ -22,7 +22,6 @@ from kvcalc.library.huggingface.config import (
     Config,
     check_has_sizes,
     check_program,
-    check_unknown,
     defaults_of,
     facts,
     filled,
@@ -123,7 +122,10 @@ def model_from(
         entry = read_type(resolved.name)
         defaults = {**entry.defaults, **defaults_of(resolved.name, data, inner)}
     else:
-        check_unknown(resolved.name, data, inner, file_name)
+        if any(part.get("is_encoder_decoder") is True for part in (data, inner)):
+            label = printable(str(data.get("model_type") or resolved.name or "none"), 60)
+            text = f"model_type {label!r} is not known"
+            raise UserError(f"{text}, and has an encoder (is_encoder_decoder)", where=file_name)
         entry, defaults = read_type("$general"), {}
     c = Config(inner, file_name, defaults, _aliases(resolved.name, entry))
     c.outer = data

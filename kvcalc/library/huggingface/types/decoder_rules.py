@@ -153,29 +153,6 @@ def linear_biases(c: Config) -> int | None:
     return biases or None
 
 
-def num_ngram_tables(c: Config) -> int:
-    """Return the number of LongCat's tables of n-grams."""
-    count = c.size("emb_split_num", 4) * (c.size("emb_neighbor_num", 4) - 1)
-    if not 1 <= count <= 1000:
-        raise c.fail("emb_split_num", f"gives {count} tables of n-grams")
-    return count
-
-
-def ngram_tables(c: Config) -> Matrices:
-    """Return the tables. Table i has 2·i + 1 rows more than a multiple of the vocabulary."""
-    count = num_ngram_tables(c)
-    width = c.size("hidden_size") // count
-    rows = c.size("ngram_vocab_size_ratio", 78) * c.size("vocab_size")
-    return {f"ngram_{i}": (rows + 2 * i + 1, width) for i in range(count)}
-
-
-def ngram_projections(c: Config) -> Matrices:
-    """Return the projection of each table into the stream."""
-    count = num_ngram_tables(c)
-    width = c.size("hidden_size")
-    return {f"ngram_up_{i}": (width // count, width) for i in range(count)}
-
-
 def half_width(width: Field) -> Field:
     """Return the rule of half of a width that gate and up share."""
 
@@ -189,12 +166,6 @@ def half_width(width: Field) -> Field:
     return read
 
 
-def chatglm_norm(c: Config) -> str:
-    """Return the kind of ChatGLM's norms."""
-    is_later = not (c.has("inner_hidden_size") or c.flag("position_encoding_2d"))
-    return "rms" if c.flag("rmsnorm", is_later) else "layer"
-
-
 def minicpmv_stack(c: Config) -> str:
     """Return the type of the language model of a MiniCPM-V or -o, by its version."""
     is_first = (c.size("hidden_size"), c.get("query_num")) == (2304, 64)
@@ -206,27 +177,6 @@ def minicpmv_stack(c: Config) -> str:
             f"Known: {', '.join(MINICPMV_STACKS)}",
         )
     return MINICPMV_STACKS[version]
-
-
-def olmo_norm(c: Config) -> str:
-    """Return the kind of OLMo's norms."""
-    if c.word("layer_norm_type", "default") == "rms":
-        return "rms"
-    if not c.flag("layer_norm_with_affine", True):
-        return "none"
-    return "layer" if c.flag("bias_for_layer_norm", True) else "layer_no_bias"
-
-
-def openelm_width(c: Config) -> int:
-    """Return the width of OpenELM's FFN.
-
-    It is a factor of the model's width, rounded to a multiple of ffn_dim_divisor, and at most a
-    tenth down.
-    """
-    divisor = c.size("ffn_dim_divisor", 256)
-    width = c.number("ffn_multipliers") * c.size("hidden_size")
-    rounded = max(divisor, int(width + divisor / 2) // divisor * divisor)
-    return rounded + divisor if rounded < 0.9 * width else rounded
 
 
 def expert_width(index: int, default: int) -> Field:

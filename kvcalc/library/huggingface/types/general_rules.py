@@ -48,7 +48,7 @@ _CACHE_WORDS = re.compile(
     r"window|latent|lora|index|state|conv|ssm|share|sharing|chunk|compress|kv|linear|recurr|"
     r"mamba|cross|sparse|cache|evict|pool"
     r"|(^|_)cla(_|$)|yoco|left_context|heads(_|$)|head_(dim|size|width)|(dim|size)_head|d_head|"
-    r"key_value|loop|recursi|repeat|^ut_|_ut_"
+    r"key_value|loop|recursi|repeat|^ut_|_ut_|expand_[kv]|hidden_ratio"
 )
 _HARMLESS = re.compile(
     r"^use_cache(_|$)|^chunk_size_feed_forward$|^output_hidden_states$|token_index$|^auto_map$|"

@@ -290,13 +290,6 @@ def in_window(key: str, otherwise: str = "") -> Field:
     return read
 
 
-def two_turn_order(c: Config) -> list[str]:
-    """Return the stack, and once more within a window, with the weights of the first turn."""
-    if c.size("loop_num", 2) != 2:
-        raise c.fail("loop_num", f"{c.size('loop_num')} turns are not read, only 2")
-    return [FULL] * c.layers + [SLIDING] * c.layers
-
-
 def dots3_rope_dim(c: Config) -> int:
     """Return the rest of a sliding layer's head_dim, unless the file says otherwise."""
     if c.layer_type != SLIDING or c.has("per_layer_config"):
@@ -382,19 +375,6 @@ def nas_part(part: str, own: Reader) -> Reader:
 def nas_norms(c: Config) -> int:
     """Return a norm for each part that is not left out."""
     return sum(not nas_block(c, part).get("no_op") for part in ("attention", "ffn"))
-
-
-def plamo2_order(c: Config) -> list[str]:
-    """Return attention in the middle layer of every `mamba_step`, or in the last of a short stack.
-
-    All layers have attention if Mamba is not enabled.
-    """
-    step = c.size("mamba_step", 2)
-    if not c.flag("mamba_enabled", True):
-        return [SLIDING] * c.layers
-    if c.layers <= step // 2:
-        return [*[LINEAR] * (c.layers - 1), SLIDING]
-    return [SLIDING if i % step == step // 2 else LINEAR for i in range(c.layers)]
 
 
 def by_window(formula: str) -> Field:
