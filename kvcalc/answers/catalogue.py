@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
     from kvcalc.model.model import Model
     from kvcalc.report.charts.chart import Chart
-    from kvcalc.report.text.table_layout import Table
 
 
 def run_models(
@@ -26,6 +25,7 @@ def run_models(
     """List model presets, or show one in full."""
     from kvcalc.library.huggingface.notes import imported
     from kvcalc.library.load import all_models, beginning, load_model, model_record
+    from kvcalc.report.text.tables import model_table
 
     if import_:
         model = load_model(import_)
@@ -40,12 +40,7 @@ def run_models(
         )
     records = [model_record(model) for model in models]
 
-    def tables() -> "list[Table]":
-        from kvcalc.report.text.tables import model_table
-
-        return [model_table(records)]
-
-    return Answer(records, tables)
+    return Answer(records, lambda: [model_table(records)])
 
 
 def _model_answer(name: str) -> Answer:
@@ -108,11 +103,7 @@ def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
 
 def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
     from kvcalc.library.load import gpu_record
-
-    def tables() -> "list[Table]":
-        from kvcalc.report.text.tables import gpu_table
-
-        return [gpu_table(records)]
+    from kvcalc.report.text.tables import gpu_table
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import peaks_chart
@@ -120,7 +111,7 @@ def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
         return [peaks_chart(gpus)]
 
     records = [gpu_record(gpu) for gpu in gpus]
-    return Answer(records, tables, draw)
+    return Answer(records, lambda: [gpu_table(records)], draw)
 
 
 def run_schema(command: str) -> None:

@@ -1,7 +1,7 @@
 """`kvcalc compare`: variants of a model's attention."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import (
@@ -70,6 +70,7 @@ def compare_answer(
     """
     from kvcalc.planning.comparison import compare_records, of_dimensions, usual_variants
     from kvcalc.planning.variants import variant
+    from kvcalc.report.text.compare_text import compare_tables
 
     model, block_size = deployments[0].model, shapes[0].block_size
     model.check_generates()
@@ -90,11 +91,6 @@ def compare_answer(
     ]
     records = of_dimensions(compared) if is_typed else compared
 
-    def tables() -> Any:
-        from kvcalc.report.text.compare_text import compare_tables
-
-        return list(compare_tables(deployments, records, block_size))
-
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import comparison_sweep
         from kvcalc.report.charts.comparison_plot import compare_chart
@@ -103,4 +99,9 @@ def compare_answer(
         sweep = comparison_sweep(deployments, variants, batches[0], last)
         return [compare_chart(deployments, records, sweep)]
 
-    return Answer(records, tables, draw, _notes=remarks([model], max(contexts)))
+    return Answer(
+        records,
+        lambda: list(compare_tables(deployments, records, block_size)),
+        draw,
+        _notes=remarks([model], max(contexts)),
+    )

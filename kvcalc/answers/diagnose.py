@@ -1,7 +1,5 @@
 """`kvcalc diagnose`."""
 
-from typing import Any
-
 from kvcalc.answers.answer import Answer, save_text
 from kvcalc.errors import UserError
 from kvcalc.question.options import Question, Tokens
@@ -39,6 +37,7 @@ def run(
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs, diagnose
     from kvcalc.diagnosis.log_reader import read_boots
     from kvcalc.diagnosis.log_verdict import summarize_diagnosis
+    from kvcalc.report.text.plan_text import diagnosis_table
 
     flags = {name: getattr(overrides, name) for name in FLAGS if getattr(overrides, name)}
     inputs = DiagnosisInputs(overrides.model, overrides.gpu, flags)
@@ -59,14 +58,11 @@ def run(
     if save:
         save_text(save, summaries[-1][0].corrections.text())
 
-    def tables() -> Any:
-        from kvcalc.report.text.plan_text import diagnosis_table
-
-        return [diagnosis_table(*summary) for summary in summaries]
-
     records = [
         record
         for summary, log, number, _ in summaries
         for record in summary.records(log, number)
     ]
-    return Answer(records, tables, _notes=notes)
+    return Answer(
+        records, lambda: [diagnosis_table(*summary) for summary in summaries], _notes=notes
+    )

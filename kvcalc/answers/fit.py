@@ -137,16 +137,18 @@ def fit_points(
 
     typed_models, loaded, stated, notes = _read_models(models, placing.get("set_", ()))
     placements = split_sizes(read_questions(PlacementOptions, stated | placing), loaded)
-    asked = _asked(stated, fit_values)
+    if "max_num_seqs" in fit_values:
+        stated.pop("users", None)
+    asked = stated | fit_values
     if placements[0].gpu.strip().lower() == AUTO:
         num_gpus = max(parallelism_of(placement).gpus for placement in placements)
         gpu, in_use, machine_notes = machine_of(num_gpus)
         gpus = [with_memory(gpu, placements[0].memory)]
-        asked, notes = {"memory_in_use": in_use, **asked}, [*notes, *machine_notes]
+        asked.setdefault("memory_in_use", in_use)
+        notes += machine_notes
     else:
         gpus = gpus_of(placements[0], is_timed=False)
     options = read_fit_options(asked)
-    check_number("configurations", MAX_CONFIGURATIONS, loaded, gpus, placements, options)
     stages = range(sum(placement.pp for placement in placements))
     check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)
     layers = range(max(model.layers for model in loaded))  # each stage looks for its own
@@ -204,13 +206,6 @@ def _read_models(
     return model_words(words), models_of(words, changes), {}, []
 
 
-def _asked(stated: Mapping[str, Any], fit_values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of an engine's command line, replaced by typed options."""
-    if "max_num_seqs" in fit_values:
-        stated = {name: value for name, value in stated.items() if name != "users"}
-    return {**stated, **fit_values}
-
-
 def fit_answer(
     points: "Sequence[Point]",
     studies: StudyOptions,
@@ -223,6 +218,7 @@ def fit_answer(
     from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.capacity.deployment_fit import shortened
     from kvcalc.capacity.fit_records import Typed, fit_record, smallest_first
+    from kvcalc.report.text.fit_text import fit_table
 
     fits, notes = _fits(points)
     if not words.stated:  # an engine's own command line refuses a maximum that does not fit
@@ -243,12 +239,6 @@ def fit_answer(
         notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
     more_notes, without_table = _shortage_notes(fits, [record["advice"] for record in records])
 
-    def tables() -> Any:
-        from kvcalc.report.text.fit_text import fit_table
-
-        names = words.names if words.stated else None
-        return [fit_table(records, fits, names, words.has_all_experts)]
-
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import memory_chart
 
@@ -259,12 +249,13 @@ def fit_answer(
 
         return "\n".join(map(explain_fit, fits, records))
 
+    names = words.names if words.stated else None
     text, first = "", fits[0]
     if emit and first.fits:
         text = deployment_text(records[0], first.gpu, first.options.engine_version, emit)
     return Answer(
         records,
-        tables,
+        lambda: [fit_table(records, fits, names, words.has_all_experts)],
         draw,
         _yaml=text,
         _formulas=formulas,
@@ -344,6 +335,7 @@ def _matrix_answer(
     from msgspec.structs import replace
 
     from kvcalc.capacity.fit_records import USERS, contexts_of, matrix_records
+    from kvcalc.report.text.fit_text import matrix_table
 
     users, requested = list(USERS), []
     if "max_num_seqs" in fit_values:
@@ -363,11 +355,6 @@ def _matrix_answer(
     def records() -> "Iterable[Record]":
         return (record for cell in cells for record in matrix_records(*cell))
 
-    def tables() -> Any:
-        from kvcalc.report.text.fit_text import matrix_table
-
-        return [*map(matrix_table, verdicts)]
-
     def draw() -> "list[Chart]":
         from kvcalc.report.text.fit_text import matrix_charts
 
@@ -375,7 +362,7 @@ def _matrix_answer(
 
     return Answer(
         LazyRecords(records, sum(map(len, verdicts))),
-        tables,
+        lambda: [*map(matrix_table, verdicts)],
         draw,
         _notes=[*words.notes, *_beyond_maximum(longest)],
         _status=int(not any(record["fits"] for part in verdicts for record in part)),
@@ -385,19 +372,15 @@ def _matrix_answer(
 def _allocations_answer(fit: "Fit", path: str) -> Answer:
     """Return the result of a file of allocation steps in the cache of a deployment."""
     from kvcalc.capacity.allocations import play, read_script
+    from kvcalc.report.text.fit_text import allocation_table
 
     steps, memory = read_script(path)
     slots = memory or fit.plan.tokens(fit.kv_budget, fit.length)
     played = play(steps, slots, fit.length, fit.plan.block_size or 16)
-
-    def tables() -> Any:
-        from kvcalc.report.text.fit_text import allocation_table
-
-        return [allocation_table(played, fit.length)]
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import allocations_chart
 
         return [allocations_chart(played)]
 
-    return Answer(played.records, tables, draw)
+    return Answer(played.records, lambda: [allocation_table(played, fit.length)], draw)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ def latency_answer(
     memory: str = "",
 ) -> Answer:
     """Return the times of each request on each deployment."""
+    from kvcalc.report.text.serving_text import latency_tables
     from kvcalc.serving.request_latency import latency_records
 
     check_number("rows", MAX_PASSES, deployments, requests)
@@ -41,11 +42,6 @@ def latency_answer(
         only_prefill = replace(request, output_len=1)
         points.append((deployment, only_prefill if deployment.model.pooling else request))
     records = latency_records(points)
-
-    def tables() -> Any:
-        from kvcalc.report.text.serving_text import latency_tables
-
-        return list(latency_tables(records))
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import latency_sweep
@@ -60,4 +56,4 @@ def latency_answer(
         memory,
         [deployment.gpu for deployment in deployments],
     )
-    return Answer(records, tables, draw, _notes=notes)
+    return Answer(records, lambda: list(latency_tables(records)), draw, _notes=notes)

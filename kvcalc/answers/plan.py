@@ -51,6 +51,7 @@ def plan_answer(
     from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.planning.best_configs import answer_records
     from kvcalc.planning.search import run_search
+    from kvcalc.report.text.plan_text import plan_tables
 
     for model in models:
         model.check_generates()
@@ -63,11 +64,6 @@ def plan_answer(
     if emit and best and best[0].meets:
         version = plan.space.options.engine_version
         text = deployment_text(records[0][0], best[0].deployment.gpu, version, emit)
-
-    def tables() -> Any:
-        from kvcalc.report.text.plan_text import plan_tables
-
-        return list(plan_tables(plan, records))
 
     def draw() -> "list[Chart]":
         from kvcalc.answers.answer import note
@@ -86,7 +82,7 @@ def plan_answer(
 
     return Answer(
         [record for part in records for record in part],
-        tables,
+        lambda: list(plan_tables(plan, records)),
         draw,
         _yaml=text,
         _formulas=formulas,

@@ -56,6 +56,7 @@ def roofline_answer(
     """Return the operators of one pass of each deployment and shape, and their total."""
     from kvcalc.capacity.fit_records import pass_with_memory
     from kvcalc.layers.batch import Batch
+    from kvcalc.report.text.roofline_text import pass_tables
     from kvcalc.timing.deployment import mixed_records, roofline_records
 
     phase = pass_.phase
@@ -75,11 +76,6 @@ def roofline_answer(
             passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
     longest = max(records[-1]["context"] for *_, records in passes)
 
-    def tables() -> Any:
-        from kvcalc.report.text.roofline_text import pass_tables
-
-        return list(pass_tables([(d, records) for d, _, records in passes]))
-
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.roofline_plot import roofline_chart
 
@@ -96,7 +92,7 @@ def roofline_answer(
 
     return Answer(
         [record for *_, records in passes for record in records],
-        tables,
+        lambda: list(pass_tables([(d, records) for d, _, records in passes])),
         draw,
         -1,
         _formulas=formulas,
@@ -114,6 +110,7 @@ def _attention_answer(
 ) -> Answer:
     """Return the roofline of the attention of every variant, without a model."""
     from kvcalc.planning.comparison import SHAPE, attention_records
+    from kvcalc.report.text.roofline_text import attention_table
 
     check_number("rows", MAX_PASSES, gpus, precisions, shapes)
     contexts = list(dict.fromkeys(shape.context for shape in shapes))
@@ -124,15 +121,10 @@ def _attention_answer(
         for record in attention_records(gpu, contexts, batches, precision)
     ]
 
-    def tables() -> Any:
-        from kvcalc.report.text.roofline_text import attention_table
-
-        return [attention_table(records)]
-
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.roofline_plot import attention_chart
 
         first = attention_records(gpus[0], contexts[:1], batches[:1], precisions[0])
         return [attention_chart(first, gpus, SHAPE)]
 
-    return Answer(records, tables, draw)
+    return Answer(records, lambda: [attention_table(records)], draw)

@@ -55,6 +55,7 @@ def serve_answer(
         load: Values of `Workload` by name. Without a rate, a trace or clients, rates are swept.
     """
     from kvcalc.report.text.measure_text import progress_bar
+    from kvcalc.report.text.serving_text import serve_table
     from kvcalc.serving.requests import sample_workload
 
     for deployment in deployments:
@@ -85,11 +86,6 @@ def serve_answer(
     if study.timeline:
         _write_timeline(study.timeline, results[0])
 
-    def tables() -> Any:
-        from kvcalc.report.text.serving_text import serve_table
-
-        return [serve_table(records)]
-
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
 
@@ -100,7 +96,7 @@ def serve_answer(
 
     return Answer(
         records,
-        tables,
+        lambda: [serve_table(records)],
         draw,
         _notes=notes,
         _status=0 if is_complete else STATUS_INTERRUPTED,

@@ -53,6 +53,7 @@ def size_answer(
         make_record: Makes a record, by default `size_record`.
     """
     from kvcalc.model.memory import size_record
+    from kvcalc.report.text.compare_text import size_table
 
     check_number("rows", MAX_ROWS, variants, shapes)
     block_size = shapes[0].block_size
@@ -83,11 +84,6 @@ def size_answer(
             curves.append(cache_curve(model, precision, axis, batch_size, parallelism, label))
         return [cache_vs_context(curves, batch_size, gpus)]
 
-    def tables() -> Any:
-        from kvcalc.report.text.compare_text import size_table
-
-        return [size_table([make(*values) for values in arguments], variants, block_size)]
-
     def formulas() -> str:
         from kvcalc.report.explain import explain_size
 
@@ -96,7 +92,7 @@ def size_answer(
 
     return Answer(
         records,
-        tables,
+        lambda: [size_table([make(*values) for values in arguments], variants, block_size)],
         draw,
         _short=CACHE_SIZE,
         _formulas=formulas,

@@ -17,33 +17,8 @@ from kvcalc.errors import UserError, nearest
 if TYPE_CHECKING:
     from kvcalc.question.options import Parameter
 
-_SCRIPTS = {
-    "bash": """\
-_kvcalc_completion() {
-    local IFS=$'\\n'
-    COMPREPLY=($(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \
-_KVCALC_COMPLETE=complete_bash "$1" 2>/dev/null))
-}
-complete -o default -F _kvcalc_completion kvcalc
-""",
-    "zsh": """\
-#compdef kvcalc
-
-_kvcalc_completion() {
-    eval "$(_TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" \
-_KVCALC_COMPLETE=complete_zsh kvcalc 2>/dev/null)"
-}
-compdef _kvcalc_completion kvcalc
-""",
-    "fish": """\
-function __kvcalc_completion
-    _TYPER_COMPLETE_ARGS=(commandline -cp) _TYPER_COMPLETE_FISH_ACTION=$argv[1] \
-_KVCALC_COMPLETE=complete_fish kvcalc 2>/dev/null
-end
-complete --command kvcalc --no-files --condition "__kvcalc_completion is-args" \
---arguments "(__kvcalc_completion get-args)"
-""",
-}
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_KVCALC_COMPLETE"
 
 
 class Word(NamedTuple):
@@ -182,39 +157,26 @@ _FORMATS: dict[str, Callable[[list[Word]], str]] = {
 
 def show(shell: str = "") -> int:
     """Print the completion script of a shell, by default of $SHELL."""
-    sys.stdout.write(_SCRIPTS[_check_shell(shell)])
+    from typer._completion_shared import get_completion_script
+
+    name = _check_shell(shell)
+    print(get_completion_script(prog_name="kvcalc", complete_var=VARIABLE, shell=name))
     return 0
 
 
 def install(shell: str = "") -> int:
     """Write the completion script to the place where the shell looks for it."""
-    from kvcalc.library.files import make_folder, read_text, write_text
+    from typer._completion_shared import install as install_script
 
-    name, home = _check_shell(shell), Path.home()
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    path = {
-        "bash": home / ".bash_completions" / "kvcalc.sh",
-        "zsh": home / ".zfunc" / "_kvcalc",
-        "fish": config / "fish" / "completions" / "kvcalc.fish",
-    }[name]
-    make_folder(path.parent)
-    write_text(path, _SCRIPTS[name])
-    line = {
-        "bash": f"source {shlex.quote(str(path))}",
-        "zsh": "fpath+=~/.zfunc; autoload -Uz compinit; compinit",
-    }.get(name, "")
-    start = home / f".{name}rc"
-    text = read_text(start, 4 << 20) if line and start.exists() else ""
-    if line and line not in text.splitlines():
-        write_text(start, f"{text}\n{line}\n".lstrip("\n"))
+    name, path = install_script(_check_shell(shell), "kvcalc", VARIABLE)
     print(f"wrote {path}; it takes effect in the next {name}", file=sys.stderr)
     return 0
 
 
 def _check_shell(shell: str) -> str:
     name = shell or Path(os.environ.get("SHELL", "")).name
-    if name not in _SCRIPTS:
+    if name not in SHELLS:
         problem = f"no completion for the shell {name!r}" if name else "the shell is unknown"
-        hint = f"{nearest(name, _SCRIPTS)}. Write `kvcalc --show-completion bash`"
+        hint = f"{nearest(name, SHELLS)}. Write `kvcalc --show-completion bash`"
         raise UserError(problem, hint)
     return name

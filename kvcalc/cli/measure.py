@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -166,7 +167,6 @@ def _results(
 def _answer(results: "list[Result]", rows: str, status: int) -> Answer:
     """Write the rows to a file, and return the records."""
     from kvcalc.measure.calibration_rows import measured_rows
-    from kvcalc.measure.ceilings import torch_version
     from kvcalc.report.export import to_csv
 
     is_generation = results[0][0] is None
@@ -178,7 +178,7 @@ def _answer(results: "list[Result]", rows: str, status: int) -> Answer:
         from kvcalc.report.text.measure_text import generated_table, measured_table
 
         make_table = generated_table if is_generation else measured_table
-        return [make_table(records, torch_version())]
+        return [make_table(records, version("torch"))]
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.comparison_plot import generation_chart, measured_chart

@@ -175,13 +175,11 @@ def build_mixers(model: Model) -> list[Mixer]:
 class LayerStack:
     """The mixers of a case in order, with random weights and inputs."""
 
-    def __init__(self, case: Case, machine: Machine, dtype: str, kernel: str) -> None:
+    def __init__(self, case: Case, machine: Machine, dtype: str) -> None:
         self.case = case
         self.mixers = [
             mixer.to(machine.device, DTYPES[dtype]) for mixer in build_mixers(case.model)
         ]
-        for mixer in self.mixers:
-            mixer.kernel = kernel
         shape = case.batch_size, case.new, case.model.hidden_size
         self.x = torch.randn(shape, device=machine.device).to(DTYPES[dtype])
 

@@ -162,11 +162,6 @@ def seed_random(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def torch_version() -> str:
-    """Return the version of torch with its build, such as 2.13.0+cpu."""
-    return str(torch.__version__)
-
-
 def load_note(machine: Machine) -> str:
     """Return a warning if other programs are likely to disturb the times, otherwise ''."""
     if machine.cuda or machine.share >= MIN_SHARE:
@@ -209,14 +204,12 @@ class Timing(NamedTuple):
     """Seconds of one call: the median, the 10th and the 90th percentile.
 
     Attributes:
-        repeats: Number of repeats.
         graph: Whether a CUDA graph was replayed.
     """
 
     median: float
     low: float
     high: float
-    repeats: int
     graph: bool = False
 
     @property
@@ -229,7 +222,7 @@ def summary(times: list[float], graph: bool = False) -> Timing:
     """Return the median and the 10th and 90th percentiles of times in seconds."""
     ordered = sorted(times)
     low, high = (ordered[round((len(ordered) - 1) * share)] for share in (0.1, 0.9))
-    return Timing(median(ordered), low, high, len(ordered), graph)
+    return Timing(median(ordered), low, high, graph)
 
 
 def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:

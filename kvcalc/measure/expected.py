@@ -18,23 +18,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcalc.gpu.gpu import Gpu, roofline, total_bound, total_seconds
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
-from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import ACTIVATION_FLOPS
 from kvcalc.measure.ceilings import Machine, once
 from kvcalc.measure.layers.base_layer import DTYPES, join_heads, split_heads
 from kvcalc.model.forward_pass import total
-from kvcalc.model.model import Model
 
 ACTIVATION_ELEMENTS = 1 << 18
 KEYS_SHAPE = (16, 2048, 128)  # heads, tokens and width of a sample of keys
 MIN_KEY_COPIES = 2
-MIN_MATRIX_SIDE = 16  # convolutions and vectors are narrower
 KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
 CLOSE = 1.5  # a time within this factor of its bound needs no other reason
 
@@ -60,28 +57,22 @@ def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
 
 
 class OperationCount(TorchDispatchMode):
-    """Counts the torch operations that run in this context.
+    """Counts the torch operations that run in this context, including views."""
 
-    Attributes:
-        calls: Number of operations, including views.
-        launches: Number of operations that read or write memory.
-    """
-
-    calls = launches = 0
+    calls = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         self.calls += 1
-        self.launches += not func.is_view
         return func(*args, **(kwargs or {}))
 
 
-def count_operations(step: Callable[[], object]) -> OperationCount:
-    """Run `step` once and count its operations."""
+def count_operations(step: Callable[[], object]) -> int:
+    """Run `step` once and return the number of its operations."""
     with torch.no_grad(), OperationCount() as count:
         step()
-    return count
+    return count.calls
 
 
 def difference(bound: Bound, measured_s: float, launching_s: float, is_resident: bool) -> str:
@@ -199,7 +190,6 @@ class RateSampler:
 
     def __init__(
         self,
-        model: Model,
         layers: Iterable[nn.Module],
         machine: Machine,
         dtype: str,
@@ -212,15 +202,11 @@ class RateSampler:
         self.rows = tuple(sorted(rows))
         self.layers = []
         for block in layers:
-            matrices = [w for w in block.parameters() if w.dim() == 2]
-            wide = [w for w in matrices if min(w.shape) >= MIN_MATRIX_SIDE]
-            self.layers.append(wide or matrices)
+            self.layers.append([w for w in block.parameters() if w.dim() == 2])
         self.turn = 0
         self.x = torch.randn(ACTIVATION_ELEMENTS, device=machine.device).to(DTYPES[dtype])
-        parts = [part for layer in model.kinds.values() for part in layer.parts]
-        self.is_gated = any(isinstance(part, Dense) and part.gated for part in parts)
         self.narrow = torch.ones(1, 8, 8, device=machine.device).to(DTYPES[dtype])
-        self.narrow_calls = count_operations(self._narrow_step).calls
+        self.narrow_calls = count_operations(self._narrow_step)
         self.heads = tuple(heads)
         keys = torch.ones(KEYS_SHAPE, device=machine.device).to(DTYPES[dtype])
         copies = MIN_KEY_COPIES + machine.cache_bytes // keys.nbytes
@@ -230,7 +216,7 @@ class RateSampler:
     def sample(self) -> None:
         """Take one sample of each rate."""
         with torch.no_grad():
-            activation = once(self._activate, self.machine)
+            activation = once(lambda: F.gelu(self.x, approximate="tanh"), self.machine)
             vector_s = activation / (ACTIVATION_ELEMENTS * ACTIVATION_FLOPS)
             products, hosts = [], []
             for rows in self.rows:
@@ -256,11 +242,6 @@ class RateSampler:
             heads = split_heads(F.linear(F.layer_norm(x, (8,)), x[0]), 2)
             mixed = join_heads(F.scaled_dot_product_attention(heads, heads, heads))
             x = x + F.linear(F.gelu(F.linear(mixed, x[0])), x[0])
-
-    def _activate(self) -> Tensor:
-        if self.is_gated:
-            return F.silu(self.x) * self.x
-        return F.gelu(self.x, approximate="tanh")
 
     def _product_seconds(self, rows: int) -> float:
         """Return the seconds per weight element of products of `rows` rows with the next layer."""

@@ -159,8 +159,7 @@ class GenerationRun:
             self.cache = decoder.caches(request.batch_size, request.tokens)
         self.calls = []
         for past in (0, length - 1) if self.cache else (0,):
-            count = count_operations(partial(self._next_token, past, length))
-            self.calls.append(count.calls)
+            self.calls.append(count_operations(partial(self._next_token, past, length)))
         for tensor in cache_tensors(self.cache or ()):
             tensor.zero_()
         self.seconds: list[float] = []
@@ -240,9 +239,7 @@ def generated(
         prompt = torch.randint(request.model.vocab_size, size, device=machine.device)
         runs = [GenerationRun(request, mode, decoder, prompt, machine) for mode in MODES]
         heads = all_heads_per_key(request.operators(CACHED, 1))
-        sampler = RateSampler(
-            request.model, decoder.blocks, machine, request.dtype, request.rows, heads
-        )
+        sampler = RateSampler(decoder.blocks, machine, request.dtype, request.rows, heads)
         try:
             for step in range(request.new_tokens):
                 if step % max(1, request.new_tokens // MAX_SAMPLES) == 0:

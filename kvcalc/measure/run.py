@@ -91,7 +91,6 @@ def measure(
     """Return the record of one case: times of complete layers, and of attention (or the scan)
     only."""
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
-    kernel = "plain" if case.new == 1 and not machine.cuda else "sdpa"
     layer = operators_of(case, dtype)
     core = [operator for operator in layer if operator.role is Role.CORE]
     needed = needed_bytes(case, settings)
@@ -108,16 +107,14 @@ def measure(
         "context": case.context,
         "layers": case.model.layers,
         "dtype": dtype,
-        "kernel": kernel,
+        "kernel": "plain" if case.new == 1 and not machine.cuda else "sdpa",
         **machine.columns,
     }
     with torch.no_grad():
-        stacks = [LayerStack(case, machine, dtype, kernel) for _ in range(copies[0])]
+        stacks = [LayerStack(case, machine, dtype) for _ in range(copies[0])]
         mixers = [mixer for stack in stacks for mixer in stack.mixers]
         rows = {1, case.new, case.batch_size * case.new}
-        sampler = RateSampler(
-            case.model, mixers, machine, dtype, rows, all_heads_per_key(layer)
-        )
+        sampler = RateSampler(mixers, machine, dtype, rows, all_heads_per_key(layer))
         for _ in range(NUM_SAMPLES):
             sampler.sample()
         rates = sampler.rates(gpu)
@@ -129,8 +126,9 @@ def measure(
             fill(layer_caches)
         layer_steps: list[CacheStep] = [stack.step for stack in stacks]
         core_steps: list[CacheStep] = [stack.core() for stack in stacks]
-        for prefix, operators, count, steps in zip(
-            ("", "attention_"), (layer, core), copies, (layer_steps, core_steps), strict=True
+        for prefix, operators, count, steps in (
+            ("", layer, copies[0], layer_steps),
+            ("attention_", core, copies[1], core_steps),
         ):
             calls = [partial(steps[i % len(steps)], caches[i]) for i in range(count)]
             columns = _timed_columns(calls, operators, rates, settings, machine)
@@ -160,8 +158,7 @@ def _timed_columns(
     gpu = rates.gpu
     bound = bound_of(operators, gpu)
     time = timed(calls, machine, settings.seconds)
-    count = count_operations(calls[0])
-    host_calls = 0 if time.graph else count.calls
+    host_calls = 0 if time.graph else count_operations(calls[0])
     predicted_s = rates.pass_seconds(operators, host_calls)
     is_resident = bound.limit == "memory" and bound.bytes * len(calls) <= machine.cache_bytes
     return {
@@ -170,7 +167,6 @@ def _timed_columns(
         "measured_s": time.median,
         "ratio": time.median / predicted_s,
         "spread": time.spread,
-        "repeats": time.repeats,
         "graph": time.graph,
         "bound": bound.limit,
         "bytes": bound.bytes,
@@ -178,8 +174,6 @@ def _timed_columns(
         "bandwidth_share": bound.bytes / time.median / gpu.bandwidth_bytes_per_s,
         "flops_share": bound.flops / time.median / gpu.flops_per_s[settings.dtype],
         "difference": difference(bound, time.median, host_calls * rates.host_s, is_resident),
-        "copies": len(calls),
-        "launches": count.launches,
     }
 
 

@@ -175,7 +175,6 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
             "90th − 10th percentile of the repeats ÷ median", "spread", "{:.0%}", unit="share"
         ),
     ]
-    repeats: Annotated[int, "repeats of the measurement"]
     graph: Annotated[bool, "whether a CUDA graph was replayed"]
     bound: Annotated[str, "compute or memory"]
     bytes: Annotated[int, "minimum traffic"]
@@ -213,7 +212,6 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     ]
     attention_ratio: Annotated[float, Figure("ratio of attention only", "ratio", "{:.2f}×")]
     attention_spread: Annotated[float, Figure("spread of attention only", unit="share")]
-    attention_repeats: Annotated[int, "repeats of attention only"]
     attention_graph: Annotated[bool, "graph of attention only"]
     attention_bound: Annotated[str, "bound of attention only"]
     attention_bytes: Annotated[int, "bytes of attention only"]
@@ -233,10 +231,6 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
             "int",
         ),
     ]
-    copies: Annotated[int, "copies of the inputs, so that none stays in a cache"]
-    attention_copies: Annotated[int, "copies of attention only"]
-    launches: Annotated[int, "launched operations"]
-    attention_launches: Annotated[int, "launched operations of attention only"]
 
 
 class GenerationRecord(MachineRecord):

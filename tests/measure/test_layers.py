@@ -74,7 +74,7 @@ def test_sparse_attends_to_the_best_scores_alone(spec: Any, tokens: int) -> None
     assume(tokens <= top or scores[order[top - 1]] > scores[order[top]])  # ties go either way
     kept = sorted(order[:top])
     q, k, v = layer.expanded(prepared, prepared[2][:, :, kept], prepared[3][:, :, kept])
-    mixed = attend(q[:, :, -1:], k, v, 0, "plain", layer.scale)
+    mixed = attend(q[:, :, -1:], k, v, scale=layer.scale)
     expected = Mixer.finish(layer, mixed, prepared)[:, 0]
     assert difference(layer(x)[:, -1], expected) < EXACT
 
@@ -119,13 +119,11 @@ def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -
 @settings(max_examples=40)
 @given(grouped_specs(sliding_window=None), st.integers(1, 12), st.integers(1, 12))
 def test_fused_and_plain_attention_agree(spec: Any, past: int, new: int) -> None:
+    """The last token of a whole pass in torch's kernel, and alone in plain products."""
     x = inputs(2, past + new)
     layer: Any = twin(spec)
-    found = []
-    for kernel in ("sdpa", "plain"):
-        layer.kernel = kernel
-        found.append(in_pieces(layer, x, [past, new], new_cache(layer, 2, past + new)))
-    assert difference(found[0], found[1]) < EXACT
+    q, k, v = layer.prepare(x, 0)
+    assert difference(attend(q, k, v)[:, :, -1:], attend(q[:, :, -1:], k, v)) < EXACT
 
 
 @settings(max_examples=20)

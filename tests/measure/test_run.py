@@ -72,7 +72,7 @@ def test_the_allocator_counts_a_tensor_that_nobody_told_it_of() -> None:
 
 def test_a_cache_that_loses_a_row_changes_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("mha", standard_model(2), "decode", 1, 8)
-    layers = cases.LayerStack(case, MACHINE, "fp32", "sdpa")
+    layers = cases.LayerStack(case, MACHINE, "fp32")
     assert layers.cache_error() < 1e-5
     monkeypatch.setattr(CacheRows, "read", lambda self, tokens: self.tensor[:, :, 1:tokens])
     assert layers.cache_error() > 1e-2
@@ -210,10 +210,9 @@ def test_why_a_time_differs(measured_s: float, limit: str, launches: int, is_res
     assert difference(Bound(1.0, limit, 100, 100), measured_s, launches, is_resident) == reason
 
 
-def test_a_view_is_called_and_not_launched() -> None:
+def test_a_view_is_an_operation_of_the_host() -> None:
     a, b = torch.randn(8, 16), torch.randn(4, 16)
-    count = count_operations(lambda: a @ b.T)
-    assert (count.calls, count.launches) == (2, 1)
+    assert count_operations(lambda: a @ b.T) == 2
 
 
 def test_measured_ceilings_are_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

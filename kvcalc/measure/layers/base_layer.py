@@ -176,7 +176,6 @@ class Mixer(nn.Module):
     The cache stores `past` tokens before the call. Without a cache, `past` is 0.
 
     Attributes:
-        kernel: Attention kernel of one query: sdpa or plain.
         shares_cache: Whether the layer reads the cache of the layer before it.
         refused: Fields of the spec that the torch layer does not support.
     """
@@ -199,7 +198,6 @@ class Mixer(nn.Module):
         self.weights = Parameters(spec.weights(hidden_size))
         self.linear = self.weights.linear
         self.rotates = rotates
-        self.kernel = "sdpa"
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
         """Return the inputs of the core for x [B, n, D]."""

@@ -136,17 +136,12 @@ def attend(
     k: Tensor,
     v: Tensor,
     window: int = 0,
-    kernel: str = "sdpa",
     scale: float | None = None,
 ) -> Tensor:
-    """Return causal attention of the last n positions.
-
-    The kernel of one query is sdpa or plain: on a CPU, plain products read the cache faster.
-    """
+    """Return causal attention of the last n positions."""
     n, tokens = q.shape[2], k.shape[2]
     if n == 1:
-        start = max(0, tokens - window) if window else 0
-        return _single_query(q, k[:, :, start:], v[:, :, start:], kernel, scale)
+        return _single_query(q, k[:, :, -window:], v[:, :, -window:], scale)
     if window and tokens > 2 * max(window, BLOCK):
         return _windowed(q, k, v, window)
     if n == tokens and (not window or window >= tokens):
@@ -154,10 +149,13 @@ def attend(
     return masked(q, k, v, visible(n, tokens, window, q.device), scale)
 
 
-def _single_query(q: Tensor, k: Tensor, v: Tensor, kernel: str, scale: float | None) -> Tensor:
-    """Return attention of one query per sequence to all rows."""
+def _single_query(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    """Return attention of one query per sequence to all rows.
+
+    On a CPU, plain products read the cache faster than the fused kernel.
+    """
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, G, H/G, d]
-    if kernel == "sdpa":
+    if q.is_cuda:
         mixed = F.scaled_dot_product_attention(rows, k, v, scale=scale)
     else:
         scores = k @ rows.transpose(2, 3) * (scale or q.shape[3] ** -0.5)
@@ -250,4 +248,4 @@ class GroupedLayer(Mixer):
             rows = [entry.read(past + q.shape[2]) for entry in cache]
         else:
             rows = [append_rows(cache, i, new, past) for i, new in enumerate(rows)]
-        return attend(q, rows[0], rows[1], self.spec.sliding_window or 0, self.kernel)
+        return attend(q, rows[0], rows[1], self.spec.sliding_window or 0)

@@ -70,7 +70,7 @@ class LatentLayer(Mixer):
         if prepared[0].shape[2] == 1:
             return self.absorbed(prepared, latents, keys)
         q, k, v = self.expanded(prepared, latents, keys)
-        return attend(q, k, v, 0, self.kernel, self.scale)
+        return attend(q, k, v, scale=self.scale)
 
     def absorbed(self, prepared: Prepared, latents: Tensor, keys: Tensor) -> Tensor:
         """Attend to the shared rows with all heads in one product; return [B, H, 1, r]."""
