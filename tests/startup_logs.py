@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (lines as engines print them)
 """Start-up logs in the wording of the engines' sources, with figures that people published; none is a copy.
 
-vLLM: `engine/llm_engine.py`, `worker/worker.py`, `executor/executor_base.py` of 0.7.3 and 0.8.5;
+vLLM: `engine/llm_engine.py`, `worker/worker.py`, `executor/executor_base.py` of 0.6.3, 0.6.4, 0.7.3 and 0.8.5;
 `v1/engine/core.py`, `v1/worker/gpu_worker.py`, `v1/core/kv_cache_utils.py`, `entrypoints/utils.py` of 0.8.5, 0.10.1, 0.11, 0.14,
 0.20 and 0.28. SGLang: `model_executor/model_runner.py`, `mem_cache/memory_pool.py`. llama.cpp: `src/llama-model.cpp`,
 `src/llama-context.cpp`, `src/llama-kv-cache.cpp`, `ggml/src/ggml-cuda/ggml-cuda.cu`.
@@ -16,6 +16,26 @@ def config(model: str, length: int, dtype: str = "bfloat16", tp: int = 1, quanti
     return INIT.format(model=model, length=length, dtype=dtype, tp=tp, quantization=quantization)
 
 
+# The GPU of vllm#10517: 23.58 GiB; 0.6.3 says no terms.
+V0_6_3 = f"""\
+INFO 11-20 10:00:00 api_server.py:528] vLLM API server version 0.6.3.post1
+INFO 11-20 10:00:00 api_server.py:529] args: Namespace(host='0.0.0.0', port=8000, model='meta-llama/Llama-3.1-8B-Instruct', tokenizer=None, dtype='auto', kv_cache_dtype='auto', max_model_len=29000, pipeline_parallel_size=1, tensor_parallel_size=1, block_size=16, enable_prefix_caching=False, cpu_offload_gb=0, gpu_memory_utilization=0.9, max_num_batched_tokens=None, max_num_seqs=256, quantization=None, enforce_eager=False, enable_lora=False, max_loras=1, max_lora_rank=16)
+INFO 11-20 10:00:09 llm_engine.py:237] Initializing an LLM engine (v0.6.3.post1) with config: {config("meta-llama/Llama-3.1-8B-Instruct", 29000)}
+INFO 11-20 10:00:10 model_runner.py:1056] Starting to load model meta-llama/Llama-3.1-8B-Instruct...
+INFO 11-20 10:00:30 model_runner.py:1067] Loading model weights took 14.9888 GB
+INFO 11-20 10:00:33 gpu_executor.py:122] # GPU blocks: 1478, # CPU blocks: 2048
+INFO 11-20 10:00:33 gpu_executor.py:126] Maximum concurrency for 29000 tokens per request: 0.82x
+ValueError: The model's max seq len (29000) is larger than the maximum number of tokens that can be stored in KV cache (23648). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.
+NVIDIA GeForce RTX 3090
+"""
+V0_6_4 = f"""\
+INFO 12-06 14:55:00 llm_engine.py:249] Initializing an LLM engine (v0.6.4.post1) with config: {config("Qwen/Qwen2.5-0.5B-Instruct", 2048)}
+INFO 12-06 14:55:15 model_runner.py:1077] Loading model weights took 0.9277 GB
+INFO 12-06 14:55:16 worker.py:232] Memory profiling results: total_gpu_memory=139.80GiB initial_memory_usage=0.71GiB peak_torch_memory=2.38GiB memory_usage_post_profile=1.81GiB non_torch_memory=0.73GiB kv_cache_size=122.71GiB gpu_memory_utilization=0.90
+INFO 12-06 14:55:16 gpu_executor.py:113] # GPU blocks: 670160, # CPU blocks: 21845
+INFO 12-06 14:55:16 gpu_executor.py:117] Maximum concurrency for 2048 tokens per request: 5235.62x
+INFO 12-06 14:55:30 model_runner.py:1518] Graph capturing finished in 11 secs, took 0.13 GiB
+"""
 # A notebook on a T4 (unslothai's): 4-bit weights, fp16.
 V0_7_3 = f"""\
 INFO 05-05 15:24:00 llm_engine.py:234] Initializing a V0 LLM engine (v0.7.3) with config: {config("unsloth/meta-llama-3.1-8b-instruct-bnb-4bit", 1024, "float16", quantization="bitsandbytes")}

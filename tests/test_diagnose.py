@@ -95,11 +95,37 @@ def test_what_a_log_says(
     assert {item: gib(records, item) for item in figures} == pytest.approx(figures, abs=1e-6)
 
 
-def test_v0_is_refused(kvcalc: Run, tmp_path: Path) -> None:
-    (tmp_path / "server.log").write_text(logs.V0_7_3, encoding="utf-8")
-    refused = kvcalc("diagnose", str(tmp_path / "server.log"), "--gpu", "t4")
-    assert (refused.code, refused.out) == (2, "")
-    assert "vLLM 0.7.3 ran its V0 engine, which is not predicted" in refused.err
+@pytest.mark.parametrize(
+    ("text", "gpu", "figures", "failure"),
+    [
+        (logs.V0_6_3, "rtx-3090", {"weights": 14.9888}, "too_long"),
+        (
+            logs.V0_6_4, "h200",
+            {"weights": 0.9277, "activations": 2.38 - 0.9277, "libraries and collectives": 0.73, "cache": 122.71}, None,
+        ),
+        (
+            logs.V0_7_3, "t4",
+            {"weights": 5.6, "activations": 0.74, "libraries and collectives": 0.03, "cache": 2.39}, None,
+        ),
+        (logs.V1_0_10.replace("V1 LLM engine", "V0 LLM engine"), "a100-80gb", {"weights": 17.2217}, None),
+    ],
+    ids=["0.6.3", "0.6.4", "0.7.3", "0.10.1 by V0"],
+)  # fmt: skip
+def test_figures_of_v0_are_repeated_and_nothing_is_predicted(
+    diagnosed: Any, kvcalc: Run, tmp_path: Path, text: str, gpu: str, figures: dict[str, float], failure: str
+) -> None:
+    records = diagnosed(text)
+    assert {name: gib(records, name) for name in figures} == pytest.approx(figures, abs=1e-6)
+    assert all(r["predicted_bytes"] is None and r["difference_bytes"] is None for r in records)
+    assert (records[-1]["term"], records[-1]["failure"], records[-1]["gpu"]) == ("what fits", failure, gpu)
+    assert "V0 engine is not predicted" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
+    saved = kvcalc("diagnose", str(tmp_path / "server.log"), "--save", str(tmp_path / "saved.yaml"))
+    assert (saved.code, (tmp_path / "saved.yaml").exists()) == (2, False)
+
+
+def test_the_gpus_of_a_v0_start_are_those_of_its_flags(diagnosed: Any) -> None:
+    text = logs.V0_6_3.replace("tensor_parallel_size=1", "tensor_parallel_size=4")
+    assert diagnosed(text.replace("pipeline_parallel_size=1", "pipeline_parallel_size=2"))[-1]["gpus"] == 8
 
 
 @pytest.mark.parametrize(
@@ -152,12 +178,12 @@ def test_the_smallest_change_comes_first_and_two_if_no_single_one_helps(diagnose
 
 
 def test_boots_versions_and_engines_are_separate(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
-    records = diagnosed(logs.V1_0_10 + logs.SGLANG + logs.V1_0_28 + logs.V1_0_28)
+    records = diagnosed(logs.V1_0_10 + logs.SGLANG + logs.V1_0_28 + logs.V1_0_28 + logs.V0_7_3)
     assert [(r["boot"], r["engine"], r["engine_version"], r["gpu"]) for r in records if r["term"] == "what fits"] == [
         (1, "vllm", "0.10.1.1", "a100-80gb"), (2, "sglang", None, "h100-sxm"), (3, "vllm", "0.28.0", "l40s"),
-        (4, "vllm", "0.28.0", "l40s"),
+        (4, "vllm", "0.28.0", "l40s"), (5, "vllm", "0.7.3", "t4"),
     ]  # fmt: skip
-    assert [round(r["logged_bytes"] / GIB, 2) for r in records if r["term"] == "weights"] == [17.22, 15.33, 27.52, 27.52]
+    assert [round(r["logged_bytes"] / GIB, 2) for r in records if r["term"] == "weights"] == [17.22, 15.33, 27.52, 27.52, 5.6]
     assert {r["boot"] for r in diagnosed(logs.V1_0_14 + logs.V1_0_28, "--boot", "2")} == {2}
     assert "boot 1 of 2, lines 1 to" in kvcalc(f"diagnose {tmp_path}/server.log").joined
 
@@ -257,8 +283,8 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
 def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
     (*_, last) = diagnosed(logs.V1_0_28.replace("GPU KV cache size: 75,824", "GPU KV cache size: -75,824"))
     assert (last["tokens"], diagnosed(logs.V1_0_28)[-1]["tokens"]) == (None, 75_824)
-    first, *_ = diagnosed(logs.V1_0_28.replace("/44.39 GiB)", "/-44.39 GiB)"))
-    assert first["logged_bytes"] is None
+    first, *_ = diagnosed(logs.V0_7_3.replace("(14.74GiB)", "(-14.74GiB)"), "--gpu", "t4")
+    assert first["term"] == "share that the engine takes"
 
 
 def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def run(
     """Explain the memory of an engine from its start-up log, and suggest changes."""
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs, diagnose
     from kvcalc.diagnosis.log_reader import read_boots
-    from kvcalc.diagnosis.log_verdict import summarize_diagnosis
+    from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
     from kvcalc.report.text.plan_text import diagnosis_table
 
     flags = {name: getattr(overrides, name) for name in FLAGS if getattr(overrides, name)}
@@ -50,13 +50,19 @@ def run(
                 f"there is no boot {target.boot}: the log holds {len(boots)}", where=log
             )
         for number, boot in enumerate(boots, 1):
-            if target.boot in (0, number):
+            if target.boot not in (0, number):
+                continue
+            if boot.is_v0:
+                summary = summarize_v0(boot, inputs.model, inputs.gpu)
+            else:
                 diagnosis = diagnose(boot, inputs)
                 notes += diagnosis.remarks
                 summary = summarize_diagnosis(diagnosis, target.users, target.context)
-                summaries.append((summary, log, number, len(boots)))
+            summaries.append((summary, log, number, len(boots)))
     if save:
-        save_text(save, summaries[-1][0].corrections.text())
+        if (corrections := summaries[-1][0].corrections) is None:
+            raise UserError("vLLM's V0 engine is not predicted: its log gives no corrections")
+        save_text(save, corrections.text())
 
     records = [
         record

@@ -58,6 +58,7 @@ CONFIG_ARGUMENTS = """
     enforce_eager kv_cache_dtype max_model_len speculative_config
 """
 _STARTUP_MEMORY = r"Free memory on device(?: \S+)? \(<free>/<memory> GiB\) on startup"
+V0_RELEASES = ("0.4.", "0.5.", "0.6.", "0.7.")  # vLLM's engine before V1 was the default
 PATTERNS = {
     "vllm": (
         r"vLLM API server version v?(?P<version>\d+\.\d+[\w.+]*)",
@@ -70,6 +71,17 @@ PATTERNS = {
         r"max_num_batched_tokens=<max_num_batched_tokens>",
         r"Loading model weights took <weights> Gi?B",
         r"Model loading took <weights> Gi?B",
+        # vLLM's V0 engine from 0.7 on: one sentence, whose second half may be on its own line
+        r"total_gpu_memory \(<memory>GiB\) x gpu_memory_utilization "
+        r"\(<gpu_memory_utilization>\) = <share>GiB",
+        r"model weights take <weights>GiB; non_torch_memory takes <libraries>GiB; PyTorch "
+        r"activation peak memory takes <activations>GiB; the rest of the memory reserved for "
+        r"KV Cache is <cache>GiB",
+        # V0 to 0.6.6: the peak of torch includes the weights
+        rf"total_gpu_memory=<memory>GiB initial_memory_usage={NUMBER}GiB "
+        rf"peak_torch_memory=<torch_peak>GiB memory_usage_post_profile={NUMBER}G[iI][bB] "
+        r"non_torch_memory=<libraries>GiB kv_cache_size=<cache>GiB "
+        r"gpu_memory_utilization=<gpu_memory_utilization>",
         r"Available KV cache memory: <cache> GiB",
         r"reserved <cache> GiB memory for KV Cache as specified",
         r"Initial free memory:? <free> GiB",
@@ -527,13 +539,17 @@ def _parse_arguments(text: str) -> list[tuple[str, Any]]:
 
 
 def _complete_figures(boot: Boot) -> None:
-    """Compute the figures that a log states only in parts.
+    """Compute the figures that a log states only in parts, and the engine of old releases.
 
-    SGLang's cache is keys and values of all pools, and states.
+    The peak of torch includes weights. SGLang's cache is keys and values of all pools, and states.
     The fullest of llama.cpp's devices counts.
     """
+    if boot.engine == "vllm" and boot.version.startswith(V0_RELEASES):
+        boot.is_v0 = True
     figures = boot.figures
     weights = figures.get("weights")
+    if weights is not None and "torch_peak" in figures:
+        figures.setdefault("activations", max(0, figures.pop("torch_peak") - weights))
     if weights is not None and "consumed" in figures:
         figures.setdefault("libraries", figures["consumed"] - weights)
     if boot.engine == "sglang":

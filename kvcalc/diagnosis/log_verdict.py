@@ -7,6 +7,7 @@ the log.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from math import prod
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from kvcalc.capacity.fit_records import Typed, command_lines
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.capacity.suggested_fixes import MAX_SHARE, ConfigChange, wider_requests
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
-from kvcalc.diagnosis.log_reader import Boot
+from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
 from kvcalc.storage.quantization import loss_of
@@ -32,6 +33,7 @@ FAILURES = {
     "out_of_memory": "an allocation ran out of memory",
     "weights": "the weights do not fit",
 }
+V0_ITEMS = "memory share weights activations libraries graphs cache"
 
 
 class Adviser(NamedTuple):
@@ -229,12 +231,12 @@ class DiagnosisSummary(NamedTuple):
         items: Memory items by their keys in ITEM_NAMES.
         outcome: Whether the engine started, and its KV cache or the missing memory.
         capacity: The users that fit, as logged and as predicted.
-        fits: Whether the users fit.
+        fits: Whether the users fit; None without a prediction.
         max_num_seqs: Sequences that fit by the log's figures.
         command: The engine's command line.
         remedy: The changes that help in a sentence; '' if none is needed.
         changes: The changes that help.
-        corrections: Differences of the items.
+        corrections: Differences of the items; None without a prediction.
     """
 
     boot: Boot
@@ -244,12 +246,12 @@ class DiagnosisSummary(NamedTuple):
     items: Mapping[str, MemoryItem]
     outcome: str
     capacity: str
-    fits: bool
-    max_num_seqs: int
-    command: str | None
-    remedy: str
-    changes: Sequence[AdviceRecord]
-    corrections: LogCorrections
+    fits: bool | None = None
+    max_num_seqs: int | None = None
+    command: str | None = None
+    remedy: str = ""
+    changes: Sequence[AdviceRecord] = ()
+    corrections: LogCorrections | None = None
 
     @property
     def basis(self) -> str:
@@ -300,10 +302,41 @@ class DiagnosisSummary(NamedTuple):
                 "command": self.command,
                 "taken": self.outcome,
                 "change": self.remedy or None,
-                "advice": [*self.changes],
+                "advice": None if self.fits is None else [*self.changes],
             }
         )
         return records
+
+
+def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary:
+    """Return the figures of a log of vLLM's V0 engine, without a prediction.
+
+    Args:
+        model: A name instead of the log's.
+        gpu: A name instead of the log's.
+    """
+    try:
+        preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
+    except UserError:  # several GPUs have this memory
+        preset = None
+    cache = boot.size("cache")
+    outcome = (
+        f"The engine started{f' with {format_bytes(cache)} of KV cache' if cache else ''}."
+    )
+    if boot.failure:
+        outcome = f"Failed: {FAILURES[boot.failure]}."
+    gpu_name = gpu or (preset.name if preset else printable(boot.gpu, 80))
+    gpus = prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp"))
+    sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory}
+    return DiagnosisSummary(
+        boot=boot,
+        model=printable(model or boot.model, 80),
+        gpu=gpu_name,
+        gpus=gpus,
+        items={k: MemoryItem(size, None) for k, size in sizes.items() if (size or -1) >= 0},
+        outcome=outcome,
+        capacity="vLLM's V0 engine is not predicted",
+    )
 
 
 def summarize_diagnosis(
