@@ -271,7 +271,7 @@ def test_a_variant_s_dtype_is_its_own(kvcalc: Run) -> None:
     [
         ("llama-7b", "gqa", "variant .gqa. needs a number. Write gqa:8"),
         ("llama-7b", "gqa:7", "7 KV heads do not divide the 32 query heads"), ("llama-7b", "gqa:0", "outside 1"),
-        ("llama-7b", "mha:8", "takes no value"), ("llama-7b", "mla:512", "mla:512\\+64"),
+        ("llama-7b", "mha:8", "takes no value"), ("llama-7b", "mla:512+64+3", "mla:512\\+64"),
         ("llama-7b", "dsa:512+64", "@ top-k"), ("llama-7b", "window:-1", "not a whole number"),
         ("llama-7b", "cla:0", "outside 1"), ("llama-7b", "flash", "unknown variant 'flash'.*gqa:8"),
         ("llama-7b", "", "unknown variant ''"), ("llama-7b", "mha//int8", "unknown variant ''"),
@@ -291,6 +291,23 @@ def test_records_are_ordered_variant_batch_context_and_have_the_keys_of_size_and
     totals = [r for r in kvcalc(f"roofline {common}").records if r["operator"] == "total"]
     for record, size, total_ in zip(found, kvcalc(f"size {common}").records, totals, strict=False):  # of `none`, the first four
         assert record | total_ | size == record
+
+
+def test_sizes_of_a_textbook_without_rope(kvcalc: Run) -> None:
+    """Five tokens in 32 layers of bf16: latents of 4 and index keys of 2. A step reads all 5 keys and the top-3 latents."""
+    found = kvcalc("compare llama-7b --variants mla:512,dsa:4+2@3 --context 5 --json").records
+    assert [r["kv_cache_bytes"] for r in found] == [32 * 5 * 512 * 2, 32 * 5 * (4 + 2) * 2]
+    assert found[1]["kv_cache_read_bytes"] == 32 * (3 * 4 + 5 * 2) * 2
+
+
+def test_a_prompt_as_long_as_the_context(kvcalc: Run) -> None:
+    """8 tokens see 1 + … + 8 = 36 keys in each of 32 heads; the head runs once. MQA leaves out 31 of 32 KV heads."""
+    mha, mqa = kvcalc("compare llama-7b --variants mha,mqa --context 8 --json").records
+    layer = 8 * (4 * 4096**2 + 3 * 4096 * 11008) + 36 * 32 * 2 * 128
+    assert mha["prefill_flops"] == 2 * (32 * layer + 4096 * 32000)
+    assert mha["prefill_flops"] - mqa["prefill_flops"] == 2 * 32 * 8 * 2 * 4096 * 128 * 31
+    (request,) = kvcalc("latency llama-7b --input-len 8 --output-len 1 --json").records
+    assert (mha["ttft_s"], mha["prefill_flops"]) == (request["ttft_s"], request["flops"])
 
 
 def test_the_intensity_of_attention_alone(kvcalc: Run) -> None:

@@ -323,3 +323,32 @@ def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monk
     assert asked == [64, 900]
     alone = kvcalc("roofline gpt2 --context 900 --batch-size 8").joined
     assert shown.endswith(alone)
+
+
+def test_the_lm_head_runs_on_the_last_position_or_on_all(kvcalc: Run) -> None:
+    """Two prompts of 128 tokens: 2 or 256 rows. The engine samples one token of each prompt in both cases."""
+    last, every = (
+        {
+            r["operator"]: r
+            for r in kvcalc(f"roofline llama-7b --phase prefill --context 128 --batch-size 2 --head {head} --json").records
+        }
+        for head in ("last", "all")
+    )
+    assert (last["lm_head"]["m"], every["lm_head"]["m"]) == (2, 256)
+    assert every["total"]["flops"] - last["total"]["flops"] == 2 * 254 * 4096 * 32000
+    later = [
+        r["total"]["time_s"] - r["lm_head"]["time_s"] - r["sampling"]["time_s"] - r["final_norm"]["time_s"] for r in (last, every)
+    ]
+    assert later[0] == pytest.approx(later[1], rel=0.02)
+    (mixed,) = (r for r in kvcalc("roofline llama-7b --batch 100+4x1@4k --head all --json").records if r["operator"] == "lm_head")
+    assert mixed["m"] == 104
+
+
+def test_from_where_on_a_step_reads_more_cache_than_weights(kvcalc: Run) -> None:
+    """6,738,415,616 parameters less 32,000 − B rows of the embedding, in bf16, over B · 524,288 bytes a token."""
+    line = "--batch-size 1,8 --phase decode --json"
+    found = [r["equal_reads_context"] for r in kvcalc(f"roofline llama-7b {line}").records if r["operator"] == "total"]
+    read = [2 * (6_738_415_616 - (32_000 - batch) * 4096) for batch in (1, 8)]
+    assert found == [25_206, 3_151] == [-(-read[0] // 524_288), -(-read[1] // (8 * 524_288))]
+    (windowed,) = kvcalc("compare mistral-7b-v0.1 --variants none --json").records
+    assert windowed["equal_reads_context"] is None  # 4,096 rows are 512 MiB

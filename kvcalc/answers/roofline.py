@@ -28,6 +28,7 @@ class PassOptions(Question, frozen=True):
 
     phase: str = "decode"
     batch: str = ""
+    head: str = "last"
 
 
 def run(
@@ -59,19 +60,20 @@ def roofline_answer(
     from kvcalc.report.text.roofline_text import pass_tables
     from kvcalc.timing.deployment import mixed_records, roofline_records
 
-    phase = pass_.phase
+    phase, all_positions = pass_.phase, pass_.head == "all"
     passes: list[tuple[Any, Batch, Any]] = []
     if pass_.batch:
         batch = Batch.parse(pass_.batch)
         for deployment in deployments:
-            records = mixed_records(deployment, pass_.batch)
+            records = mixed_records(deployment, pass_.batch, all_positions)
             passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
     else:
         check_number("passes", MAX_PASSES, deployments, shapes)
         for deployment, shape in product(deployments, shapes):
             if phase == "decode":
                 deployment.model.check_generates()
-            records = roofline_records(deployment, phase, shape.batch_size, shape.context)
+            size = shape.batch_size, shape.context
+            records = roofline_records(deployment, phase, *size, all_positions)
             batch = Batch.of_phase(phase, shape.context, shape.batch_size)
             passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
     longest = max(records[-1]["context"] for *_, records in passes)
@@ -86,7 +88,7 @@ def roofline_answer(
         from kvcalc.report.explain import explain_roofline
 
         return "\n".join(
-            explain_roofline(deployment, batch, deployment.placed(batch))
+            explain_roofline(deployment, batch, deployment.placed(batch, all_positions))
             for deployment, batch, _ in passes
         )
 

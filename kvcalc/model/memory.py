@@ -378,10 +378,14 @@ def equal_context(
     batch_size: int,
     precision: Precision,
     parallelism: Parallelism,
+    is_read: bool = False,
 ) -> int | None:
     """Return the smallest context at which `batch_size` sequences store `num_bytes` bytes, or None.
 
     The bytes are counted on the GPU that is the fullest at `context`.
+
+    Args:
+        is_read: Whether a decode step reads the bytes, instead of storing them.
     """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -389,6 +393,8 @@ def equal_context(
     sequences = parallelism.sequences(batch_size)
 
     def is_reached(tokens: int) -> bool:
+        if is_read:
+            return size_of(rows, tokens, sequences, block_size=1).read >= num_bytes
         return stored_bytes(rows, tokens) * sequences >= num_bytes
 
     tokens = bisect_left(range(MAX_TOKENS + 1), True, lo=1, key=is_reached)

@@ -20,6 +20,7 @@ from kvcalc.planning.variants import Variant, quality_of, variant
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
 from kvcalc.records.size import SizeRecord
+from kvcalc.serving.request_latency import request
 from kvcalc.timing.deployment import TimedDeployment, roofline_records
 
 # query heads and their width in Llama-3.1-405B and DeepSeek-V3 (their config.json)
@@ -136,7 +137,7 @@ def compare_records(
 ) -> list[CompareRecord]:
     """Return a record for each variant, batch size and context.
 
-    A record has the sizes, a decode step and the number of requests that fit. The first variant is
+    A record has the sizes, a decode step, a prefill of the context and the requests that fit. The first variant is
     the reference of the reductions.
 
     Raises:
@@ -156,6 +157,7 @@ def compare_records(
             )
             reference = references.setdefault((batch_size, context), size)
             *operators, step = roofline_records(varied, "decode", batch_size, context)
+            prefill = request(varied, context, output_len=1, batch_size=batch_size)
             core = [operator for operator in operators if operator["role"] == Role.CORE]
             core_bytes = sum(operator["cache_read_bytes"] for operator in core)
             core_flops = sum(operator["flops"] for operator in core)
@@ -178,6 +180,8 @@ def compare_records(
                 **step,
                 # The step does not read all weights.
                 "weight_bytes": size["weight_bytes"],
+                "ttft_s": prefill.ttft_s,
+                "prefill_flops": prefill.flops,
                 **batch_memory(varied, [(batch_size, context)]),
                 "held_equal": held_equal,
                 **_quality(name, model.attention),

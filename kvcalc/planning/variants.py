@@ -207,7 +207,7 @@ REPLACING_STEPS, REPLACED_STEPS = (
     ("mha", "mqa", "gqa", "mla", "dsa"),
     (*LIMITS, "cla", "hybrid"),
 )
-_MLA_SIZES = re.compile(r"(?P<kv_lora_rank>\d+)\+(?P<qk_rope_head_dim>\d+)")
+_MLA_SIZES = re.compile(r"(?P<kv_lora_rank>\d+)(\+(?P<qk_rope_head_dim>\d+))?")
 _DSA_SIZES = re.compile(rf"{_MLA_SIZES.pattern}\+(?P<index_head_dim>\d+)@(?P<index_topk>\d+k?)")
 ChangePart = Callable[[Sublayer], Sublayer]
 
@@ -255,7 +255,7 @@ def variant(model: Model, text: str) -> Variant:
         elif name in ("mla", "dsa"):
             model = _latent(model, name, value)
             equal.append(
-                "value width; keys get the RoPE part beside"
+                "value width; keys get the RoPE part, if any, beside"
                 if name == "mla"
                 else f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
             )
@@ -384,7 +384,10 @@ def _latent(model: Model, name: str, value: str) -> Model:
     if not match:
         hint = f"Write {name}:{usual} ({meaning})"
         raise UserError(f"variant {name}:{value} is incomplete", hint)
-    sizes = {field: parse_tokens(size, name) for field, size in match.groupdict().items()}
+    sizes = {
+        field: parse_tokens(size, name, minimum=int(field != "qk_rope_head_dim"))
+        for field, size in match.groupdict("0").items()
+    }
 
     def change(part: Sublayer) -> Sublayer:
         if isinstance(part, Latent):

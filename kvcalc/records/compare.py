@@ -60,6 +60,15 @@ class CompareRecord(
 ):
     """An attention variant with its decode step and the requests that fit."""
 
+    ttft_s: Annotated[
+        float | None,
+        Figure(
+            "time to the first token of a prompt as long as the context; null without a matrix peak",
+            "TTFT",
+            mark="time",
+        ),
+    ]
+    prefill_flops: Annotated[int, Figure("matrix FLOPs of this prompt", "prefill FLOP")]
     mha_parameters: Annotated[
         int,
         "parameters of the model with multi-head attention",

@@ -96,6 +96,15 @@ class PassTotalRecord(WorkRecord):
         str | None,
         "a warning on the measured rows behind a time; null if there is none",
     ]
+    equal_reads_context: Annotated[
+        int | None,
+        Figure(
+            "smallest context at which the step reads as much cache as weights; null if there is "
+            "none, and for other passes",
+            "reads = weights",
+            unit="tokens",
+        ),
+    ]
 
 
 class TimedWorkRecord(DeploymentRecord, BatchRecord, WorkRecord, TimeBasisRecord):

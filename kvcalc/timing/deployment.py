@@ -26,7 +26,7 @@ from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator, unfuse
 from kvcalc.layers.weights import Formats
 from kvcalc.library.load import load_gpu
 from kvcalc.model.forward_pass import between_stages, forward, through_layers, total
-from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
+from kvcalc.model.memory import CacheSize, cache_size, equal_context, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.records import Record
@@ -158,13 +158,11 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             memo[key] = [*operators]
         return operators
 
-    def placed(self, batch: Batch) -> list[Placed]:
+    def placed(self, batch: Batch, all_positions: bool = False) -> list[Placed]:
         """Return the operators of a pass on one GPU of the slowest pipeline stage, with their
         bounds."""
-        stages = [
-            forward(self.model, batch, self.precision, self.ranks, self.mla_form, stage=n)
-            for n in range(self.parallelism.pp)
-        ]
+        run = self.model, batch, self.precision, self.ranks, self.mla_form, all_positions
+        stages = [forward(*run, stage=n) for n in range(self.parallelism.pp)]
         bounds = [roofline(operators, self.gpu, batch.decodes) for operators in stages]
         return max(bounds, key=total_seconds)
 
@@ -329,26 +327,45 @@ _COST_KEYS = (
 
 
 def roofline_records(
-    deployment: TimedDeployment, phase: str, batch_size: int, context: int
+    deployment: TimedDeployment,
+    phase: str,
+    batch_size: int,
+    context: int,
+    all_positions: bool = False,
 ) -> list[Record]:
-    """Return the records of one decode step or prefill. Raises UserError for an unknown phase."""
+    """Return the records of one decode step or prefill. Raises UserError for an unknown phase.
+
+    Args:
+        all_positions: As in `forward`.
+    """
     batch = Batch.of_phase(phase, context, batch_size)
     common = {"phase": phase, "batch_size": batch_size, "context": context}
-    return _records(deployment, batch, common)
+    records = _records(deployment, batch, common, all_positions)
+    if batch.decodes:
+        stored = deployment.precision, deployment.parallelism
+        shape = records[-1]["weight_bytes"], context, batch_size
+        tokens = equal_context(deployment.model, *shape, *stored, is_read=True)
+        records[-1]["equal_reads_context"] = tokens
+    return records
 
 
-def mixed_records(deployment: TimedDeployment, text: str) -> list[Record]:
+def mixed_records(
+    deployment: TimedDeployment, text: str, all_positions: bool = False
+) -> list[Record]:
     """Return the records of a pass over the batch `text`, as in `Batch.parse`. The phase is
     `mixed`."""
     batch = Batch.parse(text)
     longest = max(int(g.new + g.past) for g in batch.groups)
     common = {"phase": "mixed", "batch_size": int(batch.sequences), "context": longest}
-    return _records(deployment, batch, common)
+    return _records(deployment, batch, common, all_positions)
 
 
-def _records(deployment: TimedDeployment, batch: Batch, common: Record) -> list[Record]:
+def _records(
+    deployment: TimedDeployment, batch: Batch, common: Record, all_positions: bool
+) -> list[Record]:
     d = deployment
-    records = pass_records(d.placed(batch), d.gpu, d.calibration, d.formats.element_bytes)
+    placed = d.placed(batch, all_positions)
+    records = pass_records(placed, d.gpu, d.calibration, d.formats.element_bytes)
     return [{**d.named, **common, **record} for record in records]
 
 
@@ -398,6 +415,7 @@ def _total_record(placed: list[Placed], gpu: Gpu) -> dict[str, Any]:
         "roofline_s": total_seconds(placed),
         **_UNPREDICTED,
         "fallback": fallbacks(placed, gpu) or None,
+        "equal_reads_context": None,
     }
 
 

@@ -25,7 +25,7 @@ All-reduces between nodes are rings, one per GPU of a node, each over that GPU's
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvcalc.arithmetic import at_least, doublings, is_any, maximum, where
+from kvcalc.arithmetic import at_least, doublings, is_any, maximum, minimum, where
 from kvcalc.gpu.gpu import Gpu, least_time
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
 from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
@@ -234,10 +234,12 @@ def engine_parts(
     operators: Sequence[Operator], calibration: Calibration, kernels: Any
 ) -> tuple[Any, Any, Any]:
     """Return the parts of `engine_seconds`: for the pass and its layers, for its sequences, and for
-    kernels with prompts."""
+    kernels with prompts. A prompt counts as one sequence if the LM head runs on all its positions.
+    """
     host = host_of(operators, calibration)
     positions: Any = 0
     has_prompts: Any = 0
+    sampled: dict[str, Any] = {}  # positions by kind of layer
     for operator in operators:
         shape = operator.shape
         if operator.role is Role.HEAD and isinstance(shape, GemmShape):
@@ -246,6 +248,9 @@ def engine_parts(
             for count, new, *_ in shape.groups:
                 is_prompt = at_least(new, MAX_DECODE_TOKENS + 1) * at_least(count, 1)
                 has_prompts = maximum(has_prompts, is_prompt)
+                rows = count * (new + is_prompt * (1 - new))
+                sampled[operator.layer] = sampled.get(operator.layer, 0) + rows
+    positions = minimum(positions, next(iter(sampled.values()), positions))
     extra_s = has_prompts * (host.with_prompts(kernels) - kernels)
     return host.fixed, host.sequence * positions, extra_s
 

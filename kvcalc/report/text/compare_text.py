@@ -149,8 +149,9 @@ class CompareRow(CompareRecord):
 COMPARE_COLUMNS = columns(
     CompareRow,
     "variant tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
-    "kv_cache_bytes stored_reduction read_reduction step_s max_num_seqs attention_intensity "
-    "attention kv_cache_read_bytes bytes_per_token parameters roofline_s intensity bound",
+    "kv_cache_bytes stored_reduction read_reduction step_s ttft_s max_num_seqs "
+    "attention_intensity prefill_flops attention kv_cache_read_bytes bytes_per_token "
+    "parameters equal_weights_context equal_reads_context roofline_s intensity bound",
     inputs="context batch_size kv_cache_dtype",
     optional="tensor_parallel_size dtype engine basis",
     wide="roofline_s intensity bound",

@@ -83,6 +83,8 @@ def pass_table(
     if turning is None:
         is_decode = total["phase"] == "decode"
         turning = _turning(deployment, total["context"]) if is_decode else ""
+    tokens = total["equal_reads_context"]
+    reads = f"Cache and weight reads are equal at {tokens:,} tokens." if tokens else ""
     memory = memory_sentences([total])
     answer, brief = _answers(deployment, total)
     shares = [f"{name} {total[key] / total['bytes']:.1%}" for name, key in BYTE_KEYS.items()]
@@ -97,10 +99,11 @@ def pass_table(
             brief if memory else "",
             *time_footnotes([total]),
             turning,
+            reads,
         ),
         details=[
             *([answer] if memory else []),
-            *([turning] if turning else []),
+            *filter(None, (turning, reads)),
             f"bytes moved: {', '.join(shares)}",
             _assumptions(deployment),
             *node_notes([total]),

@@ -37,7 +37,7 @@ SMALL_SPEEDUP = 1.5  # below that, a note says why the cache saves little
 NO_CACHE = columns(
     NoCacheRecord,
     "gpu batch_size input_len output_len no_cache_head no_cache_ttft_s no_cache_tpot_last_s "
-    "no_cache_e2e_s speedup no_cache_flops no_cache_redundant_flops_share "
+    "tpot_last_s no_cache_e2e_s speedup no_cache_flops no_cache_redundant_flops_share "
     "no_cache_token_projections no_cache_redundant_projections",
     inputs="gpu batch_size input_len output_len",
     wide="no_cache_token_projections no_cache_redundant_projections",
