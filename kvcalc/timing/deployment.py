@@ -345,7 +345,7 @@ def roofline_records(
         stored = deployment.precision, deployment.parallelism
         shape = records[-1]["weight_bytes"], context, batch_size
         tokens = equal_context(deployment.model, *shape, *stored, is_read=True)
-        records[-1]["equal_reads_context"] = tokens
+        records[-1] = {**records[-1], "equal_reads_context": tokens}
     return records
 
 
