@@ -170,7 +170,6 @@ class ServerSettings(Question, frozen=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int = 0
     max_model_len: Tokens = 0
-    batch_timeout: float = 0.0
     block_size: int = 0
     gpu_memory_utilization: Annotated[float, memory_share] = 0.0
     kv_cache_memory_bytes: Annotated[int | None, bytes_or_none] = None
@@ -180,7 +179,6 @@ class ServerSettings(Question, frozen=True):
     draft: str = ""
     num_speculative_tokens: int = 0
     acceptance_rate: float | None = None
-    scheduler_recv_interval: int = 1
     disaggregate: bool = False
     prefill_replicas: int = 1
 

@@ -49,12 +49,10 @@ class Limits(NamedTuple):
     Attributes:
         max_num_seqs: Maximum number of concurrent sequences.
         max_num_batched_tokens: Maximum tokens of a pass.
-        batch_timeout: Seconds that a static batch waits to become full.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
-    batch_timeout: float = 0.0
 
 
 class Scheduling(NamedTuple):
@@ -68,8 +66,6 @@ class Scheduling(NamedTuple):
             request is ever preempted.
         wait_passes: Decode passes that prompts wait for more prompts.
         wait_share: Share of a pass that prompts must fill to end the wait.
-        receive_interval: Decode passes between two checks for arrivals, if no pass with prompts is
-            between them (SGLang's scheduler-recv-interval).
     """
 
     decodes_wait: bool = False
@@ -77,7 +73,6 @@ class Scheduling(NamedTuple):
     reserve: float = 0.0
     wait_passes: int = 0
     wait_share: float = 0.0
-    receive_interval: int = 1
 
 
 MIXED = Scheduling()
@@ -289,24 +284,10 @@ class Static(RankServer):
         """Simulate one batch. Returns False if all requests are done."""
         if not self.waiting:
             self.now = max(self.now, self.queue.next_s)
-        self._collect()
+        self.waiting += self.queue.admit(self.now)
         if self.waiting:
             self._serve(self._next_batch())
         return self.queue.is_open
-
-    def _collect(self) -> None:
-        """Admit arrivals; wait for a fuller batch until the first request's timeout ends."""
-        while True:
-            self.waiting += self.queue.admit(self.now)
-            if not 0 < len(self.waiting) < self.limits.max_num_seqs:
-                return
-            timeout = self.log.arrived[self.waiting[0]] + self.limits.batch_timeout
-            next_s = self.queue.next_s
-            if next_s > timeout:
-                if next_s < inf:
-                    self.now = max(self.now, timeout)
-                return
-            self.now = max(self.now, next_s)
 
     def _next_batch(self) -> list[int]:
         """Return the longest head of the queue that fits if padded and grown to its end."""
@@ -378,7 +359,6 @@ class Continuous(RankServer):
         reserved: Bytes reserved for admitted requests.
         waited: Consecutive decode passes for which prompts have waited for more prompts.
         horizon: Time up to which all arrivals are known.
-        unchecked: Decode passes since the last check for arrivals.
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
@@ -389,7 +369,7 @@ class Continuous(RankServer):
         self.allocated = memoryview(pool.allocated)
         self.stored_bytes = memoryview(pool.stored_bytes)
         self.decoding = Decoding(pool, setup.steps.drafting, self.log)
-        self.admitted = self.prefill_bytes = self.reserved = self.waited = self.unchecked = 0
+        self.admitted = self.prefill_bytes = self.reserved = self.waited = 0
         self.horizon = inf
         self.waiting: deque[RunningRequest] = deque()
         self.prefilling: list[RunningRequest] = []
@@ -408,15 +388,11 @@ class Continuous(RankServer):
         Returns:
             False if all requests are done.
         """
-        queue, is_busy = self.queue, self.is_busy
-        if not is_busy:
-            self.now = max(self.now, queue.next_s)
-        if queue.next_s <= self.now and not (is_busy and self.unchecked):
-            self.waiting += map(self._new_request, queue.admit(self.now))
-            is_busy = is_busy or self.is_busy
-        if is_busy:
+        self.now = self.next_pass_s()
+        self.waiting += map(self._new_request, self.queue.admit(self.now))
+        if self.is_busy:
             self._pass()
-        return queue.is_open
+        return self.queue.is_open
 
     def _new_request(self, index: int) -> RunningRequest:
         """Return a request with its whole prompt to be processed, or with its prompt cached and one
@@ -561,7 +537,6 @@ class Continuous(RankServer):
         decoding = self.decoding
         count = 0 if self.scheduling.decodes_wait and chunks else decoding.count
         context = decoding.context / count + 1 if count else 0.0
-        self.unchecked = 0
         if chunks:
             limit = self.limits.max_num_batched_tokens
             pieces = [
@@ -585,13 +560,10 @@ class Continuous(RankServer):
         passes = decoding.in_a_row(segment.passes, self.pool.budget - self.prefill_bytes)
         if self.waited:
             passes = min(passes, self.scheduling.wait_passes - self.waited + 1)
-        interval = self.scheduling.receive_interval
         if passes > 1 and (self.waited or not self.waiting):
             next_s = min(self.queue.next_s, self.horizon)
             if next_s < self.now + segment.seconds(passes):
-                until = segment.passes_until(passes, next_s - self.now)
-                passes = min(passes, until + -(self.unchecked + until) % interval)
-        self.unchecked = (self.unchecked + passes) % interval
+                passes = segment.passes_until(passes, next_s - self.now)
         if self.waited:
             self.waited += passes - 1
         self._run_passes(segment, passes, count, [])

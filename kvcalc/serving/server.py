@@ -251,10 +251,7 @@ class Server:
         self.limits = self._choose_limits()
         calibration = deployment.calibration
         self.engine = engine_of(calibration.stack) if calibration else None
-        interval = settings.scheduler_recv_interval
-        if interval > 1 and (self.engine is None or self.engine.stack != "sglang"):
-            raise UserError("scheduler-recv-interval is SGLang's", "Add --engine sglang")
-        self.scheduling = scheduling_of(self.engine)._replace(receive_interval=interval)
+        self.scheduling = scheduling_of(self.engine)
         self.transfer = None
         if settings.disaggregate:
             # caches cross a GPU's link, as in `plan`
@@ -360,7 +357,7 @@ class Server:
             num_seqs = self.capacity.max_num_seqs if has_engine else DEFAULT_MAX_NUM_SEQS
             queries = self.drafting.drafted + 1 if self.drafting else 1
             num_seqs = max(1, min(num_seqs, tokens // queries))
-        return Limits(num_seqs, tokens, settings.batch_timeout)
+        return Limits(num_seqs, tokens)
 
     def _make_timer(self, max_len: int) -> AnyStepTimer:
         """Return the timer of passes with requests of up to `max_len` tokens."""

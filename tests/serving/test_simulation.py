@@ -72,13 +72,6 @@ def test_seats_are_limited() -> None:
     assert log.largest == 2
 
 
-def test_a_static_batch_waits_for_company_until_its_timeout() -> None:
-    rows = asked((0, 1, 1), (2, 1, 1), (9, 1, 1))
-    assert served(rows, "static").logs[0].scheduled.tolist() == [0, 2, 9]
-    assert served(rows, "static", batch_timeout=3).logs[0].scheduled.tolist() == [3, 3, 9]
-    assert served(rows, "static", batch_timeout=3, max_num_seqs=2).logs[0].scheduled.tolist() == [2, 2, 9]
-
-
 def test_idle_time_is_skipped() -> None:
     run = served(asked((0, 1, 1), (1000, 1, 1)))
     assert run.logs[0].finished.tolist() == [1, 1001]
@@ -159,7 +152,6 @@ servers = st.fixed_dictionaries(
     {
         "max_num_seqs": st.integers(1, 6),
         "max_num_batched_tokens": st.integers(6, 64),
-        "batch_timeout": st.sampled_from([0.0, 2.5]),
     }
 )
 
