@@ -14,7 +14,7 @@ from bench import Line, cpu_seconds
 from kvcalc import load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.requests import sample_workload
-from kvcalc.serving.server import SimulationResult, serve
+from kvcalc.serving.server import Server, SimulationResult
 from kvcalc.timing.calibration import load_calibration
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
@@ -26,7 +26,8 @@ def simulated(load: Workload) -> SimulationResult:
     """One run of our simulator."""
     gpu = load_gpu("h100")
     deployment = TimedDeployment(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
-    return serve(deployment, load, ServerSettings())
+    requests = sample_workload(load)
+    return Server(deployment, requests, load, ServerSettings()).run(requests, load)
 
 
 def reference(arrivals: list[float]) -> float:

@@ -459,22 +459,6 @@ class Server:
         }
 
 
-def serve(
-    deployment: TimedDeployment,
-    load: Workload,
-    settings: ServerSettings,
-    policy: str = "continuous",
-    cache: str = "paged",
-) -> SimulationResult:
-    """Simulate the requests of a workload on one replica.
-
-    Raises:
-        UserError: The model does not fit, or options exclude each other.
-    """
-    requests = sample_workload(load)
-    return Server(deployment, requests, load, settings, policy, cache).run(requests, load)
-
-
 def _diverges(load: Workload, served: Served, saturation_rate: float | None) -> bool | None:
     """Return whether the queue grows without end: more requests come than the saturated server
     completes.
@@ -519,28 +503,17 @@ CLOSE = 1.02  # ratio of a rate that misses a goal to the sustained rate
 MIN_RATE = 1e-3
 
 
-class Sweep(NamedTuple):
-    """A server at several rates.
+class Sweep:
+    """A server simulated at several rates, each rounded to three digits and simulated once.
+
+    Ctrl-C ends the search and keeps the rates already tried.
 
     Attributes:
+        runs: The runs by rate.
         sustained: The run at the highest rate that the server sustains. Its record has the rate as
             `found_rate`; 0 if not even single requests meet the goals.
         tried: A run for each rate that was tried, from the lowest rate on.
         is_complete: Whether no Ctrl-C ended the search.
-    """
-
-    sustained: SimulationResult
-    tried: list[SimulationResult]
-    is_complete: bool
-
-
-class _Trials:
-    """A server simulated at several rates, each rounded to three digits and simulated once.
-
-    Attributes:
-        runs: The runs by rate.
-        max_rate: The highest rate that may be sustained; 0 if the server serves none of the
-            requests.
     """
 
     def __init__(
@@ -549,11 +522,22 @@ class _Trials:
         self.server = server
         self.load = load
         self.progress = progress
-        self.saturation_rate = server.saturation_rate or 0.0
-        self.max_rate = _rounded(SUSTAINED * self.saturation_rate)
         self.runs: dict[float, SimulationResult] = {}
+        self.is_complete = True
+        saturation_rate = server.saturation_rate or 0.0
+        try:
+            self._search(saturation_rate, _rounded(SUSTAINED * saturation_rate))
+        except KeyboardInterrupt:
+            if not self.runs:
+                raise
+            self.is_complete = False
+        rate = self._sustained_rate(_rounded(SUSTAINED * saturation_rate))
+        self.tried = [self.runs[rate] for rate in sorted(self.runs)]
+        run = self.runs[rate] if rate else self.tried[0]
+        record = {**run.record, "rate": rate or None, "found_rate": rate}
+        self.sustained = run._replace(record=record)
 
-    def is_good(self, rate: float) -> bool:
+    def _is_good(self, rate: float) -> bool:
         """Return whether the required share of requests meets the goals. Without goals it does.
 
         Raises:
@@ -570,25 +554,25 @@ class _Trials:
         attainment = record["slo_attainment"]
         return bool(record["completed"]) and (attainment is None or attainment >= GOOD)
 
-    def sustained_rate(self) -> float:
+    def _sustained_rate(self, max_rate: float) -> float:
         """Return the highest rate tried that meets the goals and is at most `max_rate`.
 
         The rate is 0 if no rate tried is sustained.
         """
-        rates = [rate for rate in self.runs if rate <= self.max_rate and self.is_good(rate)]
+        rates = [rate for rate in self.runs if rate <= max_rate and self._is_good(rate)]
         return max(rates, default=0.0)
 
-    def search(self) -> None:
+    def _search(self, saturation_rate: float, max_rate: float) -> None:
         """Try all shares of the saturation rate, then rates next to the highest sustained rate."""
-        for share in SHARES if self.max_rate else ():
-            self.is_good(share * self.saturation_rate)
-        if not self.sustained_rate():
-            self.is_good(MIN_RATE)
-        low = self.sustained_rate()
+        for share in SHARES if max_rate else ():
+            self._is_good(share * saturation_rate)
+        if not self._sustained_rate(max_rate):
+            self._is_good(MIN_RATE)
+        low = self._sustained_rate(max_rate)
         high = min((rate for rate in self.runs if rate > low), default=low)
-        while low and low < self.max_rate and high > CLOSE * low:
+        while low and low < max_rate and high > CLOSE * low:
             middle = _rounded((low * high) ** 0.5 if low > high / 4 else high / 2)
-            if self.is_good(middle):
+            if self._is_good(middle):
                 low = middle
             else:
                 high = middle
@@ -610,7 +594,7 @@ def sweep_rates(
     """Simulate a server at rates up to saturation and beyond, and find the rate that it sustains.
 
     The sustained rate is the highest rate, to 2%, at which 99% of the requests meet the goals of
-    the settings. It is at most 95% of the saturation rate. Ctrl-C keeps the rates already tried.
+    the settings. It is at most 95% of the saturation rate.
 
     Raises:
         UserError: The load has arrival times or a rate already, or is a closed loop.
@@ -626,16 +610,4 @@ def sweep_rates(
             "--max-concurrency"
         )
     server = Server(deployment, sample_workload(load), load, settings, policy, cache)
-    trials = _Trials(server, load, progress)
-    is_complete = True
-    try:
-        trials.search()
-    except KeyboardInterrupt:
-        if not trials.runs:
-            raise
-        is_complete = False
-    rate = trials.sustained_rate()
-    rates = sorted(trials.runs)
-    run = trials.runs[rate or rates[0]]
-    record = {**run.record, "rate": rate or None, "found_rate": rate}
-    return Sweep(run._replace(record=record), [trials.runs[r] for r in rates], is_complete)
+    return Sweep(server, load, progress)

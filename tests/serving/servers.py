@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from kvcalc import Batch, Parallelism, Sequences
+from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Pool
-from kvcalc.serving.requests import Clients, Requests
+from kvcalc.serving.requests import Clients, Requests, sample_workload
+from kvcalc.serving.server import Server, SimulationResult
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.step_timers import Chunks, StepTimer, largest_micro_batch
 
@@ -70,3 +72,11 @@ def served(
     """A simulated run."""
     setup = ServerSetup(pool or byte_pool(), HandTimer(deployment or HandClock()), Limits(**limits))
     return simulate(requests, setup, policy, Clients(clients))
+
+
+def serve(
+    deployment: Any, load: Workload, settings: ServerSettings, policy: str = "continuous", cache: str = "paged"
+) -> SimulationResult:
+    """Simulate the requests of a workload on one replica."""
+    requests = sample_workload(load)
+    return Server(deployment, requests, load, settings, policy, cache).run(requests, load)

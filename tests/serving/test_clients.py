@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Run
-from servers import HandClock, HandTimer, asked, byte_pool
+from servers import HandClock, HandTimer, asked, byte_pool, serve
 
 from kvcalc import UserError, load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.requests import Requests, clients_of, sample_workload
-from kvcalc.serving.server import Server, SimulationResult, serve, summary, sweep_rates
+from kvcalc.serving.server import Server, SimulationResult, summary, sweep_rates
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.deployment import TimedDeployment

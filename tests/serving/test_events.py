@@ -68,24 +68,13 @@ def test_prompts_first_hold_up_the_decodes() -> None:
     assert [(r.tokens, r.prefill_tokens) for r in first.rows] == [(5, 5), (1, 0), (5, 5), (2, 0), (1, 0)]
 
 
-def test_a_receive_interval_looks_every_few_decode_passes() -> None:
-    """A pass a second. The prompt's pass ends at 1; of decode passes from there every fourth is followed by a look: at 5, then,
-    behind the second prompt's pass from 5 to 6, at 10. The one that comes to an idle server at 30.5 is seen at once.
-    """
-    rows = ((0.0, 5, 12), (1.5, 5, 1), (6.5, 5, 1), (30.5, 5, 1))
-    each, fourth = (served(Scheduling(decodes_wait=True, receive_interval=n), *rows) for n in (1, 4))
-    assert each.first.tolist() == [1, 3, 8, 31.5]
-    assert fourth.first.tolist() == [1, 6, 11, 31.5]
-    assert each.finished[0] == fourth.finished[0] == 14
-
-
 @settings(max_examples=40)
-@given(loads, st.integers(66, 160), st.integers(1, 6), st.integers(1, 9), st.booleans())
-def test_looks_fall_between_the_same_passes(
-    rows: list[tuple[float, int, int]], budget: int, seats: int, interval: int, prompts_first: bool
+@given(loads, st.integers(66, 160), st.integers(1, 6), st.booleans())
+def test_passes_in_a_row_are_as_single_passes(
+    rows: list[tuple[float, int, int]], budget: int, seats: int, prompts_first: bool
 ) -> None:
-    """A receive interval skips nothing where passes in a row are one event: as with each pass by itself."""
-    how, pool = Scheduling(decodes_wait=prompts_first, receive_interval=interval), byte_pool(budget, 4, most=200)
+    """Passes in a row that are one event give the times of passes that are simulated one by one."""
+    how, pool = Scheduling(decodes_wait=prompts_first), byte_pool(budget, 4, most=200)
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = served(how, *rows, pool=pool, **limits)
     with pytest.MonkeyPatch.context() as patch:

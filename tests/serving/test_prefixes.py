@@ -5,7 +5,7 @@ import pytest
 from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
-from servers import HandClock, HandTimer, asked, byte_pool
+from servers import HandClock, HandTimer, asked, byte_pool, serve
 
 from kvcalc import Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
@@ -13,7 +13,6 @@ from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.batching import Continuous, Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Log, PrefixCache
 from kvcalc.serving.requests import ArrivalQueue
-from kvcalc.serving.server import serve
 from kvcalc.timing.deployment import TimedDeployment
 
 

@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from servers import HandClock, served
+from servers import HandClock, serve, served
 
 from kvcalc import Batch, load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.request_latency import request
 from kvcalc.serving.requests import sample_workload
-from kvcalc.serving.server import SimulationResult, serve, summary
+from kvcalc.serving.server import SimulationResult, summary
 from kvcalc.serving.step_timers import StepTimer
 from kvcalc.timing.deployment import TimedDeployment
 

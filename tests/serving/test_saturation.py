@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from servers import HandClock, HandTimer, byte_pool, served
+from servers import HandClock, HandTimer, byte_pool, serve, served
 
 from kvcalc import load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.requests import Requests, sample_workload
-from kvcalc.serving.server import Server, SimulationResult, make_backlog, saturated_rate, serve
+from kvcalc.serving.server import Server, SimulationResult, make_backlog, saturated_rate
 from kvcalc.serving.simulation import KVTransfer, simulate
 from kvcalc.timing.deployment import TimedDeployment
 
