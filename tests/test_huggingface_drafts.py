@@ -81,14 +81,16 @@ def test_block_drafts() -> None:
     assert block("DSparkDraftModel", **rank, markov_head_type="gated").parameters == corrected + (D + 256) * 256 + 256
     step = (2 * 256 + D) * 3 * 256 + 3 * 256
     assert block("DSparkDraftModel", **rank, markov_head_type="rnn").parameters == corrected + step
+    gru = 3 * 1024 * (D + 1024) + (D + 1024) * 256 + 256 * V
+    assert block("DominoDraftModel", gru_hidden_dim=1024, emb_dim=256).parameters == BLOCKS + gru
     assert cache_size(block("DFlashDraftModel"), 10, precision=BF16).stored == 5 * 10 * ROW
     with pytest.raises(UserError, match="'odd' is not known here"):
         block("DSparkDraftModel", **rank, markov_head_type="odd")
 
 
-@pytest.mark.parametrize("name", ["DFlashDraftModel", "DSparkDraftModel"])
+@pytest.mark.parametrize("name", ["DFlashDraftModel", "DSparkDraftModel", "DominoDraftModel"])
 def test_a_published_block_draft_leaves_no_key_unread(name: str) -> None:
-    model = block(name, markov_rank=8, projector_type="x", attention_mode="gqa")
+    model = block(name, gru_hidden_dim=8, emb_dim=8, markov_rank=8, projector_type="x", attention_mode="gqa")
     assert model.parameters_exact, model.notes
 
 

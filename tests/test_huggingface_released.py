@@ -297,3 +297,18 @@ def test_deepseek_vl2_without_latents() -> None:
     expected = 12 * (attention + norms) + 3 * 1280 * 6848 + 11 * moe + 2 * 129280 * 1280 + 1280
     assert (model.parameters, model.family, model.parameters_exact) == (expected, "deepseek_v2", True)
     assert cache_size(model, 10, precision=BF16).stored == 10 * 12 * 2 * 10 * 128 * 2
+
+
+@pytest.mark.parametrize(("given", "heads"), [({"mamba_num_heads": 6}, 6), ({}, 64)], ids=str)
+def test_plamo2(given: dict[str, int], heads: int) -> None:
+    """Mamba of heads of 16, 64 unless given, with one step, decay and skip a head; attention in a window; four norms a layer."""
+    keys = {k: v for k, v in config("plamo2").items() if k != "tie_word_embeddings"}
+    keys |= given | {"hidden_size_per_head": 16, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_step": 2}
+    model = model_from(keys | {"attention_window_size": 32, "full_attention_idx": []}, "config.json", "x")
+    inner, rank = heads * 16, 64
+    mamba = D * 2 * inner + 4 * inner + inner * (rank + 2 * 8) + rank * heads + 3 * heads + (rank + 8 + 8) + inner * D
+    attention = GQA + D + 32
+    assert model.parameters == 2 * (mamba + attention) + L * (FFN + 4 * D) + V * D + D
+    assert model.parameters_exact
+    state = 2 * (3 * inner * 2 + inner * 8 * 4)
+    assert cache_size(model, 100, precision=BF16).stored == state + 2 * 32 * ROW

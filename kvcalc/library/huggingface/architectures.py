@@ -109,7 +109,6 @@ _RARELY_SERVED = [
     "longcat_flash_ngram",
     "nanbeige",
     "openelm",
-    "plamo2",
     "prophetnet",
     "reformer",
     "roc_bert",
@@ -317,7 +316,7 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
     if not name or not flat:
         raise UserError(
             f"class {printable(written, 60)} is a draft that is not read",
-            "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash and DSpark; `--draft layers=N` "
+            "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` "
             "replaces another",
             file_name,
         )

@@ -18,6 +18,7 @@ CLASSES = {
     "DFlashDraftModel": "dflash",
     "DSparkDraftModel": "dspark",
     "Qwen3DSparkModel": "dspark",
+    "DominoDraftModel": "domino",
 }
 Matrices = dict[str, tuple[int, ...]]
 
@@ -103,3 +104,16 @@ def markov_tables(c: Config) -> Matrices:
     """Return the rows of the tokens before."""
     rank = c.size("markov_rank", 0, 0)
     return {"markov_in": (c.size("vocab_size"), rank)} if rank else {}
+
+
+def domino_matrices(c: Config) -> Matrices:
+    """Return Domino's GRU over the tokens of the block, and its way to the vocabulary."""
+    width = c.size("hidden_size")
+    state = c.size("gru_hidden_dim")
+    narrow = c.size("emb_dim")
+    return {
+        "gru_in": (width, 3 * state),
+        "gru_state": (state, 3 * state),
+        "correction_down": (width + state, narrow),
+        "correction_up": (narrow, c.size("vocab_size")),
+    }

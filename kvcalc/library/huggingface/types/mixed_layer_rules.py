@@ -400,3 +400,16 @@ def zaya_bias(c: Config) -> bool:
                 "Give the config.json of the same weights for transformers",
             )
     return c.flag("attention_bias")
+
+
+def plamo2_order(c: Config) -> list[str]:
+    """Return attention in the middle layer of every `mamba_step`, or in the last of a short stack.
+
+    All layers have attention if Mamba is not enabled.
+    """
+    step = c.size("mamba_step", 2)
+    if not c.flag("mamba_enabled", True):
+        return [SLIDING] * c.layers
+    if c.layers <= step // 2:
+        return [*[LINEAR] * (c.layers - 1), SLIDING]
+    return [SLIDING if i % step == step // 2 else LINEAR for i in range(c.layers)]
