@@ -84,12 +84,10 @@ FILES = {
     "/org/torn/resolve/main/model.safetensors": WHOLE[:50],
     "/org/outside/resolve/main/model.safetensors.index.json": b'{"weight_map": {"a": "../../x.safetensors"}}',
     "/org/whole/resolve/main/model.safetensors": WHOLE,
-    "/api/models/org/quants-GGUF/tree/main": json.dumps([{"path": path} for path in QUANTS]).encode(),
+    "/api/models/org/quants-GGUF/revision/main": json.dumps({"siblings": [{"rfilename": path} for path in QUANTS]}).encode(),
     "/org/quants-GGUF/resolve/main/q-Q4_K_M.gguf": GGUF,
     "/org/quants-GGUF/resolve/main/Q8_0/q-Q8_0-00001-of-00002.gguf": SPLITS[0],
     "/org/quants-GGUF/resolve/main/Q8_0/q-Q8_0-00002-of-00002.gguf": SPLITS[1],
-    "/api/models/org/older-GGUF/revision/main": json.dumps({"siblings": [{"rfilename": "a.Q4_K_M.gguf"}]}).encode(),
-    "/org/older-GGUF/resolve/main/a.Q4_K_M.gguf": GGUF,
     "/files/m.gguf": GGUF,
     "/files/text.gguf": b"<html>no model</html>",
     "/v2/library/qwen3/manifests/8b": json.dumps({"layers": LAYERS}).encode(),
@@ -239,11 +237,11 @@ def test_bytes_of_safetensors_are_those_of_the_headers(endpoint: str, tmp_path: 
 
 
 def test_bytes_of_gguf_files_are_those_of_the_headers(endpoint: str, tmp_path: Path) -> None:
-    names = ["org/quants-GGUF:q4_k_m", "org/quants-GGUF:Q8_0", "org/older-GGUF:Q4_K_M", f"{endpoint}/files/m.gguf?download=true"]
+    names = ["org/quants-GGUF:q4_k_m", "org/quants-GGUF:Q8_0", f"{endpoint}/files/m.gguf?download=true"]
     names += [f"{endpoint}/org/quants-GGUF/blob/main/q-Q4_K_M.gguf", "ollama:qwen3:8b", "ollama:me/mine"]
     Hub.sent.clear()
     results = ask(names, tmp_path, endpoint)
-    assert " ".join(result[0] for result in results) == "q-Q4_K_M q-Q8_0-00001-of-00002 a.Q4_K_M m q-Q4_K_M qwen3:8b mine"
+    assert " ".join(result[0] for result in results) == "q-Q4_K_M q-Q8_0-00001-of-00002 m q-Q4_K_M qwen3:8b mine"
     assert {result[2] for result in results} == {GGUF_BYTES}
     assert Hub.sent["/files/m.gguf"] == len(GGUF), "nothing is read twice"
 

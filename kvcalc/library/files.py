@@ -9,15 +9,14 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from kvcalc.errors import UserError
 from kvcalc.records import JsonObject
 
-Value = TypeVar("Value")
 MOST_DEPTH = 32
 _TOO_DEEP = f"nests deeper than {MOST_DEPTH} levels"
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
@@ -43,7 +42,8 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
         UserError: The text is invalid. The message names `where` and the line.
     """
     reader = _YamlReader(text, file_name)
-    root = _valid(reader.document, file_name)
+    documents = _valid(reader)
+    root = documents[0] if documents else None
     if not isinstance(root, dict):
         raise UserError("holds no mapping of keys to values", where=file_name)
     return root, reader.lines
@@ -51,15 +51,15 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
 
 def parse_documents(text: str, file_name: str) -> list[Any]:
     """Return all documents in a text, with aliases. Raises UserError as `parse_yaml`."""
-    return _valid(_AliasReader(text, file_name).documents, file_name)
+    return _valid(_YamlReader(text, file_name, is_stream=True))
 
 
-def _valid(read: Callable[[], Value], file_name: str) -> Value:
-    """Return what a reader reads. Raises UserError with file and line if it is not YAML."""
+def _valid(reader: "_YamlReader") -> list[Any]:
+    """Return the documents. Raises UserError with file and line if the text is not YAML."""
     import yaml
 
     try:
-        return read()
+        return reader.documents()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -67,42 +67,56 @@ def _valid(read: Callable[[], Value], file_name: str) -> Value:
         message = f"is not YAML: {problem}"
         if "nesting depth" in problem:  # PyYAML 6.0.4 also has a limit
             message = _TOO_DEEP
-        raise UserError(message, where=file_name + line) from None
+        raise UserError(message, where=reader.file_name + line) from None
 
 
 class _YamlReader:
-    """A reader of plain dicts, lists and scalars from YAML events."""
+    """A reader of plain dicts, lists and scalars from YAML events.
 
-    def __init__(self, text: str, file_name: str) -> None:
+    Attributes:
+        lines: Line of each key by its path.
+        is_stream: Whether the text may have several documents, and aliases.
+    """
+
+    def __init__(self, text: str, file_name: str, is_stream: bool = False) -> None:
         import yaml
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
         self.file_name = file_name
         self.lines: Lines = {}
+        self.is_stream = is_stream
+        self.anchors: JsonObject = {}
 
     def fail(self, text: str, event: Any) -> UserError:
         return UserError(text, where=f"{self.file_name}, line {event.start_mark.line + 1}")
 
-    def document(self) -> Any:
-        """Return the value of the only document; None if there is no document."""
-        value, documents = None, 0
+    def documents(self) -> list[Any]:
+        """Return the value of each document."""
+        values: list[Any] = []
         for event in self.events:
             if type(event).__name__ == "DocumentStartEvent":
-                documents += 1
-                if documents > 1:
+                if values and not self.is_stream:
                     raise self.fail("holds a second document", event)
-                value = self.value(next(self.events), ())
-        return value
+                values.append(self.value(next(self.events), ()))
+        return values
 
     def value(self, event: Any, path: tuple[str | int, ...]) -> Any:
         """Return the value that begins with an event, and record the lines of all its keys."""
+        if type(event).__name__ == "AliasEvent":
+            if event.anchor not in self.anchors:
+                raise self.fail(f"uses an alias (*{event.anchor}); write the value out", event)
+            return self.anchors[event.anchor]
+        value = self._value(event, path)
+        if self.is_stream:
+            self.anchors[event.anchor] = value
+        return value
+
+    def _value(self, event: Any, path: tuple[str | int, ...]) -> Any:
         self.lines.setdefault(path, event.start_mark.line + 1)
         kind = type(event).__name__
         if kind == "ScalarEvent":
             return self.scalar(event)
-        if kind == "AliasEvent":
-            raise self.fail("uses an alias (*name); write the value out", event)
         if len(path) >= MOST_DEPTH:
             raise self.fail(_TOO_DEEP, event)
 
@@ -129,24 +143,6 @@ class _YamlReader:
             return scalar(event.value) if is_plain else event.value
         except (ValueError, OverflowError):
             raise self.fail(f"{event.value[:40]!r} is not a usable number", event) from None
-
-
-class _AliasReader(_YamlReader):
-    """A reader of several documents, which may have aliases."""
-
-    def documents(self) -> list[Any]:
-        self.anchors: JsonObject = {}
-        starts = (e for e in self.events if type(e).__name__ == "DocumentStartEvent")
-        return [self.value(next(self.events), ()) for _ in starts]
-
-    def value(self, event: Any, path: tuple[str | int, ...]) -> Any:
-        if type(event).__name__ != "AliasEvent":
-            value = super().value(event, path)
-            self.anchors[event.anchor] = value
-            return value
-        if event.anchor not in self.anchors:
-            raise self.fail(f"alias *{event.anchor} has no anchor", event)
-        return self.anchors[event.anchor]
 
 
 def scalar(text: str) -> Any:

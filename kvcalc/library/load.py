@@ -297,7 +297,7 @@ def read(path: Path, spec: type[Checked]) -> Checked:
     result = presets.build(data, spec, str(path), lines)
     key, problem = result.problem()
     if problem:
-        raise presets.located(problem, key, str(path), lines)
+        raise presets.located(problem, presets.split_path(key), str(path), lines)
     return result
 
 

@@ -1,6 +1,6 @@
 """The GPUs of this machine, their memory and its users, from the tools of the drivers.
 
-The tools are nvidia-smi, amd-smi, rocm-smi, and sysctl on macOS. Their units MB and MiB are both
+The tools are nvidia-smi, amd-smi, and sysctl on macOS. Their units MB and MiB are both
 2^20 bytes.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.library.presets import lookup, mapping
+from kvcalc.library.presets import lookup
 
 TIMEOUT_S = 30
 UNIT_BYTES = {"B": 1, "KB": 1 << 10, "GB": 1 << 30}
@@ -38,11 +38,11 @@ class MachineGpu(NamedTuple):
 
 def read_machine() -> list[MachineGpu]:
     """Return the GPUs of this machine. Raises UserError if no tool lists one."""
-    for read_tool in (_read_nvidia, _read_amd, _read_rocm, _read_apple):
+    for read_tool in (_read_nvidia, _read_amd, _read_apple):
         if gpus := read_tool():
             return gpus
     raise UserError(
-        "no GPU is known of this machine: nvidia-smi, amd-smi and rocm-smi list none",
+        "no GPU is known of this machine: nvidia-smi and amd-smi list none",
         "Name it, as in --gpu h100",
     )
 
@@ -114,26 +114,6 @@ def _read_amd() -> list[MachineGpu]:
         name = lookup(static.get(index), ("asic", "market_name")) or ""
         memory, used = (size(row, "mem_usage", f"{kind}_vram") for kind in ("total", "used"))
         gpus.append(MachineGpu(index, name, memory, used, sizes))
-    return gpus
-
-
-def _read_rocm() -> list[MachineGpu]:
-    """Return the GPUs that rocm-smi lists. It does not tell on which of them a process runs."""
-    processes: Counter[str] = Counter()
-    report = _json("rocm-smi", "--showpids", "--json")
-    for text in mapping(lookup(report, ("system",))).values():
-        name, *sizes = str(text).split(",")  # name, GPUs, VRAM bytes, …
-        processes[name] += _whole(sizes[1]) if len(sizes) > 1 else 0
-    gpus = []
-    report = _json("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
-    for key, card in mapping(report).items():
-        if key.startswith("card"):
-            figures = {title.lower(): value for title, value in mapping(card).items()}
-            memory, used = (
-                _whole(figures.get(f"vram total {kind}memory (b)")) for kind in ("", "used ")
-            )
-            name = str(figures.get("card series", ""))
-            gpus.append(MachineGpu(_whole(key[4:]), name, memory, used, processes))
     return gpus
 
 

@@ -75,17 +75,6 @@ def preset_files(kind: str) -> dict[str, Path]:
     return results
 
 
-def preset_file(stem: str, kind: str) -> Path | None:
-    """Return the preset file with one file stem, as `preset_files` has it, or None if none exists.
-
-    The function does not list the folders.
-    """
-    if not stem or stem.startswith(".") or {*stem} & {"/", os.sep, "\0"}:
-        return None
-    places = (f"{folder}/{kind}/{stem}.yaml" for folder in [*user_folders(), shipped_folder()])
-    return next((Path(path) for path in places if os.access(path, os.F_OK)), None)
-
-
 def find(name: str, kind: str) -> Path:
     """Return the preset file of `kind` with this name or alias.
 
@@ -174,7 +163,7 @@ def build(
         return msgspec.convert(data, spec)
     except msgspec.ValidationError as error:
         text, _, tail = str(error).partition(" - at `$")
-        path = _concrete(data, spec, str(error), _split(tail.rstrip("`")))
+        path = _concrete(data, spec, str(error), split_path(tail.rstrip("`")))
     hint = ""
     if unknown := re.search(r"unknown field `([^`]*)`", text):
         known_keys = _known_keys(spec, lookup(data, path))
@@ -185,17 +174,13 @@ def build(
         configs = [struct.__struct_config__ for struct in _structs(spec)]
         tags = [str(config.tag) for config in configs if config.tag_field == path[-1]]
         hint = nearest(str(lookup(data, path)), tags)
-    raise _located(text, path, file_name, lines or {}, hint)
+    raise located(text, path, file_name, lines or {}, hint)
 
 
-def located(text: str, dotted: str, file_name: str, lines: Lines) -> UserError:
-    """Return an error about the key at `dotted`, with its line if the line is known."""
-    return _located(text, _split("." + dotted), file_name, lines)
-
-
-def _located(
+def located(
     text: str, path: tuple[str | int, ...], file_name: str, lines: Lines, hint: str = ""
 ) -> UserError:
+    """Return an error about the key at a path, with its line if the line is known."""
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
     dotted = ".".join(str(p) for p in path)
     text = text.replace("Object missing required field", "is missing the key").replace("`", "'")
@@ -206,7 +191,8 @@ def _located(
     )
 
 
-def _split(text: str) -> tuple[str | int, ...]:
+def split_path(text: str) -> tuple[str | int, ...]:
+    """Return the keys and indices of a path such as `kinds.full.parts[0]`."""
     return tuple(
         int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text)
     )

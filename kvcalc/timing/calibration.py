@@ -112,7 +112,7 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 def engine_of(stack: str) -> EngineOverheads | None:
     """Return the overheads of an engine, or None. Raises UserError for an invalid file."""
-    path = catalog.preset_file(stack, "engines")
+    path = catalog.preset_files("engines").get(stack)
     return _read_engine(path, path.stat().st_mtime_ns) if path else None
 
 
@@ -286,7 +286,7 @@ def read_calibration(path: Path) -> Calibration:
     calibration = catalog.build(data, Calibration, str(path), lines)
     key, problem = calibration.problem
     if problem:
-        raise catalog.located(problem, key, str(path), lines)
+        raise catalog.located(problem, catalog.split_path(key), str(path), lines)
     return calibration
 
 

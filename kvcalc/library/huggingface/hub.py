@@ -30,7 +30,6 @@ from kvcalc.library.safetensors_header import (
     with_file_bytes,
 )
 from kvcalc.model.model import Model
-from kvcalc.records import JsonObject
 
 _NAME = re.compile(
     r"(?:(hf|ms):)?([A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95})"
@@ -68,6 +67,14 @@ class _Layer(msgspec.Struct):
 
 class _Manifest(msgspec.Struct):
     layers: list[_Layer]
+
+
+class _Sibling(msgspec.Struct):
+    rfilename: str
+
+
+class _Listing(msgspec.Struct):
+    siblings: list[_Sibling]
 
 
 def load_remote(name: str, changes: list[str] | None = None) -> Model:
@@ -161,14 +168,9 @@ def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
     cached = _file_of_tag(map(str, folder.glob(f"{revision or '*'}/**/*.gguf")), tag)
     if cached:
         return read_gguf(Path(cached))
-    api = f"{constants.ENDPOINT}/api/models/{repo}"
-    try:
-        listing = fetch(f"{api}/tree/{revision or 'main'}?recursive=true", "list of files")
-        entries = msgspec.json.decode(listing, type=list[JsonObject])
-    except MissingFileError:
-        listing = fetch(f"{api}/revision/{revision or 'main'}", "list of files")
-        entries = msgspec.json.decode(listing)["siblings"]
-    names = [str(entry.get("path", entry.get("rfilename"))) for entry in entries]
+    address = f"{constants.ENDPOINT}/api/models/{repo}/revision/{revision or 'main'}"
+    listing = msgspec.json.decode(fetch(address, "list of files"), type=_Listing)
+    names = [sibling.rfilename for sibling in listing.siblings]
     file = _file_of_tag(names, tag)
     if not file:
         files = [name for name in names if name.endswith(".gguf")]

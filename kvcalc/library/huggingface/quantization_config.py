@@ -96,8 +96,8 @@ def _packed(q: Config, method: str) -> str:
     kind = q.word("data_type", "int")
     if kind != "int":
         return f"{method} ({kind[:40]})"
-    bits = q.size("bits" if q.in_file("bits") else "w_bit", 4)
-    group = q.size("group_size" if q.in_file("group_size") else "q_group_size", 128, minimum=-1)
+    bits = q.size("bits", 4)
+    group = q.size("group_size", 128, minimum=-1)
     if not 2 <= bits <= 8:
         raise q.fail("bits", f"{bits} is outside 2 to 8")
     has_zeros = method != "awq" or q.flag("zero_point", True)
@@ -197,8 +197,6 @@ class Storage:
         groups: (format, modules) instead, if the file lists formats by module.
         ignored: Modules that are not quantised.
         cache: Dtype that the checkpoint declares for the cache, or None.
-        scales: Number of cache scales for the keys of a layer, and bytes of a scale. Values have
-            the same number. -1 is one scale per head.
         notes: Notes about the cache and about unknown formats.
 
     Raises:
@@ -214,7 +212,6 @@ class Storage:
         self.ignored = self._rules([])
         self.cache: str | None = None
         self.notes: tuple[str, ...] = ()
-        self.scales = (0, 4)
         self._read_cache(q.get("kv_cache_scheme") or q.get("kv_cache_quant_algo"))
         if q.file:
             self._read(has_fp4_experts=c.get("expert_dtype") == "fp4")
@@ -227,21 +224,12 @@ class Storage:
         return UserError(text, where=self.q.file_name)
 
     def _read_cache(self, scheme: Any) -> None:
-        """Set the dtype and the scales of the cache.
-
-        compressed-tensors stores a scale in the dtype of the original weights.
-        """
+        """Set the dtype of the cache. Its scales, a few bytes per layer, are not counted."""
         if not scheme:
             return
-        is_short = (
-            self.q.word("quant_method") == "compressed-tensors" and not self.has_wide_scales
-        )
-        count, name = 1, show(scheme).strip("'").lower()
+        name = show(scheme).strip("'").lower()
         if isinstance(scheme, dict):
             name = f"{scheme.get('num_bits')}{scheme.get('type')}"
-            count = -1 if scheme.get("strategy") == "attn_head" else 1
-            count = 0 if scheme.get("dynamic") else count
-        self.scales = count, 2 if is_short else 4
         self.cache = _CACHES.get(name[:40])
         text = f"the checkpoint declares {self.cache} for its cache: `auto` selects it"
         if self.cache is None:
@@ -370,8 +358,8 @@ class Storage:
         return Rules(names, self.layers, self._fail)
 
 
-def in_force(model: Model, scales: tuple[int, int]) -> Model:
-    """Return the model with only the schemes that cover a weight, and with the cache's scales.
+def in_force(model: Model) -> Model:
+    """Return the model with only the schemes that cover a weight.
 
     A note names the formats if no scheme covers any weight.
     """
@@ -381,18 +369,11 @@ def in_force(model: Model, scales: tuple[int, int]) -> Model:
         for scheme in model.quantization
         if "matrix" not in scheme.kinds or any(scheme.covering(*weight) for weight in weights)
     )
-    if not schemes:
-        text = "quantization_config: nothing in this model is stored as"
-        notes = tuple(f"{text} {scheme.format}" for scheme in model.quantization)
-        return replace(model, quantization=(), notes=(*model.notes, *notes))
-    per_layer, scale_bytes = scales
-    key_scales = 0
-    for kind, count in model.counts.items():
-        layer = model.kinds[kind]
-        for entry in () if layer.shares_cache else layer.entries:
-            if entry.role == "k":
-                key_scales += count * (entry.heads if per_layer < 0 else per_layer)
-    return replace(model, quantization=schemes, buffers=scale_bytes * 2 * key_scales)
+    if schemes:
+        return replace(model, quantization=schemes)
+    text = "quantization_config: nothing in this model is stored as"
+    notes = tuple(f"{text} {scheme.format}" for scheme in model.quantization)
+    return replace(model, quantization=(), notes=(*model.notes, *notes))
 
 
 def _section(c: Config) -> JsonObject:

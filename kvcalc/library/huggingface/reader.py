@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.attention import Grouped, Sparse
 from kvcalc.layers.feed_forward import Dense, Moe, Projections
-from kvcalc.layers.part import Sublayer
 from kvcalc.library import presets
 from kvcalc.library.huggingface.architectures import ModelType, resolve
 from kvcalc.library.huggingface.config import (
@@ -41,13 +40,6 @@ from kvcalc.records import JsonObject
 from kvcalc.storage.formats import canonical
 
 MAX_LAYERS, MAX_KEYS = 2_000, 10_000
-# Other files of a checkpoint that describe its storage: name, a key of the file, and the
-# quantization method that the file does not name.
-_STORAGE_FILES = (
-    ("hf_quant_config.json", "quantization", ""),
-    ("quantize_config.json", "bits", "gptq"),
-    ("quant_config.json", "w_bit", "awq"),
-)
 # Spellings of the standard keys in older and remote-code configs.
 _SPELLING_ROWS = """
     hidden_size             n_embd d_model dim model_dim embed_dim n_embed
@@ -70,7 +62,7 @@ _SPELLINGS = {
 def read_config(path: Path, changes: list[str] | None = None) -> Model:
     """Return the model of a config.json, or of the folder that contains one.
 
-    If the config does not describe its storage, another file of the checkpoint may.
+    If the config does not describe its storage, `hf_quant_config.json` next to it may.
 
     Args:
         path: The file or folder.
@@ -83,23 +75,14 @@ def read_config(path: Path, changes: list[str] | None = None) -> Model:
     is_folder = os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises without permission)
     file = path / "config.json" if is_folder else path
     data = read_json(file)
-    if file.name == "config.json" and not any(data.get(key) for key in SECTIONS):
-        data |= _other_storage(file)
+    other = file.with_name("hf_quant_config.json")  # as ModelOpt writes it
+    is_described = file.name != "config.json" or any(data.get(key) for key in SECTIONS)
+    if not is_described and other.is_file():
+        data["quantization_config"] = read_json(other)
     name = path.name if is_folder else path.stem
     if not is_folder and name == "config":
         name = path.resolve().parent.name
     return model_from(data, str(file), name or "config", changes)
-
-
-def _other_storage(file: Path) -> JsonObject:
-    """Return the quantization_config that ModelOpt, AutoGPTQ or AutoAWQ wrote in another file."""
-    for name, key, method in _STORAGE_FILES:
-        other = file.with_name(name)
-        section = read_json(other) if other.is_file() else {}
-        if key in section:
-            method_key = {"quant_method": method} if method else {}
-            return {"quantization_config": method_key | section}
-    return {}
 
 
 def model_from(
@@ -184,7 +167,6 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
     dtype, dtype_notes = _dtype(c)
     storage = Storage(c, dtype == "fp32")
     kinds, pattern, quantization = _layers(c, entry, storage, bool(resolved.pooling))
-    mtp, mtp_notes = _mtp(c, kinds, pattern, entry)
     fields: JsonObject = {
         "name": name,
         "family": family,
@@ -198,11 +180,11 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
         "layers": c.layers,
         "dtype": dtype,
         "max_context": c.size("max_position_embeddings", 0, minimum=0) or None,
-        "mtp": mtp,
+        "mtp": _mtp(c, kinds, pattern) if entry.mtp else None,
         "tie_word_embeddings": c.flag("tie_word_embeddings"),
         "norm": value_of(entry.norm, c),
         "rope_factors": rope_factors(c),
-        "notes": (*dtype_notes, *mtp_notes),
+        "notes": dtype_notes,
     }
     fields |= filled(entry.model, c)
     if resolved.pooling:
@@ -213,7 +195,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
         raise c.fail(key, problem)
     if model.parameters > MAX_SIZE**2:
         raise UserError("describes a model of absurd size", where=c.file_name)
-    return in_force(model, storage.scales) if quantization else model, storage
+    return in_force(model) if quantization else model, storage
 
 
 def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
@@ -249,7 +231,10 @@ def _layers(
     for c.layer, c.layer_type in enumerate(order):
         parts = (*entry.mixer(c), *entry.ffn(c))
         if is_pooling and (entry.is_encoder or c.get("use_bidirectional_attention", False)):
-            parts = tuple(_bidirectional(part) for part in parts)
+            parts = tuple(  # tokens also see later tokens, so that attention caches nothing
+                replace(part, cached=False) if isinstance(part, Grouped) else part
+                for part in parts
+            )
         width = c.size("hidden_size")
         unquantized, format_names = storage.of_layer(c.layer, parts, width)
         fields = {"parts": parts, "unquantized": unquantized}
@@ -268,12 +253,6 @@ def _layers(
         {names[key]: format_names for key, (_, format_names) in distinct.items()}
     )
     return {names[key]: layer for key, (layer, _) in distinct.items()}, pattern, schemes
-
-
-def _bidirectional(part: Sublayer) -> Sublayer:
-    """Return a part whose tokens also see later tokens, so that it caches nothing."""
-    is_attention = isinstance(part, Grouped)
-    return replace(part, cached=False) if is_attention else part
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:
@@ -340,32 +319,25 @@ def rope_factors(c: Config) -> int:
     return sum(len(factors) for factors in lists if isinstance(factors, list))
 
 
-def _mtp(
-    c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...], entry: Type
-) -> tuple[Mtp | None, tuple[str, ...]]:
-    """Return the layers of multi-token prediction, or a note that they are left out.
+def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
+    """Return the layers of multi-token prediction; None if there are none.
 
     Each is like the last layer of the stack. If its parts differ in prediction, it is a kind of the
     stack with such parts, or a new kind in `kinds`.
     """
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-    key = next((key for key in keys if c.in_file(key)), "") if entry.mtp else keys[0]
-    layers = c.size(key, 0, minimum=0) if key else 0
+    key = next(filter(c.in_file, keys), "")
+    layers = c.size(key, minimum=0) if key else 0
     if not layers:
-        return None, ()
-    if not entry.mtp:
-        return None, (
-            f"{layers:,} layers of multi-token prediction are of another kind: left out",
-        )
+        return None
     if layers > MAX_LAYERS:
         raise c.fail(key, f"should be at most {MAX_LAYERS:,}")
     last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
     parts = tuple(part.predicting() for part in kinds[last].parts)
     layer = replace(kinds[last], parts=parts)
-    same = [name for name in (last, *kinds) if kinds[name] == layer]
-    kind = same[0] if same else "mtp"
+    kind = next((name for name in (last, *kinds) if kinds[name] == layer), "mtp")
     kinds.setdefault(kind, layer)
-    return Mtp(kind=kind, layers=layers), ()
+    return Mtp(kind=kind, layers=layers)
 
 
 def _dtype(c: Config) -> tuple[str, tuple[str, ...]]:

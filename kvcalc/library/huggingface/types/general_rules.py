@@ -72,7 +72,6 @@ _NO_ORDER = re.compile(
     r"|^return_|torch|version|resid|precision|expert_(bias|scale)|max_attn_val"
 )
 _LAYERS = re.compile(r"layers(_|$)|interval|every|pattern")
-_INTERVAL_WORDS = re.compile(r"interval|every|period|pattern|freq|_n_layers")
 _FFN_WORDS = re.compile(r"moe|expert|dense|mlp|ffn|feed_forward|first_k")
 _PLAIN_ATTENTION = (
     "causal",
@@ -171,7 +170,15 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
             f"no key that is understood says which layers have its sliding_window of {window:,}"
         )
         why += f". Not understood: {keys}" if keys else ""
-    hint = _hint(c, doubtful_keys, storing, window)
+    nulls = "".join(f" --set {key}=null" for key in storing)
+    hint = f"Add{nulls} if it changes nothing"
+    if window and doubtful_keys:
+        order = "--set 'layer_types=5 sliding_attention, full_attention'"
+        hint = f"Add {order}{nulls} with the types of its layers"
+    elif window:
+        hint = "Add --set layer_types=sliding_attention if every layer has it"
+    elif len(doubtful_keys) > len(storing):
+        hint = f"Add --set layer_types=full_attention{nulls} if every layer attends in full"
     raise UserError(f"model_type {model_type!r} is not known, and {why}", hint, c.file_name)
 
 
@@ -228,32 +235,6 @@ def _value(keys: Any, path: str) -> Any:
     first, _, inner_path = path.partition(".")
     result = keys.get(first) if isinstance(keys, dict) else None
     return _value(result, inner_path) if inner_path else result
-
-
-def _hint(c: Config, keys: list[str], storing: list[str], window: int | None) -> str:
-    """Return the text to type: the type of each layer, and the keys to leave out.
-
-    `global_attn_every_n_layers: 6` suggests five layers with the window and one without.
-    """
-    nulls = "".join(f" --set {key}=null" for key in storing)
-    if not window:
-        order, condition = "", "it changes nothing"
-        if len(keys) > len(storing):
-            order, condition = (
-                " --set layer_types=full_attention",
-                "every layer attends in full",
-            )
-        return f"Add{order}{nulls} if {condition}"
-    values = [_value(c.file, key) for key in keys if _INTERVAL_WORDS.search(key)]
-    period = next((n for n in values if type(n) is int and 2 <= n <= c.layers), 0)
-    if not keys:
-        return "Add --set layer_types=sliding_attention if every layer has it"
-    order = f"--set 'layer_types={(period or 6) - 1} sliding_attention, full_attention'{nulls}"
-    return (
-        f"Add {order} if 1 layer of {period} attends in full"
-        if period
-        else f"Add {order} with the types of its layers"
-    )
 
 
 ACTIVATIONS = [
