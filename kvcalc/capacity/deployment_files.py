@@ -51,7 +51,7 @@ IMAGES = {
 CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
 
 
-class Server(NamedTuple):
+class DeclaredServer(NamedTuple):
     """A server that a file starts.
 
     Attributes:
@@ -82,7 +82,7 @@ class Scope(NamedTuple):
     has_workers: bool = False
 
 
-def read_servers(path: str) -> list[Server]:
+def read_servers(path: str) -> list[DeclaredServer]:
     """Return the servers of a file; `-` is standard input.
 
     Raises:
@@ -98,7 +98,7 @@ def read_servers(path: str) -> list[Server]:
             raise
         servers = []
     if not servers and is_command([text]):  # a shell script
-        return [Server("", split([text]))]
+        return [DeclaredServer("", split([text]))]
     if not servers:
         raise UserError(
             "starts no server of vLLM, SGLang, llama.cpp or TensorRT-LLM", where=path
@@ -158,7 +158,7 @@ def _narrowed(scope: Scope, node: Mapping[str, Any]) -> Scope:
 
 def _server(
     node: Mapping[str, Any], scope: Scope, variables: Mapping[str, str]
-) -> Server | None:
+) -> DeclaredServer | None:
     """Return the server of a container; None if it starts no known engine."""
     variables = {**variables, **_environment(node)}
     words: list[str] = []
@@ -180,7 +180,7 @@ def _server(
         return None
     dialect, words, _ = engine
     version = _VERSION.search(image)
-    return Server(
+    return DeclaredServer(
         name=scope.name or scope.key,
         words=[
             word.replace(MOUNT, scope.model or MOUNT) for word in [*dialect.starts[0], *words]

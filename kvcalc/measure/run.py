@@ -187,7 +187,11 @@ def measured(
 ) -> Iterator[Result]:
     """Yield each case that fits, with its record.
 
-    After `mha`, the records of other variants with equal sizes have their speed-up over it. `warn` receives a message for each case that does not fit; `progress` receives the next step.
+    After `mha`, the records of other variants with equal sizes have their speed-up over it.
+
+    Args:
+        warn: Receives a message for each case that does not fit.
+        progress: Receives the next step and the number of finished cases.
     """
     mha: dict[Any, Record] = {}
     for number, case in enumerate(cases):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure
+from kvcalc.records.figures import Figure, FloatOrNull, TextOrNull
 from kvcalc.records.roofline import PassTotalRecord
 from kvcalc.records.size import DeploymentRecord, MemoryRecord, SizeRecord, TimeBasisRecord
 
@@ -11,11 +11,11 @@ class QualityRecord(TypedDict):
     """Published quality of an attention variant."""
 
     head_diversity: Annotated[
-        str | None,
+        TextOrNull,
         "how different keys and values of the heads can be; null if unknown",
     ]
-    quality: Annotated[str | None, "published quality of the variant; null if unknown"]
-    trades: Annotated[str | None, "gains and losses of the variant; null if unknown"]
+    quality: Annotated[TextOrNull, "published quality of the variant; null if unknown"]
+    trades: Annotated[TextOrNull, "gains and losses of the variant; null if unknown"]
 
 
 class VariantRecord(SizeRecord, QualityRecord):
@@ -25,28 +25,27 @@ class VariantRecord(SizeRecord, QualityRecord):
         str,
         Figure("the attention variant, as on the command line", "variant", format="variant"),
     ]
-    reduction: Annotated[float | None, "same as stored_reduction; null in the same cases"]
+    reduction: Annotated[FloatOrNull, "same as stored_reduction; null in the same cases"]
     reference: Annotated[str, "the variant with which the others are compared"]
     stored_reduction: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "stored bytes of the reference ÷ stored bytes; null if the variant stores nothing",
             "stores less",
         ),
     ]
     read_reduction: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "bytes read by the reference ÷ bytes read; null if the variant reads nothing",
             "reads less",
         ),
     ]
     attention_intensity: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "FLOP of attention per byte of KV cache that it reads; null if it reads none",
             "FLOP/B",
-            unit="FLOP per byte",
             is_noted=True,
         ),
     ]

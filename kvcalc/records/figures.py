@@ -12,13 +12,20 @@ Do not import annotations from `__future__` in this package, because `figures_of
 
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, NotRequired, get_args, get_origin
+from typing import Any, NotRequired, TypeAlias, get_args, get_origin
 
 import msgspec
 from msgspec.structs import replace
 
+# Types of figures that a record may lack.
+FloatOrNull: TypeAlias = float | None
+IntOrNull: TypeAlias = int | None
+TextOrNull: TypeAlias = str | None
 # The unit of a key by its ending. The first ending that matches counts.
 UNITS_OF_ENDINGS = {
+    "bytes_per_token": "bytes a token",
+    "per_million_tokens": "money",
+    "per_hour": "money",
     "flops_per_s": "FLOP a second",
     "bytes_per_s": "bytes a second",
     "tokens_per_s": "tokens a second",
@@ -35,12 +42,20 @@ UNITS_OF_ENDINGS = {
     "_sequences": "sequences",
     "_len": "tokens",
     "tokens": "tokens",
+    "context": "tokens",
+    "block_size": "tokens",
+    "batch_size": "sequences",
     "_error": "share",
-    "_share": "share",
+    "_rate": "share",
     "_waste": "share",
+    "share": "share",
+    "utilization": "share",
     "ratio": "ratio",
-    "_speedup": "ratio",
+    "speedup": "ratio",
     "reduction": "ratio",
+    "rate": "requests a second",
+    "intensity": "FLOP per byte",
+    "knee": "FLOP per byte",
 }
 # The unit of a key without such an ending, by its JSON type.
 UNITS_OF_TYPES = {
@@ -66,7 +81,7 @@ FORMATS_OF_UNITS = {
     "tokens a second": "{:,.0f}",
     "requests a second": "digits",
     "ratio": "ratio",
-    "share": "percent",
+    "share": "{:.1%}",
     "number": "digits",
     "money": "{:,.2f}",
     "joules": "{:.3g}",

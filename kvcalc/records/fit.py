@@ -2,25 +2,20 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure
-from kvcalc.records.size import ReplicaRecord
+from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.size import ShardedRecord
 
 
-class FitMemoryRecord(ReplicaRecord):
+class FitMemoryRecord(ShardedRecord):
     """The deployment, and the memory of one GPU."""
 
     engine: Annotated[str, Figure("engine whose rules apply", "engine")]
-    gpu: Annotated[str, Figure("GPU name", "GPU")]
-    pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
-    data_parallel_size: Annotated[int, "groups that share the sequences"]
     dtype: Annotated[str, Figure("format of the weights", "weights in")]
     fits: Annotated[bool, Figure("whether the request fits", "fits")]
     weights_fit: Annotated[bool, "whether the weights fit"]
     memory_bytes: Annotated[int, "memory of one GPU"]
     server: NotRequired[Annotated[str, "server in a deployment file; absent without one"]]
-    gpu_memory_utilization: Annotated[
-        float, Figure("share of the memory that the engine uses", unit="share")
-    ]
+    gpu_memory_utilization: Annotated[float, "share of the memory that the engine uses"]
     utilization_of: Annotated[str, "total or free memory"]
     share_bytes: Annotated[int, "memory that the engine uses"]
     weight_bytes: Annotated[int, Figure("weights of one GPU", "weights/GPU")]
@@ -30,10 +25,10 @@ class FitMemoryRecord(ReplicaRecord):
         Annotated[int, "in CPU memory, by llama.cpp, or a table of n-grams by vLLM"]
     ]
     mtp_weight_bytes: Annotated[
-        int | None,
+        IntOrNull,
         "bytes of multi-token-prediction layers; null if they are not loaded",
     ]
-    draft_weight_bytes: Annotated[int | None, "weights of the draft; null without a draft"]
+    draft_weight_bytes: Annotated[IntOrNull, "weights of the draft; null without a draft"]
     activation_bytes: Annotated[
         int, Figure("activations of the largest pass", "activations/GPU")
     ]
@@ -44,18 +39,18 @@ class FitMemoryRecord(ReplicaRecord):
         int, Figure("KV cache budget, the middle of the range", "KV cache/GPU")
     ]
     kv_budget_low_bytes: Annotated[
-        int | None,
+        IntOrNull,
         "low end of the range of 90 % of published starts; null without a range",
     ]
-    kv_budget_high_bytes: Annotated[int | None, "high end of the range; null without a range"]
+    kv_budget_high_bytes: Annotated[IntOrNull, "high end of the range; null without a range"]
     budget: Annotated[str, "the end of the range that the answers use"]
     shortage_bytes: Annotated[int, "missing memory of one GPU"]
     advice: Annotated[
-        str | None,
+        TextOrNull,
         "missing memory, and changes that were tried; null if the request fits",
     ]
     advice_quality: Annotated[
-        str | None,
+        TextOrNull,
         "published quality of the formats in the advice; null if it names none",
     ]
 
@@ -82,7 +77,7 @@ class ImageRecord(TypedDict):
 
     images: NotRequired[
         Annotated[
-            int | None,
+            IntOrNull,
             Figure("images or videos of a request; null without a limit", unit="count"),
         ]
     ]
@@ -91,11 +86,8 @@ class ImageRecord(TypedDict):
     ]
     frame_tokens: NotRequired[
         Annotated[
-            int | None,
-            Figure(
-                "tokens of a video frame of this size; null if frames share no tokens",
-                unit="tokens",
-            ),
+            IntOrNull,
+            "tokens of a video frame of this size; null if frames share no tokens",
         ]
     ]
 
@@ -103,24 +95,22 @@ class ImageRecord(TypedDict):
 class CapacityRecord(LoggedCacheRecord, ImageRecord):
     """The sequences and tokens that fit, and settings that would fit."""
 
-    block_size: Annotated[
-        int | None, Figure("per block; null if the engine has no blocks", unit="tokens")
-    ]
+    block_size: Annotated[IntOrNull, "per block; null if the engine has no blocks"]
     page_bytes: Annotated[
-        int | None,
+        IntOrNull,
         "bytes of a page of one layer; null if pages differ or there are none",
     ]
     bytes_per_block: Annotated[
-        int | None,
+        IntOrNull,
         Figure("bytes of a block of all layers; null without blocks", unit="bytes"),
     ]
-    num_blocks: Annotated[int | None, Figure("in the pool; null without blocks", "blocks/GPU")]
+    num_blocks: Annotated[IntOrNull, Figure("in the pool; null without blocks", "blocks/GPU")]
     blocks_per_request: Annotated[
-        int | None, Figure("maximum of one sequence; null without blocks", "blocks/user")
+        IntOrNull, Figure("maximum of one sequence; null without blocks", "blocks/user")
     ]
     kv_tokens: Annotated[int, Figure("in the pool", "tokens/GPU")]
     max_concurrency: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "vLLM's maximum concurrency per dp rank; sequences of this length in the pool, as a "
             "fraction; null without a limit",
@@ -130,7 +120,7 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         ),
     ]
     max_num_seqs: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "full-length requests at the same time, on all GPUs; sequences of this length that "
             "fit on the replica; null without a limit",
@@ -139,13 +129,13 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         ),
     ]
     max_model_len: Annotated[
-        int | None,
+        IntOrNull,
         "maximum length of this number of sequences; null without a limit",
     ]
     requested_model_len: Annotated[int, Figure("requested length", "context")]
     requested_num_seqs: Annotated[int, "requested sequences"]
     low_num_seqs: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "users at the low end of the range; sequences that fit there; null without a range",
             "at least",
@@ -153,7 +143,7 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         ),
     ]
     unshared_num_seqs: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "users without the shared prefix; sequences that fit; null without a prefix",
             "not shared",
@@ -161,12 +151,9 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         ),
     ]
     longest_context: Annotated[
-        int | None,
-        Figure(
-            "max_model_len, limited by the model's maximum unless a longer one was requested; "
-            "null without a limit",
-            unit="tokens",
-        ),
+        IntOrNull,
+        "max_model_len, limited by the model's maximum unless a longer one was requested; "
+        "null without a limit",
     ]
     capacity_sequences: Annotated[
         int,
@@ -174,18 +161,18 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         "more other memory",
     ]
     needed_utilization: Annotated[
-        float | None,
-        Figure("smallest share that fits the request; null if none does", unit="share"),
+        FloatOrNull,
+        "smallest share that fits the request; null if none does",
     ]
     needed_kv_cache_memory_bytes: Annotated[
-        int | None, "smallest cache that fits the request; null if none does"
+        IntOrNull, "smallest cache that fits the request; null if none does"
     ]
     greatest_num_seqs: Annotated[int, "largest max_num_seqs whose sequences all fit"]
     greatest_model_len: Annotated[
-        int | None, "maximum length of one sequence; null without a limit"
+        IntOrNull, "maximum length of one sequence; null without a limit"
     ]
     small_cache_num_seqs: Annotated[
-        int | None,
+        IntOrNull,
         "sequences that fit with an 8-bit cache; null if the cache has 8 bits or fewer",
     ]
     kv_cache_allocated_bytes: Annotated[int, "bytes of the blocks, per rank"]
@@ -197,7 +184,7 @@ class CacheTransferRecord(TypedDict):
 
     transfer_bytes: Annotated[int, "cache of one sequence, sent to a decode GPU"]
     transfer_s: Annotated[
-        float | None, "time on the link between GPUs; null if the rate is unknown"
+        FloatOrNull, "time on the link between GPUs; null if the rate is unknown"
     ]
     offload_num_seqs: NotRequired[
         Annotated[
@@ -206,18 +193,18 @@ class CacheTransferRecord(TypedDict):
     ]
     offload_step_bytes: NotRequired[Annotated[int, "traffic of a step over these sequences"]]
     offload_step_s: NotRequired[
-        Annotated[float | None, "time on the host link; null if the rate is unknown"]
+        Annotated[FloatOrNull, "time on the host link; null if the rate is unknown"]
     ]
     offload_tokens: NotRequired[Annotated[int, "tokens that CPU memory stores"]]
     offload_return_s: NotRequired[
         Annotated[
-            float | None,
+            FloatOrNull,
             "time to copy one sequence back; null if the rate is unknown",
         ]
     ]
     recompute_s: NotRequired[
         Annotated[
-            float | None,
+            FloatOrNull,
             "bound of the time to compute one sequence again; null if the GPU has no bound "
             "for a prompt",
         ]
@@ -234,29 +221,29 @@ class LoadingRecord(TypedDict):
     ]
     cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
     cpu_offload_s: Annotated[
-        float | None,
+        FloatOrNull,
         "time of these weights on the link in a pass; null if the rate is unknown",
     ]
     replicated_weight_bytes: Annotated[int, "weights that several GPUs store"]
     kv_copies: Annotated[int, "copies of a token's cache"]
     checkpoint_bytes: Annotated[int, "bytes of the files"]
-    load_disk_s: Annotated[float | None, "time to read the files; null if the rate is unknown"]
+    load_disk_s: Annotated[FloatOrNull, "time to read the files; null if the rate is unknown"]
     load_link_s: Annotated[
-        float | None,
+        FloatOrNull,
         "time to copy the weights to the GPUs; null if the rate is unknown",
     ]
-    load_s: Annotated[float | None, "the longer of both times; null if both are unknown"]
+    load_s: Annotated[FloatOrNull, "the longer of both times; null if both are unknown"]
 
 
 class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRecord):
     """One configuration of `fit`."""
 
     command: Annotated[
-        str | None,
+        TextOrNull,
         "the engine's command line of the answer; null if the engine has none",
     ]
     kvcalc_command: Annotated[
-        str | None,
+        TextOrNull,
         "the same as a `kvcalc fit` command; null if the engine has none",
     ]
     breakpoints: Annotated[
@@ -272,8 +259,8 @@ class FitRow(FitRecord):
     required_users: NotRequired[
         Annotated[int, Figure("users that must fit", "required users", unit="sequences")]
     ]
-    verdict: Annotated[str | None, Figure("yes or no; null if all configurations fit", "fits")]
-    missing_bytes: Annotated[int | None, Figure("null if the request fits", "missing/GPU")]
+    verdict: Annotated[TextOrNull, Figure("yes or no; null if all configurations fit", "fits")]
+    missing_bytes: Annotated[IntOrNull, Figure("null if the request fits", "missing/GPU")]
     longest: Annotated[
         int | str,
         Figure(
@@ -295,15 +282,15 @@ class WasteRecord(TypedDict):
     contiguous_waste_tokens: Annotated[int, "wasted tokens of slots of the maximum length"]
     contiguous_num_seqs: Annotated[int, "sequences that fit in such slots"]
     external_waste: Annotated[
-        float | None,
+        FloatOrNull,
         "free but unusable memory when an exact-size piece does not fit; null if none fits",
     ]
     external_failures: Annotated[
-        int | None, "requests refused for this reason; null if none fits"
+        IntOrNull, "requests refused for this reason; null if none fits"
     ]
-    external_requests: Annotated[int | None, "tried requests; null if none fits"]
+    external_requests: Annotated[IntOrNull, "tried requests; null if none fits"]
     external_largest_hole: Annotated[
-        float | None, Figure("share of the pool; null if none fits", unit="share")
+        FloatOrNull, Figure("share of the pool; null if none fits", unit="share")
     ]
     paged_waste: Annotated[float, "wasted share of blocks"]
     paged_waste_tokens: Annotated[int, "wasted tokens of blocks"]
@@ -314,7 +301,7 @@ class MatrixCellRecord(TypedDict):
     """Free memory of one cell of users and context."""
 
     users: Annotated[int, Figure("users of this cell", "users")]
-    context: Annotated[int, Figure("per user", unit="tokens")]
+    context: Annotated[int, "per user"]
     headroom_bytes: Annotated[
         int, "free budget with these users; negative if memory is missing"
     ]
@@ -325,7 +312,7 @@ class AllocationRecord(TypedDict):
 
     line: Annotated[int, "line of the file"]
     request: Annotated[str, Figure("the line", "request")]
-    tokens: Annotated[int | None, "requested; null for a release"]
+    tokens: Annotated[IntOrNull, "requested; null for a release"]
     memory_tokens: Annotated[int, "size of the memory"]
     contiguous: Annotated[
         bool | None,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure
+from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
 
 class KernelModelRecord(TypedDict):
@@ -12,25 +12,23 @@ class KernelModelRecord(TypedDict):
     stack: NotRequired[Annotated[str, Figure("with --all", "stack")]]
     family: Annotated[str, Figure("family of operators", "family")]
     kind: Annotated[str, Figure("data type or kernel", "kind")]
-    form: Annotated[str | None, Figure("kernel model; null without a fit", "time model")]
+    form: Annotated[TextOrNull, Figure("kernel model; null without a fit", "time model")]
     rows: Annotated[int, Figure("rows of the fit", "rows")]
     median_abs_error: Annotated[
-        float | None,
-        Figure("on held-out rows; null without a kernel model", "held-out median", "{:.1%}"),
+        FloatOrNull,
+        Figure("on held-out rows; null without a kernel model", "held-out median"),
     ]
     p90_abs_error: Annotated[
-        float | None,
-        Figure("on held-out rows; null without a kernel model", "held-out p90", "{:.1%}"),
+        FloatOrNull,
+        Figure("on held-out rows; null without a kernel model", "held-out p90"),
     ]
     fitted_median_abs_error: Annotated[
-        float | None,
-        Figure(
-            "on the rows of the fit; null without a kernel model", "fitted median", "{:.1%}"
-        ),
+        FloatOrNull,
+        Figure("on the rows of the fit; null without a kernel model", "fitted median"),
     ]
     fitted_p90_abs_error: Annotated[
-        float | None,
-        Figure("on the rows of the fit; null without a kernel model", "fitted p90", "{:.1%}"),
+        FloatOrNull,
+        Figure("on the rows of the fit; null without a kernel model", "fitted p90"),
     ]
     parameters: Annotated[
         dict[str, float], Figure("parameters of the kernel model, by name", unit="figures")
@@ -57,67 +55,59 @@ class ErrorRecord(TypedDict):
         int, Figure("rows with a prediction", "predicted", "int", "count")
     ]
     median_abs_error: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "error of predictions; null without predictions",
             "median",
-            "{:.1%}",
             formula="median of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows",
         ),
     ]
     p90_abs_error: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "error of predictions; null without predictions",
             "p90",
-            "{:.1%}",
             formula=(
                 "90th percentile of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows"
             ),
         ),
     ]
     median_ratio: Annotated[
-        float | None,
+        FloatOrNull,
         Figure("predicted ÷ measured; null without predictions", "median ratio", "{:.3f}"),
     ]
     basis: Annotated[
         str, Figure("calibrated, or roofline without a kernel model", "basis", "text")
     ]
     roofline_median_abs_error: Annotated[
-        float | None,
-        Figure(
-            "error of the datasheet bound; null without a bound", "roofline median", "{:.1%}"
-        ),
+        FloatOrNull,
+        Figure("error of the datasheet bound; null without a bound", "roofline median"),
     ]
     roofline_p90_abs_error: Annotated[
-        float | None,
-        Figure("error of the datasheet bound; null without a bound", "roofline p90", "{:.1%}"),
+        FloatOrNull,
+        Figure("error of the datasheet bound; null without a bound", "roofline p90"),
     ]
     ttft_median_abs_error: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "error of the time to first token of servers; null for other rows",
             "TTFT median",
-            "{:.1%}",
         ),
     ]
     ttft_p90_abs_error: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "error of the time to first token of servers; null for other rows",
             "TTFT p90",
-            "{:.1%}",
         ),
     ]
     throughput_median_abs_error: Annotated[
-        float | None,
-        Figure(
-            "error of tokens/s of servers; null for other rows", "tokens/s median", "{:.1%}"
-        ),
+        FloatOrNull,
+        Figure("error of tokens/s of servers; null for other rows", "tokens/s median"),
     ]
     throughput_p90_abs_error: Annotated[
-        float | None,
-        Figure("error of tokens/s of servers; null for other rows", "tokens/s p90", "{:.1%}"),
+        FloatOrNull,
+        Figure("error of tokens/s of servers; null for other rows", "tokens/s p90"),
     ]
 
 
@@ -128,13 +118,13 @@ class MachineRecord(TypedDict):
         str, Figure("attention variant, as on the command line", "variant", "variant")
     ]
     attention: Annotated[str, Figure("attention variant of the model", "attention")]
-    batch_size: Annotated[int, Figure("concurrent sequences", "batch", unit="sequences")]
+    batch_size: Annotated[int, Figure("concurrent sequences", "batch")]
     dtype: Annotated[str, "data type of weights, products and cache"]
     device: Annotated[str, "device of the measurement"]
-    threads: Annotated[int | None, "CPU threads; null on a GPU"]
+    threads: Annotated[IntOrNull, "CPU threads; null on a GPU"]
     clock: Annotated[str, "clock of the times"]
     core_share: Annotated[
-        float | None,
+        FloatOrNull,
         "share of the cores that other programs did not use; null on a GPU",
     ]
     ratio: Annotated[
@@ -163,7 +153,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     """Times and bytes of one layer. Keys that begin with `attention_` are of attention only."""
 
     phase: Annotated[str, Figure("decode or prefill", "phase")]
-    context: Annotated[int, Figure("per sequence", "context", unit="tokens")]
+    context: Annotated[int, Figure("per sequence", "context")]
     layers: Annotated[int, "measured layers"]
     kernel: Annotated[str, "attention kernel"]
     predicted_s: Annotated[float, Figure("by rates measured before the layer", "predicted")]
@@ -188,7 +178,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     attention_bound_s: Annotated[float, Figure("bound_s of attention only", "attention bound")]
     attention_measured_s: Annotated[float, Figure("measured_s of attention only", "measured")]
     attention_predicted_speedup: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "predicted time of mha's attention ÷ this; null without mha",
             "vs mha",
@@ -196,7 +186,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
         ),
     ]
     attention_measured_speedup: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "measured time of mha's attention ÷ this; null without mha", "measured", "{:.2f}×"
         ),
@@ -224,7 +214,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     ]
     attention_difference: Annotated[str, Figure("difference of attention only", "because")]
     allocator_bytes: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "allocated for the cache by the allocator; null if it does not report this",
             "allocator",
@@ -270,9 +260,7 @@ class GenerationRecord(MachineRecord):
     ]
     speedup: Annotated[
         float,
-        Figure(
-            "total time ÷ total time of the cached run", "cache saves", "{:.2f}×", unit="ratio"
-        ),
+        Figure("total time ÷ total time of the cached run", "cache saves", "{:.2f}×"),
     ]
     predicted_speedup: Annotated[
         float,

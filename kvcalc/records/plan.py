@@ -2,8 +2,8 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure
-from kvcalc.records.size import DraftRecord
+from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.size import DraftRecord, ShardedRecord
 
 
 class AdviceRecord(TypedDict):
@@ -30,7 +30,7 @@ class DiagnoseRecord(TypedDict):
     log: Annotated[str, "the file"]
     boot: Annotated[int, "number of the start in the file"]
     engine: Annotated[str, "engine that wrote the log"]
-    engine_version: Annotated[str | None, "null if it is not in the log"]
+    engine_version: Annotated[TextOrNull, "null if it is not in the log"]
     model: Annotated[str, "preset of the model"]
     gpu: Annotated[str, "GPU name"]
     gpus: Annotated[int, "GPUs of the replica"]
@@ -38,13 +38,13 @@ class DiagnoseRecord(TypedDict):
         str, Figure("memory item; the last record of a start is `what fits`", "of one GPU")
     ]
     logged_bytes: Annotated[
-        int | None, Figure("in the log; null if it is not in the log", "logged", "signed bytes")
+        IntOrNull, Figure("in the log; null if it is not in the log", "logged", "signed bytes")
     ]
     predicted_bytes: Annotated[
-        int | None, Figure("null without a prediction", "predicted", "signed bytes")
+        IntOrNull, Figure("null without a prediction", "predicted", "signed bytes")
     ]
     difference_bytes: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "logged − predicted; null without one of them", "logged − predicted", "signed bytes"
         ),
@@ -54,19 +54,19 @@ class DiagnoseRecord(TypedDict):
         "whether the request fits by the log's figures; null for memory items",
     ]
     failure: Annotated[
-        str | None,
+        TextOrNull,
         "reason of a failed start; null if it did not fail, and for memory items",
     ]
-    tokens: Annotated[int | None, "in the cache, by the log; null if they are not in the log"]
+    tokens: Annotated[IntOrNull, "in the cache, by the log; null if they are not in the log"]
     max_num_seqs: Annotated[
-        int | None, "sequences that fit by the log's figures; null for memory items"
+        IntOrNull, "sequences that fit by the log's figures; null for memory items"
     ]
     command: Annotated[
-        str | None,
+        TextOrNull,
         "the engine's command line; null for memory items, or if the engine has none",
     ]
-    taken: Annotated[str | None, "result of the start, as a sentence; null for memory items"]
-    change: Annotated[str | None, "changes that help, as a sentence; null if none is needed"]
+    taken: Annotated[TextOrNull, "result of the start, as a sentence; null for memory items"]
+    change: Annotated[TextOrNull, "changes that help, as a sentence; null if none is needed"]
     advice: Annotated[
         list[AdviceRecord] | None,
         "flags, cost, command, kvcalc_command and holds of each change; null for memory items",
@@ -76,37 +76,27 @@ class DiagnoseRecord(TypedDict):
 class RequirementRecord(TypedDict):
     """The load of a plan."""
 
-    users: Annotated[
-        int | None, Figure("requested concurrent users; null with a rate", "users")
-    ]
+    users: Annotated[IntOrNull, Figure("requested concurrent users; null with a rate", "users")]
     rate: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "requested rate; null with users",
             "requests/s",
             format="{:g}",
-            unit="requests a second",
         ),
     ]
-    context: Annotated[int, Figure("per user", "context", unit="tokens")]
-    input_len: Annotated[int | None, "null if only a context was requested"]
-    output_len: Annotated[int | None, "null if only a context was requested"]
+    context: Annotated[int, Figure("per user", "context")]
+    input_len: Annotated[IntOrNull, "null if only a context was requested"]
+    output_len: Annotated[IntOrNull, "null if only a context was requested"]
 
 
-class CandidateRecord(RequirementRecord, DraftRecord):
+class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     """A deployment in some number of replicas under one requirement."""
 
-    model: Annotated[str, Figure("model name", "model")]
-    gpu: Annotated[str, Figure("GPU name", "GPU")]
-    gpus: Annotated[int, "GPUs of one replica"]
     nodes: Annotated[int, Figure("nodes of one replica", "servers")]
-    tensor_parallel_size: Annotated[int, "GPUs that share heads and columns"]
-    pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
-    data_parallel_size: Annotated[int, "groups that share the sequences"]
     expert_parallel_size: Annotated[int, "GPUs that share the experts"]
     dtype: Annotated[str, Figure("format of the weights", "weights in")]
-    quantization: Annotated[str | None, "requested weight format; null as published"]
-    kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
+    quantization: Annotated[TextOrNull, "requested weight format; null as published"]
     replicas: Annotated[int, Figure("replicas of the deployment", "replicas")]
     prefill_replicas: Annotated[
         int, Figure("replicas that process only prompts", "prefill replicas")
@@ -116,7 +106,7 @@ class CandidateRecord(RequirementRecord, DraftRecord):
     capacity_sequences: Annotated[int, "maximum that fits on a replica"]
     kv_budget_low_bytes: Annotated[int, "KV cache budget of one GPU, low end of the range"]
     ttft_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "one prompt on an idle replica; null without a bound, or if no prompt was requested",
             "TTFT",
@@ -125,17 +115,17 @@ class CandidateRecord(RequirementRecord, DraftRecord):
         ),
     ]
     tpot_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "with the target users; null if nothing fits", "TPOT", mark="time", is_noted=True
         ),
     ]
-    e2e_s: Annotated[float | None, "time of a request; null without its lengths"]
+    e2e_s: Annotated[FloatOrNull, "time of a request; null without its lengths"]
     tokens_per_s: Annotated[
-        float | None, "rate of a replica at this setting; null if nothing fits"
+        FloatOrNull, "rate of a replica at this setting; null if nothing fits"
     ]
     tokens_per_s_per_gpu: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "per GPU; null if nothing fits",
             "tokens/s/GPU",
@@ -144,7 +134,7 @@ class CandidateRecord(RequirementRecord, DraftRecord):
         ),
     ]
     total_tokens_per_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "rate of all replicas at the requested load; null if nothing fits",
             "tokens/s",
@@ -152,26 +142,24 @@ class CandidateRecord(RequirementRecord, DraftRecord):
         ),
     ]
     cost_per_hour: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "all GPUs, in the unit of --price-per-hour; null without a price",
             "cost/hour",
-            unit="money",
             is_noted=True,
         ),
     ]
     cost_per_million_tokens: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "output tokens; null without a price",
             "cost/1M tokens",
-            unit="money",
             mark="time",
             is_noted=True,
         ),
     ]
     energy_per_token_j: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "all GPUs at full power; null if the power is unknown",
             "J/token",
@@ -182,7 +170,7 @@ class CandidateRecord(RequirementRecord, DraftRecord):
     time_basis: Annotated[str, "calibrated, scaled or bound"]
     meets: Annotated[bool, "whether all targets are met"]
     reason: Annotated[
-        str | None, Figure("the first missed target; null if all are met", "missed target")
+        TextOrNull, Figure("the first missed target; null if all are met", "missed target")
     ]
 
 
@@ -197,15 +185,15 @@ class PlanRecord(CandidateRecord):
         float, "part of a decode step from operators without their own kernel model"
     ]
     time_p90_error: Annotated[
-        float | None, "90 % of such steps are within this error; null if unknown"
+        FloatOrNull, "90 % of such steps are within this error; null if unknown"
     ]
     quality: Annotated[
-        str | None,
+        TextOrNull,
         "published quality of lower precision; null at the published precision",
     ]
     engine: Annotated[str, "engine whose rules apply"]
     command: Annotated[
-        str | None,
+        TextOrNull,
         "the engine's command line of one decode replica; null if the engine has none",
     ]
     commands: Annotated[

@@ -2,9 +2,9 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure
+from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
-MatrixPeak = Annotated[float | None, "dense matrix peak; null without such a unit"]
+MatrixPeak = Annotated[FloatOrNull, "dense matrix peak; null without such a unit"]
 
 
 class ModelPresetRecord(TypedDict):
@@ -27,14 +27,12 @@ class ModelPresetRecord(TypedDict):
     layers: Annotated[int, Figure("number of layers", "layers")]
     hidden_size: Annotated[int, Figure("width of the residual stream", "hidden")]
     attention: Annotated[str, Figure("attention variant", "attention")]
-    bytes_per_token: Annotated[
-        float, Figure("at 8,192 tokens in bf16", "per token", unit="bytes a token")
-    ]
+    bytes_per_token: Annotated[float, Figure("at 8,192 tokens in bf16", "per token")]
     max_context: Annotated[
-        int | None,
-        Figure("the model's maximum; null without a limit", "max context", unit="tokens"),
+        IntOrNull,
+        Figure("the model's maximum; null without a limit", "max context"),
     ]
-    huggingface_id: Annotated[str | None, "name on huggingface.co; null if the model has none"]
+    huggingface_id: Annotated[TextOrNull, "name on huggingface.co; null if the model has none"]
     source: Annotated[str, "addresses"]
 
 
@@ -45,7 +43,7 @@ class PeaksRecord(TypedDict):
     fp32_flops_per_s: MatrixPeak
     tf32_flops_per_s: MatrixPeak
     bf16_flops_per_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "dense matrix peak; null without such a unit",
             "bf16 FLOP/s",
@@ -54,12 +52,12 @@ class PeaksRecord(TypedDict):
     ]
     fp16_flops_per_s: MatrixPeak
     fp8_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit", "fp8")
+        FloatOrNull, Figure("dense matrix peak; null without such a unit", "fp8")
     ]
     int8_flops_per_s: MatrixPeak
     fp6_flops_per_s: MatrixPeak
     fp4_flops_per_s: Annotated[
-        float | None, Figure("dense matrix peak; null without such a unit", "fp4")
+        FloatOrNull, Figure("dense matrix peak; null without such a unit", "fp4")
     ]
 
 
@@ -73,39 +71,36 @@ class GpuPresetRecord(PeaksRecord):
         int, Figure("as the driver reports it, if known", "memory", "bytes1")
     ]
     usable_bytes: Annotated[int, "memory that the system lets the GPU use"]
-    memory_type: Annotated[str | None, "such as HBM3; null if unknown"]
+    memory_type: Annotated[TextOrNull, "such as HBM3; null if unknown"]
     bandwidth_bytes_per_s: Annotated[float, Figure("rate of the GPU's memory", "bandwidth")]
-    vector_fp32_flops_per_s: Annotated[
-        float | None, "outside the matrix units; null if unknown"
-    ]
+    vector_fp32_flops_per_s: Annotated[FloatOrNull, "outside the matrix units; null if unknown"]
     knee: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "FLOP per byte where bf16 products turn compute-bound; null without a bf16 peak",
             "ridge point",
             "{:.1f}",
-            unit="FLOP per byte",
             is_noted=True,
             formula="{bf16_flops_per_s} / {bandwidth_bytes_per_s}",
         ),
     ]
     sms: Annotated[
-        int | None,
+        IntOrNull,
         "streaming multiprocessors or the vendor's equivalent; null if unknown",
     ]
     register_bytes_per_sm: Annotated[
-        int | None, Figure("registers; null if unknown", unit="bytes")
+        IntOrNull, Figure("registers; null if unknown", unit="bytes")
     ]
     shared_memory_bytes_per_sm: Annotated[
-        int | None, Figure("shared memory and L1 cache; null if unknown", unit="bytes")
+        IntOrNull, Figure("shared memory and L1 cache; null if unknown", unit="bytes")
     ]
     shared_memory_bytes_per_s: Annotated[
-        float | None, "rate of all multiprocessors; null if unknown"
+        FloatOrNull, "rate of all multiprocessors; null if unknown"
     ]
-    l2_bytes: Annotated[int | None, "L2 cache; null if unknown"]
-    l2_bytes_per_s: Annotated[float | None, "rate of the L2 cache; null if unknown"]
+    l2_bytes: Annotated[IntOrNull, "L2 cache; null if unknown"]
+    l2_bytes_per_s: Annotated[FloatOrNull, "rate of the L2 cache; null if unknown"]
     link_bytes_per_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "to other GPUs, in one direction; null without a link",
             "link",
@@ -113,15 +108,15 @@ class GpuPresetRecord(PeaksRecord):
         ),
     ]
     host_link_bytes_per_s: Annotated[
-        float | None, "to the host, in one direction; null if unknown"
+        FloatOrNull, "to the host, in one direction; null if unknown"
     ]
-    host: Annotated[str | None, "a machine with such GPUs; null if the preset names none"]
-    host_gpus: Annotated[int | None, "GPUs of this machine; null if the preset names none"]
-    host_memory_bytes: Annotated[int | None, "CPU memory of this machine; null if unknown"]
-    disk_bytes: Annotated[int | None, "disks of this machine; null if unknown"]
+    host: Annotated[TextOrNull, "a machine with such GPUs; null if the preset names none"]
+    host_gpus: Annotated[IntOrNull, "GPUs of this machine; null if the preset names none"]
+    host_memory_bytes: Annotated[IntOrNull, "CPU memory of this machine; null if unknown"]
+    disk_bytes: Annotated[IntOrNull, "disks of this machine; null if unknown"]
     disk_bytes_per_s: Annotated[
-        float | None, "read rate of all disks of this machine; null if unknown"
+        FloatOrNull, "read rate of all disks of this machine; null if unknown"
     ]
-    power_w: Annotated[float | None, "power limit of the board; null if unknown"]
+    power_w: Annotated[FloatOrNull, "power limit of the board; null if unknown"]
     per: Annotated[str, "the unit of the figures, card or die"]
     source: Annotated[str, "addresses"]

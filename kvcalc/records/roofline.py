@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure
+from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, TimeBasisRecord
 
 
@@ -30,23 +30,22 @@ class WorkRecord(TypedDict):
     network_bytes: Annotated[int, "sent between GPUs"]
     inter_node_bytes: Annotated[int, "sent between nodes"]
     intensity: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "flops ÷ bytes; null without traffic",
             "FLOP/B",
-            unit="FLOP per byte",
             formula="{flops} / {bytes}",
         ),
     ]
     bound: Annotated[
-        str | None,
+        TextOrNull,
         Figure(
             "compute, memory or network, by the roofline; null for engine_overhead and "
             "module_overhead",
             "bound",
         ),
     ]
-    computed_in: Annotated[str | None, "dtypes of the matrix units; null without a product"]
+    computed_in: Annotated[TextOrNull, "dtypes of the matrix units; null without a product"]
     roofline_s: Annotated[
         float,
         Figure(
@@ -57,13 +56,13 @@ class WorkRecord(TypedDict):
         ),
     ]
     time_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "predicted time; null without a calibration", "predicted", "kernel", mark="time"
         ),
     ]
     overhead: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "predicted time ÷ bound; null without one of them",
             "overhead",
@@ -78,8 +77,6 @@ class WorkRecord(TypedDict):
         Figure(
             "share of the time of the pass; by time_s or else roofline_s",
             "share",
-            "{:.1%}",
-            unit="share",
             is_noted=True,
         ),
     ]
@@ -89,11 +86,11 @@ class PassTotalRecord(WorkRecord):
     """Sum of a pass, without the bytes of the weights."""
 
     mla_form: Annotated[
-        str | None,
+        TextOrNull,
         Figure("absorbed, expanded or mixed; null without latent attention", "MLA form"),
     ]
     time_note: Annotated[
-        str | None,
+        TextOrNull,
         "a warning on the measured rows behind a time; null if there is none",
     ]
     equal_reads_context: Annotated[
@@ -121,18 +118,18 @@ class OperatorRecord(TimedWorkRecord):
     """One operator of a pass, for all its runs together."""
 
     heads: Annotated[
-        int | None, Figure("heads of attention; null for other operators", unit="count")
+        IntOrNull, Figure("heads of attention; null for other operators", unit="count")
     ]
     m: Annotated[
-        int | None,
+        IntOrNull,
         "rows of a product, or queries of attention; null for other operators",
     ]
     k: Annotated[
-        int | None,
+        IntOrNull,
         "inner width of a product, or width of a key; null for other operators",
     ]
     n: Annotated[
-        float | None,
+        FloatOrNull,
         "columns of a product, or mean keys that a query sees; null for other operators",
     ]
     parts: NotRequired[
@@ -146,7 +143,7 @@ class OperatorRecord(TimedWorkRecord):
     ]
     time_note: NotRequired[
         Annotated[
-            str | None,
+            TextOrNull,
             "a warning on the measured rows behind a time; null if there is none",
         ]
     ]
@@ -160,7 +157,7 @@ class AttentionRecord(BatchRecord):
     variant: Annotated[str, "the shape as `compare` reads it"]
     phase: Annotated[str, "decode or prefill"]
     mla_form: Annotated[
-        str | None,
+        TextOrNull,
         Figure("absorbed or expanded; null without latent attention", "MLA form"),
     ]
     kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
@@ -174,7 +171,6 @@ class AttentionRecord(BatchRecord):
             "flops ÷ bytes",
             "FLOP/B",
             "{:,.1f}",
-            unit="FLOP per byte",
             formula="{flops} / {bytes}",
         ),
     ]
@@ -186,7 +182,6 @@ class AttentionRecord(BatchRecord):
             "ridge point of this GPU, from which products are compute-bound",
             "ridge point",
             "{:.1f}",
-            unit="FLOP per byte",
         ),
     ]
     to_knee: Annotated[

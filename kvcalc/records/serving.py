@@ -2,7 +2,7 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure
+from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 from kvcalc.records.size import (
     DeploymentRecord,
     DraftRecord,
@@ -14,12 +14,12 @@ from kvcalc.records.size import (
 class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     """A batch of equal requests."""
 
-    batch_size: Annotated[int, Figure("equal concurrent sequences", "batch", unit="sequences")]
+    batch_size: Annotated[int, Figure("equal concurrent sequences", "batch")]
     input_len: Annotated[int, Figure("tokens of the prompt", "in")]
     output_len: Annotated[int, Figure("tokens of the answer", "out")]
     prefix_len: Annotated[int, "leading tokens of the prompt that are already cached"]
     ttft_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "until the first token; null if the GPU has no bound for a prompt",
             "TTFT",
@@ -29,7 +29,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         ),
     ]
     uncached_ttft_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "without the cached prefix; null without a prefix",
             "TTFT uncached",
@@ -38,7 +38,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         ),
     ]
     tpot_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "from one token to the next; null for an answer of one token",
             "TPOT",
@@ -48,7 +48,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         ),
     ]
     tpot_first_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "after the shortest cache; null for an answer of one token",
             "TPOT first",
@@ -57,7 +57,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         ),
     ]
     tpot_last_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "after the longest; null for an answer of one token",
             "TPOT last",
@@ -66,7 +66,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         ),
     ]
     e2e_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "TTFT + (out − 1) · TPOT; null without ttft_s",
             "end to end",
@@ -78,17 +78,16 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     flops: Annotated[int, Figure("FLOPs of all passes", "FLOP")]
     bytes: Annotated[int, Figure("traffic of all passes", "bytes", format="si B")]
     speedup: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "time without a cache ÷ time with it; null unless both were requested",
             "cache saves",
-            unit="ratio",
             formula="{no_cache_e2e_s} / {e2e_s}",
         ),
     ]
     tokens_per_step: Annotated[float, "per decode step, more than 1 with a draft"]
     output_tokens_per_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "rate of all sequences; null without e2e_s",
             "tokens/s",
@@ -99,7 +98,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     ]
     sequences_per_s: NotRequired[
         Annotated[
-            float | None,
+            FloatOrNull,
             Figure(
                 "sequences that an embedder or reranker reads; null without e2e_s",
                 "sequences/s",
@@ -111,11 +110,10 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     ]
     cost_per_million_tokens: NotRequired[
         Annotated[
-            float | None,
+            FloatOrNull,
             Figure(
                 "currency of --price-per-hour; null without e2e_s",
                 "per 1M tokens",
-                unit="money",
                 mark="time",
                 is_noted=True,
                 formula=(
@@ -126,7 +124,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         ]
     ]
     energy_per_token_j: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "all GPUs at full power all the time; null if the power or e2e_s is unknown",
             "J/token",
@@ -135,7 +133,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
     ]
     cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
     cpu_offload_s: Annotated[
-        float | None,
+        FloatOrNull,
         "time of these weights on the link in a decode step; null without such weights",
     ]
 
@@ -144,18 +142,18 @@ class NoCacheRecord(LatencyRecord):
     """A batch of equal requests, also without a cache."""
 
     no_cache_ttft_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure("ttft_s without a cache; null if it is null", "first token", mark="time"),
     ]
     no_cache_tpot_s: Annotated[
-        float | None, "tpot_s without a cache; null for an answer of one token"
+        FloatOrNull, "tpot_s without a cache; null for an answer of one token"
     ]
     no_cache_tpot_first_s: Annotated[
-        float | None,
+        FloatOrNull,
         "tpot_first_s without a cache; null for an answer of one token",
     ]
     no_cache_tpot_last_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "tpot_last_s without a cache; null for an answer of one token",
             "last token",
@@ -163,7 +161,7 @@ class NoCacheRecord(LatencyRecord):
         ),
     ]
     no_cache_e2e_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure("e2e_s without a cache; null if it is null", "end to end", mark="time"),
     ]
     no_cache_flops: Annotated[int, Figure("flops without a cache", "FLOP")]
@@ -174,7 +172,6 @@ class NoCacheRecord(LatencyRecord):
         Figure(
             "1 − FLOPs with the cache ÷ FLOPs without it; 0 if chunks of a prompt need more",
             "redundant",
-            format="{:.1%}",
         ),
     ]
     no_cache_token_projections: Annotated[
@@ -186,7 +183,7 @@ class NoCacheRecord(LatencyRecord):
     ]
     tpot_last_bound_s: Annotated[float, "datasheet bound of the last step with the cache"]
     no_cache_doubles_from: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "smallest context at which a step without the cache takes twice as long; null if "
             "there is none",
@@ -202,7 +199,7 @@ class SpeculationRecord(TypedDict):
     num_speculative_tokens: Annotated[int, Figure("drafted per step", "drafted")]
     acceptance_rate: Annotated[
         float,
-        Figure("accepted part of drafted tokens", "accepted", format="{:.0%}", unit="share"),
+        Figure("accepted part of drafted tokens", "accepted", format="{:.0%}"),
     ]
     tokens_per_step: Annotated[
         float,
@@ -228,7 +225,7 @@ class SpeculationRecord(TypedDict):
         float, Figure("tpot_s without the draft ÷ tpot_s with it", "speed-up", format="{:.2f}×")
     ]
     stops_paying_at_batch: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "smallest batch at which the draft costs more than it saves; null if there is none",
             "stops paying at batch",
@@ -246,55 +243,53 @@ class LoadRecord(TypedDict):
 
     client: Annotated[str, "arrival process: open, closed, inferencex or aiperf"]
     think_time_s: Annotated[
-        float | None,
+        FloatOrNull,
         "from an answer to the client's next request; null in an open loop",
     ]
     front_end_s: Annotated[
-        float | None,
+        FloatOrNull,
         "time of a request before and after the engine; null if unknown",
     ]
     prefix_hit_rate: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "part of each prompt that begins with the cached prefix, as requested; null without "
             "a prefix",
             "prefix hits",
             format="{:.3g}",
-            unit="share",
         ),
     ]
     prefix_hit_share: Annotated[
-        float | None,
+        FloatOrNull,
         "part of prompt tokens found in a prefix cache; null without a prefix",
     ]
     policy: Annotated[str, Figure("static or continuous", "policy")]
     cache: Annotated[str, Figure("contiguous or paged", "cache")]
     rate: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "offered requests; null if all arrive together or in a closed loop",
             "offered req/s",
             format="{:.4g}",
-            unit="requests a second",
         ),
     ]
     max_concurrency: Annotated[
-        int | None, Figure("concurrent clients; null in an open loop", "clients")
+        IntOrNull, Figure("concurrent clients; null in an open loop", "clients")
     ]
     max_num_seqs: Annotated[int, "setting of the engine"]
     max_num_batched_tokens: Annotated[int, "setting of the engine"]
     seed: Annotated[int, "seed of random numbers"]
-    slo_ttft: Annotated[float | None, Figure("target; null without a target", unit="seconds")]
-    slo_tpot: Annotated[float | None, Figure("target; null without a target", unit="seconds")]
+    slo_ttft: Annotated[FloatOrNull, Figure("target; null without a target", unit="seconds")]
+    slo_tpot: Annotated[FloatOrNull, Figure("target; null without a target", unit="seconds")]
     found_rate: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "highest rate that is sustained and meets the targets; null unless requested",
             unit="requests a second",
         ),
     ]
     num_speculative_tokens_from: Annotated[
-        str | None,
+        TextOrNull,
         "source of a default num_speculative_tokens; null if it was given, or without a draft",
     ]
     prefill_replicas: Annotated[
@@ -303,12 +298,12 @@ class LoadRecord(TypedDict):
     ]
     total_gpus: Annotated[int, "GPUs of the replica and of prefill replicas"]
     transfer_s: Annotated[
-        float | None,
+        FloatOrNull,
         "mean time of a prompt's cache on the link to the decode replica; null without "
         "disaggregated prefill",
     ]
     tokens_per_step: Annotated[
-        float | None,
+        FloatOrNull,
         Figure("per verification; null without a draft", "tokens/step", format="{:.2f}"),
     ]
 
@@ -323,7 +318,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     output_tokens: Annotated[int, "tokens of answered requests"]
     duration_s: Annotated[float, "from the first arrival to the last token"]
     throughput_tokens_per_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "output tokens; null without an answer",
             "tokens/s",
@@ -333,10 +328,10 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         ),
     ]
     total_tokens_per_s: Annotated[
-        float | None, "input and output tokens; null without an answer"
+        FloatOrNull, "input and output tokens; null without an answer"
     ]
     requests_per_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "answered requests; null without an answer",
             "req/s",
@@ -344,9 +339,9 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             formula="{completed} requests / {duration_s}",
         ),
     ]
-    ttft_mean_s: Annotated[float | None, "from arrival to first token; null without an answer"]
+    ttft_mean_s: Annotated[FloatOrNull, "from arrival to first token; null without an answer"]
     ttft_p50_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "until the first token, for half of the requests; null without an answer",
             "TTFT p50",
@@ -354,16 +349,16 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             is_noted=True,
         ),
     ]
-    ttft_p90_s: Annotated[float | None, "90th percentile; null without an answer"]
+    ttft_p90_s: Annotated[FloatOrNull, "90th percentile; null without an answer"]
     ttft_p99_s: Annotated[
-        float | None, Figure("99th percentile; null without an answer", "TTFT p99", mark="time")
+        FloatOrNull, Figure("99th percentile; null without an answer", "TTFT p99", mark="time")
     ]
     tpot_mean_s: Annotated[
-        float | None,
+        FloatOrNull,
         "time after the first token ÷ further tokens; null without further tokens",
     ]
     tpot_p50_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "from one token to the next; null without further tokens",
             "TPOT p50",
@@ -371,14 +366,14 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             is_noted=True,
         ),
     ]
-    tpot_p90_s: Annotated[float | None, "90th percentile; null without further tokens"]
+    tpot_p90_s: Annotated[FloatOrNull, "90th percentile; null without further tokens"]
     tpot_p99_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure("99th percentile; null without further tokens", "TPOT p99", mark="time"),
     ]
-    e2e_mean_s: Annotated[float | None, "from arrival to last token; null without an answer"]
+    e2e_mean_s: Annotated[FloatOrNull, "from arrival to last token; null without an answer"]
     e2e_p50_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "until the last token, median; null without an answer",
             "end to end p50",
@@ -386,10 +381,10 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             is_noted=True,
         ),
     ]
-    e2e_p90_s: Annotated[float | None, "90th percentile; null without an answer"]
-    e2e_p99_s: Annotated[float | None, "99th percentile; null without an answer"]
+    e2e_p90_s: Annotated[FloatOrNull, "90th percentile; null without an answer"]
+    e2e_p99_s: Annotated[FloatOrNull, "99th percentile; null without an answer"]
     queueing_mean_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "mean until work begins; null without an answer",
             "queueing",
@@ -398,53 +393,49 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         ),
     ]
     prefill_utilization: Annotated[
-        float | None,
-        Figure("busy time of prefill replicas; null without prefill replicas", unit="share"),
+        FloatOrNull,
+        "busy time of prefill replicas; null without prefill replicas",
     ]
     decode_queueing_mean_s: Annotated[
-        float | None,
+        FloatOrNull,
         "from first token to the first pass on the decode replica; null without "
         "disaggregated prefill",
     ]
     goodput_requests_per_s: Annotated[
-        float | None, "requests that meet every target; null without a target"
+        FloatOrNull, "requests that meet every target; null without a target"
     ]
     slo_attainment: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "answered requests that meet every target; null without a target",
             "within SLO",
-            format="{:.1%}",
             unit="share",
             mark="rate",
         ),
     ]
     padding_waste: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "padded slots ÷ all token slots; null without a pass",
             "padding",
-            format="{:.1%}",
             formula="{padded_slots} / {token_slots}",
         ),
     ]
     padded_slots: Annotated[int, "token slots with padding"]
     token_slots: Annotated[int, "token slots of all passes"]
     kv_waste: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "allocated, but no token in it; null without an allocation",
             "KV waste",
-            format="{:.1%}",
             is_noted=True,
         ),
     ]
     kv_peak: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "maximum allocated part of the budget; null without a budget",
             "KV peak",
-            format="{:.1%}",
             unit="share",
             formula="{kv_peak_bytes} / {kv_budget_bytes}",
         ),
@@ -455,18 +446,16 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     recomputed_tokens: Annotated[int, "tokens of preempted requests"]
     passes: Annotated[int, "executed passes"]
     mean_batch_size: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "sequences per pass, weighted by time; null without a pass",
             "batch",
             format="{:.1f}",
         ),
     ]
-    utilization: Annotated[
-        float | None, Figure("busy time of the GPU; null without an answer", unit="share")
-    ]
+    utilization: Annotated[FloatOrNull, "busy time of the GPU; null without an answer"]
     mean_in_system: Annotated[
-        float | None,
+        FloatOrNull,
         "waiting and running requests, weighted by time; null without an answer",
     ]
     diverges: Annotated[
@@ -479,29 +468,28 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         ),
     ]
     capacity_requests_per_s: Annotated[
-        float | None,
+        FloatOrNull,
         "maximum rate if requests always wait; null if the server serves none",
     ]
     cost_per_million_tokens: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "currency of --price-per-hour; null without a price",
             "per 1M tokens",
-            unit="money",
             mark="time",
             is_noted=True,
             formula="price · {gpus} GPUs · {duration_s} / 3600 s / {output_tokens} tokens · 10^6",
         ),
     ]
     tpot_p90_error: Annotated[
-        float | None,
+        FloatOrNull,
         "90th percentile of the error of TPOT on measured servers; null if unknown",
     ]
     ttft_p90_error: Annotated[
-        float | None, "90th percentile of the error of TTFT; null if unknown"
+        FloatOrNull, "90th percentile of the error of TTFT; null if unknown"
     ]
     throughput_p90_error: Annotated[
-        float | None, "90th percentile of the error of tokens/s; null if unknown"
+        FloatOrNull, "90th percentile of the error of tokens/s; null if unknown"
     ]
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure
+from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
 
 class ReplicaRecord(TypedDict):
@@ -14,16 +14,23 @@ class ReplicaRecord(TypedDict):
     kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
 
 
+class ShardedRecord(ReplicaRecord):
+    """A replica on GPUs of one model, and how it is split."""
+
+    gpu: Annotated[str, Figure("GPU name", "GPU")]
+    pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
+    data_parallel_size: Annotated[int, "groups that share the sequences"]
+
+
 class BatchRecord(TypedDict):
     """Concurrent sequences of equal length."""
 
-    batch_size: Annotated[int, Figure("concurrent sequences", "batch", unit="sequences")]
+    batch_size: Annotated[int, Figure("concurrent sequences", "batch")]
     context: Annotated[
         int,
         Figure(
             "tokens of each sequence, with the token of the step; in a mixed pass the longest",
             "context",
-            unit="tokens",
         ),
     ]
 
@@ -32,7 +39,7 @@ class WeightsRecord(TypedDict):
     """Parameters and weights of a model; null if only dimensions are known."""
 
     parameters: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "parameters of the language model; tied embeddings count once; null without a model",
             "parameters",
@@ -40,7 +47,7 @@ class WeightsRecord(TypedDict):
         ),
     ]
     active_parameters: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "parameters without the experts beyond top-k; null without a model",
             "active",
@@ -53,15 +60,15 @@ class WeightsRecord(TypedDict):
         "a model",
     ]
     mtp_parameters: Annotated[
-        int | None,
+        IntOrNull,
         "parameters of multi-token-prediction layers, not in `parameters`; null without a "
         "model",
     ]
     weight_bytes: Annotated[
-        int | None, Figure("weights of one GPU; null without a model", "weights")
+        IntOrNull, Figure("weights of one GPU; null without a model", "weights")
     ]
     cache_share_of_weights: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "stored bytes ÷ weight_bytes; null without a model",
             unit="ratio",
@@ -69,16 +76,15 @@ class WeightsRecord(TypedDict):
         ),
     ]
     equal_weights_context: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "smallest context at which the KV cache equals the weights; null if there is none",
             "= weights",
-            unit="tokens",
             is_noted=True,
         ),
     ]
     dtype: Annotated[
-        str | None, Figure("format of the weights; null without a model", "weights in")
+        TextOrNull, Figure("format of the weights; null without a model", "weights in")
     ]
 
 
@@ -97,7 +103,6 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
             "bytes per further token, 0 B if all windows are full; for one sequence at this "
             "context, an integer if it is whole",
             "per token",
-            unit="bytes a token",
             is_noted=True,
         ),
     ]
@@ -113,38 +118,38 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
         int, "scores that an eviction policy stores with keys and values"
     ]
     receptive_field: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "maximum distance that affects the output through all layers; null without a limit",
             unit="tokens",
         ),
     ]
     mha_ratio: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "KV cache of multi-head attention ÷ this KV cache; null without a cache or a model",
             "MHA needs",
             is_noted=True,
         ),
     ]
-    block_size: Annotated[int, Figure("tokens per block of the cache", unit="tokens")]
+    block_size: Annotated[int, "tokens per block of the cache"]
 
 
 class DeploymentRecord(ReplicaRecord):
     """A replica on GPUs, with the engine and the time model."""
 
     dtype: Annotated[
-        str | None, Figure("format of the weights; null without a model", "weights in")
+        TextOrNull, Figure("format of the weights; null without a model", "weights in")
     ]
     gpu: Annotated[str, Figure("GPU name", "GPU")]
     nodes: Annotated[int, "nodes of the replica"]
     inter_node_bytes_per_s: Annotated[
-        float | None, "per GPU between nodes, in one direction; null on one node"
+        FloatOrNull, "per GPU between nodes, in one direction; null on one node"
     ]
     engine: Annotated[str, Figure("engine whose memory rules and times apply", "engine")]
     basis: Annotated[str, Figure("name of the time model", "times by", format="basis")]
     calibration_from: Annotated[
-        str | None,
+        TextOrNull,
         "GPU whose kernel models were scaled; null if they are of this GPU",
     ]
 
@@ -152,13 +157,13 @@ class DeploymentRecord(ReplicaRecord):
 class DraftRecord(TypedDict):
     """Speculative decoding of a deployment; null without a draft."""
 
-    draft: Annotated[str | None, Figure("draft model or method; null without a draft", "draft")]
+    draft: Annotated[TextOrNull, Figure("draft model or method; null without a draft", "draft")]
     num_speculative_tokens: Annotated[
-        int | None, Figure("drafted per step; null without a draft", "draft tokens")
+        IntOrNull, Figure("drafted per step; null without a draft", "draft tokens")
     ]
     acceptance_rate: Annotated[
-        float | None,
-        Figure("accepted part of drafted tokens; null without a draft", unit="share"),
+        FloatOrNull,
+        "accepted part of drafted tokens; null without a draft",
     ]
 
 
@@ -170,11 +175,11 @@ class TimeBasisRecord(TypedDict):
         float, "part of the time from operators without their own kernel model"
     ]
     time_p90_error: Annotated[
-        float | None,
+        FloatOrNull,
         "90 % of such steps on measured servers are within this error; null if unknown",
     ]
     fallback: Annotated[
-        str | None,
+        TextOrNull,
         "dtype that replaces a missing matrix unit, as a sentence; null if no unit is missing",
     ]
 
@@ -187,16 +192,16 @@ class MemoryRecord(TypedDict):
         Figure("whether the batch fits; null if the engine refuses the model", "fits"),
     ]
     kv_budget_bytes: Annotated[
-        int | None,
+        IntOrNull,
         "KV cache budget of one GPU, the same as in `fit`; null if the engine refuses the "
         "model",
     ]
     kv_needed_bytes: Annotated[
-        int | None,
+        IntOrNull,
         "KV cache of the batch on one GPU; null if the engine refuses the model",
     ]
     max_num_seqs: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "requests that fit after the weights; sequences of this length on the replica; null if "
             "the engine refuses the model",
@@ -206,6 +211,6 @@ class MemoryRecord(TypedDict):
         ),
     ]
     memory_note: Annotated[
-        str | None,
+        TextOrNull,
         "reason why the engine refuses the model; null if it does not",
     ]

@@ -88,7 +88,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "kernel": kernel_seconds,
     "digits": digits,
     "ratio": ratio,
-    "percent": percent,
     "si": format_si,
     "si B": partial(format_si, unit="B"),
     "si B/s": partial(format_si, unit="B/s"),
