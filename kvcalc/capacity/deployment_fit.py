@@ -545,10 +545,7 @@ def resolve_deployment(
     if log and log.gpu == gpu.name:
         gpu = replace(gpu, memory_bytes=log.memory_bytes)
     run = replace(deployment, gpu=gpu, precision=precision, model=stored_as(model, precision))
-    warning = ""
-    if engine.warns and not (options.enforce_eager or options.given):
-        warning = engine.warns(release, run.model, run.formats, ranks)
-    return run, release, (*remarks, *filter(None, [remark, warning]))
+    return run, release, (*remarks, remark) if remark else remarks
 
 
 def make_fit(
@@ -570,7 +567,6 @@ def make_fit(
         max_in_flight_batches=options.max_in_flight_batches or defaults.in_flight_batches,
         num_speculative_tokens=options.num_speculative_tokens or draft_tokens,
         mamba_ssm_cache_dtype=options.state_dtype,
-        page_tuples=options.page_tuples or defaults.page_tuples,
     )
     length = options.longest(run.model)
     layers, extra_weights = _layer_caches(run, engine, settings, options.mtp), {}

@@ -15,7 +15,7 @@ from kvcalc.errors import UserError
 from kvcalc.storage.formats import canonical
 
 # Mappings whose keys can be flags: --speculative-config.method mtp
-MAPPINGS = ("limit_mm_per_prompt", "speculation", "engram_config")
+MAPPINGS = ("limit_mm_per_prompt", "speculation")
 _NUMBER = re.compile(r"(\d+)(?:\.(\d+))?([kKmMgGtT]?)(i?)B?")
 
 
@@ -170,7 +170,6 @@ _VLLM = _dialect(
         max_loras                number  --max-loras
         max_lora_rank            number  --max-lora-rank
         limit_mm_per_prompt      limits  --limit-mm-per-prompt
-        engram_config            text    --engram-config
         text_only                switch  --language-model-only
         mamba_cache_mode         format  --mamba-cache-mode
         mamba_ssm_cache_dtype    torch   --mamba-ssm-cache-dtype

@@ -66,7 +66,7 @@ class FitOptions(FitQuestion, frozen=True):
             )
         if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
             raise UserError("kv-offloading-bytes beside n-gpu-layers is not modelled")
-        _ = self.item_limits, self.tables_on_host
+        _ = self.item_limits
         self._check_engine()
         self.rules.release(self.engine_version)
 
@@ -136,11 +136,6 @@ class FitOptions(FitQuestion, frozen=True):
         return limit.width, limit.height
 
     @property
-    def tables_on_host(self) -> bool:
-        """Whether tables of n-grams stay in host memory: vLLM's default."""
-        return offloads_tables(self.engram_config)
-
-    @property
     def state_dtype(self) -> str:
         """`mamba_ssm_cache_dtype` by kvcalc's name; "" if the engine chooses it."""
         dtype = canonical(self.mamba_ssm_cache_dtype)
@@ -195,22 +190,3 @@ def read_item_limits(text: str) -> dict[str, Items]:
         if name != "audio"
     }
 
-
-class EngramOptions(msgspec.Struct, frozen=True):
-    """vLLM's settings of tables of n-grams that move bytes. Others are ignored."""
-
-    cpu_offload: bool = True
-
-
-def offloads_tables(text: str) -> bool:
-    """Return whether tables are in host memory: not with `{"cpu_offload": false}`. Raises UserError
-    for another text."""
-    try:
-        return (
-            msgspec.json.decode(text, type=EngramOptions).cpu_offload if text.strip() else True
-        )
-    except msgspec.MsgspecError:
-        raise UserError(
-            f"engram-config {text!r} is not a mapping in JSON",
-            'Give one like {"cpu_offload": false}',
-        ) from None

@@ -29,8 +29,6 @@ class EngineSettings(Question, frozen=True):
             `mamba_checkpoint_blocks` more.
         mamba_ssm_cache_dtype: "" for the choice of model and engine.
         hybrid: Whether windows free tokens that leave them.
-        page_tuples: Whether pages of compressed attention are in tuples of all sizes, and not
-            packed.
         kv_unified: Whether llama.cpp's sequences share one cache.
         swa_full: Whether llama.cpp's layers with a window store the whole context.
         cache_type_k, cache_type_v: llama.cpp's cache dtypes of keys and values; "" for the dtype of
@@ -48,7 +46,6 @@ class EngineSettings(Question, frozen=True):
     mamba_checkpoint_blocks: int = 0
     mamba_ssm_cache_dtype: str = ""
     hybrid: bool = True
-    page_tuples: bool = False
     kv_unified: bool = False
     swa_full: bool = False
     cache_type_k: str = ""
@@ -76,7 +73,6 @@ class FitQuestion(EngineSettings, frozen=True):
         users: Sequences that must fit, instead of `max_num_seqs`.
         max_loras: Slots for adapters of `max_lora_rank`.
         limit_mm_per_prompt: Items of each modality, as `image=0` or in JSON.
-        engram_config: `{"cpu_offload": false}` stores tables of n-grams on the GPU.
         budget: End of the range that answers. "" is the low end if `require` is set, else the
             middle.
         utilization_of: Memory that the share refers to: total, free after context and
@@ -99,7 +95,6 @@ class FitQuestion(EngineSettings, frozen=True):
     max_loras: int = 0
     max_lora_rank: int = 16
     limit_mm_per_prompt: str = ""
-    engram_config: str = ""
     gpu_memory_utilization: Annotated[float, memory_share] = 0.0
     utilization_of: str = ""
     max_num_batched_tokens: Tokens = 0

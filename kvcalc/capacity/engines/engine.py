@@ -83,7 +83,6 @@ class Defaults(NamedTuple):
         utilization: Share of the memory.
         in_flight_batches: Passes that are scheduled before the first is done.
         draft_tokens: Draft tokens per pass.
-        page_tuples: See `EngineSettings`.
     """
 
     tokens: int
@@ -91,7 +90,6 @@ class Defaults(NamedTuple):
     utilization: float
     in_flight_batches: int = 2
     draft_tokens: int = 1
-    page_tuples: bool = False
 
 
 Planner = Callable[
@@ -133,7 +131,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         defaults: GPU, ranks, release, tokens of a pass (0 for the default) and model → the engine's
             defaults.
         release: The text of a version → its rules, in the engine's own terms, and a remark.
-        warns: Returns a warning on CUDA graphs whose memory is not predicted, or "".
         memory: A start and an estimate of the range → the memory outside the cache. The sequences
             of the start are an int or an array.
         has_memory_range: Whether the estimates of the range differ.
@@ -165,7 +162,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     plan: Planner
     defaults: Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
     release: Callable[[str], tuple[Any, str]] = unversioned
-    warns: Callable[[Any, Model, Formats, Parallelism], str] | None = None
     memory: Callable[[EngineStartup, str], MemoryBreakdown] = stated
     has_memory_range: bool = False
     has_context_buffers: bool = False

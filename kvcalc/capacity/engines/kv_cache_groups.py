@@ -424,21 +424,3 @@ def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
             )
     return [KVCacheGroup(tuple(group)) for group in groups]
 
-
-def tuple_bytes(groups: Sequence[KVCacheGroup], stage: int) -> int:
-    """Return the bytes of a block before 0.24: the page sizes of full layers, times the maximum
-    number of layers of one size in any group.
-
-    A window's page counts as the next of those sizes (v1/core/kv_cache_utils.py:
-    _get_kv_cache_config_deepseek_v4, 0.22).
-    """
-    full = [group for group in groups if group.spec.kind is SpecKind.FULL]
-    sizes = sorted({page for group in full for page in group.pages(stage)})
-    max_layers = 0
-    for group in groups:
-        raised = [
-            min((size for size in sizes if size >= page), default=page)
-            for page in group.pages(stage)
-        ]
-        max_layers = max([max_layers, *(raised.count(size) for size in raised)])
-    return sum(sizes) * max_layers

@@ -31,7 +31,6 @@ from kvcalc.capacity.engines.kv_cache_groups import (
     pooled_groups,
     pooled_tokens,
     promote_windows,
-    tuple_bytes,
 )
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
@@ -42,7 +41,7 @@ from kvcalc.capacity.engines.layout import (
     distinct_layers,
     pages,
 )
-from kvcalc.capacity.engines.vllm_memory import memory, memory_key, warning
+from kvcalc.capacity.engines.vllm_memory import memory, memory_key
 from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Latent
@@ -73,10 +72,7 @@ class Vllm(BlockPool):
     ) -> None:
         self.groups = groups
         specs = [spec for group in groups for _, spec in group.specs]
-        if settings.page_tuples and any(spec.latent and spec.padded for spec in specs):
-            self.bytes_per_block = tuple_bytes(groups, stage)
-        else:
-            self.bytes_per_block = max((sum(group.pages(stage)) for group in groups), default=0)
+        self.bytes_per_block = max((sum(group.pages(stage)) for group in groups), default=0)
         has_tokens = any(group.spec.kind is not SpecKind.STATE for group in groups)
         self.block_size = block if has_tokens else None
         self.page_bytes = max((group.widest_page() for group in groups), default=0)
@@ -251,13 +247,11 @@ VLLM = Engine(
     plan=_plan,
     defaults=defaults,
     release=release,
-    warns=warning,
     memory=memory,
     has_memory_range=True,
     takes=(
         "max_loras",
         "limit_mm_per_prompt",
-        "engram_config",
         "num_gpu_blocks_override",
     ),
     dtypes=(

@@ -61,8 +61,6 @@ FUSED = {
 }
 # Share of int4 matrices that repacking leaves in the allocator; fitted, −0.7 to 2.2 % in starts
 REPACKED = 0.008
-# First version that loads bitsandbytes' scales without quantising them
-PLAIN_SCALES = (0, 10, 0)
 INT4 = ("awq", "gptq", "int4")
 NGRAM_TABLES, TABLES_ON_HOST = ("ngram_table", "engram_table"), (0, 30, 0)
 HOPPER_LAYOUT = (0, 0)
@@ -94,14 +92,13 @@ def load_weights(
     ranks: Parallelism,
     stage: int,
     padding: tuple[int, int] | None,
-    has_plain_scales: bool,
 ) -> LoadedWeights:
     """Return the bytes of a stage's weights.
 
+    Quantized scales are fp32 once loaded (model_loader/bitsandbytes_loader.py: _dequantize_dq).
+
     Args:
         padding: See `mxfp4_padding`.
-        has_plain_scales: Whether quantized scales are fp32 once loaded
-            (model_loader/bitsandbytes_loader.py: _dequantize_dq).
     """
     part = stages(model, ranks.pp)[stage]
     vectors = checkpoint_share(model, model.uncounted_bytes, part, formats, ranks)
@@ -123,7 +120,7 @@ def load_weights(
             ngram_tables += count * size
         if padding and ".experts." in name and stored_format.name.startswith("mxfp4"):
             size = _padded_bytes(padding, weight, local)
-        elif stored_format.nested and has_plain_scales:
+        elif stored_format.nested:
             plain = replace(stored_format, scale_bytes=4, nested=0)
             matrix = plain.matrix_bytes(local.inputs, local.outputs)
             size = local.copies * (matrix + local.bias * formats.vector_bytes)
@@ -191,10 +188,8 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     """
     model, since = start.model, start.release.since
     share = start.formats, start.ranks, start.stage
-    loaded = kept(model, load_weights, *share, mxfp4_padding(start), since >= PLAIN_SCALES)
-    host = (
-        loaded.ngram_tables if start.options.tables_on_host and since >= TABLES_ON_HOST else 0
-    )
+    loaded = kept(model, load_weights, *share, mxfp4_padding(start))
+    host = loaded.ngram_tables if since >= TABLES_ON_HOST else 0
     # rotary tables of compressed attention are in fp32: one for layers that compress, one for
     # others
     parts = compressed_attention(start)
@@ -306,8 +301,7 @@ WAITING = 3.8  # residual streams that stay with a layer's widest part: fitted o
 SORT, SORT_FEW, KERNEL = 38, 50, 14
 MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
 L2_BYTES = 50 * MIB
-# first release that runs experts with DeepGEMM, and first release without
-DEEP_GEMM = (0, 11, 0), (0, 17, 0)
+DEEP_GEMM = (0, 17, 0)  # first release that no longer runs experts with DeepGEMM
 SHARED_WORKSPACE = (0, 14, 0)  # first release in which the workspace of experts stays
 MAX_IMAGES = 999  # in a prompt without a limit (config/multimodal.py)
 # bytes per 8 requests and entry of the vocabulary: counts in int32, a bit mask
@@ -525,13 +519,12 @@ def experts_workspace(start: EngineStartup) -> int:
 def _part_widths(start: EngineStartup) -> tuple[float, float]:
     """Return `part_widths` of a stage.
 
-    DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell from 0.11 to 0.16
+    DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell to 0.16
     (fused_moe/deep_gemm_moe.py). Then Triton and FlashInfer come first (fused_moe/oracle/fp8.py,
     0.17.1).
     """
-    first, end = DEEP_GEMM
     is_deep_gemm = (
-        first <= start.release.since < end
+        start.release.since < DEEP_GEMM
         and _is_large(start)
         and any(
             family(stored_format.name) == "fp8_block128"
@@ -681,15 +674,3 @@ def count_graphs(tokens: int, sequences: int) -> int:
     sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest]
     return len(sizes) + len([s for s in sizes if s <= sequences])
 
-
-def warning(rules: Release, model: Model, formats: Formats, ranks: Parallelism) -> str:
-    """Return a warning on releases that take every graph for as large as the second, with experts
-    over data-parallel ranks (issue 45178); "" for other starts."""
-    is_affected = rules.graphs_v1 and not takes_runner_v2(rules, model, formats)
-    if not is_affected or ranks.dp == 1 or not kept(model, expert_formats, formats):
-        return ""
-    return (
-        f"vLLM {'.'.join(map(str, rules.since[:2]))} may set tens of GiB aside for CUDA graphs "
-        "with experts over dp ranks, not counted here; "
-        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 stops it"
-    )

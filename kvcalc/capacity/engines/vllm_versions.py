@@ -45,7 +45,6 @@ class Release(NamedTuple):
         sampler_v2: Bytes per request and vocabulary entry in the dummy sample of the second runner
             (v1/worker/gpu/model_runner.py).
         small_gb10, large_batch: Defaults by GPU (engine/arg_utils.py: get_batch_defaults).
-        page_tuples: See `EngineSettings`.
         in_flight: Windows reserve tokens for each pass in flight (config/vllm.py:
             max_in_flight_tokens).
     """
@@ -61,7 +60,6 @@ class Release(NamedTuple):
     sampler_v2: int = 6
     small_gb10: bool = False
     large_batch: bool = False
-    page_tuples: bool = True
     in_flight: bool = False
 
 
@@ -73,7 +71,7 @@ CHANGES = """
 0.20.0 0.21.0: utilization=0.92 graphs_v1=true
 0.22.0: runner_v2="qwen3"
 0.23.0: runner_v2="plain"
-0.24.0: runner_v2="listed" page_tuples=false
+0.24.0: runner_v2="listed"
 0.25.1: runner_v2="dense"
 0.26.0: in_flight=true
 0.27.0 0.27.1: counts_consumed=true
@@ -138,7 +136,6 @@ def defaults(
         sequences=min(tokens, 1024 if is_large else 256),
         utilization=rules.utilization,
         in_flight_batches=max(2, ranks.pp + has_v2) if rules.in_flight else 1,
-        page_tuples=rules.page_tuples,
     )
 
 
