@@ -62,7 +62,6 @@ def test_keys_of_mappings_that_are_not_read() -> None:
         ("vllm serve Qwen/Qwen3-8B --quantization fp8", {"quantization": "fp8"}),
         ("vllm serve deepseek-ai/DeepSeek-V3 --quantization fp8 --dtype bfloat16 -tp 8 -ep", {"tp": 8, "ep": 8}),
         ("vllm serve gemma-3-4b --limit-mm-per-prompt image=0", {"limit_mm_per_prompt": "image=0"}),
-        ("vllm serve gpt2 --engram-config.cpu_offload false", {"engram_config": '{"cpu_offload": false}'}),
         ("vllm serve gemma-3-4b --limit-mm-per-prompt.image 0", {"limit_mm_per_prompt": '{"image": 0}'}),
         ("vllm serve gemma-3-4b --limit-mm-per-prompt.image.count=0", {"limit_mm_per_prompt": '{"image": {"count": 0}}'}),
         (
@@ -176,7 +175,6 @@ def _menu(engine: str) -> dict[str, tuple[Any, ...]]:
         menu |= {"engine_version": ("0.11", "0.20"), "block_size": (32,), "hybrid": (False,), "max_in_flight_batches": (1, 2, 3)}
         menu |= {"mamba_cache_mode": ("align",), "mamba_ssm_cache_dtype": ("fp32",), "num_gpu_blocks_override": (500,)}
         menu |= {"limit_mm_per_prompt": ("image=0", '{"video": 1}'), "utilization_of": ("free",)}
-        menu |= {"engram_config": ('{"cpu_offload": false}',)}
     if engine == "sglang":
         menu |= {"hybrid": (False,)}
     if engine == "llama.cpp":

@@ -189,4 +189,3 @@ def read_item_limits(text: str) -> dict[str, Items]:
         for name, limit in limits.items()
         if name != "audio"
     }
-

@@ -423,4 +423,3 @@ def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
                 [layer for layers in sizes.values() for layer in layers[i::num_groups]]
             )
     return [KVCacheGroup(tuple(group)) for group in groups]
-

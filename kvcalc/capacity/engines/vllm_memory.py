@@ -62,7 +62,7 @@ FUSED = {
 # Share of int4 matrices that repacking leaves in the allocator; fitted, −0.7 to 2.2 % in starts
 REPACKED = 0.008
 INT4 = ("awq", "gptq", "int4")
-NGRAM_TABLES, TABLES_ON_HOST = ("ngram_table", "engram_table"), (0, 30, 0)
+NGRAM_TABLES = ("ngram_table", "engram_table")
 HOPPER_LAYOUT = (0, 0)
 
 
@@ -146,15 +146,13 @@ def allocated(size: int) -> int:
 def mxfp4_padding(start: EngineStartup) -> tuple[int, int] | None:
     """Return the multiples of (hidden, intermediate) width to which vLLM pads MXFP4 experts.
 
-    HOPPER_LAYOUT names Triton's layout. None: no such experts. Source: quantization/mxfp4.py to
-    0.19, fused_moe/oracle/mxfp4.py since.
+    HOPPER_LAYOUT names Triton's layout. None: no such experts. Source: fused_moe/oracle/mxfp4.py.
     """
     if not any(scheme.format.startswith("mxfp4") for scheme in start.formats.schemes):
         return None
     if start.gpu.architecture == "Hopper":
         return HOPPER_LAYOUT
-    is_old = is_data_centre_blackwell(start) and start.release.since < (0, 20, 0)
-    return 256, 256 if is_old else 128
+    return 256, 128
 
 
 def is_data_centre_blackwell(start: EngineStartup) -> bool:
@@ -183,13 +181,12 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     """Return the bytes of the model on the GPU, other loaded bytes by name, and the bytes in host
     memory.
 
-    Tables of hashed n-grams are in pinned host memory, the default from 0.30 on
-    (config/engram.py: cpu_offload).
+    Tables of hashed n-grams are in pinned host memory, the default (config/engram.py:
+    cpu_offload).
     """
-    model, since = start.model, start.release.since
+    model = start.model
     share = start.formats, start.ranks, start.stage
     loaded = kept(model, load_weights, *share, mxfp4_padding(start))
-    host = loaded.ngram_tables if since >= TABLES_ON_HOST else 0
     # rotary tables of compressed attention are in fp32: one for layers that compress, one for
     # others
     parts = compressed_attention(start)
@@ -205,7 +202,7 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
         "LoRA slots": lora_slots(start),
         **start.extra,
     }
-    return start.stored_weights - host, nonzero(extra), host
+    return start.stored_weights - loaded.ngram_tables, nonzero(extra), loaded.ngram_tables
 
 
 def compressed_parts(model: Model, pp: int, stage: int) -> list[Compressed]:
@@ -275,7 +272,7 @@ def lora_slots(start: EngineStartup) -> int:
     """Return slots · rank · (inputs + outputs) · 2 of each matrix of a layer
     (lora/layers/base_linear.py, 0.28).
 
-    Experts have slots from 0.11.1 on (lora/layers/fused_moe.py). In some models, token table and
+    Experts have slots (lora/layers/fused_moe.py). In some models, token table and
     head have slots too: V + D each, in full on every rank (lora/layers/vocal_parallel_embedding.py,
     logits_processor.py, 0.28). Other engines have neither.
     """
@@ -285,7 +282,7 @@ def lora_slots(start: EngineStartup) -> int:
     since = start.release.since if isinstance(start.release, Release) else ()
     for kind, count in start.layers.counts.items():
         for weight in model.layer_weights(kind):
-            if weight.kind is WeightKind.MATRIX and (not weight.expert or since >= (0, 11, 1)):
+            if weight.kind is WeightKind.MATRIX and (not weight.expert or since):
                 local = weight.local(start.ranks)
                 elements += count * local.copies * (local.inputs + local.outputs)
     family = listed_family(model)
@@ -474,7 +471,7 @@ def forward(start: EngineStartup, workspace: int) -> int:
     if not workspace:
         widest = max(widest, experts)
     latent = 2 * MLA_WORKSPACE * kept(model, latent_width, start.ranks)
-    if start.release.since >= (0, 22, 0) and kept(model, has_indexer):
+    if kept(model, has_indexer):
         latent = max(latent, LOGITS_BYTES)
     elements = start.tokens * (widest + WAITING * model.hidden_size)
     return int(elements * start.formats.element_bytes) + latent + workspace
@@ -673,4 +670,3 @@ def count_graphs(tokens: int, sequences: int) -> int:
     largest = min(2 * sequences, 512, tokens)
     sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest]
     return len(sizes) + len([s for s in sizes if s <= sequences])
-
