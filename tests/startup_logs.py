@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (lines as engines print them)
 """Start-up logs in the wording of the engines' sources, with figures that people published; none is a copy.
 
 vLLM: `engine/llm_engine.py`, `worker/worker.py`, `executor/executor_base.py` of 0.6.3, 0.6.4, 0.7.3 and 0.8.5;

@@ -137,8 +137,8 @@ def compare_records(
 ) -> list[CompareRecord]:
     """Return a record for each variant, batch size and context.
 
-    A record has the sizes, a decode step, a prefill of the context and the requests that fit. The first variant is
-    the reference of the reductions.
+    A record has the sizes, a decode step, a prefill of the context and the requests that fit. The
+    first variant is the reference of the reductions.
 
     Raises:
         UserError: As `size_record` and `forward`.

@@ -62,7 +62,7 @@ class CompareRecord(
     ttft_s: Annotated[
         float | None,
         Figure(
-            "time to the first token of a prompt as long as the context; null without a matrix peak",
+            "time to the first token of a prompt of context tokens; null without a matrix peak",
             "TTFT",
             mark="time",
         ),

@@ -1,4 +1,4 @@
-"""Measured servers: formats, ranks and load of the published runs, their bounds, and their simulation.
+"""Measured servers: formats, ranks and load of published runs, their bounds and simulation.
 
 Each run is simulated from its first request to its last: the burst at the start, queues, the cache
 memory, and the engine's order of passes. The figures are defined as the client reports them: means

@@ -324,7 +324,7 @@ class MeasuredRow(NamedTuple):
 
     @property
     def served(self) -> ServedTimes:
-        """The times of a served run. Tokens/s are clients · output / (TTFT + (output − 1) · TPOT)."""
+        """Times of a served run. Tokens/s are clients · output / (TTFT + (output − 1) · TPOT)."""
         output, clients = self.shape[1:3]
         total_us = self.ttft_us + (output - 1) * self.time_us
         return ServedTimes(self.time_us, self.ttft_us, 1e6 * clients * output / total_us)

@@ -75,7 +75,8 @@ LATENCY = (
     *columns(
         LatencyRecord,
         "batch_size input_len output_len ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
-        "sequences_per_s cost_per_million_tokens flops bytes tpot_first_s tpot_last_s energy_per_token_j",
+        "sequences_per_s cost_per_million_tokens flops bytes tpot_first_s tpot_last_s "
+        "energy_per_token_j",
         inputs="batch_size input_len output_len",
         wide="tpot_first_s tpot_last_s energy_per_token_j",
     ),
