@@ -86,6 +86,8 @@ def serve_answer(
     if study.timeline:
         _write_timeline(study.timeline, results[0])
 
+    lengths = _describe_lengths([*requests.values()], load, scheduling)
+
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
 
@@ -96,12 +98,25 @@ def serve_answer(
 
     return Answer(
         records,
-        lambda: [serve_table(records)],
+        lambda: [serve_table(records, lengths)],
         draw,
         _notes=notes,
         _status=0 if is_complete else STATUS_INTERRUPTED,
         _is_silent=study.timeline == "-",
     )
+
+
+def _describe_lengths(
+    requests: Sequence[Any], load: Mapping[str, Any], scheduling: Sequence[SchedulingOptions]
+) -> str:
+    """Return whether static batching loses nothing, or whether lengths are the default; else ''."""
+    lengths = [column for drawn in requests for column in (drawn.input_len, drawn.output_len)]
+    if all(column.min() == column.max() for column in lengths):
+        has_static = any(options.policy == "static" for options in scheduling)
+        return "Equal lengths: static loses nothing to padding, but requests wait." * has_static
+    if any(load.get(key) for key in ("requests", "input_len", "output_len")):
+        return ""
+    return "Lengths vary as in Azure's conversation trace of 2023. Others: --input-len."
 
 
 def _simulate(

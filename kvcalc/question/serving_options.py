@@ -90,7 +90,9 @@ class Workload(Question, frozen=True):
     """The requests of a server: a trace, or requests drawn at a rate.
 
     Benchmark clients send prompts through the engine's front end, so its time counts for users.
-    Warm-up requests come before.
+    Warm-up requests come before. Default lengths have the mean and 99th percentile of Azure's
+    conversation trace of 2023, with 19,366 requests (github.com/Azure/AzurePublicDataset,
+    data/AzureLLMInferenceTrace_conv.csv).
 
     Attributes:
         requests: File of a trace; '' draws requests.
@@ -109,8 +111,8 @@ class Workload(Question, frozen=True):
     burstiness: float = 1.0
     max_concurrency: Annotated[int, tokens_or_none] = 0
     num_prompts: int = 0
-    input_len: Annotated[str, _as_typed] = "1000"
-    output_len: Annotated[str, _as_typed] = "200"
+    input_len: Annotated[str, _as_typed] = "lognormal:1155,4142"
+    output_len: Annotated[str, _as_typed] = "lognormal:211,601"
     seed: int = 0
     client: str = ""
     think_time: Annotated[float, seconds_or_none] = 0.0

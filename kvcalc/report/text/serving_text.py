@@ -228,7 +228,7 @@ NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
 QUIET = ("rejected", "preemptions", "padding_waste")  # columns that are hidden without a value
 
 
-def serve_table(records: Sequence[Record]) -> Table:
+def serve_table(records: Sequence[Record], lengths_note: str = "") -> Table:
     """Return the table of servers under load; of a sweep, one row per rate that was tried."""
     summaries = predictions_first([r for r in records if r.get("found_rate") is not None])
     is_sweep = 0 < len(summaries) < len(records)
@@ -273,6 +273,7 @@ def serve_table(records: Sequence[Record]) -> Table:
         footnotes(
             *distinct_notes(rows, "fallback"),
             *[warning] * bool(diverging and not is_sweep),
+            lengths_note,
             time_footnotes(plain)[0],
             next(iter(accuracy)) if len(accuracy) == 1 else "",
         ),
