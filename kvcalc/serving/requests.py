@@ -8,11 +8,12 @@ loop send requests in their order, so their trace needs no arrival_s.
 
 import csv
 import io
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -285,6 +286,7 @@ class ArrivalQueue:
     Attributes:
         is_computed: Whether the prompts of the requests are computed already.
         done: Number of requests that are done.
+        answers: Times of a closed loop's answers in seconds, sorted.
     """
 
     is_computed = False
@@ -314,9 +316,9 @@ class ArrivalQueue:
         self.clients = clients
         self.due = requests.arrival_s
         self.done = 0
-        self.sent = min(clients.concurrency, len(requests))  # requests sent in a closed loop
+        self.answers: list[float] = []
         arrivals = self.due + clients.path_s + clients.path_s_per_token * requests.input_len
-        order = arrivals[: self.sent or None].argsort(kind="stable")
+        order = arrivals[: clients.concurrency or None].argsort(kind="stable")
         columns = (column.tolist() for column in (arrivals[order], order, self.due[order]))
         # heap of (arrival, index, sent); a sorted list is a heap
         self.coming: list[tuple[float, int, float]] = list(zip(*columns, strict=True))
@@ -356,13 +358,24 @@ class ArrivalQueue:
         heappush(self.coming, (arrival, index, sent))
 
     def answer(self, now: float) -> None:
-        """Note that a client has its answer. A client of a closed loop sends its next request."""
+        """Note that a client has its answer. A client of a closed loop sends its next request.
+
+        Separate servers may report a later answer first. An earlier answer then moves the later
+        answers, and the requests that follow them, one place back.
+        """
         self.done += 1
-        index = self.sent
-        clients = self.clients
-        if clients.concurrency and index < len(self.due):
-            self.sent += 1
-            sent = max(float(self.due[index]), now + clients.think_s)
+        clients, position = self.clients, bisect(self.answers, now)
+        if not clients.concurrency:
+            return
+        self.answers.insert(position, now)
+        first = clients.concurrency + position
+        if position + 1 < len(self.answers):
+            self.coming = [request for request in self.coming if request[1] < first]
+            heapify(self.coming)
+        for index, end in zip(
+            range(first, len(self.due)), self.answers[position:], strict=False
+        ):
+            sent = max(float(self.due[index]), end + clients.think_s)
             arrival = sent + clients.path_s + clients.path_s_per_token * self.inputs[index]
             self.come(arrival, index, sent)
 

@@ -88,8 +88,9 @@ def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
     assert run.prefill[0].found_tokens == 50
 
 
+# the times of this test are sums of powers of two: no rounding decides which of two events is first
 loads = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.3, 2.0, 7.7, 21.0]), st.integers(1, 40), st.integers(1, 25)), min_size=1, max_size=20
+    st.tuples(st.sampled_from([0.0, 0.25, 2.0, 7.75, 21.0]), st.integers(1, 40), st.integers(1, 25)), min_size=1, max_size=20
 ).map(sorted)
 
 
@@ -122,14 +123,14 @@ def test_passes_in_a_row_are_passes_one_by_one(
     rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int
 ) -> None:
     """No server runs past what another may still send it: the same times where each pass is an event of its own."""
-    asking, pool, clock = Clients(clients, think_s=0.4), byte_pool(budget, 4, most=200), HandClock(0.5, 0.01, dp)
+    asking, pool, clock = Clients(clients, think_s=0.375), byte_pool(budget, 4, most=200), HandClock(0.5, 2**-7, dp)
     each: dict[str, int] = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoding, "in_a_row", lambda self, most, room: 1)
         alone = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
     for name in ("arrived", "scheduled", "first", "finished"):
-        assert getattr(together.times, name) == pytest.approx(getattr(alone.times, name), abs=1e-9)
+        assert getattr(together.times, name) == pytest.approx(getattr(alone.times, name))
 
 
 def test_a_stream_is_plan_s_ttft_and_latency_s_steps(kvcalc: Run) -> None:
