@@ -111,6 +111,10 @@ def _parsed(command: str) -> Any:
             return 0
         from kvcalc.cli.printing import print_answer
 
+        if isinstance(output, Output) and output.plot:
+            from kvcalc.report.charts.drawing import check_picture
+
+            check_picture(output.plot, output.style)
         with bytes_shown_in(output.units):
             return print_answer(function(**arguments_for(function, typed)), output)
 

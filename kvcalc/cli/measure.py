@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from kvcalc.answers.answer import Answer, note, save_text
 from kvcalc.answers.deployments import model_of
 from kvcalc.errors import UserError
+from kvcalc.library.files import destination
 from kvcalc.question.options import Question
 from kvcalc.units import parse_tokens
 
@@ -86,6 +87,8 @@ def _check(options: MeasureOptions, layers: str) -> None:
         raise UserError("--output holds the times of layers, and --generate measures none")
     if options.rows and Path(options.rows).suffix.lower() != ".csv":
         raise UserError(f"--output {options.rows!r} should end in .csv")
+    if options.rows:
+        destination(options.rows)
     excluded = layers or ("--generate" if options.generate else "")
     if options.calibration and excluded:
         raise UserError(f"--calibration measures shapes of its own, and takes no {excluded}")

@@ -6,13 +6,11 @@ memory. fp8 GEMMs use static scales: their input is quantised by the operator be
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import (
-    NUMBERS,
     as_float,
     at_least,
     floor,
@@ -119,7 +117,6 @@ def _gemm_kind(dtype: str, stored: str, calibration: Calibration) -> str:
     return "fp8_block" if family(stored) == _BLOCKS else "fp8"
 
 
-@lru_cache(64)
 def _served_gemm(law: KernelModel, bf16_t0: float | None) -> KernelModel:
     """Return the kernel model of GEMMs in serving: weights in memory, inputs already quantised.
 
@@ -134,20 +131,6 @@ def _served_gemm(law: KernelModel, bf16_t0: float | None) -> KernelModel:
         row = {"row": 0.0} if isinstance(law, CutlassGemm) else {}
         return replace(law, t0=t0, bq=math.inf, **row)
     return law
-
-
-@lru_cache(1024)
-def _us_of_numbers(
-    law: KernelModel, parameters: GpuParameters, sizes: tuple[float, ...]
-) -> Any:
-    return law.us(parameters, *sizes)
-
-
-def _us(law: KernelModel, parameters: GpuParameters, sizes: tuple[Any, ...]) -> Any:
-    """Return the microseconds of a kernel; equal numbers are computed once."""
-    if all(isinstance(size, NUMBERS) for size in sizes):
-        return _us_of_numbers(law, parameters, sizes)
-    return law.us(parameters, *sizes)
 
 
 def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
@@ -199,7 +182,7 @@ class KernelTimer(NamedTuple):
             return None
         bf16_law = self.calibration.law("gemm", "bfloat16")
         law = _served_gemm(entry.law, getattr(bf16_law, "t0", None))
-        return KernelTime(_us(law, self.parameters, sizes), entry)
+        return KernelTime(law.us(self.parameters, *sizes), entry)
 
     def _experts(self, shape: ExpertsShape) -> KernelTime | None:
         kinds = self.calibration.laws.get("moe", {})
@@ -212,7 +195,7 @@ class KernelTimer(NamedTuple):
             load = busiest_load(tokens, shape.top, shape.experts, shape.ranks)
             sizes = shape.hidden, shape.width, shape.top, shape.experts, 1, shape.ranks
             loads = load.rows, load.touched, *load.tiles
-            us = _us(law, self.parameters, (tokens, *sizes, *loads))
+            us = law.us(self.parameters, tokens, *sizes, *loads)
             return float(us) if getattr(us, "ndim", 0) == 0 else us
 
         tokens = maximum(shape.tokens, 1)

@@ -37,23 +37,29 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     """Write a chart to a .png, .svg or .pdf file, or print it in characters if target is `-`.
 
     Raises:
-        UserError: Unknown suffix or style, or a place that cannot be written.
+        UserError: As `check_picture`.
     """
-    _find_style(style)
+    check_picture(target, style)
     if target == "-":
         from kvcalc.report.charts.terminal import sketch
 
         print(sketch(drawable(chart)))
         return
-    suffix = Path(target).suffix.lower()
-    if suffix not in SUFFIXES:
+    write_text(target, render(chart, Path(target).suffix.lower()[1:], style))
+    print(f"wrote {printable(target)}", file=sys.stderr)
+
+
+def check_picture(target: str, style: str) -> None:
+    """Raise UserError for an unknown suffix or style, or a place that cannot be written."""
+    _find_style(style)
+    if target == "-":
+        return
+    if Path(target).suffix.lower() not in SUFFIXES:
         raise UserError(
             f"picture {target!r} should end in one of {', '.join(SUFFIXES)}, or be - for the "
             "terminal"
         )
     destination(target)
-    write_text(target, render(chart, suffix[1:], style))
-    print(f"wrote {printable(target)}", file=sys.stderr)
 
 
 def _find_style(name: str) -> Style:
