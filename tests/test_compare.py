@@ -310,6 +310,22 @@ def test_a_prompt_as_long_as_the_context(kvcalc: Run) -> None:
     assert (mha["ttft_s"], mha["prefill_flops"]) == (request["ttft_s"], request["flops"])
 
 
+def test_a_variant_is_below_the_roof_and_has_the_heads_that_result(kvcalc: Run) -> None:
+    """On an H100, MHA of 1 FLOP/B computes almost 3.35 TFLOP/s. A window keeps the heads of its attention."""
+    names = "mha,gqa:8,mqa,mla,window:512,gqa:8/window:512"
+    found = kvcalc(f"compare llama-7b --variants {names} --json").records
+    assert [r["head_diversity"] for r in found] == ["full", "grouped", "shared", "full", "full", "grouped"]
+    assert all(0.9 < r["attention_flops_per_s"] / (r["attention_intensity"] * 3.35e12) <= 1 for r in found)
+    assert {r["quality_share"] for r in found} == {None}
+
+
+def test_quality_is_of_the_model_that_was_measured(kvcalc: Run) -> None:
+    """SGLang's AIME25 of DeepSeek-R1: 0.5067 in bf16, 0.4934 in fp8, 0.4 in fp4. Other models have no score."""
+    found = kvcalc("compare deepseek-r1 --gpu h200 --tp 8 --variants none,fp8,nvfp4,int8 --json").records
+    assert [r["quality_share"] for r in found] == [None, 0.4934 / 0.5067, 0.4 / 0.5067, None]
+    assert kvcalc("compare deepseek-v3 --variants fp8 --json").records[0]["quality_share"] is None
+
+
 def test_the_intensity_of_attention_alone(kvcalc: Run) -> None:
     """FLOP per byte of cache in bf16: MHA 1, GQA H/G, MQA H, MLA 2·H·(576 + 512)/(576·2)."""
     line = "compare deepseek-v3 --variants mha,gqa:8,mqa,mla --dtype bf16 --context 32k --format json"

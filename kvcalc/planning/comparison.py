@@ -160,6 +160,7 @@ def compare_records(
             prefill = request(varied, context, output_len=1, batch_size=batch_size)
             core = [operator for operator in operators if operator["role"] == Role.CORE]
             core_bytes = sum(operator["cache_read_bytes"] for operator in core)
+            core_s = sum(operator["roofline_s"] for operator in core)
             core_flops = sum(operator["flops"] for operator in core)
             evictions = [r["vector_flops"] for r in operators if r["operator"] == "eviction"]
             stored_reduction = _reduction(reference["kv_cache_bytes"], size["kv_cache_bytes"])
@@ -175,6 +176,7 @@ def compare_records(
                 "stored_reduction": stored_reduction,
                 "read_reduction": read_reduction,
                 "attention_intensity": core_flops / core_bytes if core_bytes else None,
+                "attention_flops_per_s": core_flops / core_s if core_s else None,
                 "mha_parameters": mha_parameters,
                 "eviction_flops": sum(evictions),
                 **step,
@@ -184,7 +186,7 @@ def compare_records(
                 "prefill_flops": prefill.flops,
                 **batch_memory(varied, [(batch_size, context)]),
                 "held_equal": held_equal,
-                **_quality(name, model.attention),
+                **_quality(name, model),
             }
             records.append(cast(CompareRecord, record))
     return records
@@ -204,17 +206,27 @@ def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
     return results
 
 
-def _quality(name: str, attention: str) -> QualityRecord:
-    """Return the published quality of a variant's steps, with sources."""
-    steps = quality_of(name, attention)
+def _quality(name: str, model: Model) -> QualityRecord:
+    """Return the published quality of a variant's steps, with sources.
+
+    The diversity of the heads is of the attention that results, such as GQA with a window.
+    """
+    steps = quality_of(name, model.attention)
     notes = [
         f"{step}: {quality.note}" if len(steps) > 1 else quality.note
         for step, quality in steps.items()
     ]
-    diversities = [quality.head_diversity for quality in steps.values()]
+    own = quality_of("none", model.attention).values()
+    shares = [
+        score.value / score.full
+        for quality in steps.values()
+        for score in quality.scores
+        if score.noun.lower().endswith(f" {model.name}")
+    ]
     trades = dict.fromkeys(quality.trades for quality in steps.values())
     return {
-        "head_diversity": diversities[0] if steps else None,
+        "head_diversity": next((quality.head_diversity for quality in own), None),
+        "quality_share": shares[0] if shares else None,
         "quality": "; ".join(notes) or None,
         "trades": ", ".join(trades) or None,
     }

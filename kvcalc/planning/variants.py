@@ -8,7 +8,7 @@ has 8 KV heads, a window of 4,096 tokens and a cache in int8.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from kvcalc.layers.part import Sublayer
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.storage.formats import FORMATS, cache_dtypes, canonical
-from kvcalc.storage.quantization import LOSSES, cache_family, load_weight_format, loss_of
+from kvcalc.storage.quantization import LOSSES, Score, cache_family, load_weight_format, loss_of
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import parse_tokens
 
@@ -103,11 +103,13 @@ class Quality(NamedTuple):
         head_diversity: How different keys and values of the heads are: full, grouped or shared.
         note: A published finding and scores, with their sources.
         trades: The disadvantage of the variant.
+        scores: Published scores, for the models that they name.
     """
 
     head_diversity: str
     note: str
     trades: str
+    scores: Sequence[Score] = ()
 
 
 QUALITY = {
@@ -155,7 +157,7 @@ QUALITY = {
 for (_content, _family), _loss in LOSSES.items():
     if _content == "cache":
         _note = f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})"
-        QUALITY[_family] = Quality("as before", _note, "precision")
+        QUALITY[_family] = Quality("as before", _note, "precision", _loss.scores)
 # the variant by its name in a model's attention
 OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")} | {
     "window": "window",

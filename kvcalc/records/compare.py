@@ -14,6 +14,13 @@ class QualityRecord(TypedDict):
         TextOrNull,
         "how different keys and values of the heads can be; null if unknown",
     ]
+    quality_share: Annotated[
+        FloatOrNull,
+        Figure(
+            "published score ÷ score with 16 bits; null if nobody measured this model",
+            unit="share",
+        ),
+    ]
     quality: Annotated[TextOrNull, "published quality of the variant; null if unknown"]
     trades: Annotated[TextOrNull, "gains and losses of the variant; null if unknown"]
 
@@ -49,6 +56,9 @@ class VariantRecord(SizeRecord, QualityRecord):
             is_noted=True,
         ),
     ]
+    attention_flops_per_s: Annotated[
+        FloatOrNull, "FLOPs of attention ÷ its datasheet bound; null in the same case"
+    ]
     eviction_flops: Annotated[int, "vector FLOPs of the choice of tokens to evict"]
     phase: Annotated[str, Figure("decode, prefill or mixed", "phase")]
     held_equal: Annotated[str, "properties that all variants share"]
@@ -60,7 +70,7 @@ class CompareRecord(
     """An attention variant with its decode step and the requests that fit."""
 
     ttft_s: Annotated[
-        float | None,
+        FloatOrNull,
         Figure(
             "time to the first token of a prompt of context tokens; null without a matrix peak",
             "TTFT",

@@ -133,7 +133,9 @@ def test_pictures_show_the_figures_of_the_records(kvcalc: Run, monkeypatch: pyte
     gains = dict(zip(charts[0].series[0].xs, charts[0].series[0].ys, strict=True))
     assert gains[0.7] == pytest.approx(record["speculative_speedup"])
     charts, record = chart_and_record("compare llama-3.1-70b --tp 4 --variants none,mqa --batch-size 4 --context 8k")
-    shown = [record[key] for key in ("kv_cache_bytes", "kv_cache_read_bytes", "attention_intensity", "time_s")]
+    shown = [record[key] for key in ("kv_cache_bytes", "kv_cache_read_bytes", "attention_flops_per_s", "time_s")]
+    charts[2] = charts[2]._replace(series=charts[2].series[-1:])  # the points under the roof
+    assert charts[2].series[0].xs[0] == record["attention_intensity"] == 8
     assert [chart.series[0].ys[0] for chart in charts[:4]] == shown
     curve = charts[4].series[0]
     assert curve.ys[-1] / curve.xs[-1] * 8192 == pytest.approx(record["kv_cache_bytes"])

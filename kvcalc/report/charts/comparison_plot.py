@@ -21,12 +21,14 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.load_plot import deployment_names
+from kvcalc.report.charts.roofline_plot import roofs
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence
 from kvcalc.report.text.tables import BOUND, comparable, plural, seconds, time_note
 
 if TYPE_CHECKING:
+    from kvcalc.gpu.gpu import Gpu
     from kvcalc.planning.sweeps import CacheCurve, FrontCurve, MeasuredTimes
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -196,6 +198,12 @@ def compare_chart(
         is_drawn = {
             n: row for n, row in rows.items() if key != "time_s" or row[0] in timed_rows
         }
+        if key == "attention_intensity" and first.get("computed_in"):
+            num_variants = len(next(iter(rows.values())))
+            charts.append(
+                _attention_roof(deployments[0].gpu, records[:: len(loads)][:num_variants])
+            )
+            continue
         if tick is bytes_tick and any(record["gpus"] > 1 for record in records):
             title += " per GPU"
         charts.append(_figure_chart(title, key, tick, is_drawn))
@@ -214,6 +222,25 @@ def compare_chart(
     return joined([charts[0]._replace(over=over), *charts[1:]])
 
 
+def _attention_roof(gpu: "Gpu", records: Sequence[Record]) -> Chart:
+    """Return attention of each variant under the roof of a GPU, at its datasheet bound."""
+    drawn = [record for record in records if record["attention_intensity"]]
+    xs = [record["attention_intensity"] for record in drawn]
+    ys = [record["attention_flops_per_s"] for record in drawn]
+    ends = [min([0.5, *(x / 3 for x in xs)]), max([4000.0, *(x * 2 for x in xs)])]
+    series = roofs(gpu, records[0]["computed_in"].split("+"), ends)
+    series.append(Series("", xs, ys, "points", labels=_variant_names(drawn), colour=0))
+    title = f"Attention of a decode step under the roof of {gpu.name}"
+    return Chart(title, _load(records[0]), INTENSITY_AXIS, FLOPS_AXIS, series)
+
+
+def _variant_names(records: Sequence[Record]) -> list[str]:
+    return [
+        f"{r['attention']} as it is" if r["variant"] == "none" else r["variant"]
+        for r in records
+    ]
+
+
 def _load(record: Record) -> str:
     return f"{record['batch_size']:,} × {record['context']:,} tokens"
 
@@ -224,9 +251,7 @@ def _figure_chart(title: str, key: str, tick: Callable[[float], str], rows: Rows
     A cell is the darker the larger its figure is. A step without a prediction shows its bound.
     """
     first = next(iter(rows.values()))
-    variants = [
-        f"{r['attention']} as it is" if r["variant"] == "none" else r["variant"] for r in first
-    ]
+    variants = _variant_names(first)
     is_time = key == "time_s"
     values = {
         name: [float(r[key] or (r["roofline_s"] if is_time else 0) or 0) for r in row]

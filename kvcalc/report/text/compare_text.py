@@ -138,6 +138,15 @@ class CompareRow(CompareRecord):
     step_s: Annotated[
         float, Figure("time of one decode step", "step", mark="time", is_noted=True)
     ]
+    heads: Annotated[str | None, Figure("diversity of the KV heads", "heads", is_noted=True)]
+    measured_quality: Annotated[
+        str,
+        Figure(
+            "share of the score with 16 bits, if measured on this model",
+            "quality",
+            is_noted=True,
+        ),
+    ]
     roofline_s: Annotated[
         float, Figure("datasheet bound of the step", "at least", is_noted=True)
     ]
@@ -149,9 +158,10 @@ class CompareRow(CompareRecord):
 COMPARE_COLUMNS = columns(
     CompareRow,
     "variant tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
-    "kv_cache_bytes stored_reduction read_reduction step_s ttft_s max_num_seqs "
-    "attention_intensity prefill_flops attention kv_cache_read_bytes bytes_per_token "
-    "parameters equal_weights_context equal_reads_context roofline_s intensity bound",
+    "kv_cache_bytes stored_reduction read_reduction step_s attention_intensity heads "
+    "measured_quality ttft_s max_num_seqs prefill_flops attention kv_cache_read_bytes "
+    "bytes_per_token parameters equal_weights_context equal_reads_context roofline_s "
+    "intensity bound",
     inputs="context batch_size kv_cache_dtype",
     optional="tensor_parallel_size dtype engine basis",
     wide="roofline_s intensity bound",
@@ -191,7 +201,15 @@ def compare_tables(
         *memory_notes(records),
         *quality,
     ]
-    rows = [{**r, "step_s": r["time_s"] or r["roofline_s"]} for r in records]
+    rows = [
+        {
+            **r,
+            "step_s": r["time_s"] or r["roofline_s"],
+            "heads": r["head_diversity"],
+            "measured_quality": percent(r["quality_share"]) if r["quality_share"] else "–",
+        }
+        for r in records
+    ]
     notes = footnotes(*fallbacks, *warnings, *time_footnotes(records))
     return [
         Table(
