@@ -1,6 +1,9 @@
 """`fit -f` reads deployment files, `--emit` writes them, and `--gpu auto` asks the drivers' tools, here scripts."""
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,19 @@ def test_servers_of_a_file(kvcalc: Run, tmp_path: Path, text: str, answers: list
     found = kvcalc(f"fit -f {written(tmp_path, text)} --gpu h200 --format json").records
     keys = ("server", "gpus", "requested_model_len", "gpu_memory_utilization")
     assert [tuple(record[key] for key in keys) for record in found] == answers
+
+
+@pytest.mark.parametrize(("length", "status"), [("32k", 0), ("400k", 1)])
+def test_the_documents_check_in_ci_stops_before_a_server_that_cannot_start(tmp_path: Path, length: str, status: int) -> None:
+    """The script as printed, in a repository with the file it names, under bash. Two GPUs have room for 315,600 tokens."""
+    folder, page = Path(__file__).parent.parent / "docs/how-to", "check-a-deployment-file.md"
+    (script,) = re.findall(r"```bash\n(.*?)```", (folder / page).read_text(encoding="utf-8"), re.DOTALL)
+    (name,) = re.findall(r"-f (\S+)", script)
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text((folder / "compose.yaml").read_text().replace("max-model-len 32k", f"max-model-len {length}"))
+    words = ["bash", "-c", f'kvcalc() {{ "{sys.executable}" -m kvcalc "$@"; }}\n{script}']
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.returncode, "every server starts" in run.stdout) == (status, not status), run.stderr
 
 
 def test_a_server_that_cannot_start_gives_status_1(kvcalc: Run, tmp_path: Path) -> None:
