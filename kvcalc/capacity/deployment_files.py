@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,6 @@ PARALLELISM_FLAGS = {
     "expert": "--enable-expert-parallel",
 }
 MOUNT = "/mnt/models"  # where KServe puts the model
-MAX_INSERTIONS = 3  # variables in the values of variables
 # $(NAME) of Kubernetes; $NAME, ${NAME} and ${NAME:-default} of shells and Compose
 _VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
 _VERSION = re.compile(r"(?:openai|sglang):v?(\d+\.\d+(?:\.\d+)?)")
@@ -91,8 +90,7 @@ def read_servers(path: str) -> list[DeclaredServer]:
     text = sys.stdin.read(MOST_YAML) if path == "-" else read_text(Path(path), MOST_YAML)
     variables = _variables(Path(path).with_name(".env"))
     try:
-        nodes = _nodes(parse_documents(text, path))
-        servers = [*filter(None, (_server(*node, variables) for node in nodes))]
+        servers = [*_find_servers(parse_documents(text, path), Scope(), variables, set())]
     except UserError:
         if not is_command([text]):
             raise
@@ -113,28 +111,32 @@ def _variables(file: Path) -> dict[str, str]:
     return {**dict(pairs), **os.environ}
 
 
-def _nodes(documents: Sequence[Any]) -> Iterator[tuple[JsonObject, Scope]]:
-    """Yield each mapping that may be a container, in the order of the file."""
-    waiting = [(document, Scope()) for document in reversed(documents)]
-    seen = set()  # an alias may repeat a part without end
-    while waiting:
-        node, scope = waiting.pop()
-        if (id(node), scope) in seen:
-            continue
-        seen.add((id(node), scope))
-        if isinstance(node, list):
-            waiting += [(item, scope) for item in reversed(node)]
-        if not isinstance(node, dict) or node.get("create") is False:
-            continue
-        bases = node.get("<<")
-        for base in bases if isinstance(bases, list) else [bases]:
-            node = mapping(base) | node
-        scope = _narrowed(scope, node)
-        yield node, scope
-        for key, value in reversed(node.items()):
+def _find_servers(
+    node: Any, scope: Scope, variables: Mapping[str, str], seen: set[object]
+) -> Iterator[DeclaredServer]:
+    """Yield the servers of a part of a file, in order.
+
+    Args:
+        seen: Parts that were read. An alias may repeat a part without end.
+    """
+    if (id(node), scope) in seen:
+        return
+    seen.add((id(node), scope))
+    for item in node if isinstance(node, list) else ():
+        yield from _find_servers(item, scope, variables, seen)
+    if not isinstance(node, dict) or node.get("create") is False:
+        return
+    bases = node.get("<<")
+    for base in bases if isinstance(bases, list) else [bases]:
+        node = mapping(base) | node
+    scope = _narrowed(scope, node)
+    if server := _server(node, scope, variables):
+        yield server
+    for key, value in node.items():
+        if key not in SKIPPED_KEYS and not key.startswith("x-"):
             name = f"{scope.name} {key}" if key in ("decode", "prefill") else scope.name
-            if key not in SKIPPED_KEYS and not key.startswith("x-"):
-                waiting.append((value, scope._replace(name=name.strip(), key=key)))
+            inner = scope._replace(name=name.strip(), key=key)
+            yield from _find_servers(value, inner, variables, seen)
 
 
 def _narrowed(scope: Scope, node: Mapping[str, Any]) -> Scope:
@@ -208,10 +210,7 @@ def _inserted(text: str, variables: Mapping[str, str]) -> str:
         text = variables.get(match[1] or match[2] or match[4]) or match[3]
         return match[0] if text is None else text
 
-    text = text.replace("$$", "$")
-    for _ in range(MAX_INSERTIONS):
-        text = _VARIABLE.sub(value, text)
-    return text
+    return _VARIABLE.sub(value, text.replace("$$", "$"))
 
 
 def _engine_line(words: list[str]) -> list[str]:

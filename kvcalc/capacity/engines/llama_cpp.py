@@ -54,18 +54,18 @@ CHUNK = 8192  # tokens: files have no key for another number
 UBATCH = 512  # --ubatch-size
 # common/arg.cpp, kv_cache_types
 TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-# the last of each so long run of layers has no window
-PERIODS = {
-    "gemma2": 2,
-    "gemma3_text": 6,
-    "gpt_oss": 2,
-    "cohere2": 4,
-    "afmoe": 4,
-    "llama4_text": 4,
-    "llama4": 4,
-}
-# also by the names in GGUF files, whose own patterns are read
-PATTERNED = (*PERIODS, "gemma3", "gpt-oss")
+# types with a pattern of windows, also by the names in GGUF files
+PATTERNED = (
+    "gemma2",
+    "gemma3_text",
+    "gemma3",
+    "gpt_oss",
+    "gpt-oss",
+    "cohere2",
+    "afmoe",
+    "llama4_text",
+    "llama4",
+)
 WINDOWED_DEPTH = {"exaone4": 64}  # types that have windows only at this depth
 
 
@@ -76,9 +76,8 @@ def _entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
     tokens.
 
     Raises:
-        UserError: llama.cpp has windows in other layers than the model, or values of another width.
+        UserError: llama.cpp has values of another width.
     """
-    _check_order(model)
     if not _is_stored_by_head(model, part):
         return [
             replace(e, limit=CHUNK) if e.span is Span.CHUNK else e
@@ -99,24 +98,6 @@ def _is_stored_by_head(model: Model, part: Sublayer) -> bool:
     return isinstance(part, Latent) and (
         part.heads_cached or model.model_type in ("minicpm3", "plm")
     )
-
-
-def _check_order(model: Model) -> None:
-    """Raise UserError if the model's windows are in other layers than llama.cpp's for its type."""
-    period = PERIODS.get(model.model_type, 0)
-    has_limit = {
-        kind: any(e.limit for e in layer.entries if e.grows)
-        for kind, layer in model.kinds.items()
-    }
-    if not period or not any(has_limit.values()):
-        return
-    expected = [number % period < period - 1 for number in range(model.layers)]
-    if [has_limit[kind] for kind in model.order] != expected:
-        raise UserError(
-            f"llama.cpp runs every {period}th layer of {model.model_type} without a window, "
-            f"unlike {model.name}",
-            "Engine none counts its content",
-        )
 
 
 def _compute_buffer(start: EngineStartup) -> Any:

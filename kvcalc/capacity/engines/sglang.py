@@ -334,8 +334,9 @@ def _plan(
     model = layers[0].model
     drafts = layers[model.layers :]
     frees_windows = settings.hybrid and _is_named(model, FREES_WINDOWS)
-    full = window = index = num_full = num_windowed = limit = 0
-    largest_index, is_latent, keeps_windows = 0, False, False
+    full = window = index = largest_index = limit = 0
+    num_full = num_windowed = num_draft_windows = 0
+    is_latent = keeps_windows = False
     for part, count in stage_pages(SGLANG.title, layers[: model.layers], stage, shared=True):
         index += count * part.index_bytes
         largest_index = max(largest_index, part.index_bytes)
@@ -348,22 +349,16 @@ def _plan(
         elif part.rows:
             full += count * part.row_bytes
             num_full += count
-    draft_parts = [
-        part
-        for layer in drafts
-        for part in pages(SGLANG.title, layer, shared=True)
-        if part.rows
-    ]
-    if num_windowed and frees_windows:
+    parts = (part for layer in drafts for part in pages(SGLANG.title, layer, shared=True))
+    draft_parts = [part for part in parts if part.rows]
+    if num_windowed:
         num_draft_windows = sum(bool(part.limit) for part in draft_parts)
         window += window // num_windowed * num_draft_windows
-    else:
-        num_draft_windows = 0
-    num_draft_full = len(draft_parts) - num_draft_windows
     if num_full:
-        draft_index = num_draft_full * largest_index
-        if not is_latent:
-            draft_index = index * num_draft_full // num_full
+        num_draft_full = len(draft_parts) - num_draft_windows
+        draft_index = index * num_draft_full // num_full
+        if is_latent:
+            draft_index = num_draft_full * largest_index
         full += full * num_draft_full // num_full + draft_index
     page = settings.block_size or (SPARSE_PAGE if largest_index else PAGE)
     draft_states = settings.num_speculative_tokens + 1 if drafts else 0

@@ -205,22 +205,16 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     return start.stored_weights - loaded.ngram_tables, nonzero(extra), loaded.ngram_tables
 
 
-def compressed_parts(model: Model, pp: int, stage: int) -> list[Compressed]:
-    """Return the attention of each kind of layer on a stage; empty if the model does not compress
+def compressed_attention(start: EngineStartup) -> list[Compressed]:
+    """Return the attention of each kind of layer on the stage; empty if the model does not compress
     tokens."""
-    counts = stages(model, pp)[stage].counts
     parts = [
         part
-        for kind, count in counts.items()
-        for part in model.kinds[kind].parts
+        for kind, count in start.layers.counts.items()
+        for part in start.model.kinds[kind].parts
         if count and isinstance(part, Compressed)
     ]
     return parts if any(part.compress_ratio for part in parts) else []
-
-
-def compressed_attention(start: EngineStartup) -> list[Compressed]:
-    """Return `compressed_parts` of the stage of a start."""
-    return kept(start.model, compressed_parts, start.ranks.pp, start.stage)
 
 
 def _pass_buffers(start: EngineStartup) -> int:
