@@ -4,7 +4,7 @@ Every figure is for one GPU on the pipeline stage that fits the smallest number 
 numbers of sequences count the complete replica, as `--batch-size` does.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -397,12 +397,6 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         terms = self.memory(self.startup(stage, max_num_seqs), self.estimate)
         cache = self.cache_bytes(stage, terms)
         return plan.max_length(cache, count, self.options.shared_prefix)
-
-    def max_lengths(self, users: Iterable[int]) -> Iterator[int | None]:
-        """Yield `max_length` of the deciding stage for each number of requested sequences."""
-        for count in users:
-            options = replace(self.options, users=count)
-            yield replace(self, options=options).max_length(self.stage)
 
     def _shortest(self, max_num_seqs: int | None = None) -> int | None:
         """Return the smallest `max_length` of all stages."""

@@ -25,7 +25,6 @@ from kvcalc.model.pipeline import Stage, stages
 from kvcalc.model.precision import Precision, formats_of
 
 ESTIMATES = ("low", "middle", "high")  # names of the range of a budget
-SHARES = ("total", "free", "remaining")  # memory that a share is taken of
 MIB, GIB = 1 << 20, 1 << 30
 MAX_BYTES = 1 << 50  # largest figure in a file of corrections
 # Published measurements; docs/reference/engine-trtllm.md lists the sources. CUDA context: an H100
@@ -44,7 +43,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     Attributes:
         stage: Number of the pipeline stage.
-        utilization_basis: Memory that the engine's share is taken of, from SHARES.
+        utilization_basis: Memory that the engine's share is taken of: total, free or remaining.
         tokens: Tokens of one pass.
         sequences: Sequences of one dp rank that the engine is set up for; an int or an array.
         prompts: Sequences of one dp rank that have to fit; an int or an array.
@@ -181,7 +180,7 @@ def budget(
     Args:
         memory: Bytes of the GPU.
         terms: Bytes outside the cache.
-        basis: Memory that the share is taken of, from SHARES.
+        basis: Memory that the share is taken of.
     """
     free = memory - terms.startup_bytes
     if basis == "total":
@@ -339,7 +338,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "\n".join([*lines, ""])
 
 
-def read_learned(path: str, name: str = "") -> LogCorrections:
+def read_learned(path: str) -> LogCorrections:
     """Read the file of `diagnose --save`. Raises UserError naming the file for another text."""
     data, _ = parse_yaml(read_text(Path(path), MOST_YAML), path)
     try:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
-from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.fit_options import options_for
@@ -95,8 +95,12 @@ def slider_data(deployment: TimedDeployment, fitted: Fit) -> dict[str, object]:
             entries.append([entry.span.value, entry.ratio, entry.limit, row.spread, row_bytes])
     longest: list[int | None] = []
     if fitted.budget.weights_fit:
-        users = range(ranks.dp, (MAX_USERS + 1) * ranks.dp, ranks.dp)
-        longest = [*takewhile(lambda tokens: tokens != 0, fitted.max_lengths(users))]
+        for users in range(ranks.dp, (MAX_USERS + 1) * ranks.dp, ranks.dp):
+            options = replace(fitted.options, users=users)
+            tokens = replace(fitted, options=options).max_length(fitted.stage)
+            if tokens == 0:
+                break
+            longest.append(tokens)
     context = model.max_context or 131_072
     sizes = {"dp": ranks.dp, "most": MAX_USERS, "context": context}
     return {"entries": entries, "longest": longest, **sizes}

@@ -143,7 +143,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             differently from the model.
         row_format: An entry and all entries of its part → the format that stores it.
         content: Layer → the entries that the engine stores.
-        utilization_basis: Memory that the share refers to, one of SHARES.
+        utilization_basis: Memory that the share refers to: total, free or remaining.
         excludes_activations: Whether activations and overhead are outside the share.
         spreads_context: Whether it has decode-context parallelism.
         memory_key: The properties of a start's GPU that affect `memory`.

@@ -21,7 +21,7 @@ v1/attention/backends/mla/sparse_swa.py and v1/core/kv_cache_planning.py
 (`_get_packed_kv_cache_groups`) of vLLM 0.33.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -34,11 +34,10 @@ from kvcalc.capacity.engines.layout import (
     Pages,
     StoredEntry,
     StoredPart,
-    distinct_layers,
     pages,
 )
 from kvcalc.errors import UserError
-from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cache import Span
 from kvcalc.model.model import Model
 
 StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
@@ -291,64 +290,44 @@ def pooled_groups(
 
 def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> list[KVCacheGroup]:
     """Return states, dealt in turn to groups. No stage has more states in a group than rows."""
-    count = -(-len(states) // len(row_stages))
-    for stage in sorted({stage for stage, _ in states}):
-        num_rows = row_stages.count(stage)
-        if not num_rows:
-            raise UserError(
-                "vLLM shares pages of latents with states, and a pipeline stage has no latents",
-                "Use another number of stages",
-            )
-        num_states = sum(state_stage == stage for state_stage, _ in states)
-        count = max(count, -(-num_states // num_rows))
-    return [KVCacheGroup(tuple(states[i::count])) for i in range(count)]
+    num_states = Counter(stage for stage, _ in states)
+    num_rows = Counter(row_stages)
+    if not num_states.keys() <= num_rows.keys():
+        raise UserError(
+            "vLLM shares pages of latents with states, and a pipeline stage has no latents",
+            "Use another number of stages",
+        )
+    per_row = (-(-count // num_rows[stage]) for stage, count in num_states.items())
+    num_groups = max(per_row, default=0)
+    return [KVCacheGroup(tuple(states[i::num_groups])) for i in range(num_groups)]
 
 
-def compresses(layers: Sequence[LayerCache]) -> bool:
-    """Return whether a model's layers compress their latents and store nothing else, so that the
-    packed pages apply.
+def compresses_tokens(model: Model) -> bool:
+    """Return whether a model's layers compress their latents and store nothing else, except latents
+    in a window, so that the packed pages apply.
 
     Raises:
         UserError: Layers read the compressed latents of others (models/deepseek_v41: records of 528
             bytes on some GPUs, windows in blocks of 32 or 64, rings of compressor states).
     """
     parts = [
-        [stored_entry.entry for stored_entry in part]
-        for layer in distinct_layers(layers)
-        for part in layer.parts
+        part.cache() for layer in model.kinds.values() for part in (*layer.parts, *layer.shared)
     ]
     entries = [entry for part in parts for entry in part]
-    if any(e.is_stored_by_other_layer for e in entries) and any(
-        e.role == "compressor" for e in entries
-    ):
+    if not any(entry.role == "compressor" for entry in entries):
+        return False
+    if any(entry.is_stored_by_other_layer for entry in entries):
         raise UserError(
-            f"vLLM stores {layers[0].model.name} in other pages than DeepSeek-V4, which are "
-            "not modelled",
+            f"vLLM stores {model.name} in other pages than DeepSeek-V4, which are not modelled",
             "Engine none counts its content",
         )
-    return _compress(parts)
-
-
-def compresses_tokens(model: Model) -> bool:
-    """Return the same of a model, before its entries have formats."""
-    return _compress(
-        part.cache() for layer in model.kinds.values() for part in (*layer.parts, *layer.shared)
-    )
-
-
-def _compress(parts: Iterable[Sequence[CacheEntry]]) -> bool:
-    """Return whether all parts store latents, and uncompressed latents only in a window."""
-    has_compressor = False
-    for entries in filter(None, parts):
-        uncompressed = [e for e in entries if e.ratio == 1]
-        if not uncompressed or any(
-            e.is_stored_by_other_layer or e.role not in ROLES for e in entries
-        ):
+    for part in filter(None, parts):
+        uncompressed = [entry for entry in part if entry.ratio == 1]
+        if not uncompressed or any(entry.role not in ROLES for entry in part):
             return False
-        if not all(e.limit and e.role in ROWS for e in uncompressed):
+        if not all(entry.limit and entry.role in ROWS for entry in uncompressed):
             return False
-        has_compressor |= any(e.role == "compressor" for e in entries)
-    return has_compressor
+    return True
 
 
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:

@@ -23,7 +23,6 @@ from kvcalc.capacity.engines.kv_cache_groups import (
     Spec,
     SpecKind,
     compressed_specs,
-    compresses,
     compresses_tokens,
     group_layers,
     packed_groups,
@@ -101,7 +100,7 @@ def _plan(
         UserError: vLLM's planner has no page for a layer, or needs its hybrid cache manager. Or
             decode-context parallelism would have to spread windows.
     """
-    is_compressed = compresses(layers)
+    is_compressed = all(compresses_tokens(layer.model) for layer in distinct_layers(layers))
     if pooled_tokens(layers) and not is_compressed:
         groups, block = pooled_groups(VLLM.title, layers, settings.block_size)
         return lambda stage: Vllm(groups, stage, block, ranks, settings)
