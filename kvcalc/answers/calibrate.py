@@ -92,10 +92,12 @@ def _fit_stack(
 
 
 def one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings) -> Answer:
+    """Fit the time models of a GPU and stack, write them, and return parameters and errors."""
     path = out or str(preset_path(gpu, stack))
     rows = chosen_rows([read_rows(path) for path in paths], gpu, stack, note)
     fits, text = _fit_stack(gpu, stack, rows, about, note)
-    if not any(fit.entry for fit in fits):
+    fitted = [fit for fit in fits if fit.entry]
+    if not fitted:
         raise UserError(
             "no family has enough rows to be fitted",
             "; ".join(f"{fit.family} {fit.kind}: {fit.why}" for fit in fits),
@@ -103,7 +105,23 @@ def one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings
     if not out:
         make_folder(Path(path).parent)
     save_text(path, text)
-    return replace(fits_answer(fits, gpu, stack), _is_silent=out == "-")
+    records = fit_records(fits)
+
+    def tables() -> list[Table]:
+        parameters = Column("parameters_text", "parameters", right=False)
+        rows = [{**record, "parameters_text": _parameters(record)} for record in records]
+        title = f"{len(fitted)} of {len(fits)} time models of {stack} on {gpu.name} are fitted."
+        held_out = f"held out: each row is predicted by one of {FOLDS} fits without that row"
+        fit_columns = (*columns(KernelModelRecord, FIT_KEYS), parameters)
+        return [Table(rows, fit_columns, title, ["", ERROR_NOTE, held_out])]
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.comparison_plot import predicted_against_measured
+
+        series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
+        return [predicted_against_measured(series, "held out")]
+
+    return Answer(records, tables, draw, _is_silent=out == "-")
 
 
 def _every_stack(tables: list[MeasurementFile], out: str, about: Settings) -> Answer:
@@ -135,28 +153,6 @@ def _every_stack(tables: list[MeasurementFile], out: str, about: Settings) -> An
     title = f"{len(records)} time models are fitted."
     fit_columns = columns(KernelModelRecord, f"gpu stack {FIT_KEYS}")
     return Answer(records, lambda: [Table(records, fit_columns, title)])
-
-
-def fits_answer(fits: Sequence[FittedKernelModel], gpu: Gpu, stack: str) -> Answer:
-    """Return the parameters and errors of fitted time models."""
-    records = fit_records(fits)
-    fitted = [fit for fit in fits if fit.entry]
-
-    def tables() -> list[Table]:
-        parameters = Column("parameters_text", "parameters", right=False)
-        rows = [{**record, "parameters_text": _parameters(record)} for record in records]
-        title = f"{len(fitted)} of {len(fits)} time models of {stack} on {gpu.name} are fitted."
-        held_out = f"held out: each row is predicted by one of {FOLDS} fits without that row"
-        fit_columns = (*columns(KernelModelRecord, FIT_KEYS), parameters)
-        return [Table(rows, fit_columns, title, ["", ERROR_NOTE, held_out])]
-
-    def draw() -> "list[Chart]":
-        from kvcalc.report.charts.comparison_plot import predicted_against_measured
-
-        series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
-        return [predicted_against_measured(series, "held out")]
-
-    return Answer(records, tables, draw)
 
 
 def _parameters(record: Record) -> str:

@@ -82,7 +82,11 @@ def serve_answer(
     main = [result for result in results if result.record["found_rate"] is not None] or results
     notes += _notes([deployment.model for deployment in deployments], main)
     if not is_complete:
-        notes.append(_stop_note(main, len(points)))
+        done = sum(run.served.is_complete for run in main)
+        notes.append(
+            f"stopped after {done} of {len(points)} runs; the last record is of the "
+            "requests that were done"
+        )
     if study.timeline:
         _write_timeline(study.timeline, results[0])
 
@@ -184,24 +188,9 @@ def _write_timeline(path: str, run: "SimulationResult") -> None:
     save_text(path, to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
 
 
-def _stop_note(runs: "list[SimulationResult]", num_points: int) -> str:
-    done = sum(run.served.is_complete for run in runs)
-    text = f"stopped after {done} of {num_points} runs"
-    if done < len(runs):
-        text += "; the last record is of the requests that were done"
-    return text
-
-
 def _notes(models: Sequence[Any], runs: "list[SimulationResult]") -> list[str]:
-    notes = remarks(models, 0)
     requests = [run.served.requests for run in runs]
-    longest = max(int((r.input_len + r.output_len).max()) for r in requests)
-    for model in {model.name: model for model in models}.values():
-        if model.max_context and longest > model.max_context:
-            notes.append(
-                f"requests of {longest:,} tokens are beyond the {model.max_context:,} that "
-                f"{model.name} is made for"
-            )
+    notes = remarks(models, max(int((r.input_len + r.output_len).max()) for r in requests))
     for record in [run.record for run in runs]:
         place = f"{record['gpu']}, {record['policy']}, {record['cache']}"
         place += f", rate {record['rate']:g}" if record["rate"] else ""

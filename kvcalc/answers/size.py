@@ -61,10 +61,9 @@ def size_answer(
         (model, shape.context, shape.batch_size, precision, block_size, parallelism)
         for (model, precision, parallelism), shape in product(variants, shapes)
     ]
-    make_record = make_record or size_record
+    make: Callable[..., Any] = make_record or size_record
     for first in arguments[:: len(shapes)]:
-        make_record(*first)  # raises UserError before the first record is printed
-    make = make_record
+        make(*first)  # raises UserError before the first record is printed
     records = LazyRecords(lambda: (make(*values) for values in arguments), len(arguments))
     contexts = list(dict.fromkeys(shape.context for shape in shapes))
 

@@ -5,7 +5,7 @@ import os
 import sys
 
 from kvcalc.answers.answer import print_to_stderr
-from kvcalc.cli.commands import COMMANDS, Done, build
+from kvcalc.cli.commands import COMMANDS, build
 from kvcalc.errors import UserError, printable
 
 INTERRUPTED = 130
@@ -59,9 +59,7 @@ def _run(words: list[str]) -> int:
         from kvcalc.cli.help import parser_message
 
         return _fail(parser_message(error, command))
-    if isinstance(result, Done):
-        return result.status
-    # typer's Exit, also for Ctrl-C
+    # a command's status, or typer's Exit, also for Ctrl-C
     return _interrupted() if result == INTERRUPTED else int(result or 0)
 
 

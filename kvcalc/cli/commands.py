@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -41,12 +41,6 @@ FLAGS = {
 }
 
 
-class Done(NamedTuple):
-    """The exit status of a command that returned."""
-
-    status: int
-
-
 def function_of(command: str) -> Callable[..., Any]:
     """Return the function of a command, importing its file."""
     module, _, name = ENTRIES[command]["run"].rpartition(".")
@@ -73,11 +67,8 @@ def build(only: str = "") -> "typer.Typer":
         add_completion=False,  # `completion` answers faster
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        result_callback=lambda status, **_: Done(status or 0),
     )
-    flags = [name for name in FLAGS if "help" not in name]
-    declared = [_declared(name, bool, False, typer.Option(name)) for name in flags]
-    app.callback()(_with_signature(lambda **_: None, declared))
+    app.callback()(lambda: None)
     for name in [only] if only in COMMANDS else COMMANDS:
         app.command(name, help=COMMANDS[name])(_parsed(name))
     return app
@@ -99,15 +90,23 @@ def _parsed(command: str) -> Any:
             if parameter.is_argument
             else typer.Option(*parameter.declarations)
         )
-        declared.append(_declared(parameter.name, kind, default, info))
+        declared.append(
+            inspect.Parameter(
+                parameter.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[kind, info],
+            )
+        )
 
     def run(**values: Any) -> int:
         typed = {name: value for name, value in values.items() if value not in (None, [])}
         _check_outputs(parameters, typed)
         output = read_question(_PRINTING.get(command, Output), typed)
-        function = function_of(command)
+        compute = function_of(command)
+        arguments = arguments_for(compute, typed)
         if not isinstance(output, Printing):
-            function(**arguments_for(function, typed))
+            compute(**arguments)
             return 0
         from kvcalc.cli.printing import print_answer
 
@@ -116,24 +115,12 @@ def _parsed(command: str) -> Any:
 
             check_picture(output.plot, output.style)
         with bytes_shown_in(output.units):
-            return print_answer(function(**arguments_for(function, typed)), output)
+            return print_answer(compute(**arguments), output)
 
-    return _with_signature(run, declared)
-
-
-def _declared(name: str, kind: Any, default: Any, info: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name.strip("-").replace("-", "_"),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, info],
-    )
-
-
-def _with_signature(run: Any, parameters: list[inspect.Parameter]) -> Any:
-    run.__signature__ = inspect.Signature(parameters)
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    return run
+    function: Any = run
+    function.__signature__ = inspect.Signature(declared)
+    function.__annotations__ = {p.name: p.annotation for p in declared}
+    return function
 
 
 def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> None:

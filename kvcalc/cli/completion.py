@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +37,11 @@ def answer(instruction: str) -> int:
     words = candidates(*_typed_words(shell))
     if shell == "fish" and os.environ.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":
         return int(not words)
-    sys.stdout.write(_FORMATS[shell](words))
+    if shell == "zsh":
+        sys.stdout.write(_for_zsh(words))
+        return 0
+    for word in words:
+        print(word.text if shell == "bash" else f"{word.text}\t{word.help}".rstrip())
     return 0
 
 
@@ -106,15 +110,15 @@ def _listed(name: str) -> Iterable[str]:
     if name == "calibrations":
         names = [n for gpu in preset_files("gpus") for n in preset_files(f"calibrations/{gpu}")]
         return [n for n in dict.fromkeys([*names, DATASHEET]) if n != "nccl"]
-    lists: dict[str, Callable[[], Iterable[str]]] = {
-        "models": lambda: preset_files("models"),
-        "gpus": lambda: preset_files("gpus"),
-        "all gpus": lambda: ["all", "auto", *preset_files("gpus")],
-        "dtypes": lambda: ["auto", *COMPUTE],
-        "cache dtypes": lambda: ["auto", *cache_dtypes()],
-        "quantizations": lambda: WEIGHT_FORMATS,
+    if name in ("models", "gpus"):
+        return preset_files(name)
+    lists: dict[str, Iterable[str]] = {
+        "all gpus": ["all", "auto", *preset_files("gpus")],
+        "dtypes": ["auto", *COMPUTE],
+        "cache dtypes": ["auto", *cache_dtypes()],
+        "quantizations": WEIGHT_FORMATS,
     }
-    return lists[name]()
+    return lists[name]
 
 
 def _typed_words(shell: str) -> tuple[list[str], str]:
@@ -144,15 +148,6 @@ def _for_zsh(words: list[Word]) -> str:
 
     shown = "\n".join(":".join(quoted(text) for text in word if text) for word in words)
     return f"_arguments '*: :(({shown}))'\n" if words else "_files\n"
-
-
-_FORMATS: dict[str, Callable[[list[Word]], str]] = {
-    "bash": lambda words: "".join(f"{word.text}\n" for word in words),
-    "zsh": _for_zsh,
-    "fish": lambda words: "".join(
-        f"{word.text}\t{word.help}".rstrip() + "\n" for word in words
-    ),
-}
 
 
 def show(shell: str = "") -> int:

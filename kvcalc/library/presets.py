@@ -49,6 +49,22 @@ def user_folders() -> list[Path]:
     return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 
+def new_path(*names: str) -> Path:
+    """Return the path of a preset in the user's first folder, by folders and name.
+
+    Raises:
+        UserError: A name cannot be used in a path, or there is no folder.
+    """
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+            hint = "Use letters, digits, - _ . only"
+            raise UserError(f"{name!r} is not a usable file name", hint)
+    folders = user_folders()
+    if not folders:
+        raise UserError("there is no folder for your presets", "Set $KVCALC_PRESETS to one")
+    return folders[0].joinpath(*names[:-1], f"{names[-1]}.yaml")
+
+
 @cache
 def shipped_folder() -> Path:
     """Return the folder of the shipped presets, in the installed package or next to it in a

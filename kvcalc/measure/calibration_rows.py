@@ -181,15 +181,11 @@ def planned(machine: Machine, gpu: Gpu) -> list[Shape]:
 
 
 def _spread(bounds: list[tuple[float, Shape]], count: int) -> list[Shape]:
-    """Return `count` of the shapes sorted by time, spaced evenly in the logarithm of the times."""
-    if len(bounds) <= count:
-        return [shape for _, shape in bounds]
+    """Return at most `count` of the shapes sorted by time, spaced evenly in the logarithm of the
+    times."""
     logs = np.log([seconds for seconds, _ in bounds])
-    indices: set[int] = set()
-    for target in np.linspace(logs[0], logs[-1], count):
-        by_distance = np.argsort(abs(logs - target), kind="stable")
-        indices.add(next(int(i) for i in by_distance if int(i) not in indices))
-    return [bounds[i][1] for i in sorted(indices)]
+    targets = np.linspace(logs[0], logs[-1], count)
+    return [bounds[index][1] for index in np.unique(np.searchsorted(logs, targets))]
 
 
 def measured(

@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
 import torch
 
 from kvcalc import __version__
@@ -30,6 +29,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library import presets as catalog
 from kvcalc.library.files import make_folder, read_text, write_text
+from kvcalc.library.huggingface.notes import to_yaml
 from kvcalc.measure.layers.base_layer import DTYPES
 from kvcalc.model.model import Source
 from kvcalc.records import Record
@@ -201,28 +201,16 @@ Step = Callable[[], object]
 
 
 class Timing(NamedTuple):
-    """Seconds of one call: the median, the 10th and the 90th percentile.
+    """Median seconds of one call.
 
     Attributes:
+        spread: (90th − 10th percentile) / median.
         graph: Whether a CUDA graph was replayed.
     """
 
     median: float
-    low: float
-    high: float
-    graph: bool = False
-
-    @property
-    def spread(self) -> float:
-        """(90th − 10th percentile) / median."""
-        return (self.high - self.low) / self.median
-
-
-def summary(times: list[float], graph: bool = False) -> Timing:
-    """Return the median and the 10th and 90th percentiles of times in seconds."""
-    ordered = sorted(times)
-    low, high = (ordered[round((len(ordered) - 1) * share)] for share in (0.1, 0.9))
-    return Timing(median(ordered), low, high, graph)
+    spread: float
+    graph: bool
 
 
 def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
@@ -249,7 +237,10 @@ def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
         if len(times) >= min_repeats and elapsed_s >= seconds:
             break
         times.append(_device_seconds(replay) if machine.cuda else once(replay, machine))
-    return summary([total / len(calls) for total in times], is_captured)
+    times.sort()
+    low, high = (times[round((len(times) - 1) * share)] for share in (0.1, 0.9))
+    middle = median(times)
+    return Timing(middle / len(calls), (high - low) / middle, is_captured)
 
 
 def once(step: Step, machine: Machine) -> float:
@@ -389,34 +380,17 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
 
 
 def preset_path(name: str) -> Path:
-    """Return the path for a new preset in the user's first preset folder.
-
-    Raises UserError if the name is invalid or in use.
-    """
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name):
-        hint = "Use lower-case letters, digits, . _ and -"
-        raise UserError(f"{name!r} is not a valid preset name", hint)
+    """Return the path of a new GPU preset. Raises UserError if the name is invalid or in use."""
+    path = catalog.new_path("gpus", name)
     try:
         existing = catalog.find(name, "gpus")
     except UserError:
-        folders = catalog.user_folders()
-        if not folders:
-            hint = "Set $KVCALC_PRESETS to a folder"
-            raise UserError("there is no folder for user presets", hint) from None
-        return folders[0] / "gpus" / f"{name}.yaml"
+        return path
     hint = "Use another name, or remove that file"
     raise UserError(f"a preset named {name!r} exists already", hint, str(existing))
 
 
 def save(gpu: Gpu, path: Path) -> None:
     """Write the preset and create its folder. Raises UserError if writing fails."""
-    import yaml
-
-    defaults = {f.name: f.default for f in msgspec.structs.fields(Gpu)}
-    data = {
-        key: value
-        for key, value in msgspec.to_builtins(gpu).items()
-        if value not in (defaults[key], {}, [], None)
-    }
     make_folder(path.parent)
-    write_text(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+    write_text(path, to_yaml(gpu))

@@ -16,7 +16,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
-from kvcalc.measure.ceilings import Machine, once, summary
+from kvcalc.measure.ceilings import Machine, once
 from kvcalc.measure.expected import (
     MachineRates,
     RateSampler,
@@ -191,7 +191,6 @@ class GenerationRun:
         measured = self.seconds[:steps]
         predicted = [self.predicted(step, rates) for step in range(steps)]
         bounds = [bound_of(request.operators(mode, step), rates.gpu) for step in range(steps)]
-        ratios = summary([m / p for m, p in zip(measured, predicted, strict=True)])
         return {
             "model": request.model.name,
             "variant": request.variant,
@@ -207,8 +206,6 @@ class GenerationRun:
             "last_token_s": statistics.median(measured[-5:]),
             "predicted_total_s": sum(predicted),
             "ratio": sum(measured) / sum(predicted),
-            "ratio_p10": ratios.low,
-            "ratio_p90": ratios.high,
             "bound_total_s": sum(bound.seconds for bound in bounds),
             "predicted_bytes": request.cache_bytes if self.cache else 0,
             "allocated_bytes": storage_bytes(self.cache) if self.cache else 0,

@@ -30,7 +30,7 @@ class VariantRecord(SizeRecord, QualityRecord):
 
     variant: Annotated[
         str,
-        Figure("the attention variant, as on the command line", "variant", format="variant"),
+        Figure("the attention variant, as on the command line", "variant", "variant"),
     ]
     reduction: Annotated[FloatOrNull, "same as stored_reduction; null in the same cases"]
     reference: Annotated[str, "the variant with which the others are compared"]

@@ -115,7 +115,7 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
             "vLLM's maximum concurrency per dp rank; sequences of this length in the pool, as a "
             "fraction; null without a limit",
             "concurrency",
-            format="{:,.2f}",
+            "{:,.2f}",
             is_noted=True,
         ),
     ]

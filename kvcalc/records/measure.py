@@ -238,12 +238,6 @@ class GenerationRecord(MachineRecord):
     predicted_total_s: Annotated[
         float, Figure("by the rates of this machine during the run", "predicted")
     ]
-    ratio_p10: Annotated[
-        float, Figure("measured ÷ predicted, 10th percentile of the tokens", unit="ratio")
-    ]
-    ratio_p90: Annotated[
-        float, Figure("measured ÷ predicted, 90th percentile of the tokens", unit="ratio")
-    ]
     bound_total_s: Annotated[float, Figure("on the machine's ceilings", "bound")]
     host_s: Annotated[float, "CPU time of a pass"]
     token_s: Annotated[list[float], Figure("seconds of each token", unit="list")]

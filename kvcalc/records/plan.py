@@ -82,7 +82,7 @@ class RequirementRecord(TypedDict):
         Figure(
             "requested rate; null with users",
             "requests/s",
-            format="{:g}",
+            "{:g}",
         ),
     ]
     context: Annotated[int, Figure("per user", "context")]

@@ -20,13 +20,13 @@ class WorkRecord(TypedDict):
     vector_flops: Annotated[
         int, Figure("norms, softmax, activation functions and similar", "vector FLOP")
     ]
-    cache_bytes: Annotated[int, Figure("cache read and written", "cache", format="si B")]
+    cache_bytes: Annotated[int, Figure("cache read and written", "cache", "si B")]
     cache_read_bytes: Annotated[int, "cache read"]
     cache_write_bytes: Annotated[int, "cache written"]
     activation_bytes: Annotated[
-        int, Figure("activations read and written", "activations", format="si B")
+        int, Figure("activations read and written", "activations", "si B")
     ]
-    bytes: Annotated[int, Figure("all traffic of the GPU's memory", "bytes", format="si B")]
+    bytes: Annotated[int, Figure("all traffic of the GPU's memory", "bytes", "si B")]
     network_bytes: Annotated[int, "sent between GPUs"]
     inter_node_bytes: Annotated[int, "sent between nodes"]
     intensity: Annotated[
@@ -51,7 +51,7 @@ class WorkRecord(TypedDict):
         Figure(
             "datasheet bound with full overlap and no launches",
             "at least",
-            format="kernel",
+            "kernel",
             is_noted=True,
         ),
     ]
@@ -107,7 +107,7 @@ class PassTotalRecord(WorkRecord):
 class TimedWorkRecord(DeploymentRecord, BatchRecord, WorkRecord, TimeBasisRecord):
     """Work and time of an operator or of a pass of a deployment."""
 
-    weight_bytes: Annotated[int, Figure("weights read", "weights", format="si B")]
+    weight_bytes: Annotated[int, Figure("weights read", "weights", "si B")]
 
 
 class RooflineRecord(TimedWorkRecord, PassTotalRecord, MemoryRecord):

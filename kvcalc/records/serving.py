@@ -76,7 +76,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         ),
     ]
     flops: Annotated[int, Figure("FLOPs of all passes", "FLOP")]
-    bytes: Annotated[int, Figure("traffic of all passes", "bytes", format="si B")]
+    bytes: Annotated[int, Figure("traffic of all passes", "bytes", "si B")]
     speedup: Annotated[
         FloatOrNull,
         Figure(
@@ -91,7 +91,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
         Figure(
             "rate of all sequences; null without e2e_s",
             "tokens/s",
-            format="{:,.1f}",
+            "{:,.1f}",
             mark="rate",
             formula="{batch_size} · {output_len} / {e2e_s}",
         ),
@@ -102,7 +102,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
             Figure(
                 "sequences that an embedder or reranker reads; null without e2e_s",
                 "sequences/s",
-                format="{:,.1f}",
+                "{:,.1f}",
                 mark="rate",
                 formula="{batch_size} / {e2e_s}",
             ),
@@ -199,14 +199,14 @@ class SpeculationRecord(TypedDict):
     num_speculative_tokens: Annotated[int, Figure("drafted per step", "drafted")]
     acceptance_rate: Annotated[
         float,
-        Figure("accepted part of drafted tokens", "accepted", format="{:.0%}"),
+        Figure("accepted part of drafted tokens", "accepted", "{:.0%}"),
     ]
     tokens_per_step: Annotated[
         float,
         Figure(
             "per decode step, more than 1 with a draft",
             "tokens/step",
-            format="{:.4f}",
+            "{:.4f}",
             formula="Σ {acceptance_rate}^i for i from 0 to {num_speculative_tokens}",
         ),
     ]
@@ -222,7 +222,7 @@ class SpeculationRecord(TypedDict):
         ),
     ]
     speculative_speedup: Annotated[
-        float, Figure("tpot_s without the draft ÷ tpot_s with it", "speed-up", format="{:.2f}×")
+        float, Figure("tpot_s without the draft ÷ tpot_s with it", "speed-up", "{:.2f}×")
     ]
     stops_paying_at_batch: Annotated[
         IntOrNull,
@@ -256,7 +256,7 @@ class LoadRecord(TypedDict):
             "part of each prompt that begins with the cached prefix, as requested; null without "
             "a prefix",
             "prefix hits",
-            format="{:.3g}",
+            "{:.3g}",
         ),
     ]
     prefix_hit_share: Annotated[
@@ -270,7 +270,7 @@ class LoadRecord(TypedDict):
         Figure(
             "offered requests; null if all arrive together or in a closed loop",
             "offered req/s",
-            format="{:.4g}",
+            "{:.4g}",
         ),
     ]
     max_concurrency: Annotated[
@@ -304,7 +304,7 @@ class LoadRecord(TypedDict):
     ]
     tokens_per_step: Annotated[
         FloatOrNull,
-        Figure("per verification; null without a draft", "tokens/step", format="{:.2f}"),
+        Figure("per verification; null without a draft", "tokens/step", "{:.2f}"),
     ]
 
 
@@ -450,7 +450,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         Figure(
             "sequences per pass, weighted by time; null without a pass",
             "batch",
-            format="{:.1f}",
+            "{:.1f}",
         ),
     ]
     utilization: Annotated[FloatOrNull, "busy time of the GPU; null without an answer"]
@@ -464,7 +464,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             "whether the rate exceeds capacity_requests_per_s; null in a closed loop, or with "
             "too few requests",
             "queue",
-            format="queue",
+            "queue",
         ),
     ]
     capacity_requests_per_s: Annotated[

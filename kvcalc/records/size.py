@@ -43,7 +43,7 @@ class WeightsRecord(TypedDict):
         Figure(
             "parameters of the language model; tied embeddings count once; null without a model",
             "parameters",
-            format="count",
+            "count",
         ),
     ]
     active_parameters: Annotated[
@@ -51,7 +51,7 @@ class WeightsRecord(TypedDict):
         Figure(
             "parameters without the experts beyond top-k; null without a model",
             "active",
-            format="count",
+            "count",
         ),
     ]
     parameters_exact: Annotated[
@@ -147,7 +147,7 @@ class DeploymentRecord(ReplicaRecord):
         FloatOrNull, "per GPU between nodes, in one direction; null on one node"
     ]
     engine: Annotated[str, Figure("engine whose memory rules and times apply", "engine")]
-    basis: Annotated[str, Figure("name of the time model", "times by", format="basis")]
+    basis: Annotated[str, Figure("name of the time model", "times by", "basis")]
     calibration_from: Annotated[
         TextOrNull,
         "GPU whose kernel models were scaled; null if they are of this GPU",

@@ -10,7 +10,6 @@ and hold for every GPU with kernel models.
 """
 
 import math
-import re
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -313,16 +312,9 @@ def to_yaml(calibration: Calibration) -> str:
 
 def preset_path(gpu: Gpu, stack: str) -> Path:
     """Return the path of a user's calibration. Raises UserError for an unusable name."""
-    for noun, name in (("stack", stack), ("GPU", gpu.name)):
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) or name == DATASHEET:
-            raise UserError(
-                f"{noun} {name!r} is not a usable file name",
-                "Use letters, digits, - _ . only, and not 'datasheet'",
-            )
-    folders = catalog.user_folders()
-    if not folders:
-        raise UserError("there is no folder for your presets", "Name the file")
-    return folders[0] / "calibrations" / gpu.name / f"{stack}.yaml"
+    if stack == DATASHEET:
+        raise UserError("stack 'datasheet' is the name of bounds", "Use another name")
+    return catalog.new_path("calibrations", gpu.name, stack)
 
 
 def all_stacks() -> list[str]:

@@ -10,7 +10,7 @@ from specs import grouped, latent, sparse
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers import build_mixer
-from kvcalc.measure.layers.base_layer import LayerCache, Mixer, layer_cache
+from kvcalc.measure.layers.base_layer import CacheRows, LayerCache, Mixer
 
 torch.set_num_threads(1)  # threads of small products wait for each other longer than they save
 
@@ -82,7 +82,7 @@ def inputs(batch: int, tokens: int, dtype: Any = torch.float64) -> Any:
 
 def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64) -> LayerCache:
     """An empty cache of a layer; states of a float64 layer are float64 too."""
-    cache = layer_cache(layer.spec.cache(), batch, capacity, dtype)
+    cache = tuple(CacheRows(entry, batch, capacity, dtype) for entry in layer.spec.cache())
     for rows in cache if dtype == torch.float64 else ():
         rows.tensor = rows.tensor.double()
     return cache

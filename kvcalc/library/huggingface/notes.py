@@ -8,6 +8,7 @@ import msgspec
 import yaml
 
 from kvcalc.errors import printable
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import scalar
 from kvcalc.library.huggingface.architectures import ModelType
 from kvcalc.library.huggingface.config import Config, facts
@@ -199,12 +200,12 @@ def imported(model: Model) -> str:
     )
 
 
-def to_yaml(model: Model) -> str:
-    """Return the preset of `model`, without defaults and with innermost values on one line.
+def to_yaml(preset: Model | Gpu) -> str:
+    """Return the text of a preset, without defaults and with innermost values on one line.
 
     Reading it back gives the same figures.
     """
-    data = _without_defaults(model)
+    data = _without_defaults(preset)
     ordered = {key: data.pop(key) for key in _ORDER.split() if key in data} | data
     for key in ("notes", "file"):
         ordered.pop(key, None)

@@ -32,6 +32,8 @@ FILL_ELEMENTS = 1 << 20
 class CacheRows:
     """The rows of one cache entry for sequences of up to `capacity` tokens.
 
+    `dtype` is for entries that do not set their own.
+
     Attributes:
         tensor: The stored rows, [B, h, rows, w].
     """
@@ -88,17 +90,6 @@ class CacheRows:
 LayerCache = tuple[CacheRows, ...]  # rows and states in the order of the layer's entries
 
 
-def layer_cache(
-    entries: Sequence[CacheEntry],
-    batch: int,
-    capacity: int,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-) -> LayerCache:
-    """Return the empty cache of one layer; `dtype` is for entries that do not set their own."""
-    return tuple(CacheRows(entry, batch, capacity, dtype, device) for entry in entries)
-
-
 def model_caches(
     model: Model, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
 ) -> list[LayerCache]:
@@ -110,7 +101,8 @@ def model_caches(
         if layer.shares_cache and caches:
             caches.append(caches[-1])
         else:
-            caches.append(layer_cache(layer.entries, batch, capacity, dtype, device))
+            sizes = batch, capacity, dtype, device
+            caches.append(tuple(CacheRows(entry, *sizes) for entry in layer.entries))
     return caches
 
 
