@@ -35,6 +35,29 @@ def test_a_request_fails_though_enough_is_free_in_pieces(kvcalc: Run, series: st
     assert records[1]["block_table"] == list(range(4, 132))
 
 
+@pytest.mark.parametrize("as_file", [True, False])
+def test_the_lectures_sequence_can_be_typed(kvcalc: Run, tmp_path: Path, as_file: bool) -> None:
+    """A reserves 1024 and stores 50: 974 empty, in 4 pages 14. 3072 are one slot of 2048, so B needs unequal slots.
+
+    C waits for B's end. Then pages store 50 + 1024 tokens in 4 + 64 of 192, and have 124 · 16 for 1025 more; the hole has 1024.
+    """
+    typed = "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024; ask 1025"
+    (tmp_path / "a").write_text(typed.replace("; ", "\n"))
+    steps = str(tmp_path / "a") if as_file else typed
+    found = kvcalc("fit", "llama-3.1-8b", "--allocations", steps, "--format", "json").records
+    assert [r["request"] for r in found][::3] == ["A 1024 50", "free B"]
+    assert [r["first_fit"] for r in found] == [True, True, False, None, True, False]
+    assert [r["contiguous"] for r in found] == [True, False, False, None, False, False]
+    assert [r["paged_free_blocks"] for r in found] == [188, 60, 60, 188, 124, 124]
+    assert [r["paged"] for r in found] == [True, True, False, None, True, True]
+    assert {r["first_fit_wasted_tokens"] for r in found} == {974}
+    assert {r["contiguous_wasted_tokens"] for r in found} == {2048 - 50}
+    assert {r["paged_wasted_tokens"] for r in found} == {14}
+    equal = kvcalc("fit", "gpt2", "--allocations", typed, "--max-model-len", "1k", "--format", "json").records
+    assert [r["contiguous"] for r in equal] == [True, False, True, None, True, False]  # three slots of 1024
+    assert {r["contiguous_wasted_tokens"] for r in equal} == {974}
+
+
 def test_without_a_memory_line_it_is_the_caches(kvcalc: Run, tmp_path: Path) -> None:
     """16 MiB at 131,072 bytes a token are 128 tokens."""
     (tmp_path / "a").write_text("A 1k\n")
@@ -105,6 +128,9 @@ def test_nothing_is_given_twice_and_pages_refuse_least(asked: list[tuple[str, in
         ("A 50\nA 40\n", "line 2: 'A' has 50 tokens and cannot shrink to 40"),
         ("A fifty\n", "line 1: tokens 'fifty' is not a whole number"),
         ("A 50\nmemory 100\n", "line 2: 'memory 100' is no step"),
+        ("A 5 6\n", "line 1: 'A' uses 6 tokens and reserves only 5"),
+        ("A 5 6 7\n", "line 1: 'A 5 6 7' is no step"),
+        ("A 9 5\nfree A 5\n", "line 2: 'free A 5' is no step"),
         ("A\n", "line 1: 'A' is no step. Write NAME TOKENS"),
         ("# nothing\n", "holds 0 steps, not 1 to 10,000"),
         ("memory 10G\nA 1\n", "are too many to play allocations in"),

@@ -369,18 +369,24 @@ def _matrix_answer(
     )
 
 
-def _allocations_answer(fit: "Fit", path: str) -> Answer:
-    """Return the result of a file of allocation steps in the cache of a deployment."""
+def _allocations_answer(fit: "Fit", text: str) -> Answer:
+    """Return the result of allocation steps in the cache of a deployment.
+
+    If the maximum length exceeds the memory, contiguous slots have the size of the largest request.
+    """
     from kvcalc.capacity.allocations import play, read_script
     from kvcalc.report.text.fit_text import allocation_table
 
-    steps, memory = read_script(path)
+    steps, memory = read_script(text)
     slots = memory or fit.plan.tokens(fit.kv_budget, fit.length)
-    played = play(steps, slots, fit.length, fit.plan.block_size or 16)
+    longest = fit.length
+    if longest > slots:
+        longest = max((step.tokens for step in steps if step.name), default=longest)
+    played = play(steps, slots, longest, fit.plan.block_size or 16)
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import allocations_chart
 
         return [allocations_chart(played)]
 
-    return Answer(played.records, lambda: [allocation_table(played, fit.length)], draw)
+    return Answer(played.records, lambda: [allocation_table(played)], draw)

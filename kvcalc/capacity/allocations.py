@@ -163,7 +163,7 @@ def lognormal(mean: int, p99: int) -> tuple[float, float]:
 
 
 MAX_STEPS, MAX_SCRIPT_BYTES, MAX_SLOTS = 10_000, 1 << 20, 1 << 27
-FORMS = "Write NAME TOKENS, free NAME, ask TOKENS, or memory TOKENS first"
+FORMS = "Write NAME TOKENS, NAME RESERVED USED, free NAME, ask TOKENS, or memory TOKENS first"
 
 
 class AllocationStep(NamedTuple):
@@ -172,18 +172,22 @@ class AllocationStep(NamedTuple):
     Attributes:
         line: Number of the line.
         name: The sequence; "" if the line only asks whether a new sequence would fit.
-        tokens: Tokens of the sequence; 0 to release it.
+        tokens: Reserved tokens of the sequence; 0 to release it.
+        used: Stored tokens, if the sequence uses only a part; else 0. Pages need no reservation.
     """
 
     line: int
     name: str
     tokens: int
+    used: int = 0
 
     @property
     def text(self) -> str:
         if not self.name:
             return f"ask {self.tokens}"
-        return f"{self.name} {self.tokens}" if self.tokens else f"free {self.name}"
+        if not self.tokens:
+            return f"free {self.name}"
+        return f"{self.name} {self.tokens}" + f" {self.used}" * bool(self.used)
 
 
 class FirstFitAllocator:
@@ -192,11 +196,19 @@ class FirstFitAllocator:
 
     Attributes:
         pieces: (start, size) by sequence.
+        tokens: Stored tokens by sequence.
     """
 
     def __init__(self, memory: int) -> None:
         self._starts, self._sizes = [0], [memory]  # of the holes, in order
         self.pieces: dict[str, tuple[int, int]] = {}
+        self.tokens: dict[str, int] = {}
+
+    @property
+    def waste(self) -> Waste:
+        """Return the allocated slots and the slots that store tokens."""
+        allocated = sum(size for _, size in self.pieces.values())
+        return Waste(allocated, sum(self.tokens.values()))
 
     @property
     def holes(self) -> list[tuple[int, int]]:
@@ -232,6 +244,7 @@ class FirstFitAllocator:
             index = next(i for i, hole in enumerate(self._sizes) if hole >= more)
             start = self._starts[index]
         self.pieces[name] = start, tokens
+        self.tokens[name] = tokens
         if more:
             self._starts[index] += more
             self._sizes[index] -= more
@@ -242,6 +255,7 @@ class FirstFitAllocator:
     def remove(self, name: str) -> None:
         """Release a sequence, if it is stored, and join its slots with neighbouring holes."""
         start, size = self.pieces.pop(name, (0, 0))
+        self.tokens.pop(name, None)
         index = bisect_left(self._starts, start)
         if self._starts[index : index + 1] == [start + size]:
             size += self._sizes.pop(index)
@@ -309,6 +323,11 @@ class AllocationRun(NamedTuple):
     first_fit: FirstFitAllocator
     pages: PagedAllocator
 
+    @property
+    def wastes(self) -> list[Waste]:
+        """Waste of slots, pieces and pages."""
+        return [self.slots.waste, self.first_fit.waste, self.pages.waste]
+
 
 def play(
     steps: Sequence[AllocationStep], memory: int, longest: int, block: int
@@ -342,11 +361,16 @@ def play(
             if not step.name:
                 record[name] = allocator.can_start(step.tokens)
             elif step.tokens:
-                record[name] = allocator.store(step.name, step.tokens)
+                used = step.used or step.tokens
+                reserved = used if name == "paged" else step.tokens
+                record[name] = allocator.store(step.name, reserved)
+                if record[name]:
+                    allocator.tokens[step.name] = used
             else:
                 record[name] = None
                 allocator.remove(step.name)
             record[f"{name}_free_tokens"] = allocator.free
+            record[f"{name}_wasted_tokens"] = allocator.waste.tokens
         record |= {
             "contiguous_free_slots": len(run.slots.queue),
             "first_fit_largest_hole": run.first_fit.largest,
@@ -358,18 +382,25 @@ def play(
 
 
 def read_script(text: str) -> tuple[list[AllocationStep], int]:
-    """Read a file of `NAME TOKENS` (a sequence that starts or grows), `free NAME`, `ask TOKENS`,
-    and first `memory TOKENS`.
+    """Read steps: `NAME TOKENS` or `NAME RESERVED USED` (a sequence that starts or grows),
+    `free NAME`, `ask TOKENS`, and first `memory TOKENS`.
 
-    Blank lines and text after # are skipped. Raises UserError with the line.
+    Example: "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024". Empty steps and text after #
+    are skipped. Raises UserError with the line.
+
+    Args:
+        text: A file with one step a line, or steps that are separated by semicolons.
 
     Returns:
-        The steps, and the tokens of memory that the file names, or 0.
+        The steps, and the tokens of memory that the steps name, or 0.
     """
     stored_tokens: dict[str, int] = {}
     steps: list[AllocationStep] = []
     memory = 0
-    for number, line in enumerate(read_text(Path(text), MAX_SCRIPT_BYTES).splitlines(), 1):
+    lines, place = text.split(";"), "--allocations"
+    if len(lines) == 1:
+        lines, place = read_text(Path(text), MAX_SCRIPT_BYTES).splitlines(), text
+    for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -381,28 +412,31 @@ def read_script(text: str) -> tuple[list[AllocationStep], int]:
             else:
                 raise UserError(f"{' '.join(words)!r} is no step", FORMS)
         except UserError as error:
-            raise UserError(error.what, error.hint, f"{text}, line {number}") from None
+            raise UserError(error.what, error.hint, f"{place}, line {number}") from None
     if not 0 < len(steps) <= MAX_STEPS:
-        raise UserError(f"holds {len(steps):,} steps, not 1 to {MAX_STEPS:,}", FORMS, text)
+        raise UserError(f"holds {len(steps):,} steps, not 1 to {MAX_STEPS:,}", FORMS, place)
     return steps, memory
 
 
-def _parse_step(words: list[str], stored_tokens: dict[str, int]) -> tuple[str, int]:
-    """Return the name and tokens of a line, and update the tokens of each sequence."""
-    name, amount = words if len(words) == 2 else ("", "")
-    if not amount:
+def _parse_step(words: list[str], stored_tokens: dict[str, int]) -> tuple[str, int, int]:
+    """Return the name, the tokens and the used tokens of a line, and update the tokens of each
+    sequence."""
+    name, *amounts = words
+    if len(amounts) not in (1, 1 + (name not in ("free", "ask"))):
         raise UserError(f"{' '.join(words)!r} is no step", FORMS)
     if name == "free":
-        if not stored_tokens.pop(amount, 0):
-            raise UserError(f"{amount!r} has no tokens to release")
-        return amount, 0
-    tokens = parse_tokens(amount, "tokens")
+        if not stored_tokens.pop(amounts[0], 0):
+            raise UserError(f"{amounts[0]!r} has no tokens to release")
+        return amounts[0], 0, 0
+    tokens, used = (parse_tokens(amount, "tokens") for amount in (amounts[0], amounts[-1]))
     if name == "ask":
-        return "", tokens
+        return "", tokens, 0
+    if used > tokens:
+        raise UserError(f"{name!r} uses {used:,} tokens and reserves only {tokens:,}")
     if tokens < stored_tokens.get(name, 0):
         raise UserError(
             f"{name!r} has {stored_tokens[name]:,} tokens and cannot shrink to {tokens:,}",
             f"Release it: free {name}",
         )
     stored_tokens[name] = tokens
-    return name, tokens
+    return name, tokens, used if len(amounts) == 2 else 0

@@ -310,7 +310,7 @@ class MatrixCellRecord(TypedDict):
 class AllocationRecord(TypedDict):
     """One step of three allocators."""
 
-    line: Annotated[int, "line of the file"]
+    line: Annotated[int, "line of the file, or number of the step"]
     request: Annotated[str, Figure("the line", "request")]
     tokens: Annotated[IntOrNull, "requested; null for a release"]
     memory_tokens: Annotated[int, "size of the memory"]
@@ -321,15 +321,18 @@ class AllocationRecord(TypedDict):
         ),
     ]
     contiguous_free_tokens: Annotated[int, "after the line"]
+    contiguous_wasted_tokens: Annotated[int, "reserved, but empty"]
     first_fit: Annotated[
         bool | None,
         Figure("whether an exact-size piece is free; null for a release", "first fit"),
     ]
     first_fit_free_tokens: Annotated[int, Figure("after the line", "tokens free")]
+    first_fit_wasted_tokens: Annotated[int, Figure("reserved, but empty", "wasted")]
     paged: Annotated[
         bool | None, Figure("whether enough pages are free; null for a release", "pages")
     ]
     paged_free_tokens: Annotated[int, "after the line"]
+    paged_wasted_tokens: Annotated[int, "reserved, but empty"]
     contiguous_free_slots: Annotated[int, Figure("after the line", "slots free")]
     first_fit_largest_hole: Annotated[
         int, Figure("after the line", "largest hole", unit="tokens")

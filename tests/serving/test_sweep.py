@@ -47,7 +47,7 @@ def test_goals_that_no_rate_meets(kvcalc: Run) -> None:
 
 def test_each_server_of_a_list_has_its_own_sweep(kvcalc: Run) -> None:
     """Static batches of equal answers saturate later, by less than figures are sure; what tells them apart is the wait."""
-    line = "serve llama-3.1-8b --policy static,continuous --num-prompts 300"
+    line = "serve llama-3.1-8b --policy static,continuous --num-prompts 300 --isl 1000 --osl 200"
     records = kvcalc(f"{line} --format json").records
     static, continuous = (r for r in records if r["found_rate"])
     assert (static["policy"], continuous["policy"]) == ("static", "continuous")

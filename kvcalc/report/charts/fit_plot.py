@@ -101,9 +101,8 @@ def allocations_chart(run: "AllocationRun") -> Chart:
     """
     last = run.records[-1]
     memory, slots, pages = last["memory_tokens"], run.slots, run.pages
-    pieces = memory - last["first_fit_free_tokens"]
-    used = [slots.waste.used, pieces, pages.waste.used]
-    reserved = [slots.waste.slots, pieces, pages.waste.slots]
+    used = [waste.used for waste in run.wastes]
+    reserved = [waste.slots for waste in run.wastes]
     free = [
         min(slots.block, last["contiguous_free_tokens"]),
         last["first_fit_largest_hole"],

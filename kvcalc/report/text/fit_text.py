@@ -439,29 +439,25 @@ def curve_note(curves: Sequence[Series], batches: Sequence[int]) -> str:
 NAMES = {"contiguous": "slots", "first_fit": "pieces", "paged": "pages"}
 ALLOCATION_COLUMNS = columns(
     AllocationRecord,
-    "request contiguous contiguous_free_slots first_fit first_fit_free_tokens "
-    "first_fit_largest_hole paged paged_free_blocks",
+    "request contiguous contiguous_free_slots first_fit first_fit_wasted_tokens "
+    "first_fit_free_tokens first_fit_largest_hole paged paged_free_blocks",
 )
 
 
-def allocation_table(run: AllocationRun, longest: int) -> Table:
-    """Return the steps of three allocators, and the slots and pages of the memory.
-
-    Args:
-        longest: Tokens of a contiguous slot.
-    """
+def allocation_table(run: AllocationRun) -> Table:
+    """Return the steps of three allocators, and the slots and pages of the memory."""
     pages, slots = run.pages, run.slots
     num_slots = len(slots.queue) + len(slots.tables)
+    wastes = [
+        f"{name} {waste.tokens:,} of {waste.slots:,} ({waste.share:.1%})"
+        for name, waste in zip(NAMES.values(), run.wastes, strict=True)
+    ]
     notes = [
         "",
-        f"{pages.memory:,} tokens of memory: {num_slots:,} contiguous slots of {longest:,}, "
+        f"{pages.memory:,} tokens of memory: {plural(num_slots, 'contiguous slot')} of {slots.block:,}, "
         f"{pages.memory // pages.block:,} pages of {pages.block}",
+        f"Empty: {', '.join(wastes)}",
     ]
-    for name, allocator in (("slots", slots), ("pages", pages)):
-        waste = allocator.waste
-        if waste.slots:
-            empty = f"{waste.tokens:,} of {waste.slots:,} reserved tokens are empty"
-            notes.append(f"{name} of {allocator.block:,}: {empty}, {waste.share:.1%}")
     last = run.records[-1]
     if last["tokens"] is None:
         title = (
