@@ -454,8 +454,8 @@ def allocation_table(run: AllocationRun) -> Table:
     ]
     notes = [
         "",
-        f"{pages.memory:,} tokens of memory: {plural(num_slots, 'contiguous slot')} of {slots.block:,}, "
-        f"{pages.memory // pages.block:,} pages of {pages.block}",
+        f"{pages.memory:,} tokens of memory: {plural(num_slots, 'contiguous slot')} of "
+        f"{slots.block:,}, {pages.memory // pages.block:,} pages of {pages.block}",
         f"Empty: {', '.join(wastes)}",
     ]
     last = run.records[-1]
