@@ -29,7 +29,7 @@ from kvcalc.records.fit import (
     LoadingRecord,
     WasteRecord,
 )
-from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.deployment import HostTransfer, TimedDeployment
 
 
 class Typed(NamedTuple):
@@ -172,6 +172,7 @@ def _loading_keys(result: Fit) -> LoadingRecord:
     offloaded = offloaded_bytes(
         result.model, result.formats, ranks, result.stage, options.cpu_offload_gb
     )
+    transfer = _host_transfer(result, offloaded) if link else HostTransfer(seconds=None)
     copied_weights, copies = replicas(result.model, result.formats, ranks)
     checkpoint = weight_bytes(result.model, result.deployment.precision)
     disk_s = checkpoint / options.disk_bandwidth if options.disk_bandwidth else None
@@ -179,8 +180,7 @@ def _loading_keys(result: Fit) -> LoadingRecord:
     return {
         "machine_memory_bytes": result.gpu.memory_bytes,
         "startup_bytes": result.terms.startup_bytes,
-        "cpu_offload_bytes": offloaded,
-        "cpu_offload_s": _offload_seconds(result, offloaded) if link else None,
+        **transfer.record(offloaded),
         "replicated_weight_bytes": sum(copied_weights.values()),
         "kv_copies": max(copies.values(), default=1),
         "checkpoint_bytes": checkpoint,
@@ -190,13 +190,13 @@ def _loading_keys(result: Fit) -> LoadingRecord:
     }
 
 
-def _offload_seconds(result: Fit, offloaded: int) -> float:
-    """Return the seconds of a decode step's reads of weights in host memory."""
+def _host_transfer(result: Fit, offloaded: int) -> HostTransfer:
+    """Return a decode step's reads of weights in host memory."""
     deployment = replace(result.deployment, host_weights=offloaded)
     # as `latency` times this engine
     is_predicted = result.options.engine in preset_files(f"calibrations/{result.gpu.name}")
     operators = deployment.operators(Batch.decode(1))
-    return float(deployment.host_seconds(operators, measured=is_predicted))
+    return deployment.host_transfer(operators, measured=is_predicted)
 
 
 def _transfer_keys(result: Fit) -> CacheTransferRecord:

@@ -3,7 +3,7 @@
 from typing import Annotated, NotRequired, TypedDict
 
 from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
-from kvcalc.records.size import ShardedRecord
+from kvcalc.records.size import HostWeightsRecord, ShardedRecord
 
 
 class FitMemoryRecord(ShardedRecord):
@@ -211,18 +211,13 @@ class CacheTransferRecord(TypedDict):
     ]
 
 
-class LoadingRecord(TypedDict):
+class LoadingRecord(HostWeightsRecord):
     """Weights in CPU memory, copies, and the time to load the weights."""
 
     machine_memory_bytes: Annotated[int, "total memory of one GPU"]
     startup_bytes: Annotated[
         int,
         "CUDA context and collectives, if the share is of free memory; otherwise 0",
-    ]
-    cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
-    cpu_offload_s: Annotated[
-        FloatOrNull,
-        "time of these weights on the link in a pass; null if the rate is unknown",
     ]
     replicated_weight_bytes: Annotated[int, "weights that several GPUs store"]
     kv_copies: Annotated[int, "copies of a token's cache"]

@@ -6,12 +6,13 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 from kvcalc.records.size import (
     DeploymentRecord,
     DraftRecord,
+    HostWeightsRecord,
     MemoryRecord,
     TimeBasisRecord,
 )
 
 
-class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
+class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeightsRecord):
     """A batch of equal requests."""
 
     batch_size: Annotated[int, Figure("equal concurrent sequences", "batch")]
@@ -130,11 +131,6 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord):
             "J/token",
             is_noted=True,
         ),
-    ]
-    cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
-    cpu_offload_s: Annotated[
-        FloatOrNull,
-        "time of these weights on the link in a decode step; null without such weights",
     ]
 
 

@@ -214,3 +214,20 @@ class MemoryRecord(TypedDict):
         TextOrNull,
         "reason why the engine refuses the model; null if it does not",
     ]
+
+
+class HostWeightsRecord(TypedDict):
+    """Weights in CPU memory."""
+
+    cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
+    cpu_offload_read_bytes: Annotated[
+        int, "bytes of them that a decode step reads over the link"
+    ]
+    cpu_offload_s: Annotated[
+        FloatOrNull,
+        "time of the bytes read on the link; null if the rate is unknown, in latency without them",
+    ]
+    cpu_offload_basis: Annotated[
+        TextOrNull,
+        "at least, by the documented rate of the link, or predicted, by a measured rate",
+    ]

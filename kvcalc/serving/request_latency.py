@@ -35,7 +35,7 @@ from kvcalc.serving.speculation import (
     step_times,
     stops_paying,
 )
-from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.deployment import HostTransfer, TimedDeployment
 
 BLOCK = 1 << 14  # passes timed in one call, so that their arrays fit into the CPU's cache
 # kinds of layers of a pass of weight 1; weight from which blocks are smaller
@@ -367,10 +367,10 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     }
     record |= _per_token(deployment, options, latency.e2e_s)
     host_bytes = deployment.host_weights
-    record["cpu_offload_bytes"] = host_bytes
-    record["cpu_offload_s"] = None
+    transfer = HostTransfer(seconds=None)
     if host_bytes:
-        record["cpu_offload_s"] = deployment.host_seconds(deployment.operators(last_step))
+        transfer = deployment.host_transfer(deployment.operators(last_step))
+    record |= transfer.record(host_bytes)
     record |= request_memory(deployment, options)
     if options.no_cache:
         record |= _no_cache_fields(deployment, options, latency)

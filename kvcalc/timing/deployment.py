@@ -4,7 +4,7 @@ Nodes: ranks are in order with tp innermost. A tp group stays on one node if it 
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from kvcalc.model.memory import CacheSize, cache_size, equal_context, weight_byt
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.records import Record
+from kvcalc.records.size import HostWeightsRecord
 from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, load_calibration
 from kvcalc.timing.steps import (
     OperatorTime,
@@ -42,6 +43,29 @@ from kvcalc.timing.steps import (
 MAX_MEMO = 4  # passes whose operators a model remembers
 ALL_EXPERTS = 10**9  # tokens of a pass that reach every expert
 MAX_UNMEASURED = 0.01  # share of a pass up to which the error on measured servers holds
+
+
+class HostTransfer(NamedTuple):
+    """Weights that a pass reads from host memory.
+
+    Attributes:
+        read_bytes: Bytes on the host link.
+        seconds: Seconds on the link.
+        basis: `at least` by the documented rate of the link, or `predicted` by a measured rate.
+    """
+
+    read_bytes: Any = 0
+    seconds: Any = 0.0
+    basis: str | None = None
+
+    def record(self, host_weights: int) -> HostWeightsRecord:
+        """Return the keys of a record of `host_weights` bytes in host memory."""
+        return {
+            "cpu_offload_bytes": host_weights,
+            "cpu_offload_read_bytes": round(self.read_bytes),
+            "cpu_offload_s": self.seconds,
+            "cpu_offload_basis": self.basis,
+        }
 
 
 class TimedDeployment(msgspec.Struct, frozen=True):
@@ -183,9 +207,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         operators = self.operators(timed, all_positions)
         if self.calibration:
             predicted = pass_time(operators, self.gpu, self.calibration)
-            return predicted.seconds + self.host_seconds(operators)
+            return predicted.seconds + self.host_transfer(operators).seconds
         bound = total_seconds(roofline(operators, self.gpu, timed.decodes))
-        return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
+        host_s = self.host_transfer(operators).seconds
+        return maximum(bound, host_s) if self.host_weights else bound
 
     def timed_batch(self, batch: Batch) -> Batch:
         """Return the batch whose time is the pass's: with pipeline stages, a micro-batch.
@@ -199,8 +224,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             return batch
         return batch.micro_batch(self.parallelism, self.is_server, rounds_up=is_predicted)
 
-    def host_seconds(self, operators: Sequence[Operator], measured: bool | None = None) -> Any:
-        """Return the seconds in which a pass reads weights from host memory over the host link.
+    def host_transfer(
+        self, operators: Sequence[Operator], measured: bool | None = None
+    ) -> HostTransfer:
+        """Return the bytes and seconds in which a pass reads weights from host memory.
 
         Only weights of layers are in host memory. A pass reads the experts that tokens reach.
 
@@ -212,7 +239,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             UserError: Weights are in host memory, and the GPU gives no rate.
         """
         if not self.host_weights:
-            return 0.0
+            return HostTransfer()
         rate = self.gpu.host_rate(
             self.calibration is not None if measured is None else measured
         )
@@ -222,7 +249,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             )
         all_bytes = _layer_weights(self.operators(Batch.prefill(ALL_EXPERTS)))
         host_bytes = min(self.host_weights * self.parallelism.pp, all_bytes)
-        return host_bytes * _layer_weights(operators) / all_bytes / rate
+        read_bytes = host_bytes * _layer_weights(operators) / all_bytes
+        is_documented = rate == self.gpu.host_link_bytes_per_s
+        basis = "at least" if is_documented else "predicted"
+        return HostTransfer(read_bytes, read_bytes / rate, basis)
 
     def uncalibrated_share(self, batch: Batch) -> Any:
         """Return the share of a pass's time from operators without their own kernel model; 1 for

@@ -335,15 +335,16 @@ def cost_lines(record: Record) -> list[str]:
 # Notes on a record. A part after | is left out if a key of it is null or 0; the note, if one of
 # its first part is.
 PLACEMENT_NOTES = """
-CPU memory stores {cpu_offload_bytes} of weights, read in every pass|, {cpu_offload_s} each
+CPU memory stores {cpu_offload_bytes} of weights; a decode step reads {cpu_offload_read_bytes} of \
+them|, {cpu_offload_basis} {cpu_offload_s}
 CPU memory stores the KV cache of {offload_num_seqs} more users, {offload_tokens} tokens
 A decode step over them moves {offload_step_bytes}|, at least {offload_step_s}
-Returning one of them takes at least {offload_return_s}|, computing it again {recompute_s}
+Returning one of them takes at least {offload_return_s}|, computing it again at least {recompute_s}
 Disaggregated serving transfers {transfer_bytes} per request|, at least {transfer_s}
 Every GPU stores {replicated_weight_bytes} of replicated weights; GPUs with the same row of the \
 KV cache: {kv_copies}
 Loading {checkpoint_bytes} of weights takes at least {load_s}|; from disk to host \
-{load_disk_s}|; from host to GPU {load_link_s}
+at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least {load_link_s}
 """
 
 

@@ -204,9 +204,10 @@ class MemoryLevel(TypedDict):
     seconds: Annotated[
         float | None,
         Figure(
-            "time of all bytes",
+            "time of all bytes; ≥ by a documented rate, ~ by a measured rate",
             "time to read",
             unit="seconds",
+            mark="time",
             formula="{bytes} / {bytes_per_s}",
         ),
     ]
@@ -227,18 +228,21 @@ def levels(gpu: Gpu) -> Iterator[JsonObject]:
     ):
         units = {"each": sm_bytes, "units": gpu.sms if sm_bytes else None}
         yield _level(name, sm_bytes * gpu.sms if sm_bytes and gpu.sms else None, rate) | units
-    yield _level("L2", gpu.l2_bytes, gpu.l2_bytes_per_s)
+    yield _level("L2", gpu.l2_bytes, gpu.l2_bytes_per_s, "scaled")
     yield _level(gpu.memory_type or "memory", gpu.memory_bytes, gpu.bandwidth_bytes_per_s)
     if gpu.link_bytes_per_s:
         yield _level("another GPU's", None, gpu.link_bytes_per_s) | {"units": gpu.link_domain}
     host = gpu.host or Host(name="", gpus=1)
     yield _level("the host's", host.memory_bytes, gpu.host_link_bytes_per_s)
-    yield _level("disk", host.disk_bytes, host.disk_bytes_per_s)
+    yield _level("disk", host.disk_bytes, host.disk_bytes_per_s, "scaled")
 
 
-def _level(name: str, size: int | None, rate: float | None) -> JsonObject:
+def _level(
+    name: str, size: int | None, rate: float | None, time_basis: str = "bound"
+) -> JsonObject:
     time = size / rate if size and rate else None
-    return {"level": name, "bytes": size, "bytes_per_s": rate, "seconds": time}
+    level = {"level": name, "bytes": size, "bytes_per_s": rate, "seconds": time}
+    return level | {"time_basis": time_basis}
 
 
 def hierarchy_table(gpu: Gpu) -> Table:
@@ -246,13 +250,14 @@ def hierarchy_table(gpu: Gpu) -> Table:
     time = seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)
     host = gpu.host
     notes = ["", "bandwidth is of one direction; –: no figure with a source"]
+    notes.append("≥: by a documented rate; ~: by a measured rate, or its lower limit")
     if gpu.register_bytes_per_sm:
         notes.append("registers: bytes that fp32 vector work at its peak reads")
     if gpu.l2_bytes_per_s:
         notes.append("L2: published or measured on this GPU; the preset states which")
     if host:
         notes.append(f"host and disk: of an {host.name} with {host.gpus} GPUs")
-    title = f"{gpu.name} reads its memory in {time}."
+    title = f"{gpu.name} reads its memory in at least {time}."
     return Table(list(levels(gpu)), HIERARCHY_COLUMNS, title, notes)
 
 

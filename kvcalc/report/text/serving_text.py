@@ -147,8 +147,14 @@ def _offloaded(record: Record) -> str:
     if not record["cpu_offload_bytes"]:
         return ""
     overlap = "parallel to" if record["basis"] == "datasheet" else "in addition to"
-    time = f"{seconds(record['cpu_offload_s'])} per pass on the link, {overlap} the rest"
-    return f"{format_bytes(record['cpu_offload_bytes'])} of weights in CPU memory take {time}"
+    stored, read = (
+        format_bytes(record[f"cpu_offload_{key}"]) for key in ("bytes", "read_bytes")
+    )
+    time = f"{record['cpu_offload_basis']} {seconds(record['cpu_offload_s'])}"
+    return (
+        f"CPU memory stores {stored} of weights; a decode step reads {read} of them, {time} on "
+        f"the link, {overlap} the rest"
+    )
 
 
 def _latency_sentence(records: Sequence[Record]) -> str:
