@@ -1,5 +1,6 @@
 """What all tests share: no presets of the user's own, the command line in process, reproducible property tests."""
 
+import gc
 import json
 import shlex
 import sys
@@ -17,6 +18,12 @@ settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True
 settings.register_profile("here", deadline=None)
 settings.register_profile("many", deadline=None, max_examples=1000)  # pytest --hypothesis-profile many: minutes, not seconds
 settings.load_profile("ci")
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection walk the modules and the collected tests: they stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 class Result(NamedTuple):
