@@ -225,7 +225,7 @@ def served_times(
             deployment = TimedDeployment(
                 model, gpu, precision_of(row, model), ranks_of(row), calibration=timed
             )
-            steps = InterpolatedStepTimer(deployment, *sizes, exact=False)
+            steps = InterpolatedStepTimer(deployment, *sizes, rows_at_once=32)
         except UserError:
             continue
         capacity = None

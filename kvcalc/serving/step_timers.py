@@ -35,7 +35,7 @@ SPACING = 16  # tokens between the contexts at which decode passes are timed
 INTERVALS = 256  # intervals between contexts that are timed in one call
 MAX_EXACT_PROMPTS = 64  # kinds of passes with prompts only that are timed as whole passes
 # ratios of neighbouring points of the tables
-TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, COUNT_RATIO, HEAD_RATIO = 1.01, 1.08, 1.12, 1.2, 1.1
+TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, HEAD_RATIO = 1.01, 1.08, 1.12, 1.1
 # every number up to these is a point
 DENSE_TOKENS, DENSE_HEADS, DENSE_LENGTHS = 512, 64, 16
 PAST_SPACING = 512  # tokens between the contexts for which chunks are timed
@@ -196,7 +196,6 @@ class InterpolatedStepTimer(StepTimer):
         max_len: Maximum tokens of a sequence.
         max_tokens: Maximum tokens of a pass.
         max_num_seqs: Maximum number of sequences of a pass.
-        exact: Whether single sequences and few kinds of prompts are timed as whole passes.
         queries: As in `StepTimer`.
         rows_at_once: Numbers of sequences whose decode passes are timed in one call. More than 1 is
             faster if the number of sequences changes often, as with a draft.
@@ -208,12 +207,10 @@ class InterpolatedStepTimer(StepTimer):
         max_len: int,
         max_tokens: int,
         max_num_seqs: int,
-        exact: bool = True,
         queries: int = 1,
         rows_at_once: int = 1,
     ) -> None:
         super().__init__(deployment, queries)
-        self.exact = exact
         self.rows_at_once = rows_at_once
         self.max_len, self.max_num_seqs = max(max_len, 2), max(max_num_seqs, 2)
         max_tokens = max(max_tokens, self.max_num_seqs * queries, self.max_len)
@@ -244,7 +241,7 @@ class InterpolatedStepTimer(StepTimer):
         self.exact_prompts.clear()
 
     def prefill(self, chunks: Chunks) -> float:
-        if self.exact and len(self.exact_prompts) < MAX_EXACT_PROMPTS:
+        if len(self.exact_prompts) < MAX_EXACT_PROMPTS:
             self.exact_prompts.add(chunks)
         if chunks in self.exact_prompts:
             return super().prefill(chunks)
@@ -286,7 +283,7 @@ class InterpolatedStepTimer(StepTimer):
 
     def line(self, count: int, context: float) -> StepTimeSegment:
         _, count = largest_micro_batch(self.deployment, (), count)
-        if count == 1 and self.exact:
+        if count == 1:
             return super().line(count, context)
         row = self._row(count)
         index = _index_below(self.contexts, context)
@@ -305,10 +302,6 @@ class InterpolatedStepTimer(StepTimer):
         """Return the seconds of a decode pass of `count` sequences at each of `contexts`."""
         if count in self._rows:
             return self._rows[count]
-        if not self.exact:
-            attention = interpolate(*self._decode_attention, count)
-            self._rows[count] = (attention + self._without_attention(count)).tolist()
-            return self._rows[count]
         first = count - (count - 1) % self.rows_at_once
         counts = range(first, first + self.rows_at_once)
         # an int is exact, an array of several may differ in the last digit
@@ -317,16 +310,6 @@ class InterpolatedStepTimer(StepTimer):
         seconds = np.broadcast_to(seconds, (len(counts), len(self.contexts))).tolist()
         self._rows.update(zip(counts, seconds, strict=True))
         return self._rows[count]
-
-    @cached_property
-    def _decode_attention(self) -> tuple[list[int], Any]:
-        """Numbers of sequences, and the seconds of decode attention [numbers, contexts]."""
-        counts = ladder(1, self.max_num_seqs, COUNT_RATIO)
-        grid = np.array([(count, context) for count in counts for context in self.contexts])
-        prompts = self._prompt_seconds([n * self.queries for n in counts])
-        decodes = Sequences(grid[:, 0] * self.ranks, self.queries, grid[:, 1] - 1)
-        seconds = self._attention(decodes, np.repeat(prompts, len(self.contexts)))
-        return counts, seconds.reshape(len(counts), len(self.contexts))
 
     def _chunk(self, new: int, past: int) -> float:
         """Return the seconds that a chunk takes in addition to the work of its tokens: mostly
