@@ -10,19 +10,20 @@ from pathlib import Path
 
 import msgspec
 
+from kvcalc.library.load import load_gpu
 from kvcalc.library.presets import shipped_folder
 from kvcalc.serving.measured_servers import steps_validated
-from kvcalc.timing.calibration import find_calibration, gpu_named, read_calibration, to_yaml
+from kvcalc.timing.calibration import find_calibration, read_calibration, to_yaml
 from kvcalc.timing.rows import read_rows
 
 
 def main() -> None:
     rows = [row for path in sys.argv[1:] for row in read_rows(Path(path)).rows]
-    for name, stack in sorted({(gpu_named(row.gpu).name, row.framework) for row in rows}):
-        gpu = gpu_named(name)
+    for name, stack in sorted({(load_gpu(row.gpu).name, row.framework) for row in rows}):
+        gpu = load_gpu(name)
         if find_calibration(gpu, stack) is None:
             continue
-        here = [row for row in rows if gpu_named(row.gpu).name == name and row.framework == stack]
+        here = [row for row in rows if load_gpu(row.gpu).name == name and row.framework == stack]
         path = shipped_folder() / "calibrations" / name / f"{stack}.yaml"
         laws = read_calibration(path)
         found = steps_validated(laws, gpu, here)

@@ -10,6 +10,7 @@ and hold for every GPU with kernel models.
 """
 
 import math
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,8 +21,8 @@ from msgspec.structs import replace
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library import presets as catalog
-from kvcalc.library.files import parse_yaml, read_text
-from kvcalc.library.load import load_gpu
+from kvcalc.library.files import Lines, parse_yaml, read_text
+from kvcalc.library.load import read
 from kvcalc.question.deployment_options import DATASHEET
 from kvcalc.timing.kernel_models.families import NEAREST, AnyLaw
 from kvcalc.timing.kernel_models.kernel_model import KernelModel
@@ -219,20 +220,20 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Return whether times on `gpu` are calibrated, or scaled from another GPU."""
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
-    @property
-    def problem(self) -> tuple[str, str]:
-        """The key of the first invalid entry and its problem, or two empty texts."""
+    def check(self, path: str, lines: Lines) -> None:
+        """Check the entries of a file. Raises UserError with file, line and key."""
         for family, kinds in self.laws.items():
             for kind, entry in kinds.items():
                 form = str(entry.law.__struct_config__.tag)
                 is_variant = family in ("gemm", "decode_attention") and form.startswith(family)
                 if form != family and not is_variant:
-                    return f"laws.{family}.{kind}", f"holds a law of form {form!r}"
+                    text = f"holds a law of form {form!r}"
+                    raise catalog.located(text, ("laws", family, kind), path, lines)
                 for name, limits in entry.law.ranges().items():
                     if not limits.minimum <= getattr(entry.law, name) <= limits.maximum:
                         text = f"is not from {limits.minimum:g} to {limits.maximum:g}"
-                        return f"laws.{family}.{kind}.law.{name}", text
-        return "", ""
+                        place = "laws", family, kind, "law", name
+                        raise catalog.located(text, place, path, lines)
 
 
 def stacks_of(gpu: Gpu) -> list[str]:
@@ -283,9 +284,7 @@ def read_calibration(path: Path) -> Calibration:
     """Return the checked calibration in a YAML file. Raises UserError with file, line and key."""
     data, lines = parse_yaml(read_text(path, MAX_FILE_BYTES), str(path))
     calibration = catalog.build(data, Calibration, str(path), lines)
-    key, problem = calibration.problem
-    if problem:
-        raise catalog.located(problem, catalog.split_path(key), str(path), lines)
+    calibration.check(str(path), lines)
     return calibration
 
 
@@ -325,15 +324,8 @@ def all_stacks() -> list[str]:
     )
 
 
-def gpu_named(name: str) -> Gpu:
-    """Return the GPU preset that a measured row names. Raises UserError if there is none."""
-    catalog.find(name, "gpus")
-    return load_gpu(name)
-
-
 def find_gpu(name: str) -> Gpu | None:
     """Return the GPU preset that a measured row names, or None."""
-    try:
-        return gpu_named(name) if name else None
-    except UserError:
-        return None
+    with suppress(UserError):
+        return read(catalog.find(name, "gpus"), Gpu) if name else None
+    return None

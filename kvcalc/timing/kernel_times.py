@@ -40,8 +40,8 @@ from kvcalc.timing.kernel_models.gemm import (
     ResidentQuantizedGemm,
 )
 from kvcalc.timing.kernel_models.kernel_model import (
+    LAUNCH_US,
     Array,
-    Elementwise,
     GpuParameters,
     KernelModel,
 )
@@ -259,7 +259,7 @@ class KernelTimer(NamedTuple):
         tokens, length, is_decode = _decode_load(shape)
         load = self.parameters, tokens, length
         if name == "indexer":
-            us = Elementwise().t0 + entry.law.scores_us(*load, shape.index_width)
+            us = LAUNCH_US + entry.law.scores_us(*load, shape.index_width)
         else:
             us = entry.law.top_k_us(*load, shape.top)
         return KernelTime(where(is_decode, us, math.nan), entry, is_measured)

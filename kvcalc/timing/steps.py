@@ -30,14 +30,13 @@ from kvcalc.gpu.gpu import Gpu, least_time
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
 from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
-from kvcalc.timing.kernel_models.kernel_model import Elementwise, figures_of
+from kvcalc.timing.kernel_models.kernel_model import LAUNCH_US, STREAMED, figures_of
 from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_measured
 
 # Microseconds of one message between nodes. A tree of n nodes sends 2·log2(n) messages. Source:
 # NCCL, src/graph/tuning.cc, hwLat of the network under the tree with the low-latency protocol
 # (github.com/NVIDIA/nccl, read 2026-11-22).
 MESSAGE_US = 5.0
-_ELEMENTWISE = Elementwise()
 
 
 def latency_us(operator: Operator) -> float:
@@ -89,9 +88,9 @@ def operator_seconds(
         bound_s = least_time(operator.cost, operator.dtype, gpu).seconds
         message_us = latency_us(operator)
         entry, basis = None, SCALED
-        us = bound_s * 1e6 + _ELEMENTWISE.t0 + message_us
+        us = bound_s * 1e6 + LAUNCH_US + message_us
         if operator.kind == "vector":
-            us = operator.cost.bytes / (_ELEMENTWISE.em * timer.parameters.memory)
+            us = operator.cost.bytes / (STREAMED * timer.parameters.memory)
         if kernel and is_any(kernel.us != kernel.us):  # NaN: not measured there
             us = where(kernel.us == kernel.us, kernel.us, us)
         elif kernel and message_us and gpu.outer_link:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode, PrefillAttention
 from kvcalc.timing.kernel_models.fused_moe import AllReduce, FusedMoe
 from kvcalc.timing.kernel_models.gemm import CutlassGemm, Gemm, QuantizedGemm, ResidentGemm, ResidentQuantizedGemm
-from kvcalc.timing.kernel_models.kernel_model import Elementwise, GpuParameters, KernelModel
+from kvcalc.timing.kernel_models.kernel_model import GpuParameters, KernelModel
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
 
 M = GpuParameters(memory=3.35e6, bf16=989e6, fp8=1979e6, sms=132, l2=50e6, link=450e3, fp4=3958e6)
@@ -363,8 +363,3 @@ def test_all_reduce(law: AllReduce, n: int, size: int) -> None:
         plans.append(law.a3 + sent / law.es)
     expected = min(plans) + law.h * (n - 1) if n > 1 else 0.0
     assert us(law, n, size) == pytest.approx(expected, rel=1e-9)
-
-
-@given(drawn(Elementwise), st.integers(1, 1 << 33))
-def test_elementwise(law: Elementwise, moved: int) -> None:
-    assert us(law, moved) == pytest.approx(law.t0 + moved / (law.em * M.memory), rel=1e-12)

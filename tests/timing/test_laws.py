@@ -12,13 +12,13 @@ from kvcalc.library.load import load_gpu
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode, PrefillAttention, Rule, split_parts
 from kvcalc.timing.kernel_models.fused_moe import AllReduce, FusedMoe
 from kvcalc.timing.kernel_models.gemm import CutlassGemm, Gemm, QuantizedGemm, ResidentGemm, ResidentQuantizedGemm, keeps_weights
-from kvcalc.timing.kernel_models.kernel_model import Elementwise, GpuParameters, KernelModel, figures_of
+from kvcalc.timing.kernel_models.kernel_model import GpuParameters, KernelModel, figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
 
 # 1 TB/s, 100 and 200 TFLOP/s, 100 SMs, 50 MB of L2, 100 GB/s links: round figures for arithmetic by hand.
 ROUND = GpuParameters(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5, fp4=400e6)
 LAWS = (
-    Gemm, QuantizedGemm, CutlassGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise, FusedMoe,
+    Gemm, QuantizedGemm, CutlassGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, FusedMoe,
     SparseDecode, ResidentGemm, ResidentQuantizedGemm, FlashDecode,
 )  # fmt: skip
 SHAPES: dict[type[KernelModel], tuple[float, ...]] = {
@@ -35,7 +35,6 @@ SHAPES: dict[type[KernelModel], tuple[float, ...]] = {
     MlaDecode: (8, 16, 4096),
     MlaPrefill: (2, 16, 1024),
     AllReduce: (8, 1 << 20),
-    Elementwise: (1 << 20,),
 }
 
 

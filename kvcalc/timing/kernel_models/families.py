@@ -31,7 +31,7 @@ from kvcalc.timing.kernel_models.gemm import (
     ResidentQuantizedGemm,
     keeps_weights,
 )
-from kvcalc.timing.kernel_models.kernel_model import Array, Elementwise, figures_of
+from kvcalc.timing.kernel_models.kernel_model import Array, figures_of
 from kvcalc.timing.kernel_models.mla import (
     HOST_RATIO,
     MlaDecode,
@@ -49,7 +49,6 @@ AnyLaw = (
     | MlaDecode
     | MlaPrefill
     | AllReduce
-    | Elementwise
     | FusedMoe
     | SparseDecode
     | MlaModule

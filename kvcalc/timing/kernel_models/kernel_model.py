@@ -72,6 +72,11 @@ def _peak(gpu: Gpu, dtype: str) -> float:
     return gpu.flops_per_s[gpu.peak(dtype)[1]] / 1e6
 
 
+# A fused elementwise kernel (norm, RoPE, activation, residual sum) takes LAUNCH_US + bytes / (STREAMED ·
+# bandwidth). Such kernels are not measured; both figures are assumed, as calibrations state: a launch
+# inside a CUDA graph, and the usual share of the bandwidth of streaming kernels.
+LAUNCH_US, STREAMED = 1.5, 0.8
+
 Array = Any  # a number, or a NumPy array of numbers
 
 
@@ -153,27 +158,3 @@ def pnorm(p: float, a: Array, b: Array) -> Array:
     high = maximum(a, b)
     low = minimum(a, b)
     return high * power(1.0 + power(low / maximum(high, 1e-300), p), 1.0 / p)
-
-
-class Elementwise(KernelModel, frozen=True, tag="elementwise"):
-    """One fused elementwise kernel (norm, RoPE, activation, residual sum): t0 + bytes/(em·BW).
-
-    Such kernels are not measured. Both parameters are assumed, as calibrations state: a launch
-    inside a CUDA graph, and the usual share of the bandwidth of streaming kernels.
-
-    Attributes:
-        t0: Launch [µs].
-        em: Share of the datasheet's bandwidth.
-    """
-
-    RANGES: ClassVar[str] = """
-        t0 0.1 20
-        em 0.05 1.1
-    """
-
-    t0: float = 1.5
-    em: float = 0.8
-
-    def us(self, machine: GpuParameters, *shape: Array) -> Array:
-        (moved,) = shape
-        return self.t0 + moved / (self.em * machine.memory)
