@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bench import Line, cpu_seconds
 
-from kvcalc.serving.validation import KEYS, ErrorTally, validate
-from kvcalc.timing.rows import read_blocks
+from kvcalc.serving.validation import error_records, validate
+from kvcalc.timing.rows import read_rows
 
 ROWS = 50_000
 HEAD = "op,gpu,framework,version,dtype,m,n,k,time_us\n"
@@ -20,10 +20,7 @@ HEAD = "op,gpu,framework,version,dtype,m,n,k,time_us\n"
 
 def validated(path: Path) -> int:
     """Rows of the file that were predicted."""
-    tally = ErrorTally(list(KEYS[:4]))
-    for _ in tally.adding(validate(read_blocks(Path(path)))):
-        pass
-    return sum(record["predicted_rows"] for record in tally.records())
+    return sum(record["predicted_rows"] for record in error_records(validate([read_rows(path)])))
 
 
 def read(path: Path) -> float:

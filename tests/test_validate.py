@@ -9,11 +9,9 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
-from kvcalc.serving.validation import validate
 from kvcalc.timing.calibration import read_calibration
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe
 from kvcalc.timing.kernel_models.kernel_model import figures_of
-from kvcalc.timing.rows import BLOCK_ROWS, read_blocks
 
 HEADER = "gpu,framework,version,dtype,m,n,k,time_us,row_id\n"
 # Bound of 4096³ in bf16 on H100: 2 · 4096³ / 989e12 = 138.97 µs.
@@ -207,14 +205,12 @@ def test_a_calibration_that_cannot_be_made_is_one_line(kvcalc: Run, tmp_path: Pa
     assert not (tmp_path / "x.yaml").exists()
 
 
-def test_any_number_of_rows_is_read_in_blocks(kvcalc: Run, tmp_path: Path) -> None:
-    """The same two rows again and again, one of another GPU in each block and a broken one at the end: every figure is theirs."""
-    many = BLOCK_ROWS // 2 + 3
+def test_many_rows_have_the_errors_of_each(kvcalc: Run, tmp_path: Path) -> None:
+    """The same two rows again and again, two of another GPU, and a broken one at the end: every figure is theirs."""
+    many = 5003
     unknown = "never-heard,vllm,1,bfloat16,1,1,1,5,d\n"
     text = ROWS + unknown + ROWS.removeprefix(HEADER) * many + unknown + "h100,vllm,1,bfloat16,x,1,1,5,e\n"
     path, out = str(written(tmp_path, text)), tmp_path / "out.csv"
-    blocks = [len(v.table.cells) for v in validate(read_blocks(Path(path)))]
-    assert blocks == [BLOCK_ROWS, 2 * many + 5 - BLOCK_ROWS]
     result = kvcalc("validate", path, "--predictions", str(out), "--format", "json")
     (few,) = kvcalc(
         "validate", str(written(tmp_path, "op," + ROWS.replace("h100", "gemm,h100"), "few.csv")), "--format", "json"

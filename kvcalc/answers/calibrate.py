@@ -19,7 +19,7 @@ from kvcalc.records.measure import ErrorRecord, KernelModelRecord
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import columns
 from kvcalc.serving.measured_servers import steps_validated
-from kvcalc.serving.validation import KEYS, ErrorTally, predictions_csv, validate
+from kvcalc.serving.validation import KEYS, error_records, predictions_csv, remarks, validate
 from kvcalc.timing.calibration import find_gpu, preset_path, to_yaml
 from kvcalc.timing.fitting import (
     FOLDS,
@@ -29,7 +29,7 @@ from kvcalc.timing.fitting import (
     fit_records,
     make_calibration,
 )
-from kvcalc.timing.rows import MeasuredRow, MeasurementFile, read_blocks, read_rows
+from kvcalc.timing.rows import MeasuredRow, MeasurementFile, read_rows
 
 if TYPE_CHECKING:
     from kvcalc.report.charts.chart import Chart
@@ -174,19 +174,15 @@ def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     """Compare predictions with measured rows. The status is 1 if `--fail-above` fails."""
     limit = options.fail_above
     source = load_gpu(options.calibration_from) if options.calibration_from else None
-    tally = ErrorTally([key.strip() for key in options.by.split(",")])
-    tables = (table for path in rows for table in read_blocks(path))
-    blocks = tally.adding(validate(tables, options.stack, source))
+    validations = validate(map(read_rows, rows), options.stack, source)
+    records = error_records(validations, [key.strip() for key in options.by.split(",")])
     if path := options.predictions:
-        text = "".join(predictions_csv(rows, blocks))
+        text = predictions_csv(validations)
         save_text(path, visible(text) if path == "-" else text)
-    for _ in blocks:
-        pass
-    records = tally.records()
-    notes = tally.remarks
+    notes = [text for validation in validations for text in remarks(validation)]
     failures: list[Any] = []
     if limit < float("inf"):
-        failures += tally.empty
+        failures += [v.table.path for v in validations if not v.table.rows]
         notes += [
             f"{path}: no row can be read, so nothing is below {limit:g} %" for path in failures
         ]

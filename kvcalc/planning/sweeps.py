@@ -34,7 +34,7 @@ from kvcalc.serving.speculation import (
     float_array,
     step_times,
 )
-from kvcalc.serving.validation import ErrorTally, validate
+from kvcalc.serving.validation import remarks, validate
 from kvcalc.timing.deployment import TimedDeployment, roofline_records
 from kvcalc.timing.rows import read_rows
 
@@ -430,14 +430,13 @@ def measured_times(path: Path) -> MeasuredTimes:
     """
     import numpy as np
 
-    tally = ErrorTally()
-    (validation,) = tally.adding(validate([read_rows(path)]))
+    (validation,) = validate([read_rows(path)])
     rows = validation.table.rows
     bounds = np.where(validation.bound > 0, validation.bound, [row.bound_us for row in rows])
     predicted = np.where(validation.calibrated > 0, validation.calibrated, bounds)
     indices = np.flatnonzero(predicted > 0)
     if not len(indices):
-        reasons = "; ".join(tally.remarks)
+        reasons = "; ".join(remarks(validation))
         raise UserError("no row has a prediction to compare with", reasons, str(path))
     operations: dict[str, list[int]] = {}
     for index in indices.tolist():

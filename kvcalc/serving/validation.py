@@ -2,8 +2,7 @@
 
 The error of a row is exp(|ln(predicted/measured)|) − 1: twice too fast and twice too slow are both
 100 %. Rows without a kernel model count as rows, but not as predicted rows. Invalid rows and
-unknown GPUs are counted and listed by line. Files may have any number of rows, because they are
-read in blocks.
+unknown GPUs are counted and listed by line.
 
 Layers: rows of `layer` name a model and one of its kinds of layer. `batch` sequences of query_len
 new tokens attend to kv_len tokens, which include the new ones. Caches are cold. A layer does not
@@ -12,9 +11,8 @@ include the overhead of the engine.
 
 import csv
 import io
-from array import array
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
@@ -50,7 +48,6 @@ from kvcalc.timing.rows import (
     ServedTimes,
     columns_of,
     cost_of,
-    read_blocks,
     served_model,
 )
 from kvcalc.timing.steps import kernel_seconds
@@ -112,11 +109,11 @@ class Validation(NamedTuple):
 
 def validate(
     tables: Iterable[MeasurementFile], stack: str = "", source: Gpu | None = None
-) -> Iterator[Validation]:
-    """Yield the tables with bounds and predictions.
+) -> list[Validation]:
+    """Return the tables with bounds and predictions.
 
     Args:
-        tables: Rows, as `read_rows` or `read_blocks` give them.
+        tables: Rows, as `read_rows` gives them.
         stack: Calibration to use instead of each row's framework.
         source: GPU whose calibration all GPUs use.
 
@@ -130,8 +127,7 @@ def validate(
     if source and not stacks_of(source):
         hint = "`kvcalc calibrate` makes one from measured rows"
         raise UserError(f"{source.name} has no calibration to take", hint)
-    for table in tables:
-        yield _validate_table(table, stack, source)
+    return [_validate_table(table, stack, source) for table in tables]
 
 
 def _validate_table(table: MeasurementFile, stack: str, source: Gpu | None) -> Validation:
@@ -202,86 +198,58 @@ MAX_LINES = 5  # lines in a remark
 PAIRS = {"roofline": [0, 1], "ttft": [3, 5], "throughput": [4, 6]}
 
 
-class ErrorTally:
-    """Errors of rows by group. Raises UserError for an unknown key.
+def remarks(v: Validation) -> list[str]:
+    """Return sentences on the invalid rows and unknown GPUs of a file, with the first lines."""
+    sentences = []
+    path, invalid = v.table.path, v.table.invalid
+    if invalid:
+        num_more = len(invalid) - MAX_LINES
+        more = f"; and {num_more:,} more" if num_more > 0 else ""
+        rows = "row" if len(invalid) == 1 else "rows"
+        first = "; ".join(invalid[:MAX_LINES])
+        sentences.append(f"{path}: {len(invalid):,} {rows} cannot be read ({first}{more})")
+    for (name, op), lines in v.unknown.items():
+        about = f"{len(lines):,} rows of {op} (lines {', '.join(lines[:MAX_LINES])} …)"
+        sentences.append(f"{path}: unknown GPU {printable(name, 60)!r}: {about}")
+    return sentences
 
-    Each group has seven numbers for each row: the time, its bound and its prediction in
-    microseconds, then measured time to first token and tokens/s, then both simulated.
+
+def error_records(
+    validations: Iterable[Validation], by: Sequence[str] = KEYS[:4]
+) -> list[Record]:
+    """Return the errors of each group of rows, in order of the groups' names.
+
+    Raises UserError for an unknown key.
     """
-
-    def __init__(self, by: Sequence[str] = KEYS[:4]) -> None:
-        unknown = [key for key in by if key not in KEYS]
-        if unknown:
-            raise UserError(f"cannot group by {unknown[0]!r}", f"Known: {', '.join(KEYS)}")
-        self._by = tuple(by)
-        self._groups: dict[tuple[str, ...], array[float]] = defaultdict(lambda: array("d"))
-        self._num_rows: Counter[str] = Counter()
-        # By file, and by unknown GPU or None for invalid rows: their number, and the first lines.
-        self._num_lines: Counter[tuple[str, tuple[str, str] | None]] = Counter()
-        self._first_lines: dict[tuple[str, tuple[str, str] | None], list[str]] = {}
-
-    def adding(self, validations: Iterable[Validation]) -> Iterator[Validation]:
-        """Yield the same validations and count each one."""
-        for validation in validations:
-            self._add(validation)
-            yield validation
-
-    def _add(self, v: Validation) -> None:
+    unknown = [key for key in by if key not in KEYS]
+    if unknown:
+        raise UserError(f"cannot group by {unknown[0]!r}", f"Known: {', '.join(KEYS)}")
+    # Each row has seven numbers: the time, its bound and its prediction in microseconds, then
+    # measured time to first token and tokens/s, then both simulated.
+    groups: dict[tuple[str, ...], list[tuple[float, ...]]] = defaultdict(list)
+    for v in validations:
         rows = zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True)
         for index, (row, gpu, bound, predicted) in enumerate(rows):
-            group = tuple(gpu if key == "gpu" else getattr(row, key) for key in self._by)
+            group = tuple(gpu if key == "gpu" else getattr(row, key) for key in by)
             measured = row.served if row.op in SERVING else UNKNOWN
             simulated = v.served.get(index, UNKNOWN)
-            figures = row.time_us, bound, predicted, *measured[1:], *simulated[1:]
-            self._groups[group].extend(figures)
-
-        path = v.table.path
-        self._num_rows[path] += len(v.table.rows)
-        for unknown, lines in ((None, v.table.invalid), *v.unknown.items()):
-            self._num_lines[path, unknown] += len(lines)
-            first = self._first_lines.setdefault((path, unknown), [])
-            first += lines[: MAX_LINES - len(first)]
-
-    @property
-    def empty(self) -> list[str]:
-        """The files without a valid row."""
-        return [path for path, num_rows in self._num_rows.items() if not num_rows]
-
-    @property
-    def remarks(self) -> list[str]:
-        """Sentences on the invalid rows and unknown GPUs of each file, with the first lines."""
-        sentences = []
-        for (path, unknown), lines in self._first_lines.items():
-            count = self._num_lines[path, unknown]
-            if unknown:
-                name, op = unknown
-                about = f"{count:,} rows of {op} (lines {', '.join(lines)} …)"
-                sentences.append(f"{path}: unknown GPU {printable(name, 60)!r}: {about}")
-            elif count:
-                more = f"; and {count - MAX_LINES:,} more" if count > MAX_LINES else ""
-                rows = "row" if count == 1 else "rows"
-                text = f"{count:,} {rows} cannot be read ({'; '.join(lines)}{more})"
-                sentences.append(f"{path}: {text}")
-        return sentences
-
-    def records(self) -> list[Record]:
-        """Return the errors of each group, in order of the groups' names."""
-        records: list[Record] = []
-        for names, figures in sorted(self._groups.items()):
-            columns = np.reshape(figures, (-1, 7)).T
-            is_calibrated = bool(np.isfinite(columns[2]).any())
-            record: dict[str, Any] = {
-                **dict(zip(self._by, names, strict=True)),
-                "rows": columns.shape[1],
-                **_error_figures(columns[[0, 2 if is_calibrated else 1]]),
-                "basis": "calibrated" if is_calibrated else "roofline",
-            }
-            for name, pair in PAIRS.items():
-                errors = _error_figures(columns[pair])
-                for figure in ("median_abs_error", "p90_abs_error"):
-                    record[f"{name}_{figure}"] = errors[figure]
-            records.append(record)
-        return records
+            groups[group].append((row.time_us, bound, predicted, *measured[1:], *simulated[1:]))
+    records: list[Record] = []
+    for names, figures in sorted(groups.items()):
+        columns = np.transpose(figures)
+        is_calibrated = bool(np.isfinite(columns[2]).any())
+        record: dict[str, Any] = {
+            **dict(zip(by, names, strict=True)),
+            "rows": columns.shape[1],
+            **_error_figures(columns[[0, 2 if is_calibrated else 1]]),
+            "basis": "calibrated" if is_calibrated else "roofline",
+        }
+        for name, pair in PAIRS.items():
+            errors = _error_figures(columns[pair])
+            for figure in ("median_abs_error", "p90_abs_error"):
+                record[f"{name}_{figure}"] = errors[figure]
+        records.append(record)
+    return records
 
 
 def _error_figures(pair: Array) -> Record:
@@ -301,13 +269,13 @@ PREDICTED_COLUMNS = ("roofline_us", "calibrated_us")
 SERVER_COLUMNS = ("calibrated_ttft_us", "calibrated_tokens_per_s")  # if a file has serving rows
 
 
-def predictions_csv(paths: Sequence[Path], validations: Iterable[Validation]) -> Iterator[str]:
-    """Yield the files' rows as CSV with the columns op, roofline_us and calibrated_us, empty if
+def predictions_csv(validations: Sequence[Validation]) -> str:
+    """Return the files' rows as CSV with the columns op, roofline_us and calibrated_us, empty if
     unknown.
 
     If a file has rows of servers, mean time to first token and tokens/s follow.
     """
-    names = dict.fromkeys(name for path in paths for name in next(read_blocks(path, 1)).header)
+    names = dict.fromkeys(name for v in validations for name in v.table.header)
     added = [*PREDICTED_COLUMNS]
     if "silicon_tpot_ms" in names:
         added += SERVER_COLUMNS
@@ -318,11 +286,8 @@ def predictions_csv(paths: Sequence[Path], validations: Iterable[Validation]) ->
     writer = csv.DictWriter(out, [*header, *added], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for validation in validations:
-        yield out.getvalue()
-        out.seek(0)
-        out.truncate()
         writer.writerows(_rows_with_predictions(validation))
-    yield out.getvalue()
+    return out.getvalue()
 
 
 def _rows_with_predictions(v: Validation) -> list[dict[str, str]]:

@@ -220,9 +220,9 @@ MODULE_FIELDS = (
 )
 INDEX_HEADS = -3  # index in the shape of a sparse module
 MAX_BYTES = 1 << 30
-MAX_ROWS = 100_000  # rows in memory at a time
-BLOCK_ROWS = 10_000  # rows that are read at a time
+MAX_ROWS = 500_000
 MAX_COUNT = 10**15
+NUMBER = "a number from 0 to 10^15"
 MIN_US, MAX_US = 1e-3, 1e12
 ALIASES = {"system": "gpu", "backend": "framework", "backend_version": "version"}
 STACKS = dict.fromkeys(("tensorrt_llm", "tensorrt-llm", "trt-llm", "trt_llm"), "trtllm")
@@ -331,7 +331,7 @@ class MeasuredRow(NamedTuple):
 
 
 class MeasurementFile(NamedTuple):
-    """The rows of a file, or of a block of a file.
+    """The rows of a file.
 
     Attributes:
         path: Path of the file.
@@ -353,15 +353,6 @@ class MeasurementFile(NamedTuple):
 def read_rows(path: Path) -> MeasurementFile:
     """Return the rows of a CSV file. Raises UserError if it is unreadable, names no operation or is
     too large."""
-    table = next(read_blocks(path, MAX_ROWS + 1))
-    if len(table.cells) > MAX_ROWS:
-        text = f"has more than {MAX_ROWS:,} rows"
-        raise UserError(text, "`kvcalc validate` takes any number", str(path))
-    return table
-
-
-def read_blocks(path: Path, max_rows: int = BLOCK_ROWS) -> Iterator[MeasurementFile]:
-    """Yield at least one table, with at most `max_rows` rows each."""
 
     def lines() -> Iterator[str]:
         for line in read_lines(path, MAX_BYTES):
@@ -377,12 +368,9 @@ def read_blocks(path: Path, max_rows: int = BLOCK_ROWS) -> Iterator[MeasurementF
             columns.setdefault(ALIASES.get(name, name), index)
         file_op = _operation_of_file(path, columns)
         table = MeasurementFile(str(path), header, [], [], [], [])
-        for cells in reader:
-            if len(table.cells) == max_rows:
-                yield table
-                table = MeasurementFile(str(path), header, [], [], [], [])
-            if not cells:
-                continue
+        for cells in filter(None, reader):
+            if len(table.cells) == MAX_ROWS:
+                raise UserError(f"has more than {MAX_ROWS:,} rows", "Split it", str(path))
             values = {name: cells[i].strip() for name, i in columns.items() if i < len(cells)}
             try:
                 if any(cells[len(header) :]):
@@ -396,7 +384,7 @@ def read_blocks(path: Path, max_rows: int = BLOCK_ROWS) -> Iterator[MeasurementF
         raise UserError(
             f"is not CSV: {error}", where=f"{path}, line {reader.line_num}"
         ) from None
-    yield table
+    return table
 
 
 def columns_of(rows: Sequence[MeasuredRow]) -> tuple[Array, ...]:
@@ -430,6 +418,11 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
     def cell(name: str) -> str:
         return values.get(name, "")
 
+    def time_us(name: str, unit_us: float = 1) -> float:
+        if not cell(name):
+            return nan
+        return unit_us * parse_number(cell(name), name, MIN_US, MAX_US, "a time above zero")
+
     op = file_op or cell("op").lower()
     operation = OPERATIONS.get(op)
     if operation is None:
@@ -439,31 +432,15 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
     dtypes = [DTYPES.get(d, d) for d in (cell(name).lower() for name in names)]
     if not is_served and not all(dtypes):
         raise ValueError(f"{names[dtypes.index('')]} is empty")
-
     model = cell("model_path") or cell("model")
     kernel = (cell("kernel_family") or cell("kernel")).lower()
-    shape = [parse_number(cell(name), name) for name in operation.counts.split()]
-    shape += [parse_number(cell(name) or "0", name, 0) for name in operation.optional.split()]
-    meaning = "a number from 0 to 10^15"
-    for name in operation.means.split():
-        shape.append(parse_number(cell(name) or "0", name, 0, meaning=meaning))
+    if op == "layer":
+        kernel = layer_kind(model, cell("layer"))
+    shape = _parse_shape(operation, values)
     if op == "dsa_decode_module":
         shape += _module_sizes(model)
         if "skip" in kernel:
             shape[INDEX_HEADS] = 0.0
-    if op == "layer":
-        kernel = layer_kind(model, cell("layer"))
-        if shape[1] > shape[2]:
-            raise ValueError(
-                f"query_len {shape[1]:.0f} is more than kv_len {shape[2]:.0f}, which counts the "
-                "new tokens too"
-            )
-
-    def time_us(name: str, unit_us: float = 1) -> float:
-        if not cell(name):
-            return nan
-        return unit_us * parse_number(cell(name), name, MIN_US, MAX_US, "a time above zero")
-
     measured_us = time_us("time_us")
     if is_served and cell("silicon_tpot_ms"):
         measured_us = time_us("silicon_tpot_ms", 1e3)
@@ -489,6 +466,21 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
         prefix_cached=is_prefix_cached,
         bound_us=time_us("bound_us"),
     )
+
+
+def _parse_shape(operation: Operation, values: dict[str, str]) -> list[float]:
+    """Return the counts, optional counts and means of a row. Raises ValueError with the first
+    problem."""
+    shape = [parse_number(values.get(name, ""), name) for name in operation.counts.split()]
+    for names, meaning in ((operation.optional, ""), (operation.means, NUMBER)):
+        for name in names.split():
+            shape.append(parse_number(values.get(name) or "0", name, 0, meaning=meaning))
+    if "query_len" in operation.counts and shape[1] > shape[2]:
+        raise ValueError(
+            f"query_len {shape[1]:.0f} is more than kv_len {shape[2]:.0f}, which counts the "
+            "new tokens too"
+        )
+    return shape
 
 
 def parse_number(
