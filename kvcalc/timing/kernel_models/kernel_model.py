@@ -72,9 +72,9 @@ def _peak(gpu: Gpu, dtype: str) -> float:
     return gpu.flops_per_s[gpu.peak(dtype)[1]] / 1e6
 
 
-# A fused elementwise kernel (norm, RoPE, activation, residual sum) is not measured. Both figures are
-# assumed, as calibrations state: a launch inside a CUDA graph, and the usual share of the bandwidth
-# of streaming kernels.
+# A fused elementwise kernel (norm, RoPE, activation, residual sum) is not measured. Both figures
+# are assumed, as calibrations state: a launch inside a CUDA graph, and the usual share of the
+# bandwidth of streaming kernels.
 LAUNCH_US, STREAMED = 1.5, 0.8
 
 Array = Any  # a number, or a NumPy array of numbers
