@@ -6,6 +6,7 @@ The module does not depend on any particular specification.
 import os
 import re
 import sys
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -221,14 +222,16 @@ def _concrete(
 
     The key is the first key whose value gives the same error.
     """
+    trial = deepcopy(data)
     for index in (place for place, step in enumerate(path) if step == "..."):
-        candidates = lookup(data, path[:index])
-        if not isinstance(candidates, dict):
+        entries = lookup(trial, path[:index])
+        if not isinstance(entries, dict):
             return path[:index]
-        for name in candidates:
-            candidate = _replaced(data, path[:index], {name: candidates[name]})
+        for name, value in list(entries.items()):
+            entries.clear()
+            entries[name] = value
             try:
-                msgspec.convert(candidate, spec)
+                msgspec.convert(trial, spec)
             except msgspec.ValidationError as error:
                 if str(error) == message:
                     path = (*path[:index], name, *path[index + 1 :])
@@ -251,14 +254,6 @@ def lookup(data: Any, path: tuple[str | int, ...]) -> Any:
 def mapping(value: Any) -> JsonObject:
     """Return a mapping; {} for another value."""
     return value if isinstance(value, dict) else {}
-
-
-def _replaced(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
-    if not path:
-        return value
-    copy: Any = data.copy()
-    copy[path[0]] = _replaced(data[path[0]], path[1:], value)
-    return copy
 
 
 def _known_keys(spec: type[Any], value: Any) -> list[str]:

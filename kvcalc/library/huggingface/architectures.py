@@ -178,20 +178,22 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
         supported = _supported(name, file_name)
         resolved = _with_head(supported, class_name if inner is outer else "")
         return _without_encoder(resolved, inner, class_name)
-    if other := by_class(class_name):
+    stem = _stem(class_name)
+    if other := _CLASSES.get(stem) or _types_by_stem().get(stem):
         _supported(other, file_name)
         reason = "the file gives no model_type"
         if model_type:
             reason = f"model_type {printable(model_type, 60)!r} is not its own"
         note = f"read as {other}, after its class {printable(class_name, 60)}: {reason}"
         return ModelType(other, True, (note,))
-    return _of_unknown_class(_supported(name, file_name), class_name)
-
-
-def by_class(written: str) -> str:
-    """Return the type that this class belongs to, or '' if it belongs to none."""
-    stem = _stem(written)
-    return _CLASSES.get(stem) or _types_by_stem().get(stem, "")
+    resolved = _supported(name, file_name)
+    if not resolved.has_entry:
+        return resolved
+    note = (
+        f"class {printable(class_name, 60)} is not one of {name}'s: counted as {name}, which may "
+        "be wrong"
+    )
+    return resolved._replace(notes=(note,), exact=False)
 
 
 def _class(part: Mapping[str, Any], file_name: str) -> str:
@@ -293,17 +295,6 @@ def _without_encoder(
     note = "only its decoder is counted, without the encoder and the cache of cross-attention"
     exact = resolved.exact and not class_name
     return resolved._replace(notes=(*resolved.notes, note), exact=exact)
-
-
-def _of_unknown_class(resolved: ModelType, class_name: str) -> ModelType:
-    """Return the reading of an unknown class by its type."""
-    if not resolved.has_entry:
-        return resolved
-    note = (
-        f"class {printable(class_name, 60)} is not one of {resolved.name}'s: counted as "
-        f"{resolved.name}, which may be wrong"
-    )
-    return resolved._replace(notes=(note,), exact=False)
 
 
 def _draft(written: str, flat: bool, file_name: str) -> ModelType:

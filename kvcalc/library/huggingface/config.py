@@ -57,7 +57,6 @@ class Config:
         self.read: set[str] = set()
         self.inside: dict[str, set[str]] = {}
         self.defaulted: JsonObject = {}
-        self._checked_sizes: dict[str, list[int]] = {}
         self._layer_keys: dict[int, JsonObject] = {}
         for index, keys in self.table("per_layer_config").items():
             is_index = index.isascii() and index.isdigit() and len(index) <= 6
@@ -159,11 +158,9 @@ class Config:
     def sizes(self, key: str) -> list[int]:
         """Return a list of whole numbers from -1 up; empty if it is missing or null."""
         sizes = self.items(key) or []
-        if self._checked_sizes.get(key) is not sizes:
-            for size in sizes:
-                if type(size) is not int or not -1 <= size <= MAX_SIZE:
-                    raise self.fail(key, f"contains {show(size)}, which is not a whole number")
-            self._checked_sizes[key] = sizes
+        for size in sizes:
+            if type(size) is not int or not -1 <= size <= MAX_SIZE:
+                raise self.fail(key, f"contains {show(size)}, which is not a whole number")
         return sizes
 
     def table(self, key: str) -> JsonObject:
@@ -305,7 +302,7 @@ def _number(node: ast.expr, c: Config) -> int:
 
 
 def _is_true(node: ast.expr, c: Config) -> bool:
-    return check_condition(_evaluate(node, c), ast.unparse(node), c)
+    return _condition(_evaluate(node, c), ast.unparse(node), c)
 
 
 def is_true(condition: Field, c: Config) -> bool:
@@ -315,10 +312,10 @@ def is_true(condition: Field, c: Config) -> bool:
         UserError: The value is not true, false, 0, 1 or missing. `use_qk_norm: 7` is refused.
     """
     key = condition if isinstance(condition, str) else "condition"
-    return check_condition(value_of(condition, c), key, c)
+    return _condition(value_of(condition, c), key, c)
 
 
-def check_condition(value: Any, key: str, c: Config) -> bool:
+def _condition(value: Any, key: str, c: Config) -> bool:
     """Return a condition's value as a boolean. Raises UserError as `is_true`."""
     if value not in (None, False, True):
         raise c.fail(key, f"should be true or false, not {show(value)}")
@@ -449,9 +446,7 @@ def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, A
     If the type is a part of another, the other's default says whether the head is tied.
     """
     defaults = facts().get(model_type, {}).get("defaults", {})
-    outer_type = outer.get("model_type")
-    is_part = outer is not inner and isinstance(outer_type, str)
-    outer_facts = facts().get(str(outer_type), {}) if is_part else {}
+    outer_facts = facts().get(str(outer.get("model_type")), {}) if outer is not inner else {}
     if outer_facts.get("text") == model_type:
         defaults = defaults | outer_facts.get("part", {})
     is_older = str(outer.get("transformers_version")).startswith("4")

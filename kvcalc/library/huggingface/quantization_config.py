@@ -217,8 +217,11 @@ class Storage:
             self._read(has_fp4_experts=c.get("expert_dtype") == "fp4")
         if len(self.groups) > MAX_GROUPS:
             raise self._fail(f"has {len(self.groups):,} formats; the limit is {MAX_GROUPS}")
-        names = [*self.formats, *(name for name, _ in self.groups)]
-        self.notes += tuple(filter(None, map(_unknown_format, names)))
+        for name in (*self.formats, *(name for name, _ in self.groups)):
+            try:
+                stored_format(name)
+            except UserError as error:  # its bytes are not known
+                self.notes = (*self.notes, f"quantization_config: {error}")
 
     def _fail(self, text: str) -> UserError:
         return UserError(text, where=self.q.file_name)
@@ -386,12 +389,3 @@ def _section(c: Config) -> JsonObject:
         raise c.fail("quantization_config", f"should be a mapping, not {show(section)}")
     inner = section.get("quantization")  # as in hf_quant_config.json
     return {**section, **inner} if isinstance(inner, dict) else section
-
-
-def _unknown_format(name: str) -> str:
-    """Return a note about a format whose bytes are not known; '' if they are known."""
-    try:
-        stored_format(name)
-    except UserError as error:
-        return f"quantization_config: {error}"
-    return ""

@@ -36,8 +36,8 @@ def quark(q: Config) -> str:
     return f"quark ({dtype} {scheme})"
 
 
-MAX_PATTERNS, MAX_REPEATS, MAX_SECONDS = 500, 5, 0.3
-EVERY_LAYER, NUMBERED = -1, -2  # keys of names for each layer, and of patterns with digits
+MAX_PATTERNS, MAX_REPEATS, MAX_SECONDS = 500, 5, 2
+EVERY_LAYER = -1
 # A weight, and the usual names of its module; the blocks of mixers and FFNs.
 _NAME_ROWS = """
   mixer         self_attn attn attention self_attention linear_attn mixer mamba temporal_block conv
@@ -74,7 +74,6 @@ _GROUPS = {
 }
 _LAYER = re.compile(r"(?:^|[.*])(?:layers|h|blocks)\.(\d{1,6})(?!\d)(.*)", re.DOTALL)
 _EXPERT = re.compile(r"\.experts\.\d+(?=\.|\n|$)")
-_DIGITS = re.compile(r"[0-9{^]|\\[dDwW]")
 _ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
 
 
@@ -119,11 +118,10 @@ class Rules:
         self.everything = False
         self._layers, self._fail = layers, fail
         self._seconds = 0.0
-        # Names and patterns by layer, EVERY_LAYER or NUMBERED.
-        self._names: dict[int, set[str]] = {}
+        # Names and patterns by layer; EVERY_LAYER has those that name no layer by its number.
+        self._names: dict[int, set[str]] = {EVERY_LAYER: set()}
         self._patterns: dict[int, dict[str, re.Pattern[str]]] = {}
         self._compiled: dict[str, re.Pattern[str]] = {}
-        self._matches: dict[tuple[str, ...], bool] = {}
         for name in dict.fromkeys(_EXPERT.sub(".experts.0", "\n".join(names)).split("\n")):
             self._add(name.removesuffix(".weight"))
 
@@ -133,7 +131,7 @@ class Rules:
         if name in _ALL:
             self.everything = True
         elif name.startswith("re:"):
-            self._compile(NUMBERED if _DIGITS.search(name) else EVERY_LAYER, name[3:])
+            self._compile(EVERY_LAYER, name[3:])
         elif match := _LAYER.search(name):
             number, suffix = match[1], match[2]
             layers = [int(number)]
@@ -147,7 +145,7 @@ class Rules:
         elif is_wildcard:
             self._compile(EVERY_LAYER, r"(?:.*\.)?" + _wildcard(name))
         elif name:
-            self._names.setdefault(EVERY_LAYER, set()).add(name)
+            self._names[EVERY_LAYER].add(name)
 
     def _compile(self, layer: int, source: str) -> None:
         """Add a pattern of a layer. Raises UserError if it could take long to match."""
@@ -168,23 +166,17 @@ class Rules:
 
     def match(self, layer: int, modules: tuple[str, ...]) -> bool:
         """Return whether the list includes a module of this layer; `modules` are its names."""
-        if modules not in self._matches:
-            names = self._names.get(EVERY_LAYER, set())
-            is_named = any(not names.isdisjoint(_runs(name)) for name in modules)
-            self._matches[modules] = is_named or self._search(
-                EVERY_LAYER, "model.layers.0.", modules
-            )
-        if self.everything or self._matches[modules]:
-            return True
-        names = self._names.get(layer, set())
-        if names and any(run in names for name in modules for run in ("", *_starts(name))):
-            return True
-        if self._search(NUMBERED, f"model.layers.{layer}.", modules):
-            return True
-        return self._search(layer, "", modules)
+        own_names = self._names.get(layer, set())
+        return (
+            self.everything
+            or any(not self._names[EVERY_LAYER].isdisjoint(_runs(name)) for name in modules)
+            or any(run in own_names for name in modules for run in ("", *_starts(name)))
+            or self._search(EVERY_LAYER, f"model.layers.{layer}.", modules)
+            or self._search(layer, "", modules)
+        )
 
     def _search(self, layer: int, prefix: str, modules: tuple[str, ...]) -> bool:
-        """Return whether a pattern matches one of the names. Raises UserError after 0.3 s."""
+        """Return whether a pattern matches one of the names. Raises UserError after 2 s."""
         for pattern in self._patterns.get(layer, {}).values():
             start = process_time()
             if any(pattern.match(prefix + name) for name in modules):

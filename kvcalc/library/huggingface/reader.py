@@ -31,7 +31,6 @@ from kvcalc.library.huggingface.config import (
 )
 from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, in_force
-from kvcalc.library.huggingface.shapes import head_dim
 from kvcalc.library.huggingface.types.general_rules import settle as settle_changes
 from kvcalc.library.huggingface.types.model_type import Type, read_type
 from kvcalc.library.huggingface.vision import tower
@@ -183,7 +182,6 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
         "mtp": _mtp(c, kinds, pattern) if entry.mtp else None,
         "tie_word_embeddings": c.flag("tie_word_embeddings"),
         "norm": value_of(entry.norm, c),
-        "rope_factors": rope_factors(c),
         "notes": dtype_notes,
     }
     fields |= filled(entry.model, c)
@@ -300,23 +298,6 @@ def runs(order: list[str]) -> tuple[str, ...]:
 def _period(order: list[str]) -> int:
     """Return the length of the shortest period of an order. Example: a, b, a, b, a gives 2."""
     return next(p for p in range(1, len(order) + 1) if order[p:] == order[: len(order) - p])
-
-
-def rope_factors(c: Config) -> int:
-    """Return the number of rotary scaling factors that an engine stores; they are no parameters.
-
-    llama3's scaling has one for each pair of a head's channels. longrope has two lists.
-    Source: llama.cpp's conversion/llama.py and conversion/phi.py (`generate_extra_tensors`).
-    """
-    sections = (c.file.get(key) for key in ("rope_scaling", "rope_parameters"))
-    scaling = next((section for section in sections if isinstance(section, dict)), {})
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind == "llama3":
-        return head_dim(c) // 2
-    if kind not in ("longrope", "su"):
-        return 0
-    lists = (scaling.get(key) for key in ("long_factor", "short_factor"))
-    return sum(len(factors) for factors in lists if isinstance(factors, list))
 
 
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:

@@ -105,12 +105,13 @@ def check_names(c: Config, key: str, names: Any, known_names: Any = None) -> Non
             raise c.fail(key, f"holds {show(name)}, which is no layer type")
 
 
-def cycle(key: str, kinds: dict[str, str], is_text: bool = False) -> Order:
+def cycle(key: str, kinds: dict[str, str]) -> Order:
     """Return the order of a short list, or of a text of letters, repeated until the stack is
     full."""
 
     def order(c: Config) -> list[str]:
-        items: Any = c.word(key) if is_text else c.items(key)
+        text = c.raw(key)
+        items: Any = text if isinstance(text, str) else c.items(key)
         if not items:
             return [FULL] * c.layers
         check_names(c, key, items, kinds)

@@ -55,7 +55,7 @@ def exaone_order(c: Config) -> list[str]:
     if not c.has("sliding_window"):
         return [FULL] * c.layers
     if isinstance(c.get(key), str):
-        return cycle(key, {"L": SLIDING, "G": FULL}, is_text=True)(c)
+        return cycle(key, {"L": SLIDING, "G": FULL})(c)
     return every_nth(key)(c)
 
 

@@ -255,8 +255,6 @@ UNGATED = [
     "gelu_python",
 ]
 EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps"]
-QKV_BIAS = ["qkv_bias", "use_qkv_bias", "add_qkv_bias"]
-ALL_BIASES = ["use_bias", "add_bias_linear", "include_bias"]
 QK_NORMS = ["use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm"]
 SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
@@ -283,31 +281,6 @@ def has_layer_norms(c: Config) -> bool:
 def is_gated(c: Config) -> bool:
     """Return whether the FFN has a gate, by its activation."""
     return first_word(c, *ACTIVATIONS) not in UNGATED
-
-
-def has_biases(c: Config) -> bool:
-    """Return whether all projections have biases, as in GPT-2 if no key says it."""
-    if any_true(c, *ALL_BIASES) or c.get("no_bias") is False:
-        return True
-    has_key = c.has("bias", "attention_bias", "mlp_bias", "no_bias", *QKV_BIAS, *ALL_BIASES)
-    return has_layer_norms(c) and not is_gated(c) and not has_key
-
-
-def has_attention_bias(c: Config) -> bool:
-    """Return whether the projections of attention have biases."""
-    return any_true(c, "attention_bias", "bias") or has_biases(c)
-
-
-def has_qkv_bias(c: Config) -> bool:
-    """Return whether queries, keys and values have biases."""
-    return any_true(c, *QKV_BIAS) or has_attention_bias(c)
-
-
-def has_ffn_bias(c: Config) -> bool:
-    """Return whether the FFN has biases."""
-    if any_true(c, "mlp_bias") or (any_true(c, "bias") and has_layer_norms(c)):
-        return True
-    return has_biases(c)
 
 
 def has_qk_norm(c: Config) -> bool:
@@ -343,11 +316,6 @@ def check_limit(attention: Reader) -> Reader:
     return read
 
 
-def has_head_bias(c: Config) -> bool:
-    """Return whether the LM head has a bias."""
-    return any_true(c, "lm_head_bias")
-
-
 def window_order(c: Config) -> list[str]:
     """Return the types of layers if the file has no list of them.
 
@@ -356,9 +324,3 @@ def window_order(c: Config) -> list[str]:
     if isinstance(c.raw("sliding_window"), list):
         return [SLIDING] * c.layers
     return windowed("use_sliding_window | True")(c)
-
-
-def position_rows(c: Config) -> int:
-    """Return the rows of a table of learned positions."""
-    kind = first_word(c, "position_embedding_type")
-    return c.size("max_position_embeddings") if kind in ("learned", "absolute") else 0
