@@ -166,16 +166,6 @@ BLOCKS: dict[str, tuple[dict[str, Any], Tensors, int]] = {
         ),
         REST + 256 * 1096 + 5 * 576 + 3 * 8 + 512 + 512 * 256,
     ),
-    # 512 channels of 16 states, a step of 32: x is [512, 64], dt [32, 512] with a bias, A 16 and D one for each channel
-    "Mamba": (
-        SSM | {"llama.ssm.state_size": 16, "llama.ssm.inner_size": 512, "llama.ssm.time_step_rank": 32},
-        changed(
-            **NO_ATTENTION, ssm_in=((256, 1024), Q4_K), ssm_conv1d=((4, 512), F32), ssm_conv1d_bias=((512,), F32),
-            ssm_x=((512, 64), Q4_K), ssm_dt=((32, 512), Q8_0), ssm_dt_bias=((512,), F32), ssm_a=((16, 512), F32),
-            ssm_d=((512,), F32), ssm_out=((512, 256), Q4_K),
-        ),
-        REST + 256 * 1024 + 5 * 512 + 512 * 64 + 33 * 512 + 17 * 512 + 512 * 256,
-    ),
     "a short convolution": (
         {"llama.shortconv.l_cache": 3},
         changed(**NO_ATTENTION) | {

@@ -168,18 +168,6 @@ def test_bytes_of_every_kind_of_checkpoint(name: str) -> None:
     assert weight_bytes(model, Precision(dtype="bf16")) == 2 * LAYERS * elements(EVERY) + AROUND
 
 
-WIDE = [
-    (FLOAT8 | {"strategy": "channel"}, {"num_bits": 8}, 4 * outputs(EVERY)),
-    ({"num_bits": 8, "type": "int", "strategy": "channel"}, {"num_bits": 8}, 4 * outputs(EVERY)),
-]
-
-
-@pytest.mark.parametrize(("weights", "activations", "scales"), WIDE)
-def test_scales_have_the_dtype_that_the_weights_had(weights: dict[str, Any], activations: dict[str, Any], scales: int) -> None:
-    model = read(compressed(weights, input_activations=activations), LLAMA | {"torch_dtype": "float32"})
-    assert weight_bytes(model) == LAYERS * (elements(EVERY) + scales) + 2 * AROUND
-
-
 def test_blocks_of_qwen3_have_scales_of_16_bits() -> None:
     qwen = LLAMA | {"model_type": "qwen3", "head_dim": 32}
     model = read(FP8 | {"weight_block_size": [128, 128]}, qwen)
@@ -377,8 +365,6 @@ def test_a_tool_that_is_not_known_leaves_everything_but_the_weights(kvcalc: Run,
 UNKNOWN = [
     {"quant_method": "exl2", "bits": 4.0},
     {"quant_method": "higgs", "bits": 4},
-    {"quant_method": "awq", "bits": 4, "version": "gemv"},
-    {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
     {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"},
     {"quant_method": "quanto", "weights": "int8"},
     {"quant_method": "bitnet", "linear_class": "bitlinear"},

@@ -283,7 +283,6 @@ class OutputFile:
 
 
 MOST_YAML, MOST_JSON = 4 << 20, 16 << 20
-MOST_LINE = 1 << 20  # characters of a line, for files that are read line by line
 
 
 def read_text(path: Path, most_bytes: int) -> str:
@@ -306,17 +305,12 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
     """Yield the lines of a text file, each with its line ending.
 
     Raises:
-        UserError: As in `read_text`, or a line is longer than MOST_LINE characters.
+        UserError: As in `read_text`.
     """
     check_readable(path, most_bytes)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            while line := file.readline(MOST_LINE):
-                if len(line) == MOST_LINE and line[-1] not in "\r\n":
-                    raise UserError(
-                        f"has a line of more than {MOST_LINE:,} characters", where=str(path)
-                    )
-                yield line
+            yield from file
     except OSError as error:
         raise _file_error("read", error, path) from None
     except UnicodeDecodeError:

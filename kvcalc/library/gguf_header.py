@@ -53,10 +53,6 @@ class Header(NamedTuple):
     tensors: dict[str, TensorInfo]
 
 
-class Length(int):
-    """Number of entries of a metadata list whose values are not stored."""
-
-
 class ShortHeaderError(UserError):
     """The data end in the middle of the header."""
 
@@ -188,7 +184,7 @@ class _Reader:
             code = _NUMBERS[kind]
             start = self.skip(length * struct.calcsize(code))
             if length > MAX_VALUES:
-                return Length(length)
+                return length
             return list(struct.unpack_from(f"<{length}{code[1]}", self.data, start))
         if kind != _STRING:
             raise self.fail(f"key {printable(key, 60)!r} has a value of unknown type {kind}")
@@ -200,7 +196,7 @@ class _Reader:
                 self.skip(self.size)  # raises: the file is too short
             position += 8 + unpack(self.data, position)[0]
         self.skip(position - self.position)
-        return Length(length)
+        return length
 
     def tensor(self) -> TensorInfo:
         name = self.text(MAX_KEY, "tensor's name")

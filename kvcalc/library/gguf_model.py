@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from kvcalc.errors import printable
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.feed_forward import Dense, Moe
-from kvcalc.layers.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
+from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2, ShortConv
 from kvcalc.library.gguf_header import Fields, Header, TensorInfo, read_header
 from kvcalc.library.safetensors_header import ReadBytes, read_from
 from kvcalc.model.gguf_layout import split
@@ -157,35 +157,27 @@ def delta(b: GgufBlock) -> GatedDeltaNet:
     )
 
 
-def mamba(b: GgufBlock) -> Mamba | Mamba2:
-    """Return Mamba if the time step has a separate projection, and Mamba-2 otherwise."""
+def mamba(b: GgufBlock) -> Mamba2:
+    """Return Mamba-2. The separate projections of Mamba-1's time step are not read."""
     inner, states = b.size("ssm.inner_size"), b.size("ssm.state_size")
-    rank, kernel = b.size("ssm.time_step_rank"), b.size("ssm.conv_kernel")
-    has_step = b.has("ssm_x")
-    groups = 0 if has_step else b.size("ssm.group_count", 1)
+    heads, kernel = b.size("ssm.time_step_rank"), b.size("ssm.conv_kernel")
+    groups = b.size("ssm.group_count", 1)
     channels = inner + 2 * groups * states
-    if has_step:
-        b.take("in", "ssm_in", b.width, 2 * inner)
-    else:
-        b.take("in in_bc", "ssm_in", b.width, inner + channels + rank)
+    b.take("in in_bc", "ssm_in", b.width, inner + channels + heads)
     b.take("", "ssm_conv1d", kernel, channels)
     b.take("out", "ssm_out", inner, b.width)
-    options: JsonObject = {
-        "state_size": states,
-        "conv_kernel": kernel,
-        "conv_bias": b.bias("ssm_conv1d"),
-        "proj_bias": b.have_biases("ssm_in", "ssm_out"),
-    }
     for name in ("ssm_a", "ssm_d", "ssm_dt.bias"):
         b.vector(name)
-    if not has_step:
-        gate_norm = bool(b.vector("ssm_norm"))
-        head_dim = inner // rank
-        return Mamba2(rank, head_dim, n_groups=groups, gate_norm=gate_norm, **options)
-    b.take("x", "ssm_x", inner, rank + 2 * states)
-    b.take("dt", "ssm_dt", rank, inner)
-    norms = [b.vector(f"ssm_{name}_norm") for name in ("dt", "b", "c")]
-    return Mamba(inner, time_step_rank=rank, inner_norms=any(norms), **options)
+    return Mamba2(
+        num_heads=heads,
+        head_dim=inner // heads,
+        n_groups=groups,
+        state_size=states,
+        conv_kernel=kernel,
+        conv_bias=b.bias("ssm_conv1d"),
+        proj_bias=b.have_biases("ssm_in", "ssm_out"),
+        gate_norm=bool(b.vector("ssm_norm")),
+    )
 
 
 def short_conv(b: GgufBlock) -> ShortConv:

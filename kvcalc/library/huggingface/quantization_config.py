@@ -89,10 +89,6 @@ def _packed(q: Config, method: str) -> str:
 
     Each group has an fp16 scale and perhaps a packed zero point.
     """
-    layout = q.word("checkpoint_format") or q.word("version").lower()
-    is_marlin = layout == "marlin" or q.flag("is_marlin_format")
-    if is_marlin or (method == "awq" and layout.startswith("gemv")):
-        return f"{method} ({(layout or 'marlin')[:40]})"
     kind = q.word("data_type", "int")
     if kind != "int":
         return f"{method} ({kind[:40]})"
@@ -136,10 +132,10 @@ def _block(q: Config, key: str) -> str:
     return "fp8_block128" if block == [128, 128] else f"fp8_{block[1]}x{block[0]}"
 
 
-def _by_group(group: Config, q: Config, has_wide_scales: bool) -> str:
+def _by_group(group: Config, q: Config) -> str:
     """Return the format of a compressed-tensors group.
 
-    Scales have the dtype of the original weights, 16 or 32 bits
+    Scales have the dtype of the original weights, for which 16 bits are taken
     (quantization/lifecycle/initialize.py). `int-quantized` and `naive-quantized` store each value
     and each zero point in a byte (compressors/naive_quantized/base.py). An activation order by
     `group` is an int32 for each input.
@@ -161,14 +157,14 @@ def _by_group(group: Config, q: Config, has_wide_scales: bool) -> str:
         ending = "" if has_inputs else "_weight_only"
         return name + ending if name else f"compressed-tensors (fp4 in groups of {size})"
     if kind == "float" and bits == 8:
-        return _float8(w, strategy, size, packing, "" if has_wide_scales else "_scale16")
+        return _float8(w, strategy, size, packing)
     if kind != "int" or not 2 <= bits <= 8:
         raise w.fail("num_bits", f"{bits} of type {show(kind)} is no known format")
 
     zeros = "" if w.flag("symmetric", True) else "_zp"
-    if bits == 8 and strategy == "channel" and has_inputs and not (has_wide_scales and zeros):
-        return "int8" if has_wide_scales else f"int8_scale16{zeros}"
-    if strategy not in ("channel", "group") or has_wide_scales:
+    if bits == 8 and strategy == "channel" and has_inputs:
+        return f"int8_scale16{zeros}"
+    if strategy not in ("channel", "group"):
         return f"compressed-tensors (int{bits} by {strategy[:20]})"
     is_packed = packing not in _BYTE_PER_VALUE
     if is_packed and 32 % bits:  # its bytes depend on the release of the tool
@@ -177,16 +173,16 @@ def _by_group(group: Config, q: Config, has_wide_scales: bool) -> str:
     return f"int{bits if is_packed else 8}_g{size}{zeros}{'_index' if has_index else ''}"
 
 
-def _float8(w: Config, strategy: str, size: int, packing: str, ending: str) -> str:
+def _float8(w: Config, strategy: str, size: int, packing: str) -> str:
     """Return fp8 of a compressed-tensors group. mxfp8 has groups of 32 with one byte of scale."""
     if strategy == "block":
-        return _block(w, "block_structure") + ending
+        return _block(w, "block_structure") + "_scale16"
     if strategy == "channel":
-        return "fp8_per_channel" + ending
+        return "fp8_per_channel_scale16"
     has_byte_scales = packing.startswith("mxfp8") or str(w.get("scale_dtype")) == "torch.uint8"
     if size == 32 and has_byte_scales:
         return "mxfp8"
-    return (f"fp8_{size}x1" if size else "fp8") + ending
+    return f"fp8_{size}x1_scale16" if size else "fp8_scale16"
 
 
 class Storage:
@@ -203,9 +199,8 @@ class Storage:
         UserError: A part of `quantization_config` does not fit.
     """
 
-    def __init__(self, c: Config, has_wide_scales: bool) -> None:
+    def __init__(self, c: Config) -> None:
         self.q = q = Config(_section(c), f"{c.file_name}: quantization_config")
-        self.has_wide_scales = has_wide_scales
         self.layers, self.family = c.layers, str(c.file.get("model_type"))
         self.formats: dict[str, tuple[str, ...]] = {}
         self.groups: list[tuple[str, Rules]] = []
@@ -330,7 +325,7 @@ class Storage:
             if targets is None and len(groups.file) > 1:
                 raise group.fail("targets", "is missing")
             rules = self._rules(["*"] if targets is None else targets)
-            self.groups.append((_by_group(group, self.q, self.has_wide_scales), rules))
+            self.groups.append((_by_group(group, self.q), rules))
         if len(self.groups) == 1 and self.groups[0][1].everything:
             self.formats, self.groups = {self.groups[0][0]: ("*",)}, []
 
@@ -382,9 +377,7 @@ def in_force(model: Model) -> Model:
 def _section(c: Config) -> JsonObject:
     """Return the quantization_config of the file or of its text part; empty if it has none."""
     parts = (part[key] for key in SECTIONS for part in (c.file, c.outer) if part.get(key))
-    # ChatGLM's own quantisation
-    default = {"quant_method": "chatglm"} if c.get("quantization_bit") else {}
-    section: Any = next(parts, default)
+    section: Any = next(parts, {})
     if not isinstance(section, dict):
         raise c.fail("quantization_config", f"should be a mapping, not {show(section)}")
     inner = section.get("quantization")  # as in hf_quant_config.json

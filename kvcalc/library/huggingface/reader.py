@@ -164,7 +164,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
     """Return the model and how it is stored."""
     family = resolved.name
     dtype, dtype_notes = _dtype(c)
-    storage = Storage(c, dtype == "fp32")
+    storage = Storage(c)
     kinds, pattern, quantization = _layers(c, entry, storage, bool(resolved.pooling))
     fields: JsonObject = {
         "name": name,
@@ -256,12 +256,12 @@ def _layers(
 def kind_names(kinds: list[Layer]) -> list[str]:
     """Return a name for each kind from its distinguishing parts: mixer, FFN, both, or a number."""
     mixers = [_mixer_word(layer) for layer in kinds]
-    networks = []
-    for layer in kinds:
-        tags = [
-            part.__struct_config__.tag for part in layer.parts if isinstance(part, Dense | Moe)
-        ]
-        networks.append("_".join(map(str, tags)))
+    networks = [
+        "_".join(
+            str(p.__struct_config__.tag) for p in layer.parts if isinstance(p, Dense | Moe)
+        )
+        for layer in kinds
+    ]
     has_networks = len(set(networks)) > 1
     has_mixers = len(set(mixers)) > 1 or not has_networks
     names: list[str] = []

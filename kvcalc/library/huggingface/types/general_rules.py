@@ -11,6 +11,7 @@ from typing import Any
 from kvcalc.errors import UserError, printable
 from kvcalc.library.huggingface.config import Config, Reader, show
 from kvcalc.library.huggingface.shapes import SLIDING, windowed
+from kvcalc.library.presets import lookup
 from kvcalc.records import JsonObject
 
 MAX_KEYS_SHOWN = 12
@@ -155,9 +156,13 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
     others = [key for key in others if key not in settled]
     storing = [key for key in others if _may_store(c, key)]
     ordering = [key for key in others if key not in storing and _may_order(c, key)]
-    window = _window(c)
+    window = c.get("sliding_window")
+    is_per_layer = isinstance(c.file.get("sliding_window"), list)
+    is_on = c.get("use_sliding_window", True) and type(window) is int and window > 0
+    if names_layers or is_per_layer or not is_on:
+        window = None
     if names_layers:
-        ordering, window = [], None
+        ordering = []
     if not storing and not ordering and not window:
         return
     doubtful_keys = [*ordering, *storing] or [
@@ -187,14 +192,6 @@ def is_silent(key: str) -> bool:
     return bool(_SILENT.search(key) or SIGHT.search(key) or OTHER_PARTS.search(key))
 
 
-def _window(c: Config) -> int | None:
-    """Return the window that a file gives without naming its layers; None if it gives none."""
-    value = c.get("sliding_window")
-    is_per_layer = isinstance(c.file.get("sliding_window"), list)
-    is_on = c.get("use_sliding_window", True) and type(value) is int and value > 0
-    return value if is_on and not is_per_layer else None
-
-
 def _may_store(c: Config, key: str) -> bool:
     """Return whether a key may change the cache or the weights of layers.
 
@@ -204,7 +201,7 @@ def _may_store(c: Config, key: str) -> bool:
         return not _HARMLESS.search(key)
     if _FFN_WORDS.search(key) and _ORDER_WORDS.search(key):
         return not _NO_ORDER.search(key)
-    value = _value(c.file, key)
+    value = lookup(c.file, tuple(key.split(".")))
     return (
         isinstance(value, list)
         and len(value) == c.layers > 1
@@ -219,7 +216,7 @@ def _may_order(c: Config, key: str) -> bool:
     """
     if any(SIGHT.search(part) for part in key.split(".")):
         return False
-    value = _value(c.file, key)
+    value = lookup(c.file, tuple(key.split(".")))
     if _ORDER_WORDS.search(key) and not _NO_ORDER.search(key):
         return not (isinstance(value, str) and value.lower() in _PLAIN_ATTENTION)
     if is_silent(key):
@@ -228,13 +225,6 @@ def _may_order(c: Config, key: str) -> bool:
         is_text = all(isinstance(item, str) for item in value)
         return not is_text or len({*value}) < len(value)
     return isinstance(value, str) and len(value) >= 4 and 2 * len({*value}) <= len(value)
-
-
-def _value(keys: Any, path: str) -> Any:
-    """Return the value at `KEY.INNER`; None if the path names none."""
-    first, _, inner_path = path.partition(".")
-    result = keys.get(first) if isinstance(keys, dict) else None
-    return _value(result, inner_path) if inner_path else result
 
 
 ACTIVATIONS = [
