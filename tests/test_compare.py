@@ -333,6 +333,22 @@ def test_the_intensity_of_attention_alone(kvcalc: Run) -> None:
     assert found == {"mha": 1.0, "gqa:8": 16.0, "mqa": 128.0, "mla": 128 * (576 + 512) / 576}
 
 
+def test_sparse_attention_has_less_intensity_and_a_lower_bound(kvcalc: Run) -> None:
+    """Per token and layer MLA has 2·128·(576 + 512) FLOPs for 1,152 bytes: 241.8.
+
+    DSA has these FLOPs for 2,048 tokens and 2·64·128 for each index key of 256 bytes: 2,717,908,992 FLOPs for 35,913,728 bytes.
+    """
+    line = "compare deepseek-v3 --variants mla,dsa --context 128k --gpu"
+    mla, dsa = kvcalc(f"{line} h100 --format json").records
+    assert mla["attention_intensity"] == pytest.approx(278_528 / 1152)
+    assert dsa["attention_intensity"] == pytest.approx(2_717_908_992 / 35_913_728)
+    assert mla["basis"] == dsa["basis"] and dsa["roofline_s"] < mla["roofline_s"]
+    # 61 layers read 61 · (1,152 · 131,072 − 35,913,728) bytes less, at 3.35 TB/s
+    shown = " ".join(kvcalc(f"{line} h100 --bounds").out.split())
+    assert "from 241.8 to 75.68" in shown and "12.2 ms instead of 14 ms" in shown
+    assert "from 241.8" not in kvcalc(f"{line.replace('128k', '1k')} h100").out  # all 1,024 tokens are read
+
+
 def test_reductions_are_against_the_first_variant_stored_and_read(kvcalc: Run) -> None:
     """DSA stores 128 more than MLA's 576 elements a token, and reads all index keys but 2,048 latents alone."""
     line = "compare deepseek-v3 --variants mla,dsa,mha --dtype bf16 --context 128k --format json"
