@@ -70,6 +70,23 @@ def test_documented_options_exist(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) 
             assert option in known, f"{path.name}: {option}"
 
 
+CLAIM = re.compile(r"^\|([^|]+)\|([^|]+)\|([^|]+)\|`kvcalc ([^`|]+)`\|$", re.MULTILINE)
+CLAIMS = [row for kind in ("memory", "speed") for row in CLAIM.findall((ROOT / f"docs/explanation/claims-{kind}.md").read_text())]
+
+
+@pytest.mark.parametrize(("claim", "verdict", "figure", "command"), CLAIMS, ids=[row[0] for row in CLAIMS])
+def test_a_claim_has_a_verdict_and_a_figure_that_its_command_prints(
+    kvcalc: Run, claim: str, verdict: str, figure: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    assert verdict.startswith(("right", "rough", "wrong", "depends on"))
+    found = kvcalc(command)
+    assert found.code in (0, 1), found.err
+    numbers = [number.rstrip(".,") for number in re.findall(r"\d[\d.,]*", figure)]
+    printed = [number for number in numbers if number in found.out and len(number) > 1]
+    assert printed or not numbers, found.out
+
+
 FOLDERS = ("tutorials", "how-to", "explanation", "reference")
 PAGES = [path for path in DOCUMENTS if path.parent.name in FOLDERS or path.stem in ("index", "gallery")]
 LINK = re.compile(r"\]\(([^)\s]+)\)")

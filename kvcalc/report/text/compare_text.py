@@ -162,7 +162,7 @@ COMPARE_COLUMNS = columns(
     "kv_cache_bytes stored_reduction read_reduction step_s attention_intensity heads "
     "measured_quality ttft_s max_num_seqs prefill_flops attention kv_cache_read_bytes "
     "bytes_per_token parameters equal_weights_context equal_reads_context roofline_s "
-    "intensity bound",
+    "flops intensity bound",
     inputs="context batch_size kv_cache_dtype",
     optional="tensor_parallel_size dtype engine basis",
     wide="roofline_s intensity bound",
