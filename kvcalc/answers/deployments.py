@@ -40,24 +40,20 @@ def model_words(names: Sequence[str]) -> list[str]:
 
 
 def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]":
-    """Return the models of words and lists, changed by `--set`."""
-    words = model_words(names)
-    check_number("models", MAX_NAMES, words)
-    return _with_distinct_names([model_of(word, changes) for word in words], words)
+    """Return the models of words and lists, changed by `--set`.
 
-
-def _with_distinct_names(models: "list[Model]", words: list[str]) -> "list[Model]":
-    """Return the models; different ones that share a name get the words that were typed.
-
-    Example: `a/m.json` and `b/m.json` are both called `m`, and answers are listed by name.
+    Models that share a name get the words that were typed, because answers are listed by name.
+    Example: `a/m.json` and `b/m.json` are both called `m`.
     """
     from msgspec.structs import replace
 
-    plain = [replace(model, file="", notes=()) for model in models]
-    shared = [any(m.name == other.name and m != other for other in plain) for m in plain]
+    words = model_words(names)
+    check_number("models", MAX_NAMES, words)
+    models = [model_of(word, changes) for word in words]
+    names = [model.name for model in models]
     return [
-        replace(model, name=printable(word, 80)) if is_shared else model
-        for model, word, is_shared in zip(models, words, shared, strict=True)
+        replace(model, name=printable(word, 80)) if names.count(model.name) > 1 else model
+        for model, word in zip(models, words, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import deployments_of, models_of, remarks
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import DeploymentOptions
-from kvcalc.question.options import Question, check_number, read_questions
+from kvcalc.question.options import check_number, read_questions
 from kvcalc.question.serving_options import SchedulingOptions, ServerSettings, Workload
 
 if TYPE_CHECKING:
@@ -21,25 +21,21 @@ MAX_RUNS = 1000
 STATUS_INTERRUPTED = 130
 
 
-class StudyOfRates(Question, frozen=True):
-    """A search for the sustained rate, and a file of all passes."""
-
-    find_rate: bool = False
-    timeline: str = ""
-
-
 def run(
     models: list[str],
     *,
     load: Annotated[dict[str, Any], Workload],
     scheduling: list[SchedulingOptions],
     settings: ServerSettings,
-    study: StudyOfRates,
+    find_rate: bool = False,
+    timeline: str = "",
     deploying: list[DeploymentOptions],
 ) -> Answer:
     """Simulate a server under load, pass by pass."""
     loaded = models_of(models, deploying[0].set_)
-    return serve_answer(deployments_of(loaded, deploying), load, scheduling, settings, study)
+    return serve_answer(
+        deployments_of(loaded, deploying), load, scheduling, settings, find_rate, timeline
+    )
 
 
 def serve_answer(
@@ -47,7 +43,8 @@ def serve_answer(
     load: Mapping[str, Any],
     scheduling: Sequence[SchedulingOptions],
     settings: ServerSettings,
-    study: StudyOfRates = StudyOfRates(),  # noqa: B008
+    find_rate: bool = False,
+    timeline: str = "",
 ) -> Answer:
     """Return the figures of each server under each load.
 
@@ -63,7 +60,7 @@ def serve_answer(
     loads = read_questions(Workload, load)
     check_number("runs", MAX_RUNS, deployments, scheduling, loads)
     points = [*product(deployments, scheduling, loads)]
-    if study.timeline and len(points) > 1:
+    if timeline and len(points) > 1:
         raise UserError(
             "--timeline is of one run",
             "Give one --gpu, --policy, --cache, --rate and --max-concurrency",
@@ -71,7 +68,7 @@ def serve_answer(
     has_load = load.get("rate") or any(
         workload.requests or workload.max_concurrency for workload in loads
     )
-    kind = "search" if study.find_rate else "run" if has_load else "sweep"
+    kind = "search" if find_rate else "run" if has_load else "sweep"
     requests = {workload: sample_workload(workload) for workload in loads}
     total = sum(len(requests[workload]) for *_, workload in points) if kind == "run" else None
     with progress_bar("requests", total) as move:
@@ -87,8 +84,8 @@ def serve_answer(
             f"stopped after {done} of {len(points)} runs; the last record is of the "
             "requests that were done"
         )
-    if study.timeline:
-        _write_timeline(study.timeline, results[0])
+    if timeline:
+        _write_timeline(timeline, results[0])
 
     lengths = _describe_lengths([*requests.values()], load, scheduling)
 
@@ -106,7 +103,7 @@ def serve_answer(
         draw,
         _notes=notes,
         _status=0 if is_complete else STATUS_INTERRUPTED,
-        _is_silent=study.timeline == "-",
+        _is_silent=timeline == "-",
     )
 
 

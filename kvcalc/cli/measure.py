@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 STACK = "torch"
 STATUS_INTERRUPTED = 130
 Tokens = tuple[int, ...]
-# number of steps, if it is known, and a function of (ceilings, progress) that yields results
-Job = tuple[int | None, Callable[[Any, Callable[[str, int], None]], Iterator[Any]]]
 
 
 class MeasureOptions(Question, frozen=True):
@@ -65,19 +63,30 @@ def run(
 
     _check(options, "model" if model else "--variant" if variant else "")
     require_torch()
+    from kvcalc.measure import run as runs
     from kvcalc.measure.ceilings import find_machine, load_note, seed_random
-    from kvcalc.measure.run import measure_settings
 
     machine = find_machine(options.device, options.threads)
-    settings = measure_settings(machine, options.dtype, options.seconds)
+    settings = runs.measure_settings(machine, options.dtype, options.seconds)
     seed_random(options.seed)
     if text := load_note(machine):
         note(text)
     if options.calibration:
         return _calibration_answer(machine, settings, options)
     loaded = model_of(model, set_) if model else None
-    job = _job(loaded, variant, machine, settings, options)
-    results, status = _results(job, machine, settings, options.save_gpu)
+    batches = options.batch_size
+    run_job: Callable[..., Iterator[Any]]
+    if options.generate:
+        lengths = options.prompt_len, options.generate, batches
+        requests = runs.generation_requests(loaded, variant, *lengths, settings.dtype, machine)
+        steps = sum(request.steps for request in requests)
+        run_job = partial(runs.generations, requests, machine)
+    else:
+        models = runs.stacks(loaded, variant, machine)
+        cases = runs.planned(models, options.phase, machine, options.context, batches)
+        steps = len(cases)
+        run_job = partial(runs.measured, cases, settings, machine, note)
+    results, status = _results(steps, run_job, machine, settings, options.save_gpu)
     return _answer(results, options.rows, status)
 
 
@@ -98,35 +107,20 @@ def _check(options: MeasureOptions, layers: str) -> None:
         )
 
 
-def _job(
-    model: Any,
-    variants: list[str],
+def _results(
+    steps: int | None,
+    run_job: Callable[..., Iterator[Any]],
     machine: "Machine",
     settings: "MeasureSettings",
-    options: MeasureOptions,
-) -> Job:
-    """Return the job of `--generate`, or of layers."""
-    from kvcalc.measure import run as runs
-
-    batches = options.batch_size
-    if options.generate:
-        lengths = options.prompt_len, options.generate, batches
-        requests = runs.generation_requests(model, variants, *lengths, settings.dtype, machine)
-        steps = sum(request.steps for request in requests)
-        return steps, partial(runs.generations, requests, machine)
-    models = runs.stacks(model, variants, machine)
-    cases = runs.planned(models, options.phase, machine, options.context, batches)
-    return len(cases), partial(runs.measured, cases, settings, machine, note)
-
-
-def _results(
-    job: Job, machine: "Machine", settings: "MeasureSettings", save_gpu: str
+    save_gpu: str,
 ) -> tuple[list[Any], int]:
     """Measure the ceilings, then run the job. Return its results and the exit status.
 
     Ctrl-C keeps the results so far, if there are any.
 
     Args:
+        steps: Number of steps of the job, if it is known.
+        run_job: Yields results; its arguments are the ceilings and a function for progress.
         save_gpu: If not empty, the machine is saved as a preset of this name, with the rates of all
             dtypes.
 
@@ -137,7 +131,6 @@ def _results(
     from kvcalc.measure.layers.base_layer import DTYPES
     from kvcalc.report.text.measure_text import progress_bar
 
-    steps, run_job = job
     path = preset_path(save_gpu) if save_gpu else None
     dtypes = dict.fromkeys([settings.dtype, "bf16", "fp32", *(DTYPES if path else ())])
     results: list[Any] = []
@@ -221,7 +214,7 @@ def _calibration_answer(
         for row in calibration_rows.measured(shapes, machine, settings.seconds, note, begin):
             yield {**row, "gpu": name}
 
-    records, status = _results((None, rows), machine, settings, options.save_gpu)
+    records, status = _results(None, rows, machine, settings, options.save_gpu)
     text = to_csv(records)
     if options.rows:
         save_text(options.rows, text)

@@ -34,7 +34,6 @@ from kvcalc.records import Record
 from kvcalc.units import format_bytes
 
 FEW_ROWS = (1, 8, 32)  # always sampled
-GRID = 5  # further row counts, evenly spaced from the prompt to the last step
 MAX_SAMPLES = 25  # of the machine's rates in one run
 Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 
@@ -109,9 +108,8 @@ class GenerationRequest(NamedTuple):
     @property
     def rows(self) -> set[int]:
         """Numbers of rows at which products are sampled."""
-        first, last = self.prompt_len, self.tokens - 1
-        grid = [first + (last - first) * i // (GRID - 1) for i in range(GRID)]
-        return {*FEW_ROWS, *(self.batch_size * tokens for tokens in (1, *grid))}
+        lengths = 1, self.prompt_len, self.tokens - 1
+        return {*FEW_ROWS, *(self.batch_size * tokens for tokens in lengths)}
 
 
 def check(request: GenerationRequest, machine: Machine) -> None:
