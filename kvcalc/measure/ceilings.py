@@ -68,12 +68,6 @@ class Machine(NamedTuple):
         return self.device.type == "cuda"
 
     @property
-    def vendor(self) -> str:
-        if self.cuda and not torch.version.hip:
-            return "NVIDIA"
-        return "AMD" if self.cuda or "AMD" in self.name else "CPU"
-
-    @property
     def clock(self) -> str:
         """Clock of the times: events (GPU), cpu (one thread) or wall."""
         return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
@@ -367,7 +361,7 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
     rates = ceilings.flops_per_s
     return Gpu(
         name=name,
-        vendor=machine.vendor,
+        vendor=machine.name.partition(" ")[0],
         memory_bytes=machine.memory_bytes,
         bandwidth_bytes_per_s=ceilings.bandwidth_bytes_per_s,
         flops_per_s=rates,

@@ -33,7 +33,6 @@ ACTIVATION_ELEMENTS = 1 << 18
 KEYS_SHAPE = (16, 2048, 128)  # heads, tokens and width of a sample of keys
 MIN_KEY_COPIES = 2
 KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
-CLOSE = 1.5  # a time within this factor of its bound needs no other reason
 
 
 class Bound(NamedTuple):
@@ -73,23 +72,6 @@ def count_operations(step: Callable[[], object]) -> int:
     with torch.no_grad(), OperationCount() as count:
         step()
     return count.calls
-
-
-def difference(bound: Bound, measured_s: float, launching_s: float, is_resident: bool) -> str:
-    """Return in a word why a time differs from its bound.
-
-    Args:
-        bound: The bound on the measured ceilings.
-        measured_s: Measured seconds.
-        launching_s: Seconds to launch the operations.
-        is_resident: Whether the data fits the last-level cache.
-    """
-    ratio = measured_s / bound.seconds
-    if launching_s >= measured_s / 2:
-        return "launch-bound"
-    if is_resident or ratio < 1 / CLOSE:
-        return "cache-resident"
-    return f"{bound.limit}-bound" if ratio <= CLOSE else "kernel"
 
 
 class MachineRates(NamedTuple):

@@ -35,7 +35,6 @@ from kvcalc.measure.expected import (
     all_heads_per_key,
     bound_of,
     count_operations,
-    difference,
 )
 from kvcalc.measure.generation import GenerationRequest, Progress, check, generated
 from kvcalc.measure.layers.base_layer import DTYPES, LayerCache, fill, storage_bytes
@@ -153,14 +152,12 @@ def _timed_columns(
     settings: MeasureSettings,
     machine: Machine,
 ) -> Record:
-    """Time the calls, and return prediction, bound, time, spread, shares of the ceilings and the
-    difference."""
+    """Time the calls, and return prediction, bound, time, spread and shares of the ceilings."""
     gpu = rates.gpu
     bound = bound_of(operators, gpu)
     time = timed(calls, machine, settings.seconds)
     host_calls = 0 if time.graph else count_operations(calls[0])
     predicted_s = rates.pass_seconds(operators, host_calls)
-    is_resident = bound.limit == "memory" and bound.bytes * len(calls) <= machine.cache_bytes
     return {
         "predicted_s": predicted_s,
         "bound_s": bound.seconds,
@@ -173,7 +170,6 @@ def _timed_columns(
         "flops": bound.flops,
         "bandwidth_share": bound.bytes / time.median / gpu.bandwidth_bytes_per_s,
         "flops_share": bound.flops / time.median / gpu.flops_per_s[settings.dtype],
-        "difference": difference(bound, time.median, host_calls * rates.host_s, is_resident),
     }
 
 
@@ -236,7 +232,6 @@ def generations(
 
 
 PHASES = ("decode", "prefill")
-MAX_CASES = 2000
 # Heads of the standard layer, seconds, batch sizes and contexts by device: on a CPU all variants in
 # a minute or two.
 HEADS = {"cpu": 16, "cuda": 32}
@@ -285,8 +280,7 @@ def planned(
 ) -> list[Case]:
     """Return the cases in the order variant, phase, batch size, context.
 
-    Empty lists mean the defaults of the device. Raises UserError for a layer without a torch twin,
-    or too many cases.
+    Empty lists mean the defaults of the device. Raises UserError for a layer without a torch twin.
     """
     device = machine.device.type
     cases = []
@@ -296,10 +290,6 @@ def planned(
         batch_sizes = batches or BATCHES[device][case_phase]
         for sizes in product(batch_sizes, contexts or CONTEXTS[device][case_phase]):
             cases.append(Case(name, model, case_phase, *sizes))
-    if len(cases) > MAX_CASES:
-        raise UserError(
-            f"{len(cases):,} cases are too many: one run measures at most {MAX_CASES:,}"
-        )
     with torch.device("meta"):
         for model in models.values():
             build_mixers(model)

@@ -171,7 +171,6 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     flops: Annotated[int, "FLOPs of matrix products"]
     bandwidth_share: Annotated[float, "reached part of the measured bandwidth"]
     flops_share: Annotated[float, "reached part of the measured matrix rate"]
-    difference: Annotated[str, "main reason of a longer time, in a word"]
     attention_predicted_s: Annotated[
         float, Figure("predicted_s of attention only", "attention: predicted")
     ]
@@ -212,7 +211,6 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     attention_flops_share: Annotated[
         float, Figure("flops_share of attention only", "of FLOP/s", "{:.0%}")
     ]
-    attention_difference: Annotated[str, Figure("difference of attention only", "because")]
     allocator_bytes: Annotated[
         IntOrNull,
         Figure(

@@ -25,7 +25,7 @@ from kvcalc.measure.ceilings import (
     preset_path,
     save,
 )
-from kvcalc.measure.expected import Bound, bound_of, count_operations, difference
+from kvcalc.measure.expected import bound_of, count_operations
 from kvcalc.measure.layers.base_layer import CacheRows, Parameters
 from kvcalc.measure.run import MeasureSettings, measure, measured, needed_bytes, operators_of
 from kvcalc.model.precision import Precision
@@ -186,19 +186,6 @@ def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
     assert load_note(machines[0]).partition(";")[0] == note
     ceilings.core_share.cache_clear()
     torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("measured_s", "limit", "launches", "is_resident", "reason"),
-    [
-        (20.0, "memory", 15, False, "launch-bound"), (1.0, "memory", 0, True, "cache-resident"),
-        (0.5, "memory", 0, False, "cache-resident"), (1.4, "memory", 0, False, "memory-bound"),
-        (1.4, "compute", 0, False, "compute-bound"), (3.0, "memory", 1, False, "kernel"),
-    ],
-)  # fmt: skip
-def test_why_a_time_differs(measured_s: float, limit: str, launches: int, is_resident: bool, reason: str) -> None:
-    """The bound is 1 s, and a launch takes 1 s."""
-    assert difference(Bound(1.0, limit, 100, 100), measured_s, launches, is_resident) == reason
 
 
 def test_a_view_is_an_operation_of_the_host() -> None:

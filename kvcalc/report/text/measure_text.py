@@ -56,7 +56,7 @@ MEASURE_COLUMNS = columns(
     MeasuredLayerRecord,
     "variant phase batch_size context attention_predicted_s attention_measured_s attention_ratio "
     "attention_predicted_speedup attention_measured_speedup cache_error attention_bound_s "
-    "attention_difference ratio predicted_s measured_s bound_s spread predicted_bytes "
+    "ratio predicted_s measured_s bound_s spread predicted_bytes "
     "allocated_bytes allocator_bytes attention_bandwidth_share attention_flops_share attention",
     inputs="batch_size context",
     formats=MEASURE_FORMATS,
