@@ -105,13 +105,8 @@ def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
     from kvcalc.library.load import gpu_record
     from kvcalc.report.text.tables import gpu_table
 
-    def draw() -> "list[Chart]":
-        from kvcalc.report.charts.fit_plot import peaks_chart
-
-        return [peaks_chart(gpus)]
-
     records = [gpu_record(gpu) for gpu in gpus]
-    return Answer(records, lambda: [gpu_table(records)], draw)
+    return Answer(records, lambda: [gpu_table(records)])
 
 
 def run_schema(command: str) -> None:

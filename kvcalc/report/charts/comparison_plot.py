@@ -155,16 +155,6 @@ def measured_times_chart(name: str, times: "MeasuredTimes") -> Chart:
     return predicted_against_measured(times.times_us, about)
 
 
-FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("KV cache stored", "kv_cache_bytes", bytes_tick),
-    ("Read by a decode step", "kv_cache_read_bytes", bytes_tick),
-    ("Attention's FLOP per byte read", "attention_intensity", "{:,.3g}".format),
-    ("Decode step", "time_s", time_tick),
-)
-MAX_ROWS = 12  # rows of a heat map
-Rows = dict[str, list[Record]]
-
-
 def compare_chart(
     deployments: "Sequence[TimedDeployment]",
     records: Sequence[Record],
@@ -179,45 +169,36 @@ def compare_chart(
     """
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
-    timed_rows = comparable(records) if is_timed else records
+    timed_rows = comparable(records) if is_timed else []
     _, names = deployment_names(deployments)
     loads = [*dict.fromkeys(map(_load, records))]
-    shown_loads = loads[: max(1, MAX_ROWS // len(deployments))]
-    rows: Rows = {}
-    for index, record in enumerate(records):
-        load = _load(record)
-        words = [
-            names[index * len(deployments) // len(records)],
-            load if len(shown_loads) > 1 else "",
-        ]
-        if load in shown_loads:
-            row = ", ".join(filter(None, words)) or deployments[0].gpu.name
-            rows.setdefault(row, []).append(record)
-    charts = []
-    for title, key, tick in FIGURES[: 4 if is_timed else 3]:
-        is_drawn = {
-            n: row for n, row in rows.items() if key != "time_s" or row[0] in timed_rows
-        }
-        if key == "attention_intensity" and first.get("computed_in"):
-            num_variants = len(next(iter(rows.values())))
-            charts.append(
-                _attention_roof(deployments[0].gpu, records[:: len(loads)][:num_variants])
-            )
-            continue
-        if tick is bytes_tick and any(record["gpus"] > 1 for record in records):
-            title += " per GPU"
-        charts.append(_figure_chart(title, key, tick, is_drawn))
+    per_gpu = " per GPU" * any(record["gpus"] > 1 for record in records)
+    count = len(records) // len(deployments)
+    groups = [
+        [r for r in records[start : start + count] if _load(r) == loads[0]]
+        for start in range(0, len(records), count)
+    ]
+    rows = groups[0]
+    charts = [
+        _bars(f"KV cache stored{per_gpu}", "kv_cache_bytes", rows, bytes_tick),
+        _bars(f"Read by a decode step{per_gpu}", "kv_cache_read_bytes", rows, bytes_tick),
+        _attention_roof(deployments[0].gpu, rows)
+        if first.get("computed_in")
+        else _bars("Attention's FLOP per byte read", "attention_intensity", rows, plain_tick),
+    ]
+    for deployment, name, group in zip(deployments, names, groups, strict=True):
+        if group[0] in timed_rows:
+            title = f"Decode step: {name or deployment.gpu.name}"
+            steps = [{**r, "time_s": r["time_s"] or r["roofline_s"]} for r in group]
+            charts.append(_bars(title, "time_s", steps, time_tick))
     gpus = [deployment.gpu for deployment in deployments] if is_timed else []
     curves = [cache_vs_context(row, first["batch_size"], gpus) for row in sweep]
     charts += {str(curve.series): curve for curve in curves}.values()
-    about = [*loads] if len(loads) == 1 else []
-    if len(shown_loads) < len(loads):
-        about = [f"the first {len(shown_loads)} of {len(loads)} requested loads"]
+    about = [loads[0] if len(loads) == 1 else f"{loads[0]}, the first of {len(loads)} loads"]
     if is_timed:
         about.append(time_note(records))
-    if len(timed_rows) < len(records):
-        names = [*dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)]
-        about.append(f"steps without a prediction are not drawn: {', '.join(names)}")
+        if undrawn := [*dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)]:
+            about.append(f"steps without a prediction are not drawn: {', '.join(undrawn)}")
     over = (compared(deployments, records), "; ".join(about))
     return joined([charts[0]._replace(over=over), *charts[1:]])
 
@@ -245,39 +226,13 @@ def _load(record: Record) -> str:
     return f"{record['batch_size']:,} × {record['context']:,} tokens"
 
 
-def _figure_chart(title: str, key: str, tick: Callable[[float], str], rows: Rows) -> Chart:
-    """Return a figure of each variant: bars if it is equal in all rows, otherwise a heat map.
-
-    A cell is the darker the larger its figure is. A step without a prediction shows its bound.
-    """
-    first = next(iter(rows.values()))
-    variants = _variant_names(first)
-    is_time = key == "time_s"
-    values = {
-        name: [float(r[key] or (r["roofline_s"] if is_time else 0) or 0) for r in row]
-        for name, row in rows.items()
-    }
-    first_values = next(iter(values.values()))
-    if len(rows) == 1 or (not is_time and all(row == first_values for row in values.values())):
-        if is_time:
-            title += f": {next(iter(rows))}"
-            variants = [
-                variant + ": does not fit" * (record["fits"] is False)
-                for variant, record in zip(variants, first, strict=True)
-            ]
-        return bar_chart(title, "", variants, first_values, tick)
-    logs = [math.log(value) for row in values.values() for value in row if value]
-    low, high = min(logs), max(logs)
-    series = []
-    about = ""
-    for name, row in reversed(values.items()):
-        depths = [(math.log(v) - low) / (high - low or 1.0) if v else 0.0 for v in row]
-        for column, record in enumerate(rows[name]):
-            if is_time and record["fits"] is False:
-                depths[column] = -1.0
-                about = "orange: does not fit in the memory"
-        series.append(Series(name, (), depths, "cells", labels=[*map(tick, row)]))
-    return Chart(title, about, Axis(""), Axis(""), series, variants)
+def _bars(title: str, key: str, rows: Sequence[Record], tick: Callable[[float], str]) -> Chart:
+    """Return bars of a figure of each variant."""
+    names = _variant_names(rows)
+    if key == "time_s":
+        texts = [": does not fit" * (record["fits"] is False) for record in rows]
+        names = [name + text for name, text in zip(names, texts, strict=True)]
+    return bar_chart(title, "", names, [float(r[key] or 0) for r in rows], tick)
 
 
 POINTS = "a point is a deployment that no other beats in both"

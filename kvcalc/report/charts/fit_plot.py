@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
-    FLOPS_AXIS,
     Axis,
     Chart,
     Series,
@@ -131,9 +129,6 @@ def allocations_chart(run: "AllocationRun") -> Chart:
 
 
 RATE_AXIS = Axis("bytes per second", tick=si_tick("B/s"))
-MAX_POINTS = 8  # GPUs whose ridge points are written
-MAX_NAMES = 24  # GPUs that are named
-RIDGES = (25, 50, 100, 200, 400)  # FLOP per byte of the diagonals
 
 
 def hierarchy_chart(gpu: Gpu) -> Chart:
@@ -159,60 +154,3 @@ def hierarchy_chart(gpu: Gpu) -> Chart:
     x = Axis("size", tick=bytes_tick)
     title = f"{gpu.name}: rates and sizes of its memories"
     return Chart(title, "; ".join(about), x, RATE_AXIS, [path, *points, *links])
-
-
-def peaks_chart(gpus: Sequence[Gpu]) -> Chart:
-    """Return bf16 (else fp16) peaks over bandwidths, with diagonals of equal ridge points.
-
-    Raises:
-        UserError: No GPU has such a peak.
-    """
-    cards = {gpu.name: gpu for gpu in gpus}.values()
-    ranked = sorted((gpu for gpu in cards if gpu.knee), key=lambda gpu: gpu.knee or 0.0)
-    if not ranked:
-        raise UserError(
-            "there is no matrix peak in bf16 or fp16 to draw",
-            "`kvcalc gpus` lists the GPUs that have one",
-        )
-    bandwidths = [gpu.bandwidth_bytes_per_s for gpu in ranked]
-    ends = [min(bandwidths) / 1.3, max(bandwidths) * 1.3]
-    first, last = ranked[0], ranked[-1]
-    low, high = first.knee or 0.0, last.knee or 0.0
-    diagonals = [
-        Series(f"ridge point {ridge}", ends, [ridge * end for end in ends], "quiet")
-        for ridge in RIDGES
-        if low / 2 < ridge < 2 * high
-    ]
-    about = (
-        "dense datasheet peaks in bf16, else fp16; ridge point: FLOP per byte above which GEMMs "
-        "are compute-bound"
-    )
-    if len(cards) > len(ranked):
-        about += f"; {len(cards) - len(ranked)} without such a peak are left out"
-    title = "Peak over bandwidth"
-    if high > low:
-        title += (
-            f": ridge points from {low:.0f} ({first.name}) to {high:.0f} ({last.name}) FLOP/B"
-        )
-    x = Axis("memory bandwidth", tick=RATE_AXIS.tick)
-    return Chart(title, about, x, FLOPS_AXIS, [*diagonals, *_peak_points(ranked)])
-
-
-def _peak_points(gpus: Sequence[Gpu]) -> list[Series]:
-    """Return the points of each vendor. Equal GPUs share a name."""
-    places: dict[tuple[float, float], list[Gpu]] = {}
-    for gpu in gpus:
-        peak = (gpu.knee or 0.0) * gpu.bandwidth_bytes_per_s
-        places.setdefault((gpu.bandwidth_bytes_per_s, peak), []).append(gpu)
-    vendors: dict[str, list[tuple[float, float, str]]] = {}
-    for (x, y), same in places.items():
-        text = ", ".join(gpu.name for gpu in same)
-        if len(places) <= MAX_POINTS:
-            text += f": ridge point {same[0].knee:.0f}"
-        vendors.setdefault(same[0].vendor, []).append((x, y, text))
-    series = []
-    for vendor, points in vendors.items():
-        xs, ys, texts = zip(*points, strict=True)
-        labels = texts if len(places) <= MAX_NAMES else ()
-        series.append(Series("" if labels else vendor, xs, ys, "points", labels=labels))
-    return series
