@@ -68,11 +68,16 @@ decode:
   containers: [{name: vllm, modelCommand: vllmServe, args: [--enforce-eager]}]
 prefill: {create: false, containers: [{name: vllm, modelCommand: vllmServe}]}
 """
-NVIDIA = "printf 'NVIDIA H100 80GB HBM3, 81559, 20480\\nNVIDIA H100 80GB HBM3, 81559, 0\\n'"
+NVIDIA = """case "$*" in
+*compute-apps*) printf 'GPU-a, python3, 12000\\nGPU-a, ollama, 8000\\n' ;;
+*) printf 'GPU-a, NVIDIA H100 80GB HBM3, 81559, 20480\\nGPU-b, NVIDIA H100 80GB HBM3, 81559, 0\\n' ;;
+esac"""
 AMD = """case "$1" in
 static) echo '{"gpu_data": [{"gpu": 0, "asic": {"market_name": "AMD Instinct MI300X"}}]}' ;;
 metric) echo '[{"gpu": 0, "mem_usage":
   {"total_vram": {"value": 196592, "unit": "MB"}, "used_vram": {"value": 20480, "unit": "MB"}}}]' ;;
+*) echo '[{"gpu": 0, "process_list":
+  [{"process_info": {"name": "vllm", "memory_usage": {"vram_mem": {"value": 21474836480, "unit": "B"}}}}]}]' ;;
 esac"""
 
 
@@ -144,7 +149,7 @@ def test_gpus_of_this_machine(
     split = "--tp 2" if tool == "nvidia-smi" else ""
     refused = kvcalc(f"fit llama-3.1-8b --gpu auto {split}")
     assert refused.code == 1
-    assert "GPU 0: 20.00 GiB are in use" in refused.err
+    assert "vllm 20.00 GiB" in refused.err or "python3 11.72 GiB, ollama 7.81 GiB" in refused.err
     found = kvcalc(f"fit llama-3.1-8b --gpu auto {split} --gpu-memory-utilization 0.7 --format json").records[0]
     assert (found["fits"], found["gpu"], found["startup_bytes"]) == (True, gpu, 20 << 30)
     assert kvcalc("fit llama-3.1-8b --gpu auto --tp 4").code == 2

@@ -122,7 +122,7 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
 
 
 def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
-    """Return a GPU of this machine, the bytes that are in use on each, and notes.
+    """Return a GPU of this machine, the bytes that are in use on each, and notes on their users.
 
     The GPUs are the `num_gpus` of the first GPU's model with the least memory in use. The bytes
     are those of the fullest of them.
@@ -130,6 +130,7 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
     Raises:
         UserError: The machine has no GPU, or too few.
     """
+    from kvcalc.errors import few
     from kvcalc.library.load import machine_gpu
     from kvcalc.library.machine import read_machine
     from kvcalc.units import format_bytes
@@ -142,11 +143,12 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
             "Give a smaller --tp",
         )
     freest = sorted(same, key=lambda gpu: gpu.used_bytes)[:num_gpus]
-    notes = [
-        f"GPU {gpu.number}: {format_bytes(gpu.used_bytes)} are in use"
-        for gpu in freest
-        if gpu.used_bytes
-    ]
+    notes = []
+    for gpu in (gpu for gpu in freest if gpu.used_bytes):
+        sizes = sorted(gpu.processes.items(), key=lambda item: -item[1])
+        users = few([f"{name} {format_bytes(size)}" for name, size in sizes])
+        text = f"GPU {gpu.number}: {format_bytes(gpu.used_bytes)} are in use"
+        notes.append(f"{text}{f' ({users})' if users else ''}")
     numbers = sorted(gpu.number for gpu in freest)
     if numbers != list(range(num_gpus)):
         words = ",".join(map(str, numbers))

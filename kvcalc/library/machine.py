@@ -1,10 +1,13 @@
-"""The GPUs of this machine and their memory, from the tools of the drivers.
+"""The GPUs of this machine, their memory and its users, from the tools of the drivers.
 
-The tools are nvidia-smi, amd-smi, and sysctl on macOS. Their units MB and MiB are both 2^20 bytes.
+The tools are nvidia-smi, amd-smi, and sysctl on macOS. Their units MB and MiB are both
+2^20 bytes.
 """
 
 import re
 import subprocess
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,12 +26,14 @@ class MachineGpu(NamedTuple):
         number: Its place in the tool's list.
         name: The driver's name.
         memory_bytes, used_bytes: Total memory, and memory in use; 0 if unknown.
+        processes: Bytes of the processes that use it, by name.
     """
 
     number: int
     name: str
     memory_bytes: int
     used_bytes: int = 0
+    processes: Mapping[str, int] = {}
 
 
 def read_machine() -> list[MachineGpu]:
@@ -70,12 +75,19 @@ def _whole(value: Any) -> int:
 
 def _read_nvidia() -> list[MachineGpu]:
     """Return the GPUs that nvidia-smi lists."""
-    query = "--query-gpu=name,memory.total,memory.used"
-    text = _output("nvidia-smi", query, "--format=csv,noheader,nounits")
-    rows = [line.split(",") for line in text.splitlines()]
+
+    def rows(query: str) -> list[list[str]]:
+        text = _output("nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits")
+        return [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+
+    gpus = [row for row in rows("gpu=uuid,name,memory.total,memory.used") if len(row) == 4]
+    processes: dict[str, Counter[str]] = {uuid: Counter() for uuid, *_ in gpus}
+    for uuid, *names, size in rows("compute-apps=gpu_uuid,process_name,used_memory"):
+        if uuid in processes:
+            processes[uuid][",".join(names)] += _whole(size) << 20
     return [
-        MachineGpu(index, row[0].strip(), _whole(row[1]) << 20, _whole(row[2]) << 20)
-        for index, row in enumerate(row for row in rows if len(row) == 3)
+        MachineGpu(index, name, _whole(total) << 20, _whole(used) << 20, processes[uuid])
+        for index, (uuid, name, total, used) in enumerate(gpus)
     ]
 
 
@@ -91,12 +103,17 @@ def _read_amd() -> list[MachineGpu]:
         value, unit = (lookup(row, (*path, key)) for key in ("value", "unit"))
         return _whole(value) * UNIT_BYTES.get(unit, 1 << 20)
 
-    static = rows("static", "--asic")
+    static, processes = rows("static", "--asic"), rows("process")
     gpus = []
     for index, row in rows("metric", "--mem-usage").items():
+        sizes: Counter[str] = Counter()
+        for item in lookup(processes.get(index), ("process_list",)) or ():
+            name = lookup(item, ("process_info", "name"))
+            if name:
+                sizes[name] += size(item, "process_info", "memory_usage", "vram_mem")
         name = lookup(static.get(index), ("asic", "market_name")) or ""
         memory, used = (size(row, "mem_usage", f"{kind}_vram") for kind in ("total", "used"))
-        gpus.append(MachineGpu(index, name, memory, used))
+        gpus.append(MachineGpu(index, name, memory, used, sizes))
     return gpus
 
 
