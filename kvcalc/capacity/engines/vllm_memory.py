@@ -40,7 +40,7 @@ from kvcalc.layers.weights import Formats, Weight, WeightKind
 from kvcalc.model.memory import checkpoint_share, walk_stage
 from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import stages
-from kvcalc.storage.quantization import WeightFormat, family
+from kvcalc.storage.quantization import WeightFormat
 
 # that a pass without a cache keeps free for an indexer (envs.py: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
 LOGITS_BYTES = 512 * MIB
@@ -292,8 +292,6 @@ WAITING = 3.8  # residual streams that stay with a layer's widest part: fitted o
 SORT, SORT_FEW, KERNEL = 38, 50, 14
 MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
 L2_BYTES = 50 * MIB
-DEEP_GEMM = (0, 17, 0)  # first release that no longer runs experts with DeepGEMM
-SHARED_WORKSPACE = (0, 14, 0)  # first release in which the workspace of experts stays
 MAX_IMAGES = 999  # in a prompt without a limit (config/multimodal.py)
 # bytes per 8 requests and entry of the vocabulary: counts in int32, a bit mask
 # (gpu/sample/penalties.py, 0.28)
@@ -496,47 +494,27 @@ def experts_workspace(start: EngineStartup) -> int:
     """Return the bytes of the experts' workspace if it stays from the first layer on, also during
     the sample; else 0.
 
-    T·e·rows·(max(2·I, D) + max(I, D)). It stays for experts in 8 or 16 bits from 0.14 on, and for
-    DeepSeek-V4's (v1/worker/workspace.py). The rows that a prefill of very long sequences gathers
-    there do not count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
+    T·e·rows·(max(2·I, D) + max(I, D)). It stays for experts in 8 or 16 bits and for DeepSeek-V4's
+    (v1/worker/workspace.py). The rows that a prefill of very long sequences gathers there do not
+    count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
     """
     stored_formats = kept(start.model, expert_formats, start.formats)
-    is_old = start.release.since < SHARED_WORKSPACE
-    if not compressed_attention(start) and (is_old or any(f.bits < 8 for f in stored_formats)):
+    if not compressed_attention(start) and any(f.bits < 8 for f in stored_formats):
         return 0
     return int(start.tokens * _part_widths(start)[0] * start.formats.element_bytes)
 
 
 def _part_widths(start: EngineStartup) -> tuple[float, float]:
-    """Return `part_widths` of a stage.
-
-    DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell to 0.16
-    (fused_moe/deep_gemm_moe.py). Then Triton and FlashInfer come first (fused_moe/oracle/fp8.py,
-    0.17.1).
-    """
-    is_deep_gemm = (
-        start.release.since < DEEP_GEMM
-        and _is_large(start)
-        and any(
-            family(stored_format.name) == "fp8_block128"
-            for stored_format in kept(start.model, expert_formats, start.formats)
-        )
-    )
-    tokens = start.tokens if is_deep_gemm else 0
-    return kept(start.model, part_widths, start.ranks, start.stage, tokens)
+    """Return `part_widths` of a stage."""
+    return kept(start.model, part_widths, start.ranks, start.stage)
 
 
-def part_widths(
-    model: Model, ranks: Parallelism, stage: int, padded_tokens: int
-) -> tuple[float, float]:
+def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, float]:
     """Return elements per token on one rank, for the experts' two workspaces in the stage's widest
     layer and for the widest other part.
 
     Workspaces have rows·(max(2·I, D) + max(I, D)). Rows are top-k. A gated FFN has 3·I elements,
     another 2·I, attention the sum of its projections.
-
-    Args:
-        padded_tokens: Tokens whose rows DeepGEMM pads to 128 per expert; 0 for other kernels.
     """
     experts, other = 0.0, 0.0
     for kind, count in stages(model, ranks.pp)[stage].counts.items():
@@ -544,10 +522,9 @@ def part_widths(
         for part in (*layer.parts, *layer.shared) if count else ():
             local = {w.name: w.local(ranks) for w in part.weights(model.hidden_size)}
             if up := local.get("experts.up"):
-                padding = up.copies * 127 / padded_tokens if padded_tokens else 0
                 hidden = up.outputs * (2 if "experts.gate" in local else 1)
                 row = max(hidden, up.inputs) + max(up.outputs, up.inputs)
-                experts = max(experts, (up.active + padding) * row)
+                experts = max(experts, up.active * row)
                 width = 3 * local["shared.up"].outputs if "shared.up" in local else 0
             elif up := local.get("up"):
                 width = up.outputs * (3 if "gate" in local else 2)
