@@ -103,15 +103,9 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         refusal = None
         for tp, dp, ep in self._widths(model):
             sizes = self.pp or range(1, model.layers + 1)
-            stages = [pp for pp in sizes if tp * dp * pp <= self.max_gpus]
-            if not stages:
-                continue
-            try:
-                check(model, Parallelism(tp, 1, dp, ep))
-            except UserError as error:
-                refusal = error
-                continue
-            for pp in stages:
+            for pp in sizes:
+                if tp * dp * pp > self.max_gpus:
+                    continue
                 try:
                     ranks = Parallelism(tp, pp, dp, ep)
                     check(model, ranks)
@@ -266,39 +260,28 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
     """Return the price per hour of each GPU model.
 
     Args:
-        text: `h100=2.5,h200=3`, one number for one GPU model, or a YAML file.
+        text: `h100=2.5,h200=3`, or one number for one GPU model.
 
     Raises:
         UserError: A GPU is unknown, a price is wrong, or one number is for several GPU models.
     """
-    lines: dict[tuple[str | int, ...], int] = {}
     if not text:
         return {}
-    if text.lower().endswith((".yaml", ".yml")):
-        data, lines = parse_yaml(read_text(Path(text), MOST_YAML), text)
-        pairs = [(name, str(price)) for name, price in data.items()]
-    elif "=" in text:
+    if "=" in text:
         words = [word.partition("=") for word in items_of(text, "price-per-hour")]
         pairs = [(name, price) for name, _, price in words]
     elif ":" in text or len(gpus) != 1:
         problem = "not a price" if ":" in text else f"one price for {len(gpus)} GPU models"
-        hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
-        raise UserError(f"price-per-hour {text!r} is {problem}", hint)
+        raise UserError(f"price-per-hour {text!r} is {problem}", "Write h100=2.5,h200=3.1")
     else:
         pairs = [(gpus[0].name, text)]
     known = {gpu.name: gpu for gpu in gpus}
     prices = {}
     for name, word in pairs:
-        try:
-            gpu = known.get(name.strip()) or load_gpu(name)
-            price = parse_number(word, f"price of {gpu.name}")
-            if not price:
-                raise UserError(f"price of {gpu.name} {word!r} is not above 0")
-        except UserError as error:
-            if not lines or error.where:
-                raise
-            raise UserError(error.what, error.hint, f"{text}, line {lines[name,]}") from None
-        prices[gpu.name] = price
+        gpu = known.get(name.strip()) or load_gpu(name)
+        prices[gpu.name] = parse_number(word, f"price of {gpu.name}")
+        if not prices[gpu.name]:
+            raise UserError(f"price of {gpu.name} {word!r} is not above 0")
     return prices
 
 

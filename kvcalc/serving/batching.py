@@ -38,7 +38,7 @@ from kvcalc.serving.cache_accounting import (
 from kvcalc.serving.requests import ArrivalQueue
 from kvcalc.serving.speculation import Drafting
 from kvcalc.serving.step_timers import (
-    AnyStepTimer,
+    StepTimer,
     StepTimeSegment,
 )
 
@@ -224,7 +224,7 @@ class ServerSetup(NamedTuple):
     """
 
     pool: Pool
-    steps: AnyStepTimer
+    steps: StepTimer
     limits: Limits
     scheduling: Scheduling = MIXED
     prefix_hit_rate: float = 0.0

@@ -25,7 +25,6 @@ from kvcalc.serving.requests import Clients, Requests, clients_of, sample_worklo
 from kvcalc.serving.simulation import KVTransfer, Served, scheduling_of, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
 from kvcalc.serving.step_timers import (
-    AnyStepTimer,
     InterpolatedStepTimer,
     SpeculativeStepTimer,
     StepTimer,
@@ -359,7 +358,7 @@ class Server:
             num_seqs = max(1, min(num_seqs, tokens // queries))
         return Limits(num_seqs, tokens)
 
-    def _make_timer(self, max_len: int) -> AnyStepTimer:
+    def _make_timer(self, max_len: int) -> StepTimer:
         """Return the timer of passes with requests of up to `max_len` tokens."""
         limits, drafting = self.limits, self.drafting
         if self.policy != "continuous":

@@ -359,7 +359,7 @@ class InterpolatedStepTimer(StepTimer):
         return parts
 
 
-class SpeculativeStepTimer(NamedTuple):
+class SpeculativeStepTimer(StepTimer):
     """Times passes of a server with a draft model.
 
     Decodes are verifications. The draft processes the prompts too, and runs one decode pass per
@@ -370,24 +370,15 @@ class SpeculativeStepTimer(NamedTuple):
         draft: Timer of the draft model.
     """
 
-    target: InterpolatedStepTimer
-    draft: InterpolatedStepTimer
-    drafting: Drafting
-
-    @property
-    def queries(self) -> int:
-        return self.target.queries
-
-    @property
-    def ranks(self) -> int:
-        return self.target.ranks
-
-    @property
-    def stages(self) -> int:
-        return self.target.stages
+    def __init__(
+        self, target: InterpolatedStepTimer, draft: InterpolatedStepTimer, drafting: Drafting
+    ) -> None:
+        super().__init__(target.deployment, target.queries)
+        self.target = target
+        self.draft = draft
+        self.drafting = drafting
 
     def reset(self) -> None:
-        """Start a new run."""
         self.target.reset()
         self.draft.reset()
 
@@ -402,8 +393,4 @@ class SpeculativeStepTimer(NamedTuple):
         return StepTimeSegment(seconds)
 
     def _draft_seconds(self, count: int, context: float) -> float:
-        return self.drafting.drafted * self.draft.line(count, context).first
-
-
-# timers of either kind of batching
-AnyStepTimer: TypeAlias = StepTimer | SpeculativeStepTimer
+        return (self.queries - 1) * self.draft.line(count, context).first

@@ -42,6 +42,7 @@ from kvcalc.timing.kernel_models.kernel_model import Array, figures_of
 from kvcalc.timing.kernel_models.mla import MlaModule
 from kvcalc.timing.kernel_times import mla_kernels_us
 from kvcalc.timing.rows import (
+    MAX_LINES,
     SERVING,
     MeasuredRow,
     MeasurementFile,
@@ -193,24 +194,16 @@ def _kernels_us(
 
 
 KEYS = ("op", "gpu", "framework", "dtype", "model", "client")
-MAX_LINES = 5  # lines in a remark
 # Pairs of columns of a group, measured and predicted.
 PAIRS = {"roofline": [0, 1], "ttft": [3, 5], "throughput": [4, 6]}
 
 
 def remarks(v: Validation) -> list[str]:
     """Return sentences on the invalid rows and unknown GPUs of a file, with the first lines."""
-    sentences = []
-    path, invalid = v.table.path, v.table.invalid
-    if invalid:
-        num_more = len(invalid) - MAX_LINES
-        more = f"; and {num_more:,} more" if num_more > 0 else ""
-        rows = "row" if len(invalid) == 1 else "rows"
-        first = "; ".join(invalid[:MAX_LINES])
-        sentences.append(f"{path}: {len(invalid):,} {rows} cannot be read ({first}{more})")
+    sentences = [v.table.remark] if v.table.invalid else []
     for (name, op), lines in v.unknown.items():
         about = f"{len(lines):,} rows of {op} (lines {', '.join(lines[:MAX_LINES])} …)"
-        sentences.append(f"{path}: unknown GPU {printable(name, 60)!r}: {about}")
+        sentences.append(f"{v.table.path}: unknown GPU {printable(name, 60)!r}: {about}")
     return sentences
 
 

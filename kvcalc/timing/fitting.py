@@ -505,9 +505,7 @@ def chosen_rows(
     """
     for table in tables:
         if table.invalid:
-            first = "; ".join(table.invalid[:3])
-            more = " …" if len(table.invalid) > 3 else ""
-            note(f"{table.path}: {len(table.invalid):,} rows cannot be read ({first}{more})")
+            note(table.remark)
     rows = _rows_of_gpu([row for table in tables for row in table.rows], gpu, note)
     frameworks = {row.framework for row in rows} - {""}
     if stack not in frameworks and len(frameworks) == 1:

@@ -221,6 +221,7 @@ MODULE_FIELDS = (
 INDEX_HEADS = -3  # index in the shape of a sparse module
 MAX_BYTES = 1 << 30
 MAX_ROWS = 500_000
+MAX_LINES = 5  # lines in a remark
 MAX_COUNT = 10**15
 NUMBER = "a number from 0 to 10^15"
 MIN_US, MAX_US = 1e-3, 1e12
@@ -348,6 +349,17 @@ class MeasurementFile(NamedTuple):
     lines: list[int]
     rows: list[MeasuredRow]
     invalid: list[str]
+
+    @property
+    def remark(self) -> str:
+        """A sentence on the invalid rows, with the first lines; '' without such rows."""
+        count = len(self.invalid)
+        if not count:
+            return ""
+        more = f"; and {count - MAX_LINES:,} more" if count > MAX_LINES else ""
+        rows = "row" if count == 1 else "rows"
+        text = f"{count:,} {rows} cannot be read ({'; '.join(self.invalid[:MAX_LINES])}{more})"
+        return f"{self.path}: {text}"
 
 
 def read_rows(path: Path) -> MeasurementFile:

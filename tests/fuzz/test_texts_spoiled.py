@@ -29,8 +29,8 @@ TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
     ),
     "prices": (
         "prices.yaml",
-        [b"h100: 2.5\nl4: 0.7\n"],
-        ["plan gpt2 --users 1 --context 99 --gpu h100,l4 --price-per-hour {} --format json"],
+        [b"price_per_hour:\n  h100: 2.5\n  l4: 0.7\n"],
+        ["plan gpt2 --users 1 --context 99 --gpu h100,l4 --file {} --format json"],
     ),
     "learned": ("learned.yaml", [LEARNED], ["fit gpt2 --gpu h100 --from-log {} --format json", "fit gpt2 --from-log {}"]),
     "logs": (
