@@ -302,7 +302,7 @@ class BestConfigs(NamedTuple):
     @property
     def front(self) -> ParetoFront:
         """The Pareto front of the times of the first record."""
-        return self.fronts[bool(self.listed) and is_bound(self.listed[0])]
+        return self.fronts[bool(self.listed) and self.listed[0].deployment.calibration is None]
 
     @property
     def basis(self) -> str:
@@ -311,11 +311,6 @@ class BestConfigs(NamedTuple):
         return " and ".join(
             dict.fromkeys(candidate.deployment.time_basis for candidate in candidates)
         )
-
-
-def is_bound(candidate: Candidate) -> bool:
-    """Return whether the times are datasheet bounds."""
-    return candidate.deployment.calibration is None
 
 
 class CandidateRanking:
@@ -492,9 +487,20 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
         step = Batch.decode(candidate.need.lengths.context, candidate.max_num_seqs)
         price = answer.prices.get(candidate.gpu, 0.0)
         speed = (candidate.tokens_per_s_per_gpu or 0.0) / (price or 1.0)
-        front = answer.fronts[is_bound(candidate)]
+        front = answer.fronts[deployment.calibration is None]
         losses = precision_losses(deployment.model, deployment.precision)
-        line, lines = launched(candidate, space)
+        written, prefill = command(candidate, space), candidate.prefill_replicas
+        line, lines = None, []
+        # only vLLM's lines of replicas for prefill are known
+        if written and (not prefill or space.options.engine == "vllm"):
+            line = with_role(written.line, CONSUMER) if prefill else written.line
+            lines = launch_lines(
+                line=written.line,
+                gpu=deployment.gpu,
+                ranks=deployment.parallelism,
+                prefill_replicas=prefill,
+                decode_replicas=candidate.replicas,
+            )
         records.append(
             {
                 **candidate_record(candidate, price),
@@ -509,24 +515,6 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
             }
         )
     return records
-
-
-def launched(candidate: Candidate, space: SearchSpace) -> tuple[str | None, list[str]]:
-    """Return the command line of one replica, and the lines that start all replicas.
-
-    Only vLLM's lines of replicas for prefill are known.
-    """
-    written, prefill = command(candidate, space), candidate.prefill_replicas
-    if written is None or (prefill and space.options.engine != "vllm"):
-        return None, []
-    lines = launch_lines(
-        line=written.line,
-        gpu=candidate.deployment.gpu,
-        ranks=candidate.deployment.parallelism,
-        prefill_replicas=prefill,
-        decode_replicas=candidate.replicas,
-    )
-    return with_role(written.line, CONSUMER) if prefill else written.line, lines
 
 
 def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:

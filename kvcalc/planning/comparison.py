@@ -152,9 +152,8 @@ def compare_records(
             precision = replace(precision, kv_cache_dtype=cache_dtype)
         varied = replace(deployment, model=model, precision=precision)
         for batch_size, context in product(batches, contexts):
-            size = size_record(
-                model, context, batch_size, precision, block_size, deployment.parallelism
-            )
+            shape = context, batch_size, precision, block_size
+            size = size_record(model, *shape, deployment.parallelism)
             reference = references.setdefault((batch_size, context), size)
             *operators, step = roofline_records(varied, "decode", batch_size, context)
             prefill = request(varied, context, output_len=1, batch_size=batch_size)
@@ -163,9 +162,9 @@ def compare_records(
             core_s = sum(operator["roofline_s"] for operator in core)
             core_flops = sum(operator["flops"] for operator in core)
             evictions = [r["vector_flops"] for r in operators if r["operator"] == "eviction"]
-            stored_reduction = _reduction(reference["kv_cache_bytes"], size["kv_cache_bytes"])
-            read_reduction = _reduction(
-                reference["kv_cache_read_bytes"], size["kv_cache_read_bytes"]
+            stored_reduction, read_reduction = (
+                reference[key] / size[key] if size[key] else None
+                for key in ("kv_cache_bytes", "kv_cache_read_bytes")
             )
             record = {
                 "variant": name,
@@ -190,10 +189,6 @@ def compare_records(
             }
             records.append(cast(CompareRecord, record))
     return records
-
-
-def _reduction(reference_bytes: int, variant_bytes: int) -> float | None:
-    return reference_bytes / variant_bytes if variant_bytes else None
 
 
 def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:

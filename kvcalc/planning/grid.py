@@ -172,13 +172,13 @@ def make_batch(
     tpot = np.where(capacity >= sequences, step_s, np.nan)
     ttft = prefill_s = np.where(capacity > 0, estimates.ttft[row], np.nan)
     e2e, output = estimates.e2e[cells], need.lengths.output
+    steps_s = (output - 1) * tpot
     if is_disaggregated:
         ttft = prefill_s + estimates.transfer_s[row]
-        e2e = ttft + (output - 1) * tpot
+        e2e = ttft + steps_s
     per_sequence = output / e2e if output else 1 / tpot
-    rate = sequences * per_sequence
-    if is_disaggregated:  # without the prompts
-        rate = sequences * output / ((output - 1) * tpot)
+    # prompts of disaggregated prefill do not delay the steps
+    rate = sequences * output / steps_s if is_disaggregated else sequences * per_sequence
     if need.users:
         total = need.users * per_sequence
     else:
@@ -292,24 +292,18 @@ class SearchGrid:
         self.needs = needs
         self.space = space
         self.remarks: dict[str, None] = {}
-        self.calibrations = self._load_calibrations()
-
-    def _load_calibrations(self) -> dict[str, Calibration | None]:
-        """Return the calibration of each GPU model. GPUs without the requested one are left
-        out."""
-        space = self.space
         source = load_gpu(space.calibration_from) if space.calibration_from else None
-        calibrations = {}
+        # GPU models without the requested calibration are left out
+        self.calibrations: dict[str, Calibration | None] = {}
         for gpu in space.gpus:
             try:
-                calibrations[gpu.name] = load_calibration(
+                self.calibrations[gpu.name] = load_calibration(
                     gpu, space.calibration, source, space.options.engine
                 )
             except UserError as error:
                 if not space.calibration or len(space.gpus) == 1:
                     raise
                 self.remarks[str(error)] = None
-        return calibrations
 
     def batches(self) -> Iterator[CandidateBatch]:
         """Yield all batches: by model, parallelism of a stage, precision, draft and need."""

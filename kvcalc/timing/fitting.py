@@ -324,6 +324,8 @@ def _fit(
         result: The rows.
         usual: The stack's usual kernel model for such data, if the rows are of a second kernel.
     """
+    import numpy as np
+
     op, kind, rows, measured, *_ = result
     family = FAMILIES[op]
     candidates = family.candidates(kind, stack, gpu)
@@ -348,7 +350,15 @@ def _fit(
         fits = [fit(law, *data, **fixed) for law, fixed in candidates]
         return min(fits, key=lambda fitted: fitted.loss).law
 
-    result = result._replace(predicted=_held_out(best_fit, rows, parameters, shape))
+    folds = np.array([_fold(row) for row in rows])
+    predicted = np.empty(len(rows))  # each row by a fit without its fold
+    for fold in range(FOLDS):
+        mask = folds == fold
+        if not mask.any() or mask.all():
+            mask = np.arange(len(rows)) % FOLDS == fold
+        law = best_fit(~mask, FOLD_STARTS)
+        predicted[mask] = law.us(parameters, *(column[mask] for column in shape))
+    result = result._replace(predicted=predicted)
     law = best_fit(measured > 0, STARTS)
     return _judge(result, law, law.us(parameters, *shape), weight, (gpu.name, stack))
 
@@ -398,26 +408,6 @@ def _judge(
         **accuracy,
     )
     return result._replace(entry=entry)
-
-
-def _held_out(
-    best_fit: Callable[[Array, int], KernelModel],
-    rows: Sequence[MeasuredRow],
-    parameters: GpuParameters,
-    shape: tuple[Array, ...],
-) -> Array:
-    """Return predictions [rows], each by a fit without the row's fold."""
-    import numpy as np
-
-    folds = np.array([_fold(row) for row in rows])
-    predicted = np.empty(len(rows))
-    for fold in range(FOLDS):
-        mask = folds == fold
-        if not mask.any() or mask.all():
-            mask = np.arange(len(rows)) % FOLDS == fold
-        law = best_fit(~mask, FOLD_STARTS)
-        predicted[mask] = law.us(parameters, *(column[mask] for column in shape))
-    return predicted
 
 
 def _fold(row: MeasuredRow) -> int:

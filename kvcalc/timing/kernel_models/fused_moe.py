@@ -137,18 +137,6 @@ sglang h200 fp8_block 513: 512
 """
 
 
-def tuned_sizes(stack: str, gpu: str, kind: str) -> tuple[tuple[int, int], ...]:
-    """Return (experts, columns) that have a tuned file; none for an unknown stack, GPU or
-    format."""
-    sizes: list[tuple[int, int]] = []
-    for line in TUNED_SIZES.splitlines():
-        key, _, columns = line.partition(": ")
-        name, _, experts = key.rpartition(" ")
-        if name == f"{stack} {gpu} {kind}":
-            sizes += [(int(experts), int(width)) for width in columns.split()]
-    return tuple(sizes)
-
-
 TILE_ROWS = (8, 16, 32, 48, 64, 128)  # rows of the tiles that kernels use
 
 
@@ -261,24 +249,19 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         moved = rows if self.tiles == "menu" else pairs
         moved_us = 2 * moved * (hidden + wide + width) / (self.be * machine.memory)
         us = self.t0 + moved_us + self.ts * pairs
+        rate = self.ec * machine.peak(self.compute) / machine.sms
         for n, k in ((wide, hidden), (hidden, width)):
             read = touched * n * k * self.bytes + rows * (k * self.bytes + 2 * n)
             memory = read / (self.em * machine.memory)
-            us = us + pnorm(self.p, self._compute_us(machine, plans, n, k), memory)
+            compute: Array = math.inf  # of the fastest plan
+            for count, tile_rows, columns in plans:
+                operands = (tile_rows + columns) * k * self.bytes
+                products = 2 * tile_rows * columns * k / rate
+                full = maximum(products, operands / self.r) + self.tau
+                waves = count * ceil(n / columns) / machine.sms
+                compute = minimum(compute, maximum(waves * full, operands / self.r1))
+            us = us + pnorm(self.p, compute, memory)
         return us
-
-    def _compute_us(
-        self, machine: GpuParameters, plans: list[TilePlan], n: Array, k: Array
-    ) -> Array:
-        """Return the least microseconds of one product over the plans."""
-        rate = self.ec * machine.peak(self.compute) / machine.sms
-        best: Array = math.inf
-        for count, rows, columns in plans:
-            operands = (rows + columns) * k * self.bytes
-            full = maximum(2 * rows * columns * k / rate, operands / self.r) + self.tau
-            us = maximum(count * ceil(n / columns) / machine.sms * full, operands / self.r1)
-            best = minimum(best, us)
-        return best
 
     def _plans(
         self,
@@ -406,7 +389,13 @@ def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
         "gated": "ungated" not in parts,
     }
     if "triton" in parts:
-        fields["tuned"] = tuned_sizes(stack, gpu, "bfloat16" if is_expanded else stored)
+        prefix = f"{stack} {gpu} {'bfloat16' if is_expanded else stored} "
+        sizes: list[tuple[int, int]] = []
+        for line in TUNED_SIZES.splitlines():
+            if line.startswith(prefix):
+                experts, *columns = line.removeprefix(prefix).replace(":", "").split()
+                sizes += [(int(experts), int(width)) for width in columns]
+        fields["tuned"] = tuple(sizes)
         if stack in ("vllm", "sglang"):
             fields["tiles"] = f"{stack}_block" if stored == "fp8_block" else stack
     elif parts and parts[0] in TILE_RULES:
