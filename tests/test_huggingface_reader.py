@@ -151,7 +151,6 @@ def test_a_type_that_is_rarely_served_is_refused(name: str, written: str) -> Non
         ("intermediate_size", [1, "x"], "intermediate_size"),
         ("tie_word_embeddings", "false", "tie_word_embeddings: should be true or false, not 'false'"),
         ("model_type", ["llama"], "model_type: should be a text, not a list of 1"),
-        ("text_config", [1], "text_config: should be a mapping, not a list of 1"),
         ("layer_types", "full_attention", "layer_types: should be a list"),
         ("layer_types", ["full_attention"] * 3, "layer_types: has 3 entries for 2 layers"),
         ("layer_types", ["full_attention", None], "layer_types: holds None"),

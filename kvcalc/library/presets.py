@@ -19,8 +19,8 @@ from kvcalc.records import JsonObject
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
-_COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100
-_COUNTED_LAST = re.compile(r"(.+?)\s*[x×*:\s]\s*(\d{1,4})")
+_COUNTED = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
+_COUNTED_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models without public dimensions
 _NO_SEPARATORS = str.maketrans("", "", " \t_-")
 _NO_DOTS = str.maketrans("", "", " \t_-.")
@@ -122,11 +122,10 @@ def _unknown(
 ) -> UserError:
     """Return the error about a name without a preset, with the text to type instead."""
     paths = aliases | files
-    counted = _counted(name) if kind == "gpus" else []
-    matches = ((number, _matching(gpu, paths, kind)) for number, gpu in counted)
-    number, path = next((match for match in matches if match[1]), ("", None))
-    if path:
-        hint = f"Give the count with --tp: --gpu {path.stem} --tp {number}"
+    counted = _COUNTED_LAST.fullmatch(name) or _COUNTED.fullmatch(name)
+    path = _matching(counted["gpu"], paths, kind) if counted and kind == "gpus" else None
+    if counted and path:
+        hint = f"Give the count with --tp: --gpu {path.stem} --tp {counted['count']}"
     elif kind == "models" and name.lower().startswith("eagle"):
         hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
     elif kind == "models" and _SECRET.match(name):
@@ -138,12 +137,6 @@ def _unknown(
         proper = {alias: path.stem for alias, path in aliases.items()}
         hint = nearest(name, [*files, *aliases], proper=proper)
     return UserError(f"unknown {kind[:-1]} {name!r}", hint or f"`kvcalc {kind}` lists them")
-
-
-def _counted(name: str) -> list[tuple[str, str]]:
-    """Return the possible (count, GPU) readings of `8xh100`, `8 h100`, `h100x8` or `h100 8`."""
-    first, last = _COUNTED.fullmatch(name), _COUNTED_LAST.fullmatch(name)
-    return ([(first[1], first[2])] if first else []) + ([(last[2], last[1])] if last else [])
 
 
 def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:

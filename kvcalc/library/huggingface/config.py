@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.errors import UserError, printable
+from kvcalc.errors import UserError
 from kvcalc.library.files import MOST_JSON, read_text
 from kvcalc.records import JsonObject
 
@@ -333,28 +333,6 @@ def filled(fields: dict[str, Field], c: Config) -> JsonObject:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def check_program(data: Mapping[str, Any], file_name: str) -> None:
-    """Raise UserError for a file of sizes in another program's format."""
-    if data.get("model_type") or data.get("architectures"):
-        return
-    if "ssm_cfg" in data or data.keys() >= {"dim", "n_layers"}:
-        raise UserError(
-            "has another program's format, not the format of a config.json of transformers",
-            "Give the config.json of the same weights for transformers, or a preset",
-            file_name,
-        )
-
-
-def check_has_sizes(data: Mapping[str, Any], file_name: str) -> None:
-    """Raise UserError for an adapter's config, which has no sizes of a model."""
-    if "peft_type" in data:
-        base = printable(str(data.get("base_model_name_or_path") or "another"), 80)
-        hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
-        raise UserError(
-            "is an adapter's config, which has no sizes of a model", hint, file_name
-        )
-
-
 TEXT_KEYS = (
     "text_config",
     "llm_config",
@@ -424,11 +402,6 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     key = "tie_word_embeddings"
     inner = data
     for _ in range(4):
-        text = inner.get("text_config")
-        if text is not None and not isinstance(text, dict):
-            raise UserError(
-                f"text_config: should be a mapping, not {show(text)}", where=file_name
-            )
         part = next((inner[k] for k in TEXT_KEYS if isinstance(inner.get(k), dict)), None)
         if part is None or "num_hidden_layers" in inner:
             return inner

@@ -68,7 +68,12 @@ def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     unread = list(_unread(c, inert))
     notes = [*resolved.notes]
     if not resolved.has_entry:
-        notes.append(_general(c, resolved.name, unread))
+        name = printable(resolved.name or "none", 60)
+        check_settled(c, name, unread)
+        values = [f"{key} as {value}" for key, value in _ASSUMED.items() if not c.in_file(key)]
+        assumed = f", taking {', '.join(values)}" if values else ""
+        text = f"parameters are ≈: model_type {name!r} is not known: read by the general rules"
+        notes.append(f"{text} for decoders{assumed}")
     defaults = ", ".join(
         f"{key}={value}"
         for key, value in sorted(c.defaulted.items())
@@ -148,16 +153,6 @@ def _respelled(c: Config) -> Iterator[str]:
     for key, names in c.aliases.items():
         values = [c.file[name] for name in (key, *names) if name in c.read and name in c.file]
         yield from (name for name in (key, *names) if c.file.get(name) in values)
-
-
-def _general(c: Config, model_type: str, unread: list[str]) -> str:
-    """Return the note about an unknown type. Raises UserError if general rules would be a guess."""
-    name = printable(model_type or "none", 60)
-    check_settled(c, name, unread)
-    values = [f"{key} as {value}" for key, value in _ASSUMED.items() if not c.in_file(key)]
-    assumed = f", taking {', '.join(values)}" if values else ""
-    text = f"parameters are ≈: model_type {name!r} is not known: read by the general rules"
-    return f"{text} for decoders{assumed}"
 
 
 _ASSUMED = {

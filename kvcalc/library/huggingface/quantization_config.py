@@ -251,12 +251,10 @@ class Storage:
 
     def schemes(self, kinds: Mapping[str, MatrixFormats]) -> tuple[Quantization, ...]:
         """Return the schemes of the model. `kinds` has the formats of each kind of layer."""
-        has_head = self.q.get("lm_head") is True and self.q.word("quant_method") in _INTEGERS
-        exceptions = tuple(n for n in _NOT_QUANTIZED if not (has_head and n == "lm_head"))
+        exceptions = _NOT_QUANTIZED
         covers = self.formats
         tables: list[Quantization] = []
         if self.groups:
-            exceptions = _NOT_QUANTIZED
             covers = {}
             for kind, pairs in kinds.items():
                 for name, format_name in pairs:

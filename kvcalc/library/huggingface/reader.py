@@ -19,8 +19,6 @@ from kvcalc.library.huggingface.architectures import ModelType, resolve
 from kvcalc.library.huggingface.config import (
     MAX_SIZE,
     Config,
-    check_has_sizes,
-    check_program,
     defaults_of,
     facts,
     filled,
@@ -92,7 +90,13 @@ def model_from(
     Raises:
         UserError: A key does not fit. The message names `where` and the key.
     """
-    check_program(data, file_name)
+    is_named = data.get("model_type") or data.get("architectures")
+    if not is_named and ("ssm_cfg" in data or data.keys() >= {"dim", "n_layers"}):
+        raise UserError(
+            "has another program's format, not the format of a config.json of transformers",
+            "Give the config.json of the same weights for transformers, or a preset",
+            file_name,
+        )
     if draft_keys := Config(data, file_name).table("dflash_config"):
         data = {**data, **draft_keys, "dflash_config": None}
     inner = text_part(data, file_name)
@@ -147,7 +151,11 @@ def _layer_count(c: Config, entry: Type) -> int:
     missing = "" if layers else key or "num_hidden_layers"
     missing = missing if is_given("hidden_size") else "hidden_size"
     if missing:
-        check_has_sizes(c.outer, c.file_name)
+        if "peft_type" in c.outer:
+            base = printable(str(c.outer.get("base_model_name_or_path") or "another"), 80)
+            hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
+            text = "is an adapter's config, which has no sizes of a model"
+            raise UserError(text, hint, c.file_name)
         spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
         raise UserError(
             f"is no language model's config.json: it gives no {missing}",
@@ -291,13 +299,10 @@ def runs(order: list[str]) -> tuple[str, ...]:
 
     The last repetition may be incomplete.
     """
-    counted = [(len(list(group)), kind) for kind, group in groupby(order[: _period(order)])]
+    lengths = range(1, len(order) + 1)  # a, b, a, b, a has the period 2
+    period = next(n for n in lengths if order[n:] == order[: len(order) - n])
+    counted = [(len(list(group)), kind) for kind, group in groupby(order[:period])]
     return tuple(f"{count} {kind}" if count > 1 else kind for count, kind in counted)
-
-
-def _period(order: list[str]) -> int:
-    """Return the length of the shortest period of an order. Example: a, b, a, b, a gives 2."""
-    return next(p for p in range(1, len(order) + 1) if order[p:] == order[: len(order) - p])
 
 
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
@@ -323,10 +328,9 @@ def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | 
 
 def _dtype(c: Config) -> tuple[str, tuple[str, ...]]:
     """Return the dtype that the file declares; bf16, with a note, if it declares none."""
-    keys = [(source, key) for source in (c.file, c.outer) for key in ("dtype", "torch_dtype")]
-    declared = [source[key] for source, key in keys if source.get(key)]
-    for value in declared:
-        if isinstance(value, str) and canonical(value[:40]) in ("bf16", "fp16", "fp32"):
-            return canonical(value), ()
-    problem = f"{show(declared[0])} is no format of weights" if declared else "is missing"
+    values = (part.get(key) for part in (c.file, c.outer) for key in ("dtype", "torch_dtype"))
+    declared = next(filter(None, values), None)
+    if isinstance(declared, str) and canonical(declared[:40]) in ("bf16", "fp16", "fp32"):
+        return canonical(declared), ()
+    problem = f"{show(declared)} is no format of weights" if declared else "is missing"
     return "bf16", (f"dtype: {problem}; bf16 is assumed",)

@@ -245,8 +245,6 @@ UNGATED = [
     "gelu_python",
 ]
 EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps"]
-QK_NORMS = ["use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm"]
-SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
 
 def first_word(c: Config, *keys: str) -> str:
@@ -271,20 +269,6 @@ def has_layer_norms(c: Config) -> bool:
 def is_gated(c: Config) -> bool:
     """Return whether the FFN has a gate, by its activation."""
     return first_word(c, *ACTIVATIONS) not in UNGATED
-
-
-def has_qk_norm(c: Config) -> bool:
-    """Return whether queries and keys have a norm per head."""
-    return any_true(c, *QK_NORMS)
-
-
-def shared_width(c: Config) -> int:
-    """Return the width of all shared experts: as the file gives it, or their number times one."""
-    if c.has(*SHARED):
-        return c.size(next(key for key in SHARED if c.has(key)), minimum=0)
-    own_key = "moe_shared_expert_intermediate_size"
-    count = c.size("n_shared_experts", 0, minimum=0)
-    return count and count * c.size(own_key if c.has(own_key) else "moe_intermediate_size")
 
 
 def check_limit(attention: Reader) -> Reader:

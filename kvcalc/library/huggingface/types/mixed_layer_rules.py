@@ -22,19 +22,12 @@ from kvcalc.library.huggingface.shapes import (
     projections,
     state_dtype,
     typed,
-    uniform,
 )
 from kvcalc.records import JsonObject
 from kvcalc.units import MAX_TOKENS
 
 HYBRID = "hybrid"  # a layer with a recurrence and with attention
 LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
-
-
-def olmo_key_width(c: Config) -> int:
-    """Return the width of a key of OLMo's delta net: three quarters of a head without a key."""
-    heads = c.size("linear_num_key_heads", c.size("num_attention_heads"))
-    return c.size("linear_key_head_dim", int(0.75 * c.size("hidden_size") / heads))
 
 
 def minimax_state_dtype(c: Config) -> str:
@@ -99,12 +92,6 @@ def memory_rows(c: Config) -> int:
         memory_index(c),
         c.size("make_ngram_vocab_size_divisible_by"),
     )
-
-
-def granite_order(c: Config) -> list[str]:
-    """Return the order under its older key; all layers recur without it."""
-    key = "layers_block_type"
-    return (typed(key=key) if c.in_file(key) else uniform(LINEAR))(c)
 
 
 def nemotron_order(c: Config) -> list[str]:
