@@ -13,7 +13,7 @@ from kvcalc.library.huggingface.reader import model_from
 XLM_R = {
     "model_type": "xlm-roberta", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
     "intermediate_size": 4096, "max_position_embeddings": 8194, "vocab_size": 250002, "type_vocab_size": 1,
-    "torch_dtype": "float32",
+    "torch_dtype": "float32", "position_embedding_type": "absolute",
 }  # fmt: skip
 MINI = {
     "model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536,
@@ -50,7 +50,7 @@ def test_parameters_equal_the_checkpoint_and_only_causal_models_have_a_cache(
     name: str, config: dict[str, Any], parameters: int, per_token: int
 ) -> None:
     model = model_from(config | {"architectures": [name]}, "config.json", "m")
-    assert (model.parameters, model.pooling) == (parameters, True)
+    assert (model.parameters, model.parameters_exact, model.pooling) == (parameters, True, True)
     assert kvcalc.cache_size(model, 100, precision=kvcalc.Precision("bf16")).stored == 100 * per_token
 
 

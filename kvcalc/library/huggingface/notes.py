@@ -146,6 +146,8 @@ def _switched_off(c: Config) -> Iterator[str]:
             yield from keys.split()
     if c.file.get("sliding_window") is None:
         yield "max_window_layers"
+    if c.file.get("position_embedding_type") == "absolute":  # adds no table to the type's own
+        yield "position_embedding_type"
 
 
 def _respelled(c: Config) -> Iterator[str]:
