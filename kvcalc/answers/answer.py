@@ -38,11 +38,6 @@ def _wrapped(line: str, indent: int = 0) -> list[str]:
     return wrapped(line, max(20, shutil.get_terminal_size().columns - indent), "  ")
 
 
-def say_yaml(text: str) -> None:
-    """Write YAML on stdout."""
-    sys.stdout.write(visible(text))
-
-
 def note(text: str) -> None:
     """Print a note on stderr."""
     print_to_stderr(f"note: {printable(text, 1000)}")

@@ -7,8 +7,8 @@ from kvcalc.question.options import Question, Tokens
 FLAGS = ("dtype", "kv_cache_dtype", "quantization", "tp")
 
 
-class OverrideOptions(Question, frozen=True):
-    """Values that the log does not have, or that replace its values."""
+class DiagnoseOptions(Question, frozen=True):
+    """Values that replace those of the log, the users that must fit, and the diagnosed start."""
 
     model: str = ""
     gpu: str = ""
@@ -16,11 +16,6 @@ class OverrideOptions(Question, frozen=True):
     kv_cache_dtype: str = ""
     quantization: str = ""
     tp: int = 0
-
-
-class TargetOptions(Question, frozen=True):
-    """The users that must fit, and the start that is diagnosed."""
-
     users: int = 0
     context: Tokens = 0
     boot: int = 0
@@ -29,8 +24,7 @@ class TargetOptions(Question, frozen=True):
 def run(
     logs: list[str],
     *,
-    overrides: OverrideOptions,
-    target: TargetOptions,
+    options: DiagnoseOptions,
     save: str = "",
 ) -> Answer:
     """Explain the memory of an engine from its start-up log, and suggest changes."""
@@ -39,25 +33,25 @@ def run(
     from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
     from kvcalc.report.text.plan_text import diagnosis_table
 
-    flags = {name: getattr(overrides, name) for name in FLAGS if getattr(overrides, name)}
-    inputs = DiagnosisInputs(overrides.model, overrides.gpu, flags)
+    flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name)}
+    inputs = DiagnosisInputs(options.model, options.gpu, flags)
     summaries, notes = [], []
     for log in logs:
         boots, remarks = read_boots(log)
         notes += remarks
-        if target.boot > len(boots):
+        if options.boot > len(boots):
             raise UserError(
-                f"there is no boot {target.boot}: the log holds {len(boots)}", where=log
+                f"there is no boot {options.boot}: the log holds {len(boots)}", where=log
             )
         for number, boot in enumerate(boots, 1):
-            if target.boot not in (0, number):
+            if options.boot not in (0, number):
                 continue
             if boot.is_v0:
                 summary = summarize_v0(boot, inputs.model, inputs.gpu)
             else:
                 diagnosis = diagnose(boot, inputs)
                 notes += diagnosis.remarks
-                summary = summarize_diagnosis(diagnosis, target.users, target.context)
+                summary = summarize_diagnosis(diagnosis, options.users, options.context)
             summaries.append((summary, log, number, len(boots)))
     if save:
         if (corrections := summaries[-1][0].corrections) is None:

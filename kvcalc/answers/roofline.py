@@ -62,20 +62,19 @@ def roofline_answer(
 
     phase, all_positions = pass_.phase, pass_.head == "all"
     passes: list[tuple[Any, Batch, Any]] = []
-    if pass_.batch:
-        batch = Batch.parse(pass_.batch)
-        for deployment in deployments:
+    shapes = shapes[:1] if pass_.batch else shapes
+    check_number("passes", MAX_PASSES, deployments, shapes)
+    for deployment, shape in product(deployments, shapes):
+        if pass_.batch:
+            batch = Batch.parse(pass_.batch)
             records = mixed_records(deployment, pass_.batch, all_positions)
-            passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
-    else:
-        check_number("passes", MAX_PASSES, deployments, shapes)
-        for deployment, shape in product(deployments, shapes):
+        else:
             if phase == "decode":
                 deployment.model.check_generates()
             size = shape.batch_size, shape.context
             records = roofline_records(deployment, phase, *size, all_positions)
             batch = Batch.of_phase(phase, shape.context, shape.batch_size)
-            passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
+        passes.append((deployment, batch, pass_with_memory(deployment, records, batch)))
     longest = max(records[-1]["context"] for *_, records in passes)
 
     def draw() -> "list[Chart]":

@@ -60,21 +60,15 @@ def candidates(args: list[str], typed: str) -> list[Word]:
         if args[-1] in parameter.names and not parameter.is_flag:
             return _values(parameter, typed)
     if typed.startswith("-"):
-        return _options(parameters, args, typed)
+        # options that are not given yet, or may be repeated
+        words = [Word(name, FLAGS[name]) for name in ("--help", "--help-all")]
+        for parameter in parameters:
+            if parameter.is_list or not {*parameter.names} & {*args}:
+                words += [Word(name, parameter.option.help) for name in parameter.names]
+        beginning = typed if typed.startswith("--") else "--"
+        return [word for word in words if word.text.startswith(beginning)]
     argument = _next_argument(parameters, args[1:])
     return _values(argument, typed) if argument else []
-
-
-def _options(parameters: "list[Parameter]", args: list[str], typed: str) -> list[Word]:
-    """Return options that are not given yet, or may be repeated."""
-    from kvcalc.cli.commands import FLAGS
-
-    words = [Word(name, FLAGS[name]) for name in ("--help", "--help-all")]
-    for parameter in parameters:
-        if parameter.is_list or not {*parameter.names} & {*args}:
-            words += [Word(name, parameter.option.help) for name in parameter.names]
-    beginning = typed if typed.startswith("--") else "--"
-    return [word for word in words if word.text.startswith(beginning)]
 
 
 def _next_argument(parameters: "list[Parameter]", args: list[str]) -> "Parameter | None":

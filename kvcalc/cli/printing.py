@@ -4,8 +4,8 @@ import sys
 
 from msgspec.structs import replace
 
-from kvcalc.answers.answer import MAX_TABLE_ROWS, MAX_TABLES, Answer, note, say, say_yaml
-from kvcalc.errors import UserError
+from kvcalc.answers.answer import MAX_TABLE_ROWS, MAX_TABLES, Answer, note, say
+from kvcalc.errors import UserError, visible
 from kvcalc.question.options import check_number
 from kvcalc.question.size_options import Output, Printing
 
@@ -27,8 +27,19 @@ def print_answer(answer: Answer, output: Printing) -> int:
 
         pieces = export.json_pieces if output.format == "json" else export.csv_pieces
         sys.stdout.writelines(pieces(answer._records))
+    elif picture != "-" and answer._yaml:
+        sys.stdout.write(visible(answer._yaml))
     elif picture != "-":
-        _print_tables(answer, output)
+        from kvcalc.report.text.tables import show
+
+        check_number("rows of a table", MAX_TABLE_ROWS, answer._records)
+        tables = answer._tables()
+        check_number("tables", MAX_TABLES, tables)
+        layout = {"wide": output.wide, "verbose": output.verbose}
+        show(
+            *(replace(table, **layout) for table in tables),
+            as_markdown=output.format == "markdown",
+        )
     return answer._status
 
 
@@ -48,19 +59,3 @@ def _formulas(answer: Answer) -> str:
     if answer._formulas:
         return answer._formulas()
     return "\n".join(map(explained, answer._tables()))
-
-
-def _print_tables(answer: Answer, output: Printing) -> None:
-    from kvcalc.report.text.tables import show
-
-    if answer._yaml:
-        say_yaml(answer._yaml)
-        return
-    check_number("rows of a table", MAX_TABLE_ROWS, answer._records)
-    tables = answer._tables()
-    check_number("tables", MAX_TABLES, tables)
-    layout = {"wide": output.wide, "verbose": output.verbose}
-    show(
-        *(replace(table, **layout) for table in tables),
-        as_markdown=output.format == "markdown",
-    )

@@ -21,6 +21,7 @@ from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.library.load import driver_gpu
 from kvcalc.measure.cases import Case
 from kvcalc.measure.ceilings import Machine, Step, timed
+from kvcalc.measure.generation import Progress
 from kvcalc.measure.layers.grouped_layer import attend
 from kvcalc.records import Record
 from kvcalc.timing.rows import cost_of
@@ -193,7 +194,7 @@ def measured(
     machine: Machine,
     seconds: float,
     warn: Callable[[str], None],
-    progress: Callable[[str, int], None],
+    progress: Progress,
 ) -> Iterator[Record]:
     """Yield measured rows in the CSV format.
 

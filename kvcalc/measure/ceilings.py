@@ -160,12 +160,9 @@ def load_note(machine: Machine) -> str:
     """Return a warning if other programs are likely to disturb the times, otherwise ''."""
     if machine.cuda or machine.share >= MIN_SHARE:
         return ""
-    reason = "one thread is timed by its own CPU time"
-    if machine.clock == "wall":
-        reason = "the wall clock includes waits"
     return (
-        f"other work takes {1 - machine.share:.0%} of this machine's cores: {reason}; "
-        "times vary, ratios less so"
+        f"other work takes {1 - machine.share:.0%} of this machine's cores; times by the clock "
+        f"{machine.clock} vary, ratios less so"
     )
 
 

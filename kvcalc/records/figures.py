@@ -87,7 +87,6 @@ FORMATS_OF_UNITS = {
     "joules": "{:.3g}",
     "yes or no": "yes/no",
 }
-UNITS = {*UNITS_OF_ENDINGS.values(), *UNITS_OF_TYPES.values(), *FORMATS_OF_UNITS}
 JSON_TYPES = {
     bool: "boolean",
     int: "integer",
@@ -107,7 +106,8 @@ class Figure(msgspec.Struct, frozen=True):
         heading: Heading of the column; '' if no table shows the key.
         format: Format of a table cell, a name in `report.text.tables.FORMATS` or a template such as
             `{:,.1f}`. By default it follows from the unit.
-        unit: One of UNITS. By default it follows from the ending of the key, then from the type.
+        unit: A key of FORMATS_OF_UNITS, or a unit without a format. By default it follows from the
+            ending of the key, then from the type.
         mark: `time` if `≥` marks the value of a bound, `rate` if `≤` does. `~` marks scaled values.
         is_noted: Whether the meaning is a note below tables.
         formula: Formula with keys in braces, such as `{flops} / {bytes}`. `--explain` replaces the

@@ -94,7 +94,7 @@ class PassTotalRecord(WorkRecord):
         "a warning on the measured rows behind a time; null if there is none",
     ]
     equal_reads_context: Annotated[
-        int | None,
+        IntOrNull,
         Figure(
             "smallest context at which the step reads as much cache as weights; null if there is "
             "none, and for other passes",

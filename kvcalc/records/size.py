@@ -229,5 +229,6 @@ class HostWeightsRecord(TypedDict):
     ]
     cpu_offload_basis: Annotated[
         TextOrNull,
-        "at least, by the documented rate of the link, or predicted, by a measured rate",
+        "at least, by the documented rate of the link, or predicted, by a measured rate; null if "
+        "cpu_offload_s is null",
     ]

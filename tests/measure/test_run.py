@@ -169,7 +169,7 @@ def test_devices_that_are_not_there() -> None:
 
 @pytest.mark.parametrize(
     ("worked", "share", "threads", "note"),
-    [(0.6, 1.0, 2, ""), (0.3, 0.5, 1, "other work takes 50% of this machine's cores: one thread is timed by its own CPU time")],
+    [(0.6, 1.0, 2, ""), (0.3, 0.5, 1, "other work takes 50% of this machine's cores")],
 )
 def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
     monkeypatch: pytest.MonkeyPatch, worked: float, share: float, threads: int, note: str
