@@ -235,13 +235,14 @@ def _intensity_notes(records: Sequence[Record]) -> list[str]:
     sparse = min(attending, key=lambda r: r["kv_cache_read_bytes"])
     dense = max(attending, key=lambda r: r["attention_intensity"])
     high, low = dense["attention_intensity"], sparse["attention_intensity"]
+    names = " to ".join(variant_name(record["variant"]) for record in (dense, sparse))
     if low >= high or sparse["roofline_s"] >= dense["roofline_s"]:
         return []
     bounds = f"{seconds(sparse['roofline_s'])} instead of {seconds(dense['roofline_s'])}"
     overhead = " `roofline` shows why its prediction is longer."
     is_longer = (sparse["time_s"] or 0) > (dense["time_s"] or 0)
     return [
-        f"FLOP/B falls from {high:.4g} to {low:.4g}. If memory is the bound, only bytes count.",
+        f"{names}: FLOP/B {high:.4g} to {low:.4g}. If memory-bound, only bytes count.",
         f"Bound: {bounds}.{overhead * is_longer}",
     ]
 
