@@ -88,7 +88,11 @@ def read_servers(path: str) -> list[DeclaredServer]:
         UserError: The file cannot be read, or starts no server of a known engine.
     """
     text = sys.stdin.read(MOST_YAML) if path == "-" else read_text(Path(path), MOST_YAML)
-    variables = _variables(Path(path).with_name(".env"))
+    # Compose inserts variables of the shell, else of a file of NAME=value
+    file = Path(path).with_name(".env")
+    lines = read_text(file, MOST_YAML) if file.is_file() else ""
+    pairs = re.findall(r"^\s*(?:export )?(\w+)=[\"']?(.*?)[\"']?\s*$", lines, re.MULTILINE)
+    variables = dict(pairs) | os.environ
     try:
         servers = [*_find_servers(parse_documents(text, path), Scope(), variables, set())]
     except UserError:
@@ -102,13 +106,6 @@ def read_servers(path: str) -> list[DeclaredServer]:
             "starts no server of vLLM, SGLang, llama.cpp or TensorRT-LLM", where=path
         )
     return servers
-
-
-def _variables(file: Path) -> dict[str, str]:
-    """Return the variables that Compose inserts: of the shell, else of a file of NAME=value."""
-    text = read_text(file, MOST_YAML) if file.is_file() else ""
-    pairs = re.findall(r"^\s*(?:export )?(\w+)=[\"']?(.*?)[\"']?\s*$", text, re.MULTILINE)
-    return {**dict(pairs), **os.environ}
 
 
 def _find_servers(

@@ -15,7 +15,7 @@ from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.deployment_fit import fit
 from kvcalc.capacity.fit_options import FitOptions, options_for
 from kvcalc.capacity.memory_budget import ESTIMATES, offloaded_bytes, replicas
-from kvcalc.capacity.suggested_fixes import advice, small_cache, without_sharing
+from kvcalc.capacity.suggested_fixes import ConfigChange, advice, small_cache
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.presets import preset_files
@@ -127,6 +127,7 @@ def _sequence_keys(result: Fit) -> CapacityRecord:
     options, plan, needed = result.options, result.plan, result.needed
     cache, length, count = result.kv_budget, result.length, result.num_requested
     smaller = small_cache(result)
+    unshared = ConfigChange.of(result).changed(shared_prefix=0)
     return {
         "block_size": plan.block_size,
         "page_bytes": plan.page_bytes,
@@ -140,7 +141,7 @@ def _sequence_keys(result: Fit) -> CapacityRecord:
         "requested_model_len": length,
         "requested_num_seqs": options.wanted,
         "low_num_seqs": result.sequences_at("low") if _has_range(result) else None,
-        "unshared_num_seqs": without_sharing(result) if options.shared_prefix else None,
+        "unshared_num_seqs": unshared.sequences if options.shared_prefix else None,
         "longest_context": result.longest_context,
         "capacity_sequences": result.capacity,
         "needed_utilization": needed.utilization,

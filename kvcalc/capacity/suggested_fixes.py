@@ -163,11 +163,6 @@ def small_cache(result: Fit) -> ConfigChange | None:
     return change if change.sequences > result.sequences else None
 
 
-def without_sharing(result: Fit) -> int:
-    """Return the sequences that fit if no sequence shares tokens."""
-    return ConfigChange.of(result).changed(shared_prefix=0).sequences
-
-
 def advice(
     result: Fit, model_name: str = "", as_command: bool = False, all_experts: bool = False
 ) -> Advice | None:

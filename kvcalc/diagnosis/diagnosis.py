@@ -17,7 +17,6 @@ from kvcalc.diagnosis.log_reader import (
     with_memory,
 )
 from kvcalc.errors import UserError
-from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.checkpoints import checkpoint
 from kvcalc.library.load import load_gpu
 from kvcalc.records import Settings
@@ -115,7 +114,10 @@ def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diag
     command = command._replace(given=values)
     options = command.options
 
-    gpu, remark = _choose_gpu(boot, overrides.gpu)
+    if overrides.gpu:
+        gpu, remark = load_gpu(overrides.gpu), ""
+    else:
+        gpu, remark = find_gpu(boot.gpu, boot.memory)
     free = boot.figures.get("free")
     if gpu.usable_share and not boot.memory and free is not None:
         boot.memory = unified_memory(gpu, free)
@@ -163,21 +165,6 @@ def _model_name(boot: Boot) -> str:
     if boot.model.startswith(("/", ".", "~")) or boot.engine == "llama.cpp":
         raise UserError(f"the log's model {boot.model!r} is not a known model", hint)
     return boot.model
-
-
-def _choose_gpu(boot: Boot, name: str) -> tuple[Gpu, str]:
-    """Return the GPU, and a remark if the log does not name it. Raises UserError without a GPU.
-
-    Args:
-        name: A name instead of the log's.
-    """
-    if name:
-        return load_gpu(name), ""
-    gpu, remark = find_gpu(boot.gpu, boot.memory)
-    if gpu:
-        return gpu, remark
-    problem = f"names GPU {boot.gpu!r}, which is not a preset" if boot.gpu else "names no GPU"
-    raise UserError(f"the log {problem}", "Give it with --gpu")
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:

@@ -240,28 +240,20 @@ class Boot(msgspec.Struct):
     has_draft: bool = False
     start_lines: set[str] = set()
 
-    def add_figure(self, name: str, size_bytes: float) -> None:
-        """Record the bytes of a rank."""
-        select = min if name in SMALLEST_FIGURES else max
-        self.figures[name] = select(size_bytes, self.figures.get(name, size_bytes))
-
     def size(self, name: str) -> int | None:
         """Return the bytes of a memory item; None if the log has none."""
         return round(self.figures[name]) if name in self.figures else None
 
 
-def find_gpu(name: str, memory: int) -> tuple[Gpu | None, str]:
+def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
     """Return the GPU with the memory that the log states, and a remark if the log has no name.
 
     Args:
         name: The name in the log; '' if there is none.
         memory: Bytes of memory in the log; 0 if unknown.
 
-    Returns:
-        None instead of a GPU if no preset matches.
-
     Raises:
-        UserError: Several GPUs have this memory.
+        UserError: No preset matches, or several GPUs have this memory.
     """
     if preset := driver_gpu(name, memory):
         return with_memory(preset, memory), ""
@@ -271,7 +263,8 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu | None, str]:
         if memory and abs(gpu.memory_bytes / memory - 1) <= MEMORY_TOLERANCE
     ]
     if not gpus:
-        return None, ""
+        problem = f"names GPU {name!r}, which is not a preset" if name else "names no GPU"
+        raise UserError(f"the log {problem}", "Give it with --gpu")
     size = f"{memory / 2**30:.2f} GiB"
     if len(gpus) > 1:
         *others, last = [gpu.name for gpu in gpus]
@@ -483,7 +476,8 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
         if value >= 0:
             boot.flags[name] = value if value < 1 else int(value)
     elif "device" not in match.groupdict():
-        boot.add_figure(name, size)
+        select = min if name in SMALLEST_FIGURES else max
+        boot.figures[name] = select(size, boot.figures.get(name, size))
     elif match["device"].startswith(HOST_DEVICES):
         boot.figures[f"host_{name}"] = boot.figures.get(f"host_{name}", 0) + round(size)
     else:

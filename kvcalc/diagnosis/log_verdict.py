@@ -16,7 +16,7 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, command_lines
 from kvcalc.capacity.memory_budget import LogCorrections
-from kvcalc.capacity.suggested_fixes import MAX_SHARE, ConfigChange, wider_requests
+from kvcalc.capacity.suggested_fixes import MAX_SHARE, ConfigChange, joined, wider_requests
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
@@ -317,7 +317,7 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary
     """
     try:
         preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
-    except UserError:  # several GPUs have this memory
+    except UserError:  # none or several GPUs have this memory
         preset = None
     cache = boot.size("cache")
     outcome = (
@@ -361,7 +361,14 @@ def summarize_diagnosis(
     changes = [] if fits else adviser.find_changes()
     remedy = ""
     if not fits:
-        remedy = _remedy(boot, changes, "" if is_requested else adviser.longest_flag())
+        flags = [change["flags"] for change in changes]
+        if not is_requested:
+            flags.append(adviser.longest_flag())
+        remedy = "No change of one or two flags helps on this GPU."
+        if words := [f"`{flag}`" for flag in flags if flag]:
+            remedy = f"It fits with {joined(words)}."
+        if boot.failure == "occupied":
+            remedy = f"Stop the processes that use the memory. {remedy}"
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
     cells_text = f", the cache stores {cells:,} tokens" if cells else ""
@@ -407,14 +414,3 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
     count = logged.sequences
     users = f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens"
     return f"The engine started: {format_bytes(cache)} of KV cache fit {users}."
-
-
-def _remedy(boot: Boot, changes: Sequence[AdviceRecord], length_flag: str) -> str:
-    """Return the changes that help."""
-    flags = [*(change["flags"] for change in changes), length_flag]
-    *others, last = [f"`{words}`" for words in flags if words] or [""]
-    text = "No change of one or two flags helps on this GPU."
-    if last:
-        text = f"It fits with {', '.join(others)}{' or ' if others else ''}{last}."
-    is_occupied = boot.failure == "occupied"
-    return f"Stop the processes that use the memory. {text}" if is_occupied else text
