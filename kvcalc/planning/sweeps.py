@@ -15,6 +15,7 @@ from kvcalc.capacity.fit_records import pass_with_memory
 from kvcalc.errors import UserError, printable
 from kvcalc.layers.attention import Latent, Sparse
 from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
+from kvcalc.layers.cost import Role
 from kvcalc.model.forward_pass import through_layers, total
 from kvcalc.model.memory import cache_size, weight_bytes
 from kvcalc.model.model import Model
@@ -164,12 +165,12 @@ def _has_part(model: Model, kind: type) -> bool:
 
 
 class GenerationWork(NamedTuple):
-    """FLOPs of each new token on one GPU.
+    """FLOPs of each new token on one GPU, of the whole pass and of its attention only.
 
     Attributes:
         model: Name of the model.
         gpus: GPUs that share the model.
-        lengths: Tokens so far.
+        lengths: Tokens so far, evenly spaced.
         uncached_flops: FLOPs if all tokens are computed again.
         cached_flops: FLOPs if only the last token is computed.
     """
@@ -178,25 +179,29 @@ class GenerationWork(NamedTuple):
     gpus: int
     lengths: list[int]
     uncached_flops: list[float]
+    uncached_attention_flops: list[float]
     cached_flops: list[float]
+    cached_attention_flops: list[float]
+
+
+NUM_LENGTHS = 64  # points of a curve that look smooth on a linear axis
 
 
 def generation_work(
     model: Model, last: int, precision: Precision, parallelism: Parallelism = ONE_GPU
 ) -> GenerationWork:
     """Return the FLOPs of each token up to `last`, without a KV cache and with it."""
-
-    def flops(batch: Batch) -> float:
-        return float(total(through_layers(model, batch, precision, parallelism)).flops)
-
-    lengths = geometric_steps(16, last)
-    return GenerationWork(
-        model=model.name,
-        gpus=parallelism.gpus,
-        lengths=lengths,
-        uncached_flops=[flops(Batch.prefill(length)) for length in lengths],
-        cached_flops=[flops(Batch.decode(length)) for length in lengths],
-    )
+    steps = (max(1, last * step // NUM_LENGTHS) for step in range(1, NUM_LENGTHS + 1))
+    lengths = [*dict.fromkeys(steps)]
+    flops: list[list[float]] = [[], [], [], []]
+    for length in lengths:
+        passes = Batch.prefill(length), Batch.decode(length)
+        for batch, columns in zip(passes, (flops[:2], flops[2:]), strict=True):
+            operators = through_layers(model, batch, precision, parallelism)
+            attention = [operator for operator in operators if operator.role is Role.CORE]
+            columns[0].append(float(total(operators).flops))
+            columns[1].append(float(total(attention).flops))
+    return GenerationWork(model.name, parallelism.gpus, lengths, *flops)
 
 
 def decode_passes(

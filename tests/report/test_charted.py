@@ -121,16 +121,19 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     assert bars["KV cache"].ys == [cache_size(m, 4096, 2).stored for m in models]
 
 
-def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None:
+def test_work_without_a_cache_is_quadratic_on_linear_axes() -> None:
     """A token costs 2 FLOPs a matrix element, and 4 a pair, head and element of attention."""
     model = load_model("gpt2")
-    chart = generation_work_chart([generation_work(model, 100, PLAIN)])
-    again, once = chart.series
-    assert again.xs == once.xs == [16, 19, 23, 27, 32, 38, 45, 54, 64, 76, 91, 100]
+    without, cached = generation_work_chart([generation_work(model, 128, PLAIN)]).chain()
+    assert not any(axis.log for chart in (without, cached) for axis in (chart.x, chart.y))
+    (again, pairs), (once, rows) = without.series, cached.series
+    assert again.xs == rows.xs == list(range(2, 129, 2))
     inner, head = 2 * 12 * 12 * 768**2, 2 * 768 * 50_257
-    assert once.ys == [inner + head + 4 * 12 * s * 768 for s in once.xs]
-    assert again.ys == [s * inner + head + 4 * 12 * s * (s + 1) / 2 * 768 for s in again.xs]
-    assert "5,050 token projections, 4,950 of them redundant" in chart.subtitle
+    assert rows.ys == [4 * 12 * s * 768 for s in once.xs]
+    assert pairs.ys == [4 * 12 * s * (s + 1) / 2 * 768 for s in again.xs]
+    assert once.ys == [inner + head + row for row in rows.ys]
+    assert again.ys == [s * inner + head + pair for s, pair in zip(again.xs, pairs.ys, strict=True)]
+    assert "8,256 token projections, 8,128 of them redundant" in without.subtitle
 
 
 def test_latencies_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:

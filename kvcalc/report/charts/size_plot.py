@@ -18,6 +18,7 @@ from kvcalc.report.charts.chart import (
     si_tick,
     times_tick,
     tokens_tick,
+    whole_tick,
 )
 
 if TYPE_CHECKING:
@@ -132,31 +133,44 @@ def _parameters_tick(value: float) -> str:
 
 
 def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:
-    """Return a chart per model of the FLOPs of each token, without a cache and with it."""
+    """Return two charts per model of the FLOPs of each token, without a cache and with it.
+
+    Linear axes show the growth of full attention: quadratic without a cache, linear with it.
+    """
     charts = []
     write = si_tick("FLOP")
+    x = Axis("length, tokens", log=False, tick=whole_tick, shown=(0,))
     for work in works:
         last = work.lengths[-1]
         uncached, cached = work.uncached_flops[-1], work.cached_flops[-1]
-        series = [
-            Series(
-                f"no cache, all tokens again: {write(uncached)}",
-                work.lengths,
-                work.uncached_flops,
-            ),
-            Series(f"cache, one token: {write(cached)}", work.lengths, work.cached_flops),
-        ]
         projections = last * (last + 1) // 2
         about = (
             f"to generate {last:,} tokens without a cache: {projections:,} token projections, "
             f"{projections - last:,} of them redundant"
         )
-        ratio = f"the last of {last:,} tokens takes {times_tick(uncached / cached)} the work"
+        ratio = f"token {last:,} takes {times_tick(uncached / cached)} the work"
         share = f", one GPU of {work.gpus}" if work.gpus > 1 else ""
-        x = Axis("length, tokens", tick=tokens_tick)
-        y = Axis(f"FLOP per token{share}", tick=write)
-        title = f"Without a KV cache {ratio}"
-        charts.append(Chart(title, f"{work.model}; {about}", x, y, series))
+        y = Axis(f"FLOP per token{share}", log=False, tick=write, shown=(0,))
+        panels = (
+            (
+                f"Without a KV cache, {ratio}",
+                about,
+                work.uncached_flops,
+                work.uncached_attention_flops,
+            ),
+            (
+                "With a KV cache",
+                "only the new token goes through the model",
+                work.cached_flops,
+                work.cached_attention_flops,
+            ),
+        )
+        for title, subtitle, whole, attention in panels:
+            series = [
+                Series(f"{name}: {write(flops[-1])}", work.lengths, flops)
+                for name, flops in (("whole pass", whole), ("attention only", attention))
+            ]
+            charts.append(Chart(title, f"{work.model}; {subtitle}", x, y, series))
     return joined(charts)
 
 

@@ -33,6 +33,10 @@ from kvcalc.report.text.tables import (
 )
 from kvcalc.units import format_bytes
 
+GROWTH = (
+    "Full attention for n tokens: O(n³) in total without a cache, O(n²) with it.",
+    "Its step at n tokens: O(n²) without a cache, O(n) with it.",
+)
 SMALL_SPEEDUP = 1.5  # below that, a note says why the cache saves little
 NO_CACHE = columns(
     NoCacheRecord,
@@ -126,7 +130,7 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     columns = marked_columns(records, LATENCY)
     tables = [Table(rows, columns, title, footnotes(*notes), details=details)]
     if no_cache:
-        tables.append(Table(rows, NO_CACHE, "\nWithout a cache", [""]))
+        tables.append(Table(rows, NO_CACHE, "\nWithout a cache", ["", *GROWTH]))
     if drafted:
         tables.append(Table(records, SPECULATION, "\nSpeculation at mid length", [""]))
     return tables
