@@ -140,7 +140,7 @@ def _simulate(
     """
     from msgspec.structs import replace
 
-    from kvcalc.serving.server import Server, sweep_rates
+    from kvcalc.serving.server import Server, Sweep
 
     results: list[SimulationResult] = []
     refusals: dict[str, UserError] = {}
@@ -156,7 +156,7 @@ def _simulate(
                 results.append(servers[key].run(requests[load], load, progress))
                 is_complete = results[-1].served.is_complete
             else:
-                sweep = sweep_rates(deployment, load, *options, progress)
+                sweep = Sweep(deployment, load, *options, progress)
                 results += [sweep.sustained, *(sweep.tried if kind == "sweep" else ())]
                 is_complete = sweep.is_complete
         except UserError as error:

@@ -96,13 +96,17 @@ def request(
     cached: int = 0,
     chunk: int = 0,
     max_points: int = 0,
+    no_cache: bool = False,
+    all_positions: bool = False,
 ) -> Latency:
-    """Return the latency of a batch of equal requests with a cache.
+    """Return the latency of a batch of equal requests.
 
     Args:
         cached: Leading prompt tokens that are in the cache already (prefix hit).
         chunk: Tokens per pass of the prefill; 0 for the whole prompt.
         max_points: As in `blocks_of`.
+        no_cache: Whether each step recomputes all tokens.
+        all_positions: Whether the LM head runs on all positions instead of the last one.
 
     Raises:
         UserError: The prefix is not shorter than the prompt.
@@ -114,35 +118,13 @@ def request(
     block = block_of(deployment.model)
     prompt = [*prefill_passes(input_len, batch_size, cached, chunk, block, max_points)]
     is_timed = all(deployment.timed(batch) for batch in prompt)
+    step = Batch.prefill if no_cache else Batch.decode
     steps = (
-        Batch.decode(contexts, batch_size)
+        step(contexts, batch_size)
         for contexts in blocks_of(input_len + 1, input_len + output_len, block, max_points)
     )
-    return _latency(_spent(deployment, prompt, timed=is_timed), _spent(deployment, steps))
-
-
-def without_cache(
-    deployment: TimedDeployment,
-    input_len: int,
-    output_len: int,
-    batch_size: int = 1,
-    all_positions: bool = False,
-    max_points: int = 0,
-) -> Latency:
-    """Return the latency of a generation that recomputes all tokens at every step.
-
-    Args:
-        all_positions: Whether the LM head runs on all positions instead of the last one.
-        max_points: As in `blocks_of`.
-    """
-    block = block_of(deployment.model)
-    steps = (
-        Batch.prefill(contexts, batch_size)
-        for contexts in blocks_of(input_len + 1, input_len + output_len, block, max_points)
-    )
-    prompt = [Batch.prefill(input_len, batch_size)]
     return _latency(
-        _spent(deployment, prompt, all_positions),
+        _spent(deployment, prompt, all_positions, is_timed),
         _spent(deployment, steps, all_positions),
     )
 
@@ -421,7 +403,14 @@ def _no_cache_fields(
         no_cache_doubles_from: Set by `latency_records`.
     """
     lengths, size = (options.input_len, options.output_len), options.batch_size
-    plain = without_cache(deployment, *lengths, size, options.head == "all", MAX_POINTS)
+    plain = request(
+        deployment,
+        *lengths,
+        size,
+        max_points=MAX_POINTS,
+        no_cache=True,
+        all_positions=options.head == "all",
+    )
     needed, processed = token_projections(*lengths)
     last = deployment.operators(Batch.decode(needed, size))
     return {f"no_cache_{key}": value for key, value in plain._asdict().items()} | {

@@ -503,9 +503,11 @@ MIN_RATE = 1e-3
 
 
 class Sweep:
-    """A server simulated at several rates, each rounded to three digits and simulated once.
+    """A server simulated at rates up to saturation and beyond, and the rate that it sustains.
 
-    Ctrl-C ends the search and keeps the rates already tried.
+    The sustained rate is the highest rate, to 2%, at which 99% of the requests meet the goals of
+    the settings. It is at most 95% of the saturation rate. Each rate is rounded to three digits and
+    simulated once. Ctrl-C ends the search and keeps the rates already tried.
 
     Attributes:
         runs: The runs by rate.
@@ -513,17 +515,37 @@ class Sweep:
             `found_rate`; 0 if not even single requests meet the goals.
         tried: A run for each rate that was tried, from the lowest rate on.
         is_complete: Whether no Ctrl-C ended the search.
+
+    Raises:
+        UserError: The load has arrival times or a rate already, or is a closed loop.
     """
 
     def __init__(
-        self, server: Server, load: Workload, progress: Callable[[int], None] | None
+        self,
+        deployment: TimedDeployment,
+        load: Workload,
+        settings: ServerSettings,
+        policy: str = "continuous",
+        cache: str = "paged",
+        progress: Callable[[int], None] | None = None,
     ) -> None:
-        self.server = server
+        if load.rate != inf:
+            raise UserError(
+                "a rate is given, and the highest one is to be found",
+                "Leave --rate out, or --find-rate",
+            )
+        if load.requests or load.max_concurrency:
+            raise UserError(
+                "a rate is found for requests drawn in an open loop, without --requests and "
+                "--max-concurrency"
+            )
+        requests = sample_workload(load)
+        self.server = Server(deployment, requests, load, settings, policy, cache)
         self.load = load
         self.progress = progress
         self.runs: dict[float, SimulationResult] = {}
         self.is_complete = True
-        saturation_rate = server.saturation_rate or 0.0
+        saturation_rate = self.server.saturation_rate or 0.0
         try:
             self._search(saturation_rate, _rounded(SUSTAINED * saturation_rate))
         except KeyboardInterrupt:
@@ -580,33 +602,3 @@ class Sweep:
 def _rounded(rate: float) -> float:
     """Return a rate rounded to the three digits that are printed."""
     return float(f"{rate:.3g}")
-
-
-def sweep_rates(
-    deployment: TimedDeployment,
-    load: Workload,
-    settings: ServerSettings,
-    policy: str = "continuous",
-    cache: str = "paged",
-    progress: Callable[[int], None] | None = None,
-) -> Sweep:
-    """Simulate a server at rates up to saturation and beyond, and find the rate that it sustains.
-
-    The sustained rate is the highest rate, to 2%, at which 99% of the requests meet the goals of
-    the settings. It is at most 95% of the saturation rate.
-
-    Raises:
-        UserError: The load has arrival times or a rate already, or is a closed loop.
-    """
-    if load.rate != inf:
-        raise UserError(
-            "a rate is given, and the highest one is to be found",
-            "Leave --rate out, or --find-rate",
-        )
-    if load.requests or load.max_concurrency:
-        raise UserError(
-            "a rate is found for requests drawn in an open loop, without --requests and "
-            "--max-concurrency"
-        )
-    server = Server(deployment, sample_workload(load), load, settings, policy, cache)
-    return Sweep(server, load, progress)

@@ -350,7 +350,9 @@ def _fit(
         fits = [fit(law, *data, **fixed) for law, fixed in candidates]
         return min(fits, key=lambda fitted: fitted.loss).law
 
-    folds = np.array([_fold(row) for row in rows])
+    texts = [f"{row.op}|{row.dtype}|{row.shape}".encode() for row in rows]
+    hashes = [int(hashlib.sha256(text).hexdigest()[:8], 16) for text in texts]
+    folds = np.array(hashes) % FOLDS
     predicted = np.empty(len(rows))  # each row by a fit without its fold
     for fold in range(FOLDS):
         mask = folds == fold
@@ -408,11 +410,6 @@ def _judge(
         **accuracy,
     )
     return result._replace(entry=entry)
-
-
-def _fold(row: MeasuredRow) -> int:
-    digest = hashlib.sha256(f"{row.op}|{row.dtype}|{row.shape}".encode()).hexdigest()
-    return int(digest[:8], 16) % FOLDS
 
 
 def row_errors(predicted: Array, measured: Array) -> Array:

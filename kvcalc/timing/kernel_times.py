@@ -266,8 +266,23 @@ class KernelTimer(NamedTuple):
 
     def _attention(self, operator: Operator, shape: AttentionShape) -> KernelTime | None:
         """Return the time of all groups: one launch for the decoding groups, and one for each group
-        of prompts."""
-        decoding, prompts = _split_groups(shape)
+        of prompts.
+
+        If the points of an array need different kernels, the group is in both, with a count of 0 at
+        the other points.
+        """
+        decoding: list[_Group] = []
+        prompts: list[_Group] = []
+        for count, new, past, pairs in shape.groups:
+            is_prompt = at_least(new, MAX_DECODE_TOKENS + 1)
+            if not is_any(is_prompt):
+                decoding.append((count, new, past, pairs))
+            elif not is_any(is_prompt == 0):
+                prompts.append((count, new, past, pairs))
+            else:
+                is_decode = 1 - is_prompt
+                decoding.append((count * is_decode, new, past, pairs * is_decode))
+                prompts.append((count * is_prompt, new, past, pairs * is_prompt))
         launches = [self._decode(operator, shape, decoding)] if decoding else []
         launches += [self._prefill(operator, shape, prompt) for prompt in prompts]
         timed = [launch for launch in launches if launch]
@@ -400,23 +415,3 @@ def _decode_load(shape: SparseShape) -> tuple[Any, Any, Any]:
         longest = maximum(longest, new)
     tokens = maximum(tokens, 1.0)
     return tokens, maximum(contexts / tokens, 1.0), longest <= MAX_DECODE_TOKENS
-
-
-def _split_groups(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
-    """Return the groups for decode kernels, and the groups for prefill kernels.
-
-    If the points of an array need different kernels, both lists have the group with a count of 0 at
-    the other points.
-    """
-    decoding: list[_Group] = []
-    prompts: list[_Group] = []
-    for count, new, past, pairs in shape.groups:
-        is_prompt = at_least(new, MAX_DECODE_TOKENS + 1)
-        if not is_any(is_prompt):
-            decoding.append((count, new, past, pairs))
-        elif not is_any(is_prompt == 0):
-            prompts.append((count, new, past, pairs))
-        else:
-            decoding.append((count * (1 - is_prompt), new, past, pairs * (1 - is_prompt)))
-            prompts.append((count * is_prompt, new, past, pairs * is_prompt))
-    return decoding, prompts

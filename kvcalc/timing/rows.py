@@ -378,7 +378,20 @@ def read_rows(path: Path) -> MeasurementFile:
         columns: dict[str, int] = {}  # the first of equal names counts
         for index, name in enumerate(map(str.lower, header)):
             columns.setdefault(ALIASES.get(name, name), index)
-        file_op = _operation_of_file(path, columns)
+        if columns.keys() <= {""}:
+            raise UserError("is empty: a header of column names is missing", where=str(path))
+        file_op = "" if "op" in columns else path.stem.lower()
+        if file_op and file_op not in OPERATIONS:
+            hint = (
+                f"Name the file {{op}}.csv or add a column op. {nearest(file_op, OPERATIONS)}"
+            )
+            text = "has no column op, and its name is not an operation"
+            raise UserError(text, hint, str(path))
+        counts = OPERATIONS[file_op].counts.split() if file_op else ()
+        missing = [column for column in counts if column not in columns]
+        if missing:
+            text = f"has no column {', '.join(missing)}, which rows of {file_op} need"
+            raise UserError(text, where=str(path))
         table = MeasurementFile(str(path), header, [], [], [], [])
         for cells in filter(None, reader):
             if len(table.cells) == MAX_ROWS:
@@ -404,24 +417,6 @@ def columns_of(rows: Sequence[MeasuredRow]) -> tuple[Array, ...]:
     import numpy as np
 
     return tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
-
-
-def _operation_of_file(path: Path, columns: dict[str, int]) -> str:
-    """Return the operation in the file's name; '' if rows name their operations. Raises UserError
-    if neither does, or without a header."""
-    if columns.keys() <= {""}:
-        raise UserError("is empty: a header of column names is missing", where=str(path))
-    if "op" in columns:
-        return ""
-    name = path.stem.lower()
-    if name not in OPERATIONS:
-        hint = f"Name the file {{op}}.csv or add a column op. {nearest(name, OPERATIONS)}"
-        raise UserError("has no column op, and its name is not an operation", hint, str(path))
-    missing = [column for column in OPERATIONS[name].counts.split() if column not in columns]
-    if missing:
-        text = f"has no column {', '.join(missing)}, which rows of {name} need"
-        raise UserError(text, where=str(path))
-    return name
 
 
 def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:

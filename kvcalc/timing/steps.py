@@ -106,14 +106,8 @@ def operator_seconds(
         if not isinstance(work, int | float):  # points without work, as MLA in the other form
             seconds = seconds * (work > 0)
         times.append(OperatorTime(seconds, basis, entry))
-    _add_modules(operators, times, timer)
-    return times
 
-
-def _add_modules(
-    operators: Sequence[Operator], times: list[OperatorTime], timer: KernelTimer
-) -> None:
-    """Add the overhead of each sparse-attention module to its last operator's time."""
+    # the overhead of a sparse-attention module is part of its last operator's time
     members: dict[str, list[int]] = {}
     for index, operator in enumerate(operators):
         if operator.module:
@@ -126,6 +120,7 @@ def _add_modules(
             basis = CALIBRATED if module_time.is_measured else SCALED
             overhead = OperatorTime(module_time.us * last.count / 1e6, basis, module_time.entry)
             times[indices[-1]] = times[indices[-1]]._replace(overhead=overhead)
+    return times
 
 
 class PassTime(NamedTuple):

@@ -13,7 +13,7 @@ from kvcalc import UserError, load_gpu, load_model
 from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.requests import Requests, clients_of, sample_workload
-from kvcalc.serving.server import Server, SimulationResult, summary, sweep_rates
+from kvcalc.serving.server import Server, SimulationResult, Sweep, summary
 from kvcalc.serving.simulation import simulate
 from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.deployment import TimedDeployment
@@ -117,8 +117,8 @@ def test_an_interrupted_search_keeps_the_highest_rate_that_did(monkeypatch: pyte
 
     monkeypatch.setattr(Server, "run", stopped)
     load, settings = Workload(num_prompts=20, input_len="100", output_len="5"), ServerSettings(slo_ttft=10.0)
-    sweep = sweep_rates(LLAMA, load, settings)
+    sweep = Sweep(LLAMA, load, settings)
     assert (sweep.sustained.record["found_rate"], sweep.is_complete, len(sweep.tried)) == (rates[1], False, 2)
     monkeypatch.setattr(Server, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        sweep_rates(LLAMA, load, settings)
+        Sweep(LLAMA, load, settings)

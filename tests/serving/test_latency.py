@@ -13,7 +13,6 @@ from kvcalc.serving.request_latency import (
     prefill_passes,
     request,
     token_projections,
-    without_cache,
 )
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -45,15 +44,15 @@ def test_a_generation_is_its_passes(name: str, batch: int) -> None:
 def test_without_a_cache_every_step_is_a_prefill(name: str) -> None:
     timed = deployment(name)
     passes = [Batch.prefill(length) for length in range(50, 60)]
-    found = without_cache(timed, 50, 10)
+    found = request(timed, 50, 10, no_cache=True)
     assert found.e2e_s == pytest.approx(sum(timed.seconds(p) for p in passes), rel=1e-12)
     assert found.flops == sum(timed.cost(p).flops for p in passes)
     assert found.ttft_s == request(timed, 50, 10).ttft_s
 
 
-@pytest.mark.parametrize("call", [request, without_cache])
-def test_one_token_has_no_decode(call) -> None:  # type: ignore[no-untyped-def]
-    found = call(deployment(), 100, 1)
+@pytest.mark.parametrize("no_cache", [False, True])
+def test_one_token_has_no_decode(no_cache: bool) -> None:
+    found = request(deployment(), 100, 1, no_cache=no_cache)
     assert (found.tpot_s, found.tpot_first_s, found.tpot_last_s) == (None, None, None)
     assert found.e2e_s == found.ttft_s == deployment().seconds(Batch.prefill(100))
 

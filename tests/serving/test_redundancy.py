@@ -5,7 +5,7 @@ from conftest import Run
 
 from kvcalc import Batch, load_gpu, load_model
 from kvcalc.report.text.serving_text import why_little
-from kvcalc.serving.request_latency import doubling_context, without_cache
+from kvcalc.serving.request_latency import doubling_context, request
 from kvcalc.timing.deployment import TimedDeployment
 
 
@@ -16,7 +16,7 @@ def deployment(model: str = "gpt2", stack: str = "", gpu: str = "h100") -> Timed
 def test_the_head_on_all_positions_by_hand() -> None:
     """GPT-2, 4 tokens in and 3 out: passes of 4, 5 and 6 tokens; all but the last position of each are 2 · 50257 · 768 more."""
     timed = deployment()
-    last, every = without_cache(timed, 4, 3), without_cache(timed, 4, 3, all_positions=True)
+    last, every = (request(timed, 4, 3, no_cache=True, all_positions=positions) for positions in (False, True))
     assert every.flops - last.flops == (3 + 4 + 5) * 2 * 50257 * 768
 
 
