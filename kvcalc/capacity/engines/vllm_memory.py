@@ -63,7 +63,9 @@ FUSED = {
 REPACKED = 0.008
 INT4 = ("awq", "gptq", "int4")
 NGRAM_TABLES = ("ngram_table", "engram_table")
-HOPPER_LAYOUT = (0, 0)
+# multiples of (hidden, intermediate) width to which vLLM pads MXFP4 experts, but for Hopper
+# (fused_moe/oracle/mxfp4.py)
+MXFP4_UNITS = (256, 128)
 
 
 class LoadedWeights(NamedTuple):
@@ -91,14 +93,14 @@ def load_weights(
     formats: Formats,
     ranks: Parallelism,
     stage: int,
-    padding: tuple[int, int] | None,
+    is_hopper: bool,
 ) -> LoadedWeights:
     """Return the bytes of a stage's weights.
 
     Quantized scales are fp32 once loaded (model_loader/bitsandbytes_loader.py: _dequantize_dq).
 
     Args:
-        padding: See `mxfp4_padding`.
+        is_hopper: Whether the GPU pads MXFP4 experts as Triton.
     """
     part = stages(model, ranks.pp)[stage]
     vectors = checkpoint_share(model, model.uncounted_bytes, part, formats, ranks)
@@ -118,8 +120,8 @@ def load_weights(
             absorbed += count * 2 * local.elements
         if short and weight.name in NGRAM_TABLES:
             ngram_tables += count * size
-        if padding and ".experts." in name and stored_format.name.startswith("mxfp4"):
-            size = _padded_bytes(padding, weight, local)
+        if ".experts." in name and stored_format.name.startswith("mxfp4"):
+            size = _padded_bytes(is_hopper, weight, local)
         elif stored_format.nested:
             plain = replace(stored_format, scale_bytes=4, nested=0)
             matrix = plain.matrix_bytes(local.inputs, local.outputs)
@@ -143,35 +145,23 @@ def allocated(size: int) -> int:
     return segment if size >= LARGE and segment - size <= SPLIT else size
 
 
-def mxfp4_padding(start: EngineStartup) -> tuple[int, int] | None:
-    """Return the multiples of (hidden, intermediate) width to which vLLM pads MXFP4 experts.
-
-    HOPPER_LAYOUT names Triton's layout. None: no such experts. Source: fused_moe/oracle/mxfp4.py.
-    """
-    if not any(scheme.format.startswith("mxfp4") for scheme in start.formats.schemes):
-        return None
-    if start.gpu.architecture == "Hopper":
-        return HOPPER_LAYOUT
-    return 256, 128
-
-
 def is_data_centre_blackwell(start: EngineStartup) -> bool:
     is_blackwell = start.gpu.architecture.startswith("Blackwell")
     return is_blackwell and start.gpu.memory_bytes >= 150 * GIB
 
 
-def _padded_bytes(padding: tuple[int, int], weight: Weight, local: Weight) -> int:
+def _padded_bytes(is_hopper: bool, weight: Weight, local: Weight) -> int:
     """Return the bytes of MXFP4 experts: 17 bytes for 32 values, biases in bf16.
 
     Triton's layout on Hopper pads values to 64 packed rows by 256 columns, scales to 256 columns,
     and stores biases in fp32. Gate and up are one matrix, so each counts half of it.
     """
-    if padding == HOPPER_LAYOUT:
+    if is_hopper:
         halves = 1 if weight.rows_in else 2
         columns = -(-local.outputs * halves // 256) * 256 // halves
         rows = -(-local.inputs // 128) * 64 + -(-local.inputs // 32)
         return local.copies * (rows * columns + local.bias * 4)
-    input_unit, output_unit = reversed(padding) if weight.rows_in else padding
+    input_unit, output_unit = reversed(MXFP4_UNITS) if weight.rows_in else MXFP4_UNITS
     inputs = -(-local.inputs // input_unit) * input_unit
     outputs = -(-local.outputs // output_unit) * output_unit
     return local.copies * (inputs * outputs * 17 // 32 + (2 * outputs if local.bias else 0))
@@ -186,7 +176,7 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     """
     model = start.model
     share = start.formats, start.ranks, start.stage
-    loaded = kept(model, load_weights, *share, mxfp4_padding(start))
+    loaded = kept(model, load_weights, *share, start.gpu.architecture == "Hopper")
     # rotary tables of compressed attention are in fp32: one for layers that compress, one for
     # others
     parts = compressed_attention(start)
