@@ -228,7 +228,7 @@ def test_unequal_pages_of_latents_are_refused_or_fully_allocated() -> None:
     found = planned(alternating((4, LATENT), (1, window())))
     assert pool(found)[::2] == (4 * 64 * 1152 + 64 * 4096, 2048)
     with pytest.raises(UserError, match="cannot make the pages"):
-        group_layers([(0, Spec(SpecKind.FULL, 1152, (), block=64, latent=True)), (0, Spec(SpecKind.STATE, 100_000, ()))])
+        group_layers([(0, Spec(SpecKind.FULL, 1152, block=64, latent=True)), (0, Spec(SpecKind.STATE, 100_000))])
 
 
 def test_what_the_planner_has_no_pages_for() -> None:

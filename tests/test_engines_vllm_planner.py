@@ -66,10 +66,10 @@ def test_pages_of_v4_by_hand() -> None:
 
 def test_uneven_buckets_stay_whole() -> None:
     """One page size is split to the repeats of the mixed bucket; a bucket with unequal counts is one group."""
-    spec = [Spec(SpecKind.FULL, 1, (), 0, 256, size, latent=True) for size in (300, 300, 200)] + [
-        Spec(SpecKind.WINDOW, 1, (), 8, 4, size, latent=True) for size in (100, 50)
+    spec = [Spec(SpecKind.FULL, 1, 0, 256, size, latent=True) for size in (300, 300, 200)] + [
+        Spec(SpecKind.WINDOW, 1, 8, 4, size, latent=True) for size in (100, 50)
     ] * 2
-    windows = [Spec(SpecKind.WINDOW, 1, (), 128, 64, 100, latent=True)] * 4
+    windows = [Spec(SpecKind.WINDOW, 1, 128, 64, 100, latent=True)] * 4
     groups = packed_groups([(0, s) for s in (*spec, *windows)])
     assert [len(g.specs) for g in groups] == [3, 4, 2, 2]
     assert [sum(g.pages(0)) for g in groups] == [800, 300, 200, 200]
@@ -140,7 +140,7 @@ def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
 
 def test_groups_hold_as_many_repeats_as_pad_the_least() -> None:
     """Two repeats of a mixed bucket beside five windows: by twos one page is padded, more by threes, fours, fives."""
-    mixed = [Spec(SpecKind.FULL, 1, (), 0, 256, size, latent=True) for size in (300, 200)] * 2
-    windows = [Spec(SpecKind.WINDOW, 1, (), 128, 64, 100, latent=True)] * 5
+    mixed = [Spec(SpecKind.FULL, 1, 0, 256, size, latent=True) for size in (300, 200)] * 2
+    windows = [Spec(SpecKind.WINDOW, 1, 128, 64, 100, latent=True)] * 5
     groups = packed_groups([(0, s) for s in (*mixed, *windows)])
     assert [len(g.specs) for g in groups] == [4, 2, 2, 1]

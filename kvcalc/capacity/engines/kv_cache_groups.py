@@ -55,7 +55,6 @@ class Spec(NamedTuple):
     """One layer's cache: `row` bytes per token, or of the whole state, in blocks of `block` tokens.
 
     Attributes:
-        shape: Distinguishes rows of the same size.
         limit: Window or chunk.
         padded: The page size, if it is larger than its content.
         main: False for the keys of an indexer.
@@ -63,7 +62,6 @@ class Spec(NamedTuple):
 
     kind: SpecKind
     row: int
-    shape: tuple[tuple[str, int, int], ...]
     limit: int = 0
     block: int = 0
     padded: int = 0
@@ -271,14 +269,12 @@ def pooled_groups(
     for stage, part in rows:
         key = _pooled_key(part.index_keys[0], (*part.rows, *part.index_keys), pool).row_bytes
         page = block // pool * key
-        full.append(
-            (stage, Spec(SpecKind.FULL, part.row_bytes, (), 0, block, 0, part.is_latent))
-        )
-        keys.append((stage, Spec(SpecKind.FULL, key, (), 0, block, page, True, main=False)))
-        rings.append((stage, Spec(SpecKind.RING, 0, (), padded=page)))
+        full.append((stage, Spec(SpecKind.FULL, part.row_bytes, 0, block, 0, part.is_latent)))
+        keys.append((stage, Spec(SpecKind.FULL, key, 0, block, page, True, main=False)))
+        rings.append((stage, Spec(SpecKind.RING, 0, padded=page)))
     state_page = block * first.row_bytes
     state_specs = [
-        (stage, Spec(SpecKind.STATE, part.state_bytes, (), padded=state_page))
+        (stage, Spec(SpecKind.STATE, part.state_bytes, padded=state_page))
         for stage, part in states
     ]
     return [
@@ -346,7 +342,7 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
     def spec(row: int, block: int, ratio: int = 1, limit: int = 0) -> Spec:
         page = -(-(block // ratio * row) // ALIGNMENTS[dtype]) * ALIGNMENTS[dtype]
         kind = SpecKind.WINDOW if limit else SpecKind.FULL
-        return Spec(kind, row, (), limit, block, page, latent=True, main=not limit)
+        return Spec(kind, row, limit, block, page, latent=True, main=not limit)
 
     def row_bytes(rows: Sequence[StoredEntry]) -> int:
         """Return the bytes of one latent with its rotated key."""

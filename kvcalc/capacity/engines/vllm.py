@@ -172,24 +172,16 @@ def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
     (model_executor/layers/mamba/mamba_utils.py).
     """
     if part.states:
-        shape = tuple(
-            (f"{s.entry.role} {s.format.name}", s.heads, s.entry.width * s.entry.limit)
-            for s in part.states
-        )
         column = sum(s.row_bytes for s in part.states if s.entry.role == "conv_state")
         state_bytes = part.state_bytes + settings.num_speculative_tokens * column
-        return [Spec(SpecKind.STATE, state_bytes, shape)]
+        return [Spec(SpecKind.STATE, state_bytes)]
     kind = SpecKind.FULL
     if part.limit:
         is_chunk = part.rows[0].entry.span is Span.CHUNK
         kind = SpecKind.CHUNK if is_chunk else SpecKind.WINDOW
-    shape = tuple((s.entry.role, s.heads, s.entry.width) for s in part.rows)
-    specs = [Spec(kind, part.row_bytes, shape, part.limit, latent=part.is_latent)]
+    specs = [Spec(kind, part.row_bytes, part.limit, latent=part.is_latent)]
     for key in part.index_keys:
-        shape = (("index_key", 1, key.entry.width),)
-        specs.append(
-            Spec(SpecKind.FULL, key.row_bytes, shape, latent=part.is_latent, main=False)
-        )
+        specs.append(Spec(SpecKind.FULL, key.row_bytes, latent=part.is_latent, main=False))
     return specs
 
 
