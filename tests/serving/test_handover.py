@@ -94,7 +94,7 @@ loads = st.lists(
 ).map(sorted)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(loads, st.integers(66, 160), st.integers(1, 6), st.integers(1, 3), st.integers(1, 2), st.integers(0, 4))
 def test_nothing_is_lost(
     rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int
@@ -164,8 +164,7 @@ def test_what_cannot_be_apart_is_refused(kvcalc: Run, options: str, said: str) -
 
 
 def test_the_same_seed_gives_the_same_run(kvcalc: Run) -> None:
-    line = "serve llama-3.1-8b --rate 8 --num-prompts 60 --input-len lognormal:600,3000 --disaggregate --prefill-replicas 2"
-    first, second = (kvcalc(f"{line} --format json").out for _ in range(2))
-    assert first == second
+    line = "serve llama-3.1-8b --rate 8 --num-prompts 30 --input-len lognormal:600,3000 --disaggregate --prefill-replicas 2"
+    first, second = (kvcalc(f"{line} --format json").records for _ in range(2))
+    assert first == second and np.isfinite(first[0]["decode_queueing_mean_s"])
     assert kvcalc(line).out.startswith("llama-3.1-8b on 3× h100-sxm serves ")
-    assert np.isfinite(kvcalc(f"{line} --format json").records[0]["decode_queueing_mean_s"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-LINE = "serve llama-3.1-8b --num-prompts 200 --input-len 400 --output-len 60 --format json"
+LINE = "serve llama-3.1-8b --num-prompts 100 --input-len 400 --output-len 60 --format json"
 
 
 def test_the_sustained_rate_comes_first_and_then_every_rate_that_was_tried(kvcalc: Run) -> None:
@@ -23,7 +23,7 @@ def test_the_sustained_rate_comes_first_and_then_every_rate_that_was_tried(kvcal
 
 
 def test_what_is_sustained_does_not_depend_on_the_number_of_requests(kvcalc: Run) -> None:
-    found = {kvcalc(f"{LINE} --num-prompts {count}").records[0]["found_rate"] for count in (30, 300, 1000)}
+    found = {kvcalc(f"{LINE} --num-prompts {count}").records[0]["found_rate"] for count in (30, 300)}
     assert len(found) == 1
 
 

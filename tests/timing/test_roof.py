@@ -46,11 +46,11 @@ def check(operators: tuple[Operator, ...], gpu: Gpu, laws: Calibration) -> None:
 
 @pytest.mark.parametrize("number", range(8))
 def test_no_calibrated_time_is_below_its_roof(number: int) -> None:
-    """Every preset in every dtype and kind of pass, on a calibrated GPU and stack; each calibration meets every preset."""
+    """Every preset in a third of all dtypes and kinds of pass, each on another calibrated GPU and stack."""
     laws = calibrated()
     for n, name in list(enumerate(MODELS))[number::8]:
         model = load_model(name)
-        for i, (dtype, phase) in enumerate(itertools.product(DTYPES, PASSES)):
+        for i, (dtype, phase) in list(enumerate(itertools.product(DTYPES, PASSES)))[n % 3 :: 3]:
             operators = forward(model, PASSES[phase], Precision(dtype))
             check(operators, *laws[(n + i) % len(laws)])
 
