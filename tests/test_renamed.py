@@ -24,14 +24,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
 }
 # Names that an engine's rules, llama.cpp's tensors or a preset once depended on.
-NAMES = ("qwen3-x", "gemma4-like", "lfm2", "llama-3.1-8b")
+NAMES = ("gemma4-like", "lfm2", "llama-3.1-8b")
 LINES = (
     "size {}",
     "fit {} --gpu h100 --engine vllm --engine-version 0.22",
     "fit {} --gpu h100 --engine vllm --engine-version 0.24",
     "fit {} --gpu h100 --engine sglang",
     "fit {} --gpu h100 --engine llama.cpp",
-    "plan {} --gpu h100 --users 16 --context 4k --max-gpus 2 --engine sglang",
+    "plan {} --gpu h100 --users 16 --context 4k --max-gpus 1 --engine sglang",
 )
 
 
