@@ -16,7 +16,10 @@ MODELS = ("llama-3.1-8b", "gpt2", "qwen3-8b", "gemma-2-2b")
 COMMANDS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "latency": ("--output-len 40", {"batch-size": ("1", "7", "64"), "input-len": ("300", "2k")}),
     "roofline": ("", {"batch-size": ("1", "30"), "context": ("1k", "5000")}),
-    "serve": ("--num-prompts 12 --input-len 300 --output-len 20 --max-num-seqs 8", {"rate": ("0.5", "3", "40"), "policy": ("continuous", "static")}),
+    "serve": (
+        "--num-prompts 12 --input-len 300 --output-len 20 --max-num-seqs 8",
+        {"rate": ("0.5", "3", "40"), "policy": ("continuous", "static")},
+    ),
     "fit": ("--engine vllm", {"max-model-len": ("2k", "8k")}),
     "size": ("", {"context": ("1k", "9000"), "batch-size": ("1", "3")}),
 }
@@ -124,7 +127,9 @@ def test_predictions_are_ranked_first_and_bounds_among_bounds(kvcalc: Run, more:
         assert len(listed) == len({*listed})  # of each kind one, unranked
 
 
-@pytest.mark.parametrize("command", ["latency", "serve --rate 3 --num-prompts 9 --osl 20", "compare --gpu h100 --variants mha,mqa"])
+@pytest.mark.parametrize(
+    "command", ["latency", "serve --rate 3 --num-prompts 9 --osl 20", "compare --gpu h100 --variants mha,mqa"]
+)
 def test_no_sentence_sets_a_bound_against_a_prediction(kvcalc: Run, command: str) -> None:
     name, _, more = command.partition(" ")
     shown = kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,h100").out
