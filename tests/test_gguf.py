@@ -337,8 +337,6 @@ HEADERS: list[tuple[bytes, str]] = [
     (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<IIQ", 9, 8, 9) + bytes(16), "ends in the middle"),
     (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 9, "unknown type 9"),
     (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2) + b"\xff\xfe" + bytes(8), "a key is not UTF-8"),
-    (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * (text("a") + struct.pack("<II", 4, 1)), "key 'a' occurs twice"),
-    (b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + 2 * (text("a") + struct.pack("<IQIQ", 1, 1, 0, 0)), "tensor 'a' occurs twice"),
 ]
 
 

@@ -83,8 +83,6 @@ def read_header(name: str, read: ReadBytes, place: str) -> Header:
     tensors: dict[str, TensorInfo] = {}
     for n in range(count, 0, -1):
         part = _read(f"{match[1]}-{n:05}-of-{count:05}.gguf", read, place)
-        if tensors.keys() & part.tensors.keys():
-            raise UserError("contains a tensor of another split", where=place)
         metadata, tensors = metadata | part.metadata, part.tensors | tensors
     return Header(metadata, tensors)
 
@@ -130,14 +128,10 @@ class _Reader:
         metadata: JsonObject = {}
         for _ in range(entries):
             key = self.text(MAX_KEY, "key")
-            if key in metadata:
-                raise self.fail(f"key {printable(key, 60)!r} occurs twice")
             metadata[key] = self.value(self.number("<I"), key)
         results: dict[str, TensorInfo] = {}
         for _ in range(tensors):
             info = self.tensor()
-            if info.name in results:
-                raise self.fail(f"tensor {printable(info.name, 60)!r} occurs twice")
             results[info.name] = info
         return Header(metadata, results)
 

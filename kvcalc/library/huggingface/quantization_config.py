@@ -55,7 +55,7 @@ _EXCLUDED_KEYS = (
     "skip_modules",
     "linear_weights_not_to_quantize",
 )
-MAX_MODULES, MAX_GROUPS = 1_000_000, 32
+MAX_MODULES = 1_000_000
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 _NOT_QUANTIZED: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 # DeepSeek-V4 stores compressors in bf16 and the mixing of streams in fp32, whether the file says so
@@ -210,8 +210,6 @@ class Storage:
         self._read_cache(q.get("kv_cache_scheme") or q.get("kv_cache_quant_algo"))
         if q.file:
             self._read(has_fp4_experts=c.get("expert_dtype") == "fp4")
-        if len(self.groups) > MAX_GROUPS:
-            raise self._fail(f"has {len(self.groups):,} formats; the limit is {MAX_GROUPS}")
         for name in (*self.formats, *(name for name, _ in self.groups)):
             try:
                 stored_format(name)

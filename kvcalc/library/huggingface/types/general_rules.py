@@ -252,16 +252,11 @@ def first_word(c: Config, *keys: str) -> str:
     return next((value.lower() for key in keys if isinstance(value := c.get(key), str)), "")
 
 
-def any_true(c: Config, *keys: str) -> bool:
-    """Return whether one of the keys is true. All keys are read, so that none is left unread."""
-    values = [c.get(key) for key in keys]
-    return any(value is True for value in values)
-
-
 def has_layer_norms(c: Config) -> bool:
     """Return whether norms are LayerNorms: by their name, else by the epsilon in the file."""
     kind = first_word(c, "norm_type", "layer_norm_type", "normalization_type")
-    if "rms" in kind or any_true(c, "rmsnorm", "use_rmsnorm", "use_rms_norm"):
+    switches = [c.get(key) for key in ("rmsnorm", "use_rmsnorm", "use_rms_norm")]
+    if "rms" in kind or True in switches:
         return False
     return "layer" in kind or (c.has(*EPSILONS) and not c.has("rms_norm_eps"))
 
