@@ -9,7 +9,7 @@ loop send requests in their order, so their trace needs no arrival_s.
 import csv
 import io
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -101,7 +101,20 @@ def _rows(reader: Any, file_name: str, timed: bool) -> Iterator[tuple[float, int
     header = [name.strip().lower() for name in next(reader)]
     has_timestamps = AZURE[0] in header and PLAIN[0] not in header
     names = AZURE if has_timestamps else PLAIN
-    _check_columns(header, names, f"{file_name}, line 1", timed)
+    line = f"{file_name}, line 1"
+    missing = [name for name in names if name not in header]
+    if missing and (timed or missing != [PLAIN[0]]):
+        hint = (
+            "A trace has arrival_s, input_len, output_len, or TIMESTAMP, ContextTokens, "
+            "GeneratedTokens"
+        )
+        if missing == [PLAIN[0]]:
+            hint += "; without arrival_s, give the concurrent requests with --max-concurrency"
+        plural = "s" * (len(missing) > 1)
+        raise UserError(f"lacks the column{plural} {', '.join(missing)}", hint, line)
+    for name in names:
+        if header.count(name) > 1:
+            raise UserError(f"names the column {name} twice", where=line)
     columns = {name: header.index(name) for name in names if name in header}
     start = None
     last = 0.0
@@ -135,23 +148,6 @@ def _rows(reader: Any, file_name: str, timed: bool) -> Iterator[tuple[float, int
             raise UserError(f"{message}: the trace is not sorted", where=line)
         last = arrival
         yield arrival, _tokens("input_len", prompt, line), _tokens("output_len", answer, line)
-
-
-def _check_columns(header: Sequence[str], names: Sequence[str], line: str, timed: bool) -> None:
-    """Check that a header has the columns once. Raises UserError otherwise."""
-    missing = [name for name in names if name not in header]
-    if missing and (timed or missing != [PLAIN[0]]):
-        hint = (
-            "A trace has arrival_s, input_len, output_len, or TIMESTAMP, ContextTokens, "
-            "GeneratedTokens"
-        )
-        if missing == [PLAIN[0]]:
-            hint += "; without arrival_s, give the concurrent requests with --max-concurrency"
-        plural = "s" * (len(missing) > 1)
-        raise UserError(f"lacks the column{plural} {', '.join(missing)}", hint, line)
-    for name in names:
-        if header.count(name) > 1:
-            raise UserError(f"names the column {name} twice", where=line)
 
 
 def _tokens(name: str, text: str, line: str) -> int:

@@ -161,7 +161,13 @@ class KernelTimer(NamedTuple):
         shape = operator.shape
         if isinstance(shape, GemmShape):
             kind = _gemm_kind(operator.dtype, shape.format, self.calibration)
-            return self._gemm(kind, maximum(shape.m, 1), shape.n, shape.k, shape.stored)
+            entry = self.calibration.entry("gemm", kind)
+            if not entry:
+                return None
+            bf16_law = self.calibration.law("gemm", "bfloat16")
+            law = _served_gemm(entry.law, getattr(bf16_law, "t0", None))
+            sizes = maximum(shape.m, 1), shape.n, shape.k, shape.stored
+            return KernelTime(law.us(self.parameters, *sizes), entry)
         if isinstance(shape, CollectiveShape):  # its part within a node
             entry = self.calibration.entry("allreduce", "bytes")
             if not entry:
@@ -174,15 +180,6 @@ class KernelTimer(NamedTuple):
         if operator.name in ("indexer", "top_k") and operator.module:
             return self._selection(operator.name, operator.module)
         return None
-
-    def _gemm(self, kind: str, *sizes: Any) -> KernelTime | None:
-        """Return the time of a GEMM in serving. sizes: m, n, k and bytes per weight."""
-        entry = self.calibration.entry("gemm", kind)
-        if not entry:
-            return None
-        bf16_law = self.calibration.law("gemm", "bfloat16")
-        law = _served_gemm(entry.law, getattr(bf16_law, "t0", None))
-        return KernelTime(law.us(self.parameters, *sizes), entry)
 
     def _experts(self, shape: ExpertsShape) -> KernelTime | None:
         kinds = self.calibration.laws.get("moe", {})
