@@ -137,8 +137,8 @@ def compare_records(
 ) -> list[CompareRecord]:
     """Return a record for each variant, batch size and context.
 
-    A record has the sizes, a decode step, a prefill of the context and the requests that fit. The
-    first variant is the reference of the reductions.
+    A record has sizes, a decode step, a prefill and the requests that fit. Reductions are relative
+    to the first variant.
 
     Raises:
         UserError: As `size_record` and `forward`.
@@ -179,8 +179,7 @@ def compare_records(
                 "mha_parameters": mha_parameters,
                 "eviction_flops": sum(evictions),
                 **step,
-                # The step does not read all weights.
-                "weight_bytes": size["weight_bytes"],
+                "weight_bytes": size["weight_bytes"],  # the step does not read all weights
                 "ttft_s": prefill.ttft_s,
                 "prefill_flops": prefill.flops,
                 **batch_memory(varied, [(batch_size, context)]),

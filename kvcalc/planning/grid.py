@@ -177,7 +177,6 @@ def make_batch(
         ttft = prefill_s + estimates.transfer_s[row]
         e2e = ttft + steps_s
     per_sequence = output / e2e if output else 1 / tpot
-    # prompts of disaggregated prefill do not delay the steps
     rate = sequences * output / steps_s if is_disaggregated else sequences * per_sequence
     if need.users:
         total = need.users * per_sequence
@@ -190,7 +189,6 @@ def make_batch(
     if is_disaggregated:
         busy = np.ceil(np.nan_to_num(total / output * prefill_s))
         prefill_replicas = np.maximum(1, busy).astype(np.int64)
-
     all_replicas = replicas + prefill_replicas
     figures = {
         "gpus": all_replicas * size,
