@@ -136,6 +136,14 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         figure: Figure = figure_of(joined(charts), style)
         return figure
 
+    def _explanation(self) -> str:
+        """Return the figures as formulas with their numbers."""
+        from kvcalc.report.explain import explained
+
+        if self._formulas:
+            return self._formulas()
+        return "\n".join(map(explained, self._tables()))
+
     def _repr_html_(self) -> str:
         from kvcalc.report.text.table_layout import table_html
 

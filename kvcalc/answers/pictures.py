@@ -193,8 +193,8 @@ def run_report(
     explain: bool = False,
 ) -> None:
     """Write one self-contained HTML page."""
+    from kvcalc.answers.page import PageRequest, html_page, page_explained
     from kvcalc.library.files import destination
-    from kvcalc.report.page import PageRequest, html_page, page_explained
 
     if output != "-" and not explain:
         destination(output)

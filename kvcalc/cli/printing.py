@@ -21,7 +21,7 @@ def print_answer(answer: Answer, output: Printing) -> int:
     if answer._is_silent:
         return answer._status
     if output.explain:
-        say(_formulas(answer))
+        say(answer._explanation())
     elif not output.is_table:
         from kvcalc.report import export
 
@@ -51,11 +51,3 @@ def _draw(answer: Answer, output: Output) -> None:
         raise UserError("there is no picture of this answer", "Leave out --plot")
     if charts := answer._charts():
         save(joined(charts), output.plot, output.style)
-
-
-def _formulas(answer: Answer) -> str:
-    from kvcalc.report.explain import explained
-
-    if answer._formulas:
-        return answer._formulas()
-    return "\n".join(map(explained, answer._tables()))

@@ -13,9 +13,9 @@ import pytest
 from conftest import Run
 
 from kvcalc import deploy
+from kvcalc.answers.page import slider_data
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.report.charts.drawing import in_style, render
-from kvcalc.report.page import slider_data
 
 LINES = [
     ("llama-3.1-8b --gpu h100", "llama-3.1-8b", "--gpu h100 --engine vllm"),

@@ -2,47 +2,38 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.resources import files
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
+from kvcalc.answers.answer import Answer
+from kvcalc.answers.compare import compare_answer
+from kvcalc.answers.fit import fit_answer
+from kvcalc.answers.latency import latency_answer
+from kvcalc.answers.roofline import PassOptions, roofline_answer
+from kvcalc.answers.size import size_answer
 from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.fit_options import options_for
-from kvcalc.capacity.fit_records import fit_record, pass_with_memory
+from kvcalc.capacity.fit_records import fit_record
 from kvcalc.errors import UserError
-from kvcalc.layers.batch import Batch
-from kvcalc.model.memory import size_record, stage_rows
+from kvcalc.model.memory import stage_rows
 from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import stored_as
-from kvcalc.planning.comparison import compare_records
-from kvcalc.planning.sweeps import comparison_sweep, decode_passes, latency_sweep
-from kvcalc.planning.variants import variant
+from kvcalc.question.fit_question import StudyOptions
 from kvcalc.question.serving_options import LatencyOptions
-from kvcalc.report.charts.chart import Chart
-from kvcalc.report.charts.comparison_plot import compare_chart
-from kvcalc.report.charts.fit_plot import memory_chart
-from kvcalc.report.charts.load_plot import latency_chart
-from kvcalc.report.charts.roofline_plot import roofline_chart
-from kvcalc.report.explain import explain_fit, explain_roofline, explain_size, explained
-from kvcalc.report.text.compare_text import compare_tables, size_table
-from kvcalc.report.text.fit_text import fit_table
-from kvcalc.report.text.roofline_text import pass_table
-from kvcalc.report.text.serving_text import latency_tables
-from kvcalc.report.text.table_layout import Table, svgs_html, table_html, text_html
-from kvcalc.serving.request_latency import latency_record
-from kvcalc.timing.deployment import TimedDeployment, roofline_records
+from kvcalc.question.size_options import SizeOptions
+from kvcalc.report.charts.chart import drawable, joined
+from kvcalc.report.text.table_layout import svgs_html, table_html, text_html
+from kvcalc.timing.deployment import TimedDeployment
 
 MAX_USERS = 512
-VARIANTS = ("none", "mha", "gqa:8", "mqa", "mla", "window:4096")
 PROMPT, OUTPUT = 2000, 500  # tokens of the request that the page times
 
 
-class PageRequest(msgspec.Struct, frozen=True):
+class PageRequest(NamedTuple):
     """The subject of a page.
 
     Attributes:
@@ -59,17 +50,11 @@ class PageRequest(msgspec.Struct, frozen=True):
 
 
 class Section(NamedTuple):
-    """A heading, its content, and the command that prints the same.
-
-    Attributes:
-        explain: Returns the figures as formulas, if the tables do not contain them all.
-    """
+    """A heading, a command, and the command's answer."""
 
     title: str
     command: str
-    tables: list[Table]
-    chart: Chart | None = None
-    explain: Callable[[], str] | None = None
+    answer: Answer
 
 
 def slider_data(deployment: TimedDeployment, fitted: Fit) -> dict[str, object]:
@@ -117,16 +102,16 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
             "the page's sliders know one pipeline stage",
             "Leave --pp out; `kvcalc fit` takes it",
         )
-    fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
-    sections = _sections(deployment, request, fitted)
+    sections = _sections(deployment, request)
     charts = []
     for section in sections:
-        chain = section.chart.chain() if section.chart else []
-        charts.append([chart._replace(next_chart=None, over=("", "")) for chart in chain])
-    pictures = iter(svgs_html([chart for chain in charts for chart in chain]))
-    bodies = []
-    for section, chain in zip(sections, charts, strict=True):
-        bodies.append(_section_html(section, [next(pictures) for _ in chain]))
+        with suppress(UserError):  # a GPU without a compute peak has no roofline and no TTFT
+            for chart in drawable(joined(section.answer._charts())).chain():
+                charts.append((section.title, chart._replace(next_chart=None, over=("", ""))))
+    pictures: dict[str, list[dict[str, str]]] = {}
+    for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
+        pictures.setdefault(title, []).append(picture)
+    fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
     data = {**slider_data(deployment, fitted), "asked": [request.context, request.users]}
     parts = {
         "title": text_html(
@@ -136,7 +121,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
             f"<li>{text_html(text)}</li>" for text in _accuracy(deployment, fitted)
         ),
         "data": json.dumps(data).replace("<", "\\u003c"),
-        "sections": "".join(bodies),
+        "sections": "".join(_section_html(s, pictures.get(s.title, [])) for s in sections),
     }
     page = files("kvcalc.report").joinpath("page.html").read_text(encoding="utf-8")
     for name, text in parts.items():
@@ -150,79 +135,53 @@ def page_explained(deployment: TimedDeployment, request: PageRequest) -> str:
     Raises:
         UserError: The model cannot run so.
     """
-    fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
-    texts = []
-    for section in _sections(deployment, request, fitted):
-        formulas = section.explain or partial("\n".join, map(explained, section.tables))
-        texts.append(f"{section.title}\n{section.command} --explain\n\n{formulas()}")
-    return "\n".join(texts)
+    return "\n".join(
+        f"{title}\n{command} --explain\n\n{answer._explanation()}"
+        for title, command, answer in _sections(deployment, request)
+    )
 
 
-def _sections(deployment: TimedDeployment, request: PageRequest, fitted: Fit) -> list[Section]:
-    model, context, users = deployment.model, request.context, request.users
-    record = fit_record(fitted, [], 0)
-    ranks, precision = deployment.parallelism, deployment.precision
-    stored = model, context, users, precision, 16, ranks
-    size = size_record(*stored)
-    step = Batch.decode(context, users)
-    operators = roofline_records(deployment, "decode", users, context)
-    roofline = None
-    if deployment.gpu.flops_per_s:
-        passes = decode_passes(deployment, context, sorted({1, 8, 64, users}))
-        roofline = roofline_chart(passes, [deployment.gpu])
-    variants = []
-    for name in VARIANTS:
-        with suppress(UserError):  # the variant does not suit the model
-            variants.append((name, variant(model, name)))
-    names = ",".join(name for name, _ in variants)
-    compared = compare_records(variants, deployment, [context], [users])
-    sweep = comparison_sweep([deployment], variants, users, max(context, 1024))
+def _sections(deployment: TimedDeployment, request: PageRequest) -> list[Section]:
+    context, users = request.context, request.users
+    load = "--context", context, "--batch-size", users
+    shape = SizeOptions(context, users)
+    stored = deployment.model, deployment.precision, deployment.parallelism
     options = LatencyOptions(input_len=PROMPT, output_len=OUTPUT, batch_size=users)
+    lengths = "--input-len", PROMPT, "--output-len", OUTPUT, "--batch-size", users
 
     def command(name: str, *words: object) -> str:
         run = () if name == "size" else request.run
         return shlex.join(["kvcalc", name, *request.model, *run, *map(str, words)])
 
-    load = "--context", context, "--batch-size", users
-    lengths = "--input-len", PROMPT, "--output-len", OUTPUT, "--batch-size", users
     return [
         Section(
             "Does it fit",
             command("fit", "--max-model-len", context),
-            [fit_table([record], [fitted])],
-            memory_chart([record]),
-            partial(explain_fit, fitted, record),
+            fit_answer(
+                [(deployment, options_for(deployment, max_model_len=context))], StudyOptions()
+            ),
         ),
-        Section(
-            "How big is the cache",
-            command("size", *load),
-            [size_table([size], [(model, precision, ranks)], 16)],
-            explain=partial(explain_size, size, *stored),
-        ),
+        Section("How big is the cache", command("size", *load), size_answer([stored], [shape])),
         Section(
             "How long a decode step takes",
             command("roofline", *load),
-            [pass_table(deployment, pass_with_memory(deployment, operators, step))],
-            roofline,
-            partial(explain_roofline, deployment, step, deployment.placed(step)),
+            roofline_answer([deployment], PassOptions(), [shape]),
         ),
         Section(
             "How other attention compares",
-            command("compare", "--variants", names, *load),
-            compare_tables([deployment], compared, 16),
-            compare_chart([deployment], compared, sweep),
+            command("compare", *load),
+            compare_answer([deployment], (), [shape]),
         ),
         Section(
             "How long a request takes",
             command("latency", *lengths),
-            latency_tables([latency_record(deployment, options)]),
-            latency_chart(latency_sweep([deployment], [options]), options),
+            latency_answer([deployment], [options]),
         ),
     ]
 
 
 def _section_html(section: Section, pictures: Sequence[dict[str, str]]) -> str:
-    tables = "".join(map(table_html, section.tables))
+    tables = "".join(map(table_html, section.answer._tables()))
     # one span per word, so that no line ends within a word
     words = " ".join(f"<span>{text_html(word)}</span>" for word in section.command.split(" "))
     drawn = ""
