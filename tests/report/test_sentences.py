@@ -51,11 +51,11 @@ LINES = [
     "latency llama-3.1-70b --tp 4 --draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.7",
     "latency llama-3.1-8b --prefix-len 1000 --input-len 4000 --price-per-hour 2", "latency llama-3.1-8b --gpu mi300x",
     "fit llama-3.1-8b", "fit llama-3.1-70b --gpu h100,h200 --tp 4", "fit llama-3.1-8b --max-model-len 32k --max-num-seqs 8",
-    "fit llama-3.1-8b --shared-prefix 1k --max-model-len 4k", "serve llama-3.1-8b --rate 4 --num-prompts 60",
-    "serve llama-3.1-8b --rate 4,16 --num-prompts 60",
-    "serve llama-3.1-8b --rate 4 --num-prompts 60 --policy static,continuous",
-    "serve llama-3.1-8b --rate 4 --num-prompts 60 --cache paged,contiguous --price-per-hour 2",
-    "serve llama-3.1-8b --max-concurrency 1,8 --num-prompts 60", "plan llama-3.1-8b --users 64 --context 8k",
+    "fit llama-3.1-8b --shared-prefix 1k --max-model-len 4k", "serve llama-3.1-8b --rate 4 --num-prompts 20 --osl 40",
+    "serve llama-3.1-8b --rate 4,16 --num-prompts 20 --osl 40",
+    "serve llama-3.1-8b --rate 4 --num-prompts 20 --osl 40 --policy static,continuous",
+    "serve llama-3.1-8b --rate 4 --num-prompts 20 --osl 40 --cache paged,contiguous --price-per-hour 2",
+    "serve llama-3.1-8b --max-concurrency 1,8 --num-prompts 20 --osl 40", "plan llama-3.1-8b --users 64 --context 8k",
     "plan llama-3.1-70b --users 64 --context 8k --max-tpot 50ms --price-per-hour h100=2.5,h200=4 --gpu h100,h200",
 ]  # fmt: skip
 

@@ -32,8 +32,8 @@ LINES = {
     "fit llama-3.1-70b --gpu h100,h200 --tp 2,4,8 --max-model-len 32k --engine vllm": 1,
     "latency llama-3.1-8b --gpu h100 --input-len 2000 --output-len 500": 1,
     "latency llama-3.1-70b --batch-size 1,8,64 --draft llama-3.2-1b --acceptance-rate 0.6,0.8 --no-cache": 3,
-    "serve llama-3.1-8b --rate 5 --num-prompts 20 --price-per-hour 2": 1,
-    "serve llama-3.1-8b --rate 1,2 --num-prompts 20 --policy static,continuous --cache paged,contiguous": 1,
+    "serve llama-3.1-8b --rate 5 --num-prompts 20 --osl 40 --price-per-hour 2": 1,
+    "serve llama-3.1-8b --rate 1,2 --num-prompts 20 --osl 40 --policy static,continuous --cache paged,contiguous": 1,
 }  # fmt: skip
 
 
