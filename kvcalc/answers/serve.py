@@ -11,6 +11,7 @@ from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import check_number, read_questions
 from kvcalc.question.serving_options import SchedulingOptions, ServerSettings, Workload
+from kvcalc.records import Record
 
 if TYPE_CHECKING:
     from kvcalc.report.charts.chart import Chart
@@ -87,7 +88,7 @@ def serve_answer(
     if timeline:
         _write_timeline(timeline, results[0])
 
-    lengths = _describe_lengths([*requests.values()], load, scheduling)
+    lengths = _describe_lengths([*requests.values()], load, records)
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
@@ -108,16 +109,19 @@ def serve_answer(
 
 
 def _describe_lengths(
-    requests: Sequence[Any], load: Mapping[str, Any], scheduling: Sequence[SchedulingOptions]
+    requests: Sequence[Any], load: Mapping[str, Any], records: Sequence[Record]
 ) -> str:
-    """Return whether static batching loses nothing, or whether lengths are the default; else ''."""
+    """Return what static batching loses by different lengths, and whether they are the default."""
+    padding = [r["padding_waste"] or 0.0 for r in records if r["policy"] == "static"]
     lengths = [column for drawn in requests for column in (drawn.input_len, drawn.output_len)]
     if all(column.min() == column.max() for column in lengths):
-        has_static = any(options.policy == "static" for options in scheduling)
-        return "Equal lengths: static loses nothing to padding, but requests wait." * has_static
-    if any(load.get(key) for key in ("requests", "input_len", "output_len")):
-        return ""
-    return "Lengths vary as in Azure's conversation trace of 2023. Others: --input-len."
+        return "Equal lengths: static loses nothing to padding, but requests wait." * bool(
+            padding
+        )
+    notes = [f"Padding takes up to {max(padding):.0%} of static batches."] if padding else []
+    if not any(load.get(key) for key in ("requests", "input_len", "output_len")):
+        notes.append("Lengths follow Azure's 2023 trace.")
+    return " ".join(notes)
 
 
 def _simulate(
