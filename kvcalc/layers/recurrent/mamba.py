@@ -19,13 +19,15 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
         time_step_rank: Width of the factored step projection.
         inner_norms: Whether step, B and C have RMSNorms (Jamba).
         n_mamba_heads: Independent groups of channels with their own projections (Zamba).
+        num_heads: Heads that share one step, decay and skip (PLaMo 2); by default each channel has
+            its own.
         state_dtype: dtype in the config. null means that the config has none: fp32 here, and the
             engine's default in an engine.
     """
 
     LETTERS: ClassVar[str] = (
         "Em=intermediate_size N=state_size R=time_step_rank kc=conv_kernel bc=conv_bias "
-        "g=n_mamba_heads Eg=group_size"
+        "g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
     )
     LABEL: ClassVar[str] = "Mamba"
     STATES: ClassVar[str] = "conv: Em × 1 × kc; state: Em × 1 × N"
@@ -33,9 +35,10 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
         in: D × 2·Em / Em, bias proj_bias
         conv: Em·kc + Em·bc / Em
         x: Eg × R + 2·N / Eg, rows, copies g
-        dt: R × Eg / Eg, bias, copies g
-        a: Em·N / Em
-        d: Em / Em
+        dt: R × Hg / Hg, bias, copies g
+        a: H / H, if num_heads
+        a: H·N / H, if not num_heads
+        d: H / H
         out: Em × D / Em, bias proj_bias
         dt_norm: R, if inner_norms
         b_norm: N, if inner_norms
@@ -47,6 +50,7 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
     time_step_rank: Size
     conv_kernel: Size = 4
     n_mamba_heads: Size = 1
+    num_heads: Size | None = None
     conv_bias: bool = True
     proj_bias: bool = False
     inner_norms: bool = False
@@ -55,6 +59,14 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
     @property
     def group_size(self) -> int:
         return self.intermediate_size // self.n_mamba_heads
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_heads or self.intermediate_size
+
+    @property
+    def group_steps(self) -> int:
+        return self.num_steps // self.n_mamba_heads
 
     def problem(self) -> str:
         if self.intermediate_size % self.n_mamba_heads:
