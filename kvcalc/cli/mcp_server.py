@@ -9,6 +9,7 @@ from kvcalc.cli.commands import COMMANDS, function_of
 from kvcalc.cli.help import meaning
 from kvcalc.errors import UserError
 from kvcalc.question.options import Parameter, arguments_for, check_known, parameters_in
+from kvcalc.records import JsonObject
 from kvcalc.records.figures import JSON_TYPES
 from kvcalc.report.export import schema_of_command
 
@@ -73,7 +74,7 @@ def make_server() -> "Server":
     )
 
 
-def call(command: str, values: dict[str, Any]) -> Any:
+def call(command: str, values: JsonObject) -> Any:
     """Return the answer of a command to options by name. Raises UserError."""
     check_known([command], TOOLS)
     function = function_of(command)
@@ -81,7 +82,7 @@ def call(command: str, values: dict[str, Any]) -> Any:
     return function(**arguments_for(function, values))
 
 
-def input_schema(command: str) -> dict[str, Any]:
+def input_schema(command: str) -> JsonObject:
     """Return the JSON Schema of a command's arguments and options."""
     parameters = parameters_in(function_of(command))
     return {
@@ -92,9 +93,9 @@ def input_schema(command: str) -> dict[str, Any]:
     }
 
 
-def _option_schema(parameter: Parameter) -> dict[str, Any]:
+def _option_schema(parameter: Parameter) -> JsonObject:
     """Return the JSON Schema of an option. A text option also takes numbers and lists."""
-    schema: dict[str, Any] = {"description": meaning(parameter)}
+    schema: JsonObject = {"description": meaning(parameter)}
     if parameter.is_list:
         return schema | {"type": "array", "items": {"type": "string"}}
     if parameter.is_text:
@@ -106,7 +107,7 @@ def _option_schema(parameter: Parameter) -> dict[str, Any]:
     return schema
 
 
-def output_schema(command: str) -> dict[str, Any]:
+def output_schema(command: str) -> JsonObject:
     """Return the JSON Schema of a tool's structured content."""
     schema = schema_of_command(command)
     records = schema["anyOf"][-1]

@@ -29,7 +29,7 @@ from kvcalc.model.forward_pass import between_stages, forward, through_layers, t
 from kvcalc.model.memory import CacheSize, cache_size, equal_context, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
-from kvcalc.records import Record
+from kvcalc.records import JsonObject, Record
 from kvcalc.records.size import HostWeightsRecord
 from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, load_calibration
 from kvcalc.timing.steps import (
@@ -429,7 +429,7 @@ def pass_records(
     return [*records]
 
 
-def _total_record(placed: list[Placed], gpu: Gpu) -> dict[str, Any]:
+def _total_record(placed: list[Placed], gpu: Gpu) -> JsonObject:
     cost = total(p.operator for p in placed)
     dtypes = dict.fromkeys(p.fallback or p.operator.dtype for p in placed if p.operator.dtype)
     return {
@@ -450,15 +450,15 @@ def _total_record(placed: list[Placed], gpu: Gpu) -> dict[str, Any]:
 
 
 def _timed_records(
-    records: Sequence[dict[str, Any]],
+    records: Sequence[JsonObject],
     operators: Sequence[Operator],
     gpu: Gpu,
     calibration: Calibration,
-) -> tuple[list[dict[str, Any]], Record]:
+) -> tuple[list[JsonObject], Record]:
     """Return the records with predicted times and overheads, and the time keys of the total."""
     basis = calibration.basis_on(gpu)
 
-    def time_keys(time: OperatorTime) -> dict[str, Any]:
+    def time_keys(time: OperatorTime) -> JsonObject:
         is_calibrated = time.basis == CALIBRATED
         return {
             "time_s": float(time.seconds),
@@ -466,7 +466,7 @@ def _timed_records(
             "uncalibrated_share": float(not is_calibrated),
         }
 
-    def added_record(name: str, layer: str, count: int, time: OperatorTime) -> dict[str, Any]:
+    def added_record(name: str, layer: str, count: int, time: OperatorTime) -> JsonObject:
         """Return a record of time beyond the operators, which computes and moves nothing."""
         operator = Operator(name, layer, count, "added", Cost())
         record = _operator_record(Placed(operator, seconds=0.0, bound="", fallback=""), gpu)
@@ -494,10 +494,10 @@ def _timed_records(
     }
 
 
-def _operator_record(p: Placed, gpu: Gpu, element: int = 2) -> dict[str, Any]:
+def _operator_record(p: Placed, gpu: Gpu, element: int = 2) -> JsonObject:
     operator = p.operator
     parts = unfused(operator, element)
-    record: dict[str, Any] = {
+    record: JsonObject = {
         "operator": operator.name,
         "layer": operator.layer,
         "role": str(operator.role),
