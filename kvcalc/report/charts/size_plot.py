@@ -64,7 +64,7 @@ def cache_vs_context(
     if len(curves) > 1:
         title = "KV cache against context"
         ends = [curve.stored_bytes[-1] for curve in curves]
-        if max(ends) > 1.05 * min(ends):
+        if 0 < 1.05 * min(ends) < max(ends):  # an embedder may have no cache
             title += f": {times_tick(max(ends) / min(ends))} apart at {tokens_tick(last)}"
     return Chart(title, subtitle, CONTEXT_AXIS, CACHE_AXIS, series)
 
@@ -118,6 +118,7 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
         growth = last.parameters / first.parameters
         ends = [ys[0], ys[0] * growth]
         series.append(Series("as the parameters grow", [xs[0], xs[-1]], ends, "quiet"))
+    if family and ys[0]:
         title = (
             f"From {first.label} to {last.label}: {times_tick(growth)} the parameters, "
             f"{times_tick(ys[-1] / ys[0])} the KV cache"
