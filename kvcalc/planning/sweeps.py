@@ -30,9 +30,6 @@ from kvcalc.serving.request_latency import (
     request_memory,
 )
 from kvcalc.serving.speculation import (
-    MAX_BATCH,
-    expected_tokens,
-    float_array,
     step_times,
 )
 from kvcalc.serving.validation import remarks, validate
@@ -288,9 +285,6 @@ class SpeculationCurve(NamedTuple):
         num_draft_tokens: Draft tokens per step.
         can_fit: Whether the request fits with its draft; None if unknown.
         speedups: Speed-up at each of ACCEPTANCE_RATES, for the batch size of the request.
-        batch_sizes: Batch sizes at which some acceptance rate pays.
-        min_rates: Smallest acceptance rate that pays at these batch sizes.
-        max_num_seqs: Largest batch that fits; None if unknown.
     """
 
     deployment: TimedDeployment
@@ -298,9 +292,6 @@ class SpeculationCurve(NamedTuple):
     num_draft_tokens: int
     can_fit: bool | None
     speedups: list[float]
-    batch_sizes: list[float]
-    min_rates: list[float]
-    max_num_seqs: int | None
 
 
 def speculation_curves(
@@ -319,29 +310,16 @@ def speculation_curves(
 def _speculation(
     deployment: TimedDeployment, request: LatencyOptions, count: int
 ) -> SpeculationCurve:
-    import numpy as np
-
     draft = drafting(deployment, request)
     assert draft is not None
+    times = step_times(deployment, draft, request.mid_length, request.batch_size, count)
     request = structs.replace(request, num_speculative_tokens=count)
-    single = structs.replace(request, batch_size=1)
-    length = request.mid_length
-    times = step_times(deployment, draft, length, request.batch_size, count)
-    batches = float_array(geometric_steps(1, MAX_BATCH, 2))
-    loaded = step_times(deployment, draft, length, batches, count)
-    rates = np.linspace(0, 1, 1001)
-    tokens = [expected_tokens(float(rate), count) for rate in rates]
-    needed_tokens = (loaded.draft_s + loaded.verify_s) / loaded.plain_s
-    is_faster = needed_tokens <= tokens[-1]
     return SpeculationCurve(
         deployment=deployment,
         draft=draft.model.name,
         num_draft_tokens=count,
         can_fit=request_memory(deployment, request)["fits"],
         speedups=[float(times.speedup(rate)) for rate in ACCEPTANCE_RATES],
-        batch_sizes=batches[is_faster].tolist(),
-        min_rates=np.interp(needed_tokens[is_faster], tokens, rates).tolist(),
-        max_num_seqs=request_memory(deployment, single)["max_num_seqs"],
     )
 
 

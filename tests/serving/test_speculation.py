@@ -106,7 +106,7 @@ def test_lists_make_a_row_for_each_rate_and_number(kvcalc: Run) -> None:
 
 
 def test_the_picture_is_the_formula_at_every_rate() -> None:
-    """Left: plain ÷ per token, which is the expected tokens over a constant. Right: the rate at which that is 1."""
+    """Plain ÷ per token, which is the expected tokens over a constant."""
     target, draft = clocks()
     asked = [LatencyOptions(input_len=500, output_len=100, draft="llama-3.2-1b", num_speculative_tokens=k) for k in (1, 4)]
     chart = speculation_chart(speculation_curves([target], asked), asked[0])
@@ -116,11 +116,3 @@ def test_the_picture_is_the_formula_at_every_rate() -> None:
         assert series.xs[0] == 0 and series.xs[-1] == 1 and len(series.xs) == 51
         assert series.ys == pytest.approx([gain * sum(a**i for i in range(drafted + 1)) for a in series.xs])
     assert chart.series[2] == Series("plain decode", (), [1.0], "limit")
-    assert chart.next_chart is not None
-    for series, drafted in zip(chart.next_chart.series, (1, 4), strict=True):
-        assert series.xs[0] == 1 and series.xs[-1] > 64
-        for batch, rate in zip(series.xs, series.ys, strict=True):
-            under, over = (step_times(target, draft, 550, int(batch), drafted).speedup(rate + step) for step in (-1e-3, 1e-3))
-            assert under < 1 < over
-    times = step_times(target, draft, 550, 1, 1)  # one drafted token yields 1 + a of them, which cost so many plain steps
-    assert chart.next_chart.series[0].ys[0] == pytest.approx((times.draft_s + times.verify_s) / times.plain_s - 1)

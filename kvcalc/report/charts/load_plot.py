@@ -92,11 +92,7 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
 
 
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:
-    """Return charts of the speed-up over the acceptance rate, and of the smallest useful rate.
-
-    The second chart shows the smallest rate at which speculation is no slower, over the batch
-    size.
-    """
+    """Return a chart of the speed-up over the acceptance rate."""
     curves, undrawn = comparable_curves(curves)
     common, names = deployment_names([curve.deployment for curve in curves])
     counts = [plural(curve.num_draft_tokens, "draft token") for curve in curves]
@@ -106,34 +102,22 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
         words.append(counts[0])
     else:
         names = [", ".join(filter(None, pair)) for pair in zip(names, counts, strict=True)]
-    gains, rates = [], []
+    gains = []
     for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
         xs = [index / (len(curve.speedups) - 1) for index in range(len(curve.speedups))]
         gain = Series(name, xs, curve.speedups, colour=number)
         if curve.can_fit is False:
             gain = gain._replace(kind="dashed", label=f"{name}: does not fit")
         gains.append(gain)
-        useful = Series(name, curve.batch_sizes, curve.min_rates, colour=number)
-        useful = within_memory(useful, curve.max_num_seqs)
-        rates += [useful] if useful.xs else []
     load = f"{plural(request.batch_size, 'sequence')} of {request.mid_length:,} tokens"
     bases = " and ".join(dict.fromkeys(curve.deployment.basis for curve in curves))
-    charts = [
-        Chart(
-            "Speed-up by speculative decoding",
-            f"{', '.join(filter(None, words))}; {load}; times: {bases}{undrawn}",
-            RATE_AXIS._replace(title="acceptance rate of a draft token"),
-            Axis("speed-up", log=False, tick=times_tick),
-            [*gains, limit("plain decode", 1.0)],
-        )
-    ]
-    if rates:
-        about = (
-            "the smallest acceptance rate at which speculation is faster; a curve ends if no "
-            "rate is, or if the memory is full"
-        )
-        charts.append(Chart("Useful acceptance rates", about, BATCH_AXIS, RATE_AXIS, rates))
-    return joined(charts)
+    return Chart(
+        "Speed-up by speculative decoding",
+        f"{', '.join(filter(None, words))}; {load}; times: {bases}{undrawn}",
+        Axis("acceptance rate of a draft token", log=False, tick=share_tick),
+        Axis("speed-up", log=False, tick=times_tick),
+        [*gains, limit("plain decode", 1.0)],
+    )
 
 
 def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
