@@ -225,15 +225,17 @@ def compare_tables(
 
 
 def _intensity_notes(records: Sequence[Record]) -> list[str]:
-    """Return why the variant that reads least is faster at a lower intensity; [] if it is not.
+    """Return why a variant that reads only a part of its cache is faster at a lower intensity.
+
+    Return [] if no variant is.
 
     Example: DSA omits 13.4 times the FLOPs of MLA, but only 4.2 times the bytes.
     """
-    attending = [r for r in records if r["attention_intensity"]]
-    if not attending:
+    partial = [r for r in records if 0 < r["kv_cache_read_bytes"] < r["kv_cache_bytes"]]
+    if not partial:
         return []
-    sparse = min(attending, key=lambda r: r["kv_cache_read_bytes"])
-    dense = max(attending, key=lambda r: r["attention_intensity"])
+    sparse = min(partial, key=lambda r: r["kv_cache_read_bytes"])
+    dense = max(records, key=lambda r: r["attention_intensity"] or 0)
     high, low = dense["attention_intensity"], sparse["attention_intensity"]
     names = " to ".join(variant_name(record["variant"]) for record in (dense, sparse))
     if low >= high or sparse["roofline_s"] >= dense["roofline_s"]:
@@ -242,7 +244,7 @@ def _intensity_notes(records: Sequence[Record]) -> list[str]:
     overhead = " `roofline` shows why its prediction is longer."
     is_longer = (sparse["time_s"] or 0) > (dense["time_s"] or 0)
     return [
-        f"{names}: FLOP/B {high:.4g} to {low:.4g}. If memory-bound, only bytes count.",
+        f"{names}: FLOP/B falls, {high:.4g} to {low:.4g}. If memory-bound, bytes decide.",
         f"Bound: {bounds}.{overhead * is_longer}",
     ]
 
