@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,19 +68,13 @@ def candidates(args: list[str], typed: str) -> list[Word]:
                 words += [Word(name, parameter.option.help) for name in parameter.names]
         beginning = typed if typed.startswith("--") else "--"
         return [word for word in words if word.text.startswith(beginning)]
-    argument = _next_argument(parameters, args[1:])
-    return _values(argument, typed) if argument else []
-
-
-def _next_argument(parameters: "list[Parameter]", args: list[str]) -> "Parameter | None":
-    """Return the argument that follows the arguments in `args`."""
     valued = [name for p in parameters if not p.is_flag for name in p.names]
-    pairs = zip(["", *args], args, strict=False)
+    pairs = pairwise(["", *args[1:]])
     num_given = sum(not word.startswith("-") and before not in valued for before, word in pairs)
     for index, argument in enumerate(p for p in parameters if p.is_argument):
         if argument.is_list or index >= num_given:
-            return argument
-    return None
+            return _values(argument, typed)
+    return []
 
 
 def _values(parameter: "Parameter", typed: str) -> list[Word]:

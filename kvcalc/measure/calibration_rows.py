@@ -22,11 +22,11 @@ from kvcalc.library.load import driver_gpu
 from kvcalc.measure.cases import Case
 from kvcalc.measure.ceilings import Machine, Step, timed
 from kvcalc.measure.generation import Progress
+from kvcalc.measure.layers.base_layer import DTYPES
 from kvcalc.measure.layers.grouped_layer import attend
 from kvcalc.records import Record
 from kvcalc.timing.rows import cost_of
 
-DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 # kv_lora_rank, qk_rope_head_dim and v_head_dim that the format means by MLA
 MLA = (512, 64, 128)
 
@@ -51,7 +51,8 @@ def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]
 def _row(case: Case, record: Record) -> Record:
     """Return the CSV row of a case, or an empty one."""
     spec = next(iter(case.model.kinds.values())).mixers[0]
-    is_decode, dtype = case.phase == "decode", DTYPE_NAMES[record["dtype"]]
+    is_decode = case.phase == "decode"
+    dtype = str(DTYPES[record["dtype"]]).removeprefix("torch.")
     if case.model.layers > 1 or not isinstance(spec, Grouped | Latent):
         return {}
     prefix = "attention_"

@@ -178,17 +178,16 @@ class GenerationRun:
 
         self.seconds.append(once(write_token, self.machine))
 
-    def predicted(self, step: int, rates: MachineRates) -> float:
-        """Return the predicted seconds of a step on this machine."""
-        calls = self.calls[min(step, len(self.calls) - 1)]
-        return rates.pass_seconds(self.request.operators(self.mode, step), calls)
-
     def record(self, steps: int, rates: MachineRates) -> Record:
         """Return the record of the first `steps` tokens."""
         request, mode, machine = self.request, self.mode, self.machine
         measured = self.seconds[:steps]
-        predicted = [self.predicted(step, rates) for step in range(steps)]
-        bounds = [bound_of(request.operators(mode, step), rates.gpu) for step in range(steps)]
+        predicted, bounds = [], []
+        for step in range(steps):
+            operators = request.operators(mode, step)
+            calls = self.calls[min(step, len(self.calls) - 1)]
+            predicted.append(rates.pass_seconds(operators, calls))
+            bounds.append(bound_of(operators, rates.gpu).seconds)
         return {
             "model": request.model.name,
             "variant": request.variant,
@@ -204,7 +203,7 @@ class GenerationRun:
             "last_token_s": statistics.median(measured[-5:]),
             "predicted_total_s": sum(predicted),
             "ratio": sum(measured) / sum(predicted),
-            "bound_total_s": sum(bound.seconds for bound in bounds),
+            "bound_total_s": sum(bounds),
             "predicted_bytes": request.cache_bytes if self.cache else 0,
             "allocated_bytes": storage_bytes(self.cache) if self.cache else 0,
             "host_s": self.calls[-1] * rates.host_s,
