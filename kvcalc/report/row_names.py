@@ -1,36 +1,9 @@
 """Names of rows: the values that distinguish records, and the values that they share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 Record = TypeVar("Record", bound=Mapping[str, Any])
-
-
-def keep_distinguishing_columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the rows with only the columns that distinguish them, the weightiest first.
-
-    Example: [("llama", "h100"), ("llama", "h200")] gives [("h100",), ("h200",)].
-    """
-    columns = distinguishing_columns(rows)
-    return [tuple(row[index] for index in columns) for row in rows]
-
-
-def distinguishing_columns(rows: Sequence[Sequence[object]]) -> list[int]:
-    """Return the indices of columns that each separate rows that the columns before do not."""
-    columns: list[int] = []
-    names: list[tuple[object, ...]] = [()] * len(rows)
-    for index, values in enumerate(zip(*rows, strict=True)):
-        longer = [(*name, value) for name, value in zip(names, values, strict=True)]
-        if len({*longer}) > len({*names}):
-            columns.append(index)
-            names = longer
-    return columns
-
-
-def shared_values(rows: Sequence[Sequence[Any]]) -> dict[int, Any]:
-    """Return the values that all rows share, by the index of their column."""
-    columns = enumerate(zip(*rows, strict=True))
-    return {index: values[0] for index, values in columns if len({*values}) == 1}
 
 
 # How a value that distinguishes rows is written, in the order of weight.
@@ -65,26 +38,37 @@ class Sides(NamedTuple):
     names: list[str]
 
 
-def sides(records: Sequence[Mapping[str, Any]], keys: Sequence[str] = DEPLOYMENT) -> Sides:
-    """Return the keys that distinguish records, and each record's name.
+def sides(
+    records: Sequence[Mapping[str, Any]],
+    keys: Iterable[str] = DEPLOYMENT,
+    wording: Mapping[str, str] = WORDING,
+) -> Sides:
+    """Return the keys that distinguish records, the weightiest first, and each record's name.
 
     Example: llama on h100 and llama on h200 differ in `gpu` and are called h100 and h200.
     """
-    rows = [[record.get(key) for key in keys] for record in records]
-    distinct = [keys[index] for index in distinguishing_columns(rows)]
+    distinct: list[str] = []
+    rows: list[tuple[object, ...]] = [()] * len(records)
+    for key in keys:
+        longer = [(*row, record.get(key)) for row, record in zip(rows, records, strict=True)]
+        if len({*longer}) > len({*rows}):
+            distinct.append(key)
+            rows = longer
     names = []
-    for record in records:
-        values = {key: record.get(key) for key in distinct}
-        words = [WORDING[key].format(value) for key, value in values.items() if value]
+    for row in rows:
+        words = [wording[k].format(v) for k, v in zip(distinct, row, strict=True) if v]
         names.append(", ".join(words).replace(" calibration", ""))
     return Sides(distinct, names)
 
 
 def shared_words(records: Sequence[Mapping[str, Any]], wording: Mapping[str, str]) -> list[str]:
     """Return the values that all records share, in words. wording: A template per key."""
-    shared = shared_values([[record[key] for key in wording] for record in records])
-    texts = [*wording.values()]
-    return [texts[i].format(value) for i, value in shared.items() if value is not None]
+    words = []
+    for key, text in wording.items():
+        values = {record[key] for record in records}
+        if len(values) == 1 and None not in values:
+            words.append(text.format(*values))
+    return words
 
 
 def alike(records: Sequence[Record], first: Mapping[str, Any], *keys: str) -> list[Record]:

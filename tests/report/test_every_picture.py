@@ -38,7 +38,6 @@ LINES = {
     "fit": "fit {model} --gpu {gpus} --max-model-len 8k",
     "matrix": "fit {model} --gpu {gpus} --matrix",
     "size": "size {models} --context 4k,32k",
-    "gpus": "gpus {gpus}",
     "rates": "serve llama-3.1-8b --gpu {gpu} --rate 1,{powers} " + LOAD,
     "servers": "serve {model} --gpu {gpus} --rate 1,4,16 " + LOAD,
 }

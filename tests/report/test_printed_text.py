@@ -132,7 +132,7 @@ def budget(**more: Any) -> dict[str, Any]:
     }
     parts = {"weight_bytes": 50, "activation_bytes": 5, "overhead_bytes": 3, "kv_budget_bytes": 30}
     asked = {"gpu_memory_utilization": 0.9, "utilization_of": "total", "requested_num_seqs": 1, "requested_model_len": 10}
-    return plain | parts | asked | {"max_num_batched_tokens": 8} | more
+    return plain | parts | asked | {"max_num_batched_tokens": 8, "weights_fit": True, "max_num_seqs": 3} | more
 
 
 def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:

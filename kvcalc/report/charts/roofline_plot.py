@@ -15,7 +15,7 @@ from kvcalc.report.charts.chart import (
     si_tick,
 )
 from kvcalc.report.charts.series_styles import GREY
-from kvcalc.report.row_names import keep_distinguishing_columns, shared_words
+from kvcalc.report.row_names import shared_words, sides
 
 KINDS = ("attention", "GEMMs with weights")
 ROLES = ("core", "projection", "ffn", "head")  # roles of operators that are drawn
@@ -79,20 +79,17 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
         min([0.5, *(x / 3 for x in intensities)]),
         max([4000.0, *(x * 2 for x in intensities)]),
     ]
-    groups: dict[tuple[str, ...], list[Pass]] = {}
-    for rows in passes:
-        words = tuple(text.format(rows[0][key]) for key, text in WORDING.items())
-        groups.setdefault(words, []).append(rows)
+    firsts = [rows[0] for rows in passes]
+    groups: dict[str, list[Pass]] = {}
+    for name, rows in zip(sides(firsts, WORDING, WORDING).names, passes, strict=True):
+        groups.setdefault(name, []).append(rows)
     charts = []
-    for words, group in zip(
-        keep_distinguishing_columns([*groups]), groups.values(), strict=True
-    ):
+    for name, group in groups.items():
         chart = _deployment_chart(group, gpus, operators, ends, len(groups) > MAX_LABELLED)
-        charts.append(chart._replace(title=" ".join(words).removeprefix("on ")))
+        charts.append(chart._replace(title=name.removeprefix("on ")))
     heights = [y for chart in charts for series in chart.series for y in series.ys]
     y_axis = FLOPS_AXIS._replace(shown=[min(heights), 2 * max(heights)])
     charts = [chart._replace(y=y_axis) for chart in charts]
-    firsts = [rows[0] for rows in passes]
     keys = ["model", "phase", "gpu"]
     if firsts[0]["tensor_parallel_size"] > 1:
         keys.append("tensor_parallel_size")

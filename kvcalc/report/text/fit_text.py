@@ -225,17 +225,6 @@ def _utilization(records: Sequence[Record]) -> list[str]:
     return [f"{name} {_value_range(records, 'gpu_memory_utilization', 'g')}"]
 
 
-def assumptions_line(records: Sequence[Record]) -> str:
-    """Return the request and the settings that are the same in all rows."""
-    words = []
-    if not varied(records, "requested_num_seqs"):
-        words.append(plural(records[0]["requested_num_seqs"], "sequence"))
-    if not varied(records, "requested_model_len"):
-        words.append(f"{records[0]['requested_model_len']:,} tokens")
-    settings = [] if varied(records, "engine") else _utilization(records)
-    return ", ".join([*filter(None, [" of ".join(words)]), *settings, _batched(records)])
-
-
 def _batched(records: Sequence[Record]) -> str:
     return f"max_num_batched_tokens {_value_range(records, 'max_num_batched_tokens', ',')}"
 
@@ -486,6 +475,7 @@ def _matrix_sentence(records: Sequence[Record]) -> str:
 
 def matrix_table(records: Sequence[Record]) -> Table:
     """Return a table of the free KV cache, with users down and contexts across."""
+    first = records[0]
     rows: dict[int, JsonObject] = {}
     contexts: dict[str, str] = {}
     for r in records:
@@ -497,7 +487,7 @@ def matrix_table(records: Sequence[Record]) -> Table:
     notes = [
         "",
         "Cells: free KV cache per GPU, negative if it does not fit; contexts: 4k is 4,096 tokens",
-        f"engine {records[0]['engine']}, {assumptions_line([records[0]]).partition(', ')[2]}",
+        ", ".join([f"engine {first['engine']}", *_utilization([first]), _batched([first])]),
     ]
     return Table(list(rows.values()), table_columns, _matrix_sentence(records), notes)
 
