@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import models_of, remarks
-from kvcalc.errors import UserError
-from kvcalc.question.options import spelled
 from kvcalc.question.plan_options import Requirement, SpaceOptions
 
 if TYPE_CHECKING:
     from kvcalc.model.model import Model
-    from kvcalc.planning.search_space import PlanQuestion
     from kvcalc.report.charts.chart import Chart
 
 
@@ -22,7 +19,6 @@ def run(
     *,
     need: Annotated[dict[str, Any], Requirement],
     space: Annotated[dict[str, Any], SpaceOptions],
-    file: str = "",
     points: str = "",
     jobs: int = 1,
     emit: str = "",
@@ -30,13 +26,12 @@ def run(
 ) -> Answer:
     """Find the best deployments. The status is 1 if none meets the targets."""
     loaded = models_of(models, set_)
-    return plan_answer(loaded, need | space, file, points, emit)
+    return plan_answer(loaded, need | space, points, emit)
 
 
 def plan_answer(
     models: "Sequence[Model]",
     options: Mapping[str, Any],
-    file: str = "",
     points: str = "",
     emit: str = "",
 ) -> Answer:
@@ -44,18 +39,18 @@ def plan_answer(
 
     Args:
         options: Values of `Requirement` and `SpaceOptions` by name.
-        file: A YAML file of further options.
         points: The file for all configurations.
         emit: What is printed of the best deployment, instead of tables.
     """
     from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.planning.best_configs import answer_records
     from kvcalc.planning.search import run_search
+    from kvcalc.planning.search_space import question_of
     from kvcalc.report.text.plan_text import plan_tables
 
     for model in models:
         model.check_generates()
-    question = _question(models, options, file)
+    question = question_of(models, options)
     longest = max(need.lengths.context for need in question.needs)
     with _file_and_progress(points, question.prices) as on_batch:
         plan = run_search(question.needs, question.space, question.prices, on_batch)
@@ -89,26 +84,6 @@ def plan_answer(
         _notes=[*remarks(models, longest), *plan.remarks],
         _status=int(not any(answer.best for answer in plan.answers)),
     )
-
-
-def _question(
-    models: "Sequence[Model]", options: Mapping[str, Any], file: str
-) -> "PlanQuestion":
-    """Return the question of the options and a file. Options override the file.
-
-    Raises:
-        UserError: A value is wrong. The file is named unless the message names a typed option.
-    """
-    from kvcalc.planning.search_space import file_options, question_of
-
-    if not file:
-        return question_of(models, options)
-    try:
-        return question_of(models, file_options(file) | dict(options))
-    except UserError as error:
-        if error.where or any(spelled(name) in error.what for name in options):
-            raise
-        raise UserError(error.what, error.hint, file) from None
 
 
 @contextmanager

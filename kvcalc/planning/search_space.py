@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from kvcalc.capacity import FitOptions
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
-from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.library.load import all_gpus, load_gpu, with_rate_between
 from kvcalc.model.model import Model
 from kvcalc.model.pipeline import check
@@ -29,7 +27,6 @@ from kvcalc.question.options import (
 )
 from kvcalc.question.plan_options import RequestLengths as RequestLengths
 from kvcalc.question.plan_options import Requirement, SpaceOptions
-from kvcalc.records import Settings
 from kvcalc.serving.speculation import ACCEPTANCE, draft_model
 
 GPUS_PER_SERVER = 8  # if the preset does not say how many GPUs a link joins
@@ -283,22 +280,3 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
         if not prices[gpu.name]:
             raise UserError(f"price of {gpu.name} {word!r} is not above 0")
     return prices
-
-
-def file_options(path: str) -> Settings:
-    """Return the options of a YAML file, named as on the command line, with - or _.
-
-    Raises:
-        UserError: The file is wrong; the message names file and line.
-    """
-    data, lines = parse_yaml(read_text(Path(path), MOST_YAML), path)
-    options = {}
-    for key, value in data.items():
-        name = key.replace("-", "_")
-        if name not in KEYS:
-            where = f"{path}, line {lines.get((key,), 1)}"
-            raise UserError(f"unknown option {key!r}", nearest(name, KEYS), where)
-        if isinstance(value, dict):
-            value = [f"{k}={v}" for k, v in value.items()]
-        options[name] = value
-    return options

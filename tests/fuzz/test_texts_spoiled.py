@@ -18,20 +18,6 @@ LEARNED = (
     b"weights_beyond_bytes: 1000000\nbeside_beyond_bytes: -5\nothers_bytes: 9\n"
 )
 TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
-    "question": (
-        "plan.yaml",
-        [QUESTION, TRAFFIC],
-        [
-            "plan gpt2 --file {} --gpu h100 --format json",
-            "plan gpt2 --file {} --gpu h100,l4 --explain",
-            "plan gpt2 --file {} --gpu l4 --points -",
-        ],
-    ),
-    "prices": (
-        "prices.yaml",
-        [b"price_per_hour:\n  h100: 2.5\n  l4: 0.7\n"],
-        ["plan gpt2 --users 1 --context 99 --gpu h100,l4 --file {} --format json"],
-    ),
     "learned": ("learned.yaml", [LEARNED], ["fit gpt2 --gpu h100 --from-log {} --format json", "fit gpt2 --from-log {}"]),
     "logs": (
         "server.log",

@@ -120,30 +120,6 @@ def test_ctrl_c_keeps_the_batches_that_were_done(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "of an error nothing is left"
 
 
-def test_a_file_says_what_options_say(kvcalc: Run, tmp_path: Path) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text("users: 40\ncontext: 16k\nmax-tpot: 40ms\ngpu: [h100, l40s, a100-80gb]\ntp: [1, 2]\npp: 1\nmax_gpus: 8\n")
-    assert kvcalc(f"plan llama-3.1-8b --file {path}").out == kvcalc(f"{ASKED} --max-tpot 40ms").out
-    assert kvcalc(f"plan llama-3.1-8b --file {path} --users 2 --format json").records[0]["users"] == 2
-    prices = tmp_path / "prices.yaml"
-    prices.write_text("price-per-hour: {h100: 2.5, l40s: 0.8}\n")
-    words = f"{ASKED} --format json"
-    assert kvcalc(f"{words} --file {prices}").out == kvcalc(f"{words} --price-per-hour h100=2.5,l40s=0.8").out
-    path.write_text("users: 40\nmax_tpto: 40ms\n")
-    refused = kvcalc(f"plan llama-3.1-8b --file {path}")
-    assert refused.code == 2
-    assert refused.err.strip() == f"kvcalc: {path}, line 2: unknown option 'max_tpto'. Did you mean max_tpot, max_ttft, max_gpus?"
-
-
-def test_values_of_a_file_are_refused_with_its_name(kvcalc: Run, tmp_path: Path) -> None:
-    """A typed option replaces a wrong value of the file, and its own errors do not name the file."""
-    path = tmp_path / "plan.yaml"
-    path.write_text("users: many\ncontext: 4k\ngpu: l4\n")
-    assert kvcalc(f"plan gpt2 --file {path}").err.startswith(f"kvcalc: {path}: users 'many' is not a whole number.")
-    assert kvcalc(f"plan gpt2 --file {path} --users 1").code == 0
-    assert kvcalc(f"plan gpt2 --file {path} --users 1 --tp x").err.startswith("kvcalc: tp 'x' is not")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
