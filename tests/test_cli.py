@@ -122,7 +122,7 @@ def test_import_writes_a_preset_that_reads_back(kvcalc: Run, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 128, "dtype": "bfloat16"}))
     (tmp_path / "again.yaml").write_text(kvcalc("models --import", str(tmp_path)).out)
     one, two = kvcalc("size", str(tmp_path), str(tmp_path / "again.yaml"), "--format", "json").records
-    assert one == two
+    assert one | {"model": ""} == two | {"model": ""}
 
 
 def command(*words: str, **environment: str) -> list[str]:

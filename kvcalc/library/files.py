@@ -41,8 +41,8 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     Raises:
         UserError: The text is invalid. The message names `where` and the line.
     """
-    reader = _YamlReader(text, file_name)
-    documents = _valid(reader)
+    reader = _YamlReader(file_name)
+    documents = reader.documents(text)
     root = documents[0] if documents else None
     if not isinstance(root, dict):
         raise UserError("holds no mapping of keys to values", where=file_name)
@@ -51,98 +51,82 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
 
 def parse_documents(text: str, file_name: str) -> list[Any]:
     """Return all documents in a text, with aliases. Raises UserError as `parse_yaml`."""
-    return _valid(_YamlReader(text, file_name, is_stream=True))
-
-
-def _valid(reader: "_YamlReader") -> list[Any]:
-    """Return the documents. Raises UserError with file and line if the text is not YAML."""
-    import yaml
-
-    try:
-        return reader.documents()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = str(getattr(error, "problem", None) or error)
-        message = f"is not YAML: {problem}"
-        if "nesting depth" in problem:  # PyYAML 6.0.4 also has a limit
-            message = _TOO_DEEP
-        raise UserError(message, where=reader.file_name + line) from None
+    return _YamlReader(file_name, is_stream=True).documents(text)
 
 
 class _YamlReader:
-    """A reader of plain dicts, lists and scalars from YAML events.
+    """A reader of plain dicts, lists and scalars from YAML.
 
     Attributes:
         lines: Line of each key by its path.
         is_stream: Whether the text may have several documents, and aliases.
+        values: Values of the nodes of a document that were read.
     """
 
-    def __init__(self, text: str, file_name: str, is_stream: bool = False) -> None:
-        import yaml
-
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
+    def __init__(self, file_name: str, is_stream: bool = False) -> None:
         self.file_name = file_name
         self.lines: Lines = {}
         self.is_stream = is_stream
-        self.anchors: JsonObject = {}
+        self.values: dict[int, Any] = {}
 
-    def fail(self, text: str, event: Any) -> UserError:
-        return UserError(text, where=f"{self.file_name}, line {event.start_mark.line + 1}")
+    def fail(self, text: str, mark: Any) -> UserError:
+        line = f", line {mark.line + 1}" if mark else ""
+        return UserError(text, where=self.file_name + line)
 
-    def documents(self) -> list[Any]:
+    def documents(self, text: str) -> list[Any]:
         """Return the value of each document."""
-        values: list[Any] = []
-        for event in self.events:
-            if type(event).__name__ == "DocumentStartEvent":
-                if values and not self.is_stream:
-                    raise self.fail("holds a second document", event)
-                values.append(self.value(next(self.events), ()))
-        return values
+        import yaml
 
-    def value(self, event: Any, path: tuple[str | int, ...]) -> Any:
-        """Return the value that begins with an event, and record the lines of all its keys."""
-        if type(event).__name__ == "AliasEvent":
-            if event.anchor not in self.anchors:
-                raise self.fail(f"uses an alias (*{event.anchor}); write the value out", event)
-            return self.anchors[event.anchor]
-        value = self._value(event, path)
-        if self.is_stream:
-            self.anchors[event.anchor] = value
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        documents: list[Any] = []
+        try:
+            for root in yaml.compose_all(text, Loader=loader):
+                if documents and not self.is_stream:
+                    raise self.fail("holds a second document", root.start_mark)
+                self.values.clear()
+                documents.append(self.value(root, ()))
+        except yaml.YAMLError as error:
+            problem = str(getattr(error, "problem", None) or error)
+            message = f"is not YAML: {problem}"
+            if "nesting depth" in problem:  # PyYAML 6.0.4 also has a limit
+                message = _TOO_DEEP
+            raise self.fail(message, getattr(error, "problem_mark", None)) from None
+        except RecursionError:
+            raise self.fail(_TOO_DEEP, None) from None
+        return documents
+
+    def value(self, node: Any, path: tuple[str | int, ...]) -> Any:
+        """Return the value of a node, and record the lines of all its keys."""
+        if id(node) in self.values:
+            if not self.is_stream:
+                raise self.fail("has an alias; write the value out", node.start_mark)
+            return self.values[id(node)]
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        value: Any
+        if isinstance(node.value, str):
+            value = self.scalar(node)
+        elif len(path) >= MOST_DEPTH:
+            raise self.fail(_TOO_DEEP, node.start_mark)
+        elif node.id == "sequence":
+            value = [self.value(item, (*path, n)) for n, item in enumerate(node.value)]
+        else:
+            value = {}
+            for key, item in node.value:
+                if not isinstance(key.value, str):
+                    raise self.fail("a key must be a single word or number", key.start_mark)
+                if key.value in value:
+                    raise self.fail(f"key {key.value!r} occurs twice", key.start_mark)
+                self.lines[*path, key.value] = key.start_mark.line + 1
+                value[key.value] = self.value(item, (*path, key.value))
+        self.values[id(node)] = value
         return value
 
-    def _value(self, event: Any, path: tuple[str | int, ...]) -> Any:
-        self.lines.setdefault(path, event.start_mark.line + 1)
-        kind = type(event).__name__
-        if kind == "ScalarEvent":
-            return self.scalar(event)
-        if len(path) >= MOST_DEPTH:
-            raise self.fail(_TOO_DEEP, event)
-
-        if kind == "SequenceStartEvent":
-            items: list[Any] = []
-            while type(event := next(self.events)).__name__ != "SequenceEndEvent":
-                items.append(self.value(event, (*path, len(items))))
-            return items
-
-        mapping: JsonObject = {}
-        while type(event := next(self.events)).__name__ != "MappingEndEvent":
-            if type(event).__name__ != "ScalarEvent":
-                raise self.fail("a key must be a single word or number", event)
-            key = event.value
-            if key in mapping:
-                raise self.fail(f"key {key!r} occurs twice", event)
-            self.lines[*path, key] = event.start_mark.line + 1
-            mapping[key] = self.value(next(self.events), (*path, key))
-        return mapping
-
-    def scalar(self, event: Any) -> Any:
-        is_plain = event.implicit[0] and event.style in (None, "")
+    def scalar(self, node: Any) -> Any:
         try:
-            return scalar(event.value) if is_plain else event.value
+            return node.value if node.style else scalar(node.value)
         except (ValueError, OverflowError):
-            raise self.fail(f"{event.value[:40]!r} is not a usable number", event) from None
+            message = f"{node.value[:40]!r} is not a usable number"
+            raise self.fail(message, node.start_mark) from None
 
 
 def scalar(text: str) -> Any:
