@@ -1,13 +1,10 @@
-"""The report page: sections with a sentence, a table, a picture and a command, and two sliders."""
+"""The report page: sections with a sentence, a table, a picture and a command."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import NamedTuple
-
-from msgspec.structs import replace
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.compare import compare_answer
@@ -19,9 +16,6 @@ from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.fit_options import options_for
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.errors import UserError
-from kvcalc.model.memory import stage_rows
-from kvcalc.model.pipeline import stages
-from kvcalc.model.precision import stored_as
 from kvcalc.question.fit_question import StudyOptions
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.question.size_options import SizeOptions
@@ -29,7 +23,6 @@ from kvcalc.report.charts.chart import drawable, joined
 from kvcalc.report.text.table_layout import svgs_html, table_html, text_html
 from kvcalc.timing.deployment import TimedDeployment
 
-MAX_USERS = 512
 PROMPT, OUTPUT = 2000, 500  # tokens of the request that the page times
 
 
@@ -57,51 +50,12 @@ class Section(NamedTuple):
     answer: Answer
 
 
-def slider_data(deployment: TimedDeployment, fitted: Fit) -> dict[str, object]:
-    """Return the numbers with which the sliders compute.
-
-    Returns:
-        entries: [span, tokens of a row, limit, ranks that share tokens, bytes of a row of all
-            layers] of each cache entry.
-        longest: Longest context of 1, 2, … sequences on a data-parallel rank; null if no length
-            is too long.
-        dp: Data-parallel ranks.
-        most: Sequences of a rank at the end of the slider.
-        context: Maximum context of the model.
-    """
-    ranks = deployment.parallelism
-    model = stored_as(deployment.model, deployment.precision)
-    (stage,) = stages(model, ranks.pp)
-    entries = []
-    for row in stage_rows(model, stage, deployment.formats, ranks):
-        if row.stored_layers:
-            entry = row.entry
-            row_bytes = row.row_bytes * row.stored_layers
-            entries.append([entry.span.value, entry.ratio, entry.limit, row.spread, row_bytes])
-    longest: list[int | None] = []
-    if fitted.budget.weights_fit:
-        for users in range(ranks.dp, (MAX_USERS + 1) * ranks.dp, ranks.dp):
-            options = replace(fitted.options, users=users)
-            tokens = replace(fitted, options=options).max_length(fitted.stage)
-            if tokens == 0:
-                break
-            longest.append(tokens)
-    context = model.max_context or 131_072
-    sizes = {"dp": ranks.dp, "most": MAX_USERS, "context": context}
-    return {"entries": entries, "longest": longest, **sizes}
-
-
 def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     """Return the page as HTML.
 
     Raises:
-        UserError: The model cannot run so, or has pipeline stages.
+        UserError: The model cannot run so.
     """
-    if deployment.parallelism.pp > 1:
-        raise UserError(
-            "the page's sliders know one pipeline stage",
-            "Leave --pp out; `kvcalc fit` takes it",
-        )
     sections = _sections(deployment, request)
     charts = []
     for section in sections:
@@ -112,7 +66,6 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
         pictures.setdefault(title, []).append(picture)
     fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
-    data = {**slider_data(deployment, fitted), "asked": [request.context, request.users]}
     parts = {
         "title": text_html(
             f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
@@ -120,7 +73,6 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
         "sure": "".join(
             f"<li>{text_html(text)}</li>" for text in _accuracy(deployment, fitted)
         ),
-        "data": json.dumps(data).replace("<", "\\u003c"),
         "sections": "".join(_section_html(s, pictures.get(s.title, [])) for s in sections),
     }
     page = files("kvcalc.report").joinpath("page.html").read_text(encoding="utf-8")
