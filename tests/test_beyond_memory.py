@@ -63,12 +63,10 @@ def test_a_curve_over_the_batch_ends_with_the_memory(kvcalc: Run, monkeypatch: p
 
 def test_speculation_ends_with_the_memory_of_model_and_draft(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "llama-3.1-70b --gpu h200 --tp 2 --draft llama-3.2-1b --num-speculative-tokens 1"
-    gain, pays = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10").chain()
+    gain = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10")
     users = kvcalc(f"fit {line} --context 16394 --format json").records[0]["max_num_seqs"]
-    (curve,) = lines_of(pays)
-    assert users // 2 < curve.xs[-1] <= users
     assert [s.kind for s in gain.series if s.kind != "limit"] == ["line"]
-    gain, *_ = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10 --batch-size {users + 1}").chain()
+    gain = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10 --batch-size {users + 1}")
     assert [s.kind for s in gain.series if s.kind != "limit"] == ["dashed"]
 
 

@@ -17,7 +17,7 @@ from kvcalc.planning import sweeps
 from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, measured_times
 from kvcalc.report.charts import size_plot
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
-from kvcalc.report.charts.comparison_plot import measured_times_chart
+from kvcalc.report.charts.comparison_plot import predicted_against_measured
 from kvcalc.report.charts.drawing import figure, render, save
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
@@ -172,12 +172,9 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
     rows, target = tmp_path / "gemm.csv", tmp_path / "measured.svg"
     rows.write_text("gpu,framework,version,dtype,m,n,k,time_us,bound_us\n" "my CPU,torch,2,float32,64,4096,4096,20,10\n"
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
-    chart = measured_times_chart(rows.name, measured_times(rows))
+    chart = predicted_against_measured(*measured_times(rows))
     assert [(s.xs, s.ys) for s in chart.series if s.label == "gemm"] == [((20.0,), (10.0,))]
-    assert (
-        chart.subtitle
-        == "gemm.csv: 1 row of my CPU, predicted by a calibration, else by the bound; 1 without a prediction are not drawn"
-    )
+    assert chart.subtitle == "gemm.csv: 1 of 2 rows, of my CPU, predicted by a calibration, else by the bound"
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
     rows.write_text("op,gpu,framework,num_gpus,bytes,dtype,time_us\nallreduce,nosuch,nccl,2,1024,bfloat16,20.0\n")
     code, _, err = kvcalc(f"plot measured --input {rows} --plot {tmp_path / 'none.svg'}")

@@ -163,7 +163,7 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
 
 def _measured_chart(models: list[str], rows: str) -> "Chart":
     from kvcalc.planning.sweeps import measured_times
-    from kvcalc.report.charts.comparison_plot import measured_times_chart
+    from kvcalc.report.charts.comparison_plot import predicted_against_measured
 
     if models:
         raise UserError(
@@ -174,7 +174,7 @@ def _measured_chart(models: list[str], rows: str) -> "Chart":
             "the figure 'measured' needs --input ROWS.csv",
             "`kvcalc measure --output` writes such rows",
         )
-    return measured_times_chart(Path(rows).name, measured_times(Path(rows)))
+    return predicted_against_measured(*measured_times(Path(rows)))
 
 
 class PageOptions(Question, frozen=True):

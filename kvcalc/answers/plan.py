@@ -62,10 +62,9 @@ def plan_answer(
 
     def draw() -> "list[Chart]":
         from kvcalc.answers.answer import note
-        from kvcalc.planning.sweeps import front_curve
         from kvcalc.report.charts.comparison_plot import front_charts
 
-        charts, missing = front_charts([front_curve(answer) for answer in plan.answers])
+        charts, missing = front_charts(plan.answers)
         for text in missing:
             note(text)
         return charts

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from kvcalc.capacity.fit_records import pass_with_memory
-from kvcalc.errors import UserError, printable
+from kvcalc.errors import UserError, few, printable
 from kvcalc.layers.attention import Latent, Sparse
 from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
 from kvcalc.layers.cost import Role
@@ -20,7 +20,6 @@ from kvcalc.model.forward_pass import through_layers, total
 from kvcalc.model.memory import cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
-from kvcalc.planning.best_configs import BestConfigs, knees, reason
 from kvcalc.planning.variants import Variant
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.records import Record
@@ -357,56 +356,13 @@ def comparison_sweep(
     return sweep
 
 
-class FrontCurve(NamedTuple):
-    """Pareto front of TPOT against throughput of one requirement.
-
-    Attributes:
-        answer: The best deployments of the requirement.
-        tpot_s: Seconds of the points, increasing.
-        rates: Tokens per second per GPU, or per price of an hour.
-        labelled: Indices of the ends and of the points at which the front bends most.
-        missed_target: Target that the closest deployment misses, in words.
-    """
-
-    answer: BestConfigs
-    tpot_s: list[float]
-    rates: list[float]
-    labelled: list[int]
-    missed_target: str | None
-
-
-def front_curve(answer: BestConfigs) -> FrontCurve:
-    """Return the Pareto front of an answer of `plan`."""
-    front = answer.front
-    return FrontCurve(
-        answer=answer,
-        tpot_s=front.xs.tolist(),
-        rates=front.ys.tolist(),
-        labelled=knees(front.xs, front.ys),
-        missed_target=reason(answer.closest) if answer.closest else None,
-    )
-
-
-class MeasuredTimes(NamedTuple):
-    """Measured and predicted times of the rows of a file.
-
-    Attributes:
-        times_us: Operation, measured and predicted microseconds, one entry per operation.
-        num_rows: Rows of the file.
-        num_predicted: Rows with a prediction.
-        gpus: GPUs of the rows with a prediction.
-    """
-
-    times_us: list[tuple[str, Any, Any]]
-    num_rows: int
-    num_predicted: int
-    gpus: list[str]
-
-
-def measured_times(path: Path) -> MeasuredTimes:
-    """Return measured and predicted times of a file of rows.
+def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
+    """Return measured and predicted times of a file of rows, and a description of the rows.
 
     The prediction is the calibrated time, else the datasheet bound, else the file's `bound_us`.
+
+    Returns:
+        Operation, measured and predicted microseconds, one entry per operation.
 
     Raises:
         UserError: No row has a prediction.
@@ -424,12 +380,13 @@ def measured_times(path: Path) -> MeasuredTimes:
     operations: dict[str, list[int]] = {}
     for index in indices.tolist():
         operations.setdefault(rows[index].op.replace("_", " "), []).append(index)
-    return MeasuredTimes(
-        times_us=[
-            (name, [rows[index].time_us for index in members], predicted[members])
-            for name, members in operations.items()
-        ],
-        num_rows=len(rows),
-        num_predicted=len(indices),
-        gpus=[*dict.fromkeys(printable(rows[index].gpu, MAX_NAME) for index in indices)],
+    times = [
+        (name, [rows[index].time_us for index in members], predicted[members])
+        for name, members in operations.items()
+    ]
+    gpus = [*dict.fromkeys(printable(rows[index].gpu, MAX_NAME) for index in indices)]
+    about = (
+        f"{path.name}: {len(indices):,} of {len(rows):,} rows, of {few(gpus)}, predicted by a "
+        "calibration, else by the bound"
     )
+    return times, about

@@ -104,7 +104,7 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     for label, context in (("1k tokens", 1024), ("8k tokens", 8192)):
         assert points(named(chart)[label]) == [(m.parameters, cache_size(m, context).stored) for m in ranked]
     first, second = (s for s in chart.series if s.kind == "points")
-    assert first.labels == [m.name for m in ranked] and second.labels == []  # at the lowest, below which there is room
+    assert first.labels == [m.name for m in ranked] and not second.labels  # at the lowest, below which there is room
     assert (second.xs, second.ys) == (named(chart)["8k tokens"].xs, named(chart)["8k tokens"].ys)
     assert len(chart.series) == 2  # no family, whose sizes a line would join
     sizes = [load_model(n) for n in ("gpt-3-small", "gpt-3-medium")]

@@ -1,5 +1,6 @@
 """Pictures as data. Builders make charts from records; `drawing` and `terminal` draw them."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
@@ -95,8 +96,6 @@ class Chart(NamedTuple):
 def drawable(chart: Chart) -> Chart:
     """Return the picture without control characters and without points that its axes cannot show.
 
-    Coordinates become floats.
-
     Raises:
         UserError: A chart has no point that its axes can show, or too many names.
     """
@@ -125,24 +124,25 @@ def drawable(chart: Chart) -> Chart:
 
 
 def _drawable_series(series: Series, chart: Chart) -> Series:
-    """Return a series as floats, with only the points that its axes can show."""
+    """Return a series with only the points that its axes can show."""
     series = series._replace(label=visible(series.label), labels=[*map(visible, series.labels)])
     if chart.categories:
         return series
+
+    def is_shown(value: float | None, axis: Axis) -> bool:
+        return value is not None and value > (0 if axis.log else -math.inf)
+
+    is_drawn = [is_shown(y, chart.y) for y in series.ys]
+    if series.xs:
+        is_drawn = [
+            d and is_shown(x, chart.x) for d, x in zip(is_drawn, series.xs, strict=True)
+        ]
     columns: dict[str, Any] = {
-        name: column
+        name: [*compress(column, is_drawn)]
         for name, column in series._asdict().items()
         if name in COLUMNS and len(column) == len(series.ys)
     }
-    is_shown = [True] * len(series.ys)
-    for name in columns.keys() & {"xs", "ys"}:
-        low = 0.0 if (chart.x if name == "xs" else chart.y).log else float("-inf")
-        columns[name] = [float("nan") if v is None else float(v) for v in columns[name]]
-        is_shown = [known and v > low for known, v in zip(is_shown, columns[name], strict=True)]
-    shown: dict[str, Any] = {
-        name: [*compress(column, is_shown)] for name, column in columns.items()
-    }
-    return series._replace(**shown)
+    return series._replace(**columns)
 
 
 def tokens_tick(value: float) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.errors import few
+from kvcalc.planning.best_configs import BestConfigs, knees, reason
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
@@ -25,11 +25,11 @@ from kvcalc.report.charts.roofline_plot import roofs
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence
-from kvcalc.report.text.tables import BOUND, comparable, plural, seconds, time_note
+from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
-    from kvcalc.planning.sweeps import CacheCurve, FrontCurve, MeasuredTimes
+    from kvcalc.planning.sweeps import CacheCurve
     from kvcalc.timing.deployment import TimedDeployment
 
 LOG_RANGE = 5  # largest over smallest time above which the axis is logarithmic
@@ -145,16 +145,6 @@ def predicted_against_measured(
     return joined([charts[0]._replace(over=over), *charts[1:]])
 
 
-def measured_times_chart(name: str, times: "MeasuredTimes") -> Chart:
-    """Return predicted over measured times of a file of rows, by operation."""
-    count = times.num_predicted
-    rows = f"{plural(count, 'row')} of {few(times.gpus)}"
-    about = f"{name}: {rows}, predicted by a calibration, else by the bound"
-    if count < times.num_rows:
-        about += f"; {times.num_rows - count:,} without a prediction are not drawn"
-    return predicted_against_measured(times.times_us, about)
-
-
 def compare_chart(
     deployments: "Sequence[TimedDeployment]",
     records: Sequence[Record],
@@ -238,25 +228,27 @@ def _bars(title: str, key: str, rows: Sequence[Record], tick: Callable[[float], 
 POINTS = "a point is a deployment that no other beats in both"
 
 
-def front_charts(curves: "Sequence[FrontCurve]") -> tuple[list[Chart], list[str]]:
+def front_charts(answers: Sequence[BestConfigs]) -> tuple[list[Chart], list[str]]:
     """Return a chart of each Pareto front, and a sentence about each answer without a front."""
-    charts = [front_chart(curve) for curve in curves if curve.tpot_s]
-    answers = [curve.answer for curve in curves if not curve.tpot_s]
-    return charts, [f"not in the picture: {sentence(answer)}" for answer in answers]
+    charts = [front_chart(answer) for answer in answers if len(answer.front.xs)]
+    missing = [answer for answer in answers if not len(answer.front.xs)]
+    return charts, [f"not in the picture: {sentence(answer)}" for answer in missing]
 
 
-def front_chart(curve: "FrontCurve") -> Chart:
+def front_chart(answer: BestConfigs) -> Chart:
     """Return TPOT against throughput per GPU (or per price), with the answer and the limit."""
-    answer = curve.answer
+    front = answer.front
+    labelled = knees(front.xs, front.ys)
+    tpot_s, rates = front.xs.tolist(), front.ys.tolist()
     best = answer.best[0] if answer.best else None
-    points = [*zip(curve.tpot_s, curve.rates, answer.front.items, strict=True)]
-    series = [Series("", curve.tpot_s, curve.rates, "edge", colour=0)]
+    points = [*zip(tpot_s, rates, front.items, strict=True)]
+    series = [Series("", tpot_s, rates, "edge", colour=0)]
     for label, kind, meets in (
         ("meets the targets", "points", True),
         ("misses a target", "hollow", False),
     ):
         rows = [
-            (tpot, rate, deployment_words(point) if index in curve.labelled else "")
+            (tpot, rate, deployment_words(point) if index in labelled else "")
             for index, (tpot, rate, point) in enumerate(points)
             if point.meets == meets and point != best
         ]
@@ -268,7 +260,7 @@ def front_chart(curve: "FrontCurve") -> Chart:
         text = deployment_words(best)
         series.append(Series("the answer", [best.tpot], [rate], "points", [0.1], [text], 1))
     max_tpot = answer.need.max_tpot
-    if max_tpot and max(curve.tpot_s) > max_tpot / 2:
+    if max_tpot and max(tpot_s) > max_tpot / 2:
         series.append(Series(f"at most {seconds(max_tpot)}", [max_tpot], [1.0], "upright"))
     basis = f"times: {answer.basis}"
     if answer.basis != BOUND and len(answer.fronts[True].xs):
@@ -276,7 +268,7 @@ def front_chart(curve: "FrontCurve") -> Chart:
     model = answer.answers[0].deployment.model.name if answer.answers else ""
     return Chart(
         title=" for ".join(filter(None, (model, requirement_words(answer.need)))),
-        subtitle=f"{_best(curve)}; {POINTS}; {basis}",
+        subtitle=f"{_best(answer)}; {POINTS}; {basis}",
         x=Axis("TPOT", tick=seconds),
         y=Axis(
             f"tokens/s per {'price of an hour' if answer.prices else 'GPU'}", tick=plain_tick
@@ -285,13 +277,12 @@ def front_chart(curve: "FrontCurve") -> Chart:
     )
 
 
-def _best(curve: "FrontCurve") -> str:
+def _best(answer: BestConfigs) -> str:
     """Return the best deployment in a few words."""
-    answer = curve.answer
     if answer.best:
         property_ = "the cheapest" if answer.prices else "the smallest number of GPUs"
         return f"{deployment_words(answer.best[0])}: {property_}"
     if answer.closest:
         closest = deployment_words(answer.closest)
-        return f"none meets the targets; closest: {closest}, {curve.missed_target}"
+        return f"none meets the targets; closest: {closest}, {reason(answer.closest)}"
     return "none meets the targets"

@@ -22,7 +22,7 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.size_plot import generation_work_chart
 from kvcalc.report.row_names import SERVER, shared_words, sides
-from kvcalc.report.text.fit_text import curve_note, within_memory
+from kvcalc.report.text.fit_text import within_memory
 from kvcalc.report.text.tables import comparable, plural, predictions_first, seconds, time_note
 
 if TYPE_CHECKING:
@@ -86,9 +86,8 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
     )
     notes = time_note([record for curve in curves for record in curve.records]) + undrawn
     times = times._replace(subtitle="; ".join(filter(None, [common, notes])))
-    batch_sizes = [record["batch_size"] for record in curves[0].records]
-    note = curve_note(times.series, batch_sizes)
-    return joined([times, rates._replace(subtitle=f"output tokens of all sequences{note}")])
+    about = "output tokens of all sequences; a curve ends where the memory is full"
+    return joined([times, rates._replace(subtitle=about)])
 
 
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:

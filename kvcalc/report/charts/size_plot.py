@@ -98,31 +98,26 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
     first, last = ranked[0], ranked[-1]
     contexts = first.contexts
     xs = [curve.parameters for curve in ranked]
-    prefix = commonprefix([curve.label for curve in ranked])  # noqa: RUF071 - characters
-    family = prefix[: prefix.rfind("-") + 1]
+    is_family = "-" in commonprefix([curve.label for curve in ranked])  # noqa: RUF071 - characters
     series = []
     for number, context in enumerate(contexts):
         ys = [curve.stored_bytes[number] for curve in ranked]
         label = f"{tokens_tick(context)} tokens"
-        labels = []
-        if context == min(contexts):
-            labels = [curve.label.removeprefix(family) for curve in ranked]
-        if family:
+        labels = [curve.label for curve in ranked] if context == min(contexts) else []
+        if is_family:
             series.append(Series(label, xs, ys, colour=number))
-        if family or len(contexts) == 1:
             label = ""
         series.append(Series(label, xs, ys, "points", labels=labels, colour=number))
-    single = f"of {tokens_tick(contexts[0])} tokens " if len(contexts) == 1 else ""
-    title = f"KV cache {single}against parameters"
-    if family:
+    title = "KV cache against parameters"
+    if is_family:
         growth = last.parameters / first.parameters
         ends = [ys[0], ys[0] * growth]
         series.append(Series("as the parameters grow", [xs[0], xs[-1]], ends, "quiet"))
-    if family and ys[0]:
-        title = (
-            f"From {first.label} to {last.label}: {times_tick(growth)} the parameters, "
-            f"{times_tick(ys[-1] / ys[0])} the KV cache"
-        )
+        if ys[0]:
+            title = (
+                f"From {first.label} to {last.label}: {times_tick(growth)} the parameters, "
+                f"{times_tick(ys[-1] / ys[0])} the KV cache"
+            )
     subtitle = f"stored bytes of one sequence, {_cache_dtypes(ranked)}"
     parameters = Axis("parameters", tick=_parameters_tick)
     return Chart(title, subtitle, parameters, CACHE_AXIS, series)

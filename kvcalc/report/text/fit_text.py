@@ -418,14 +418,6 @@ def within_memory(series: Series, max_num_seqs: int | None) -> Series:
     return series._replace(xs=series.xs[:num_points], ys=series.ys[:num_points])
 
 
-def curve_note(curves: Sequence[Series], batches: Sequence[int]) -> str:
-    """Return the part of the subtitle about curves that memory ends."""
-    if any(series.kind == "dashed" for series in curves):
-        return "; dashed: does not fit in the memory"
-    short = any(series.xs[-1] < max(batches) for series in curves)
-    return "; a curve ends where the memory is full" if short else ""
-
-
 NAMES = {"contiguous": "slots", "first_fit": "pieces", "paged": "pages"}
 ALLOCATION_COLUMNS = columns(
     AllocationRecord,
@@ -506,20 +498,18 @@ def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
     size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
     engine = matrices[0][0]["engine"]
     about = f"{unit} of free KV cache per GPU, or missing (−), engine {engine}"
-    num_columns = max(len({r["context"] for r in records}) for records in matrices)
-    first, *others = (_heat_map(records, size, num_columns) for records in matrices)
+    first, *others = (_heat_map(records, size) for records in matrices)
     if not others:
         return [first._replace(title=f"{first.title}: what fits", subtitle=about)]
     return [first._replace(over=("What fits", about)), *others]
 
 
-def _heat_map(records: Sequence[Record], size: int, num_columns: int) -> Chart:
+def _heat_map(records: Sequence[Record], size: int) -> Chart:
     """Return a map with users upwards and contexts to the right.
 
     Args:
         records: The cells. Their texts are free or missing memory.
         size: Bytes of the unit of the texts.
-        num_columns: Columns of the picture's widest map.
     """
     max_bytes = max((r["headroom_bytes"] for r in records), default=1) or 1
     depths: dict[int, list[float]] = defaultdict(list)
@@ -529,10 +519,9 @@ def _heat_map(records: Sequence[Record], size: int, num_columns: int) -> Chart:
         depths[users].append(max(0.0, free / max_bytes) if r["fits"] else -1.0)
         labels[users].append(f"{'−' * (not r['fits'])}{digits(abs(free) / size)}")
     series = [
-        Series(f"{users:,}", (), tuple(row), "cells", labels=tuple(labels[users]))
+        Series(f"{users:,}", (), row, "cells", labels=labels[users])
         for users, row in depths.items()
     ]
     contexts = dict.fromkeys(_context_name(r["context"]) for r in records)
-    axis = Axis("context, tokens", shown=(float(num_columns),))
     title = f"{records[0]['model']} on {place_of(records[0])}"
-    return Chart(title, "", axis, Axis("users"), tuple(series), tuple(contexts))
+    return Chart(title, "", Axis(""), Axis(""), series, [*contexts])

@@ -217,24 +217,21 @@ def _bands(
     need more than half of the width.
     """
     figures = [size for c, size in zip(columns, sizes, strict=True) if c.right]
-    max_label = min(width // 2, width - 2 - max(figures, default=0))
+    max_label = min(width // 2 - 2, width - 2 - max(figures, default=0))
     num_names = 1
     while columns[num_names].is_input and columns[0].is_input:
         num_names += 1
     if _total_width(sizes[:num_names]) > max_label:
         num_names = 1
-    widths = [min(size, max_label) for size in sizes[:num_names]]
-    room = width - _total_width(widths)
-    widths += [min(size, room - 2) for size in sizes[num_names:]]
     names = [*range(num_names)]
+    widths = [s if c.right else min(s, max_label) for c, s in zip(columns, sizes, strict=True)]
     bands = [names]
     for index in range(num_names, len(columns)):
-        if (
-            len(bands[-1]) > num_names
-            and _total_width([widths[i] for i in (*bands[-1], index)]) > width
-        ):
-            bands.append(names)
-        bands[-1] = [*bands[-1], index]
+        band = [*bands[-1], index]
+        if _total_width([widths[i] for i in band]) > width and len(bands[-1]) > num_names:
+            bands.append([*names, index])
+        else:
+            bands[-1] = band
     return widths, bands
 
 
