@@ -78,24 +78,6 @@ class ParetoFront:
         return bool(((self.xs == x) & (self.ys == y)).any())
 
 
-def knees(xs: Array, ys: Array) -> list[int]:
-    """Return the indices of a front's ends, and of the point that is farthest above the line
-    between
-    them.
-
-    The axes are logarithmic, as in the chart. Source: Satopää et al. 2011, "Finding a Kneedle in a
-    Haystack", without its smoothing.
-    """
-    import numpy as np
-
-    if len(xs) <= 2:
-        return list(range(len(xs)))
-    heights = np.log(ys / ys[0]) / np.log(ys[-1] / ys[0])
-    heights -= np.log(xs / xs[0]) / np.log(xs[-1] / xs[0])
-    highest = int(np.argmax(heights))
-    return [0, *([highest] if heights[highest] > 0 else []), len(xs) - 1]
-
-
 def reason(candidate: Candidate) -> str | None:
     """Return the first missed target with both figures; None if all are met."""
     need, total = candidate.need, candidate.total_tokens_per_s or 0.0

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import Run
 
 import kvcalc as library
 from kvcalc import UserError, load_gpu, load_model
-from kvcalc.planning.best_configs import CandidateRanking, candidate_record, knees
+from kvcalc.planning.best_configs import CandidateRanking, candidate_record
 from kvcalc.planning.grid import Candidate, SearchGrid, Target
 from kvcalc.planning.search import CandidateFile
 from kvcalc.planning.search_space import question_of
@@ -195,12 +194,6 @@ def test_the_api_answers_as_the_command_does(kvcalc: Run) -> None:
     assert repr(found) == kvcalc(f"{ASKED} --max-tpot 40ms").out.rstrip("\n")
     with pytest.raises(UserError, match="unknown option 'user'"):
         library.plan("llama-3.1-8b", user=4)
-
-
-def test_knees_are_the_ends_and_the_point_above_the_line_between_them() -> None:
-    """On logarithmic axes: log 8 / log 9 = 0.95 is above log 2 / log 4 = 0.5, log 1.1 / log 9 = 0.04 below."""
-    assert knees(np.array([1.0, 2.0, 4.0]), np.array([1.0, 8.0, 9.0])) == [0, 1, 2]
-    assert knees(np.array([1.0, 2.0, 4.0]), np.array([1.0, 1.1, 9.0])) == [0, 2]
 
 
 def test_a_need_is_met_where_every_limit_holds() -> None:

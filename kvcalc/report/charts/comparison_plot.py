@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.planning.best_configs import BestConfigs, knees, reason
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
@@ -29,6 +28,7 @@ from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
+    from kvcalc.planning.best_configs import BestConfigs
     from kvcalc.planning.sweeps import CacheCurve
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -225,20 +225,19 @@ def _bars(title: str, key: str, rows: Sequence[Record], tick: Callable[[float], 
     return bar_chart(title, "", names, [float(r[key] or 0) for r in rows], tick)
 
 
-POINTS = "a point is a deployment that no other beats in both"
+POINTS = "A point is a deployment that no other beats in both"
 
 
-def front_charts(answers: Sequence[BestConfigs]) -> tuple[list[Chart], list[str]]:
+def front_charts(answers: "Sequence[BestConfigs]") -> tuple[list[Chart], list[str]]:
     """Return a chart of each Pareto front, and a sentence about each answer without a front."""
     charts = [front_chart(answer) for answer in answers if len(answer.front.xs)]
     missing = [answer for answer in answers if not len(answer.front.xs)]
     return charts, [f"not in the picture: {sentence(answer)}" for answer in missing]
 
 
-def front_chart(answer: BestConfigs) -> Chart:
+def front_chart(answer: "BestConfigs") -> Chart:
     """Return TPOT against throughput per GPU (or per price), with the answer and the limit."""
     front = answer.front
-    labelled = knees(front.xs, front.ys)
     tpot_s, rates = front.xs.tolist(), front.ys.tolist()
     best = answer.best[0] if answer.best else None
     points = [*zip(tpot_s, rates, front.items, strict=True)]
@@ -248,7 +247,7 @@ def front_chart(answer: BestConfigs) -> Chart:
         ("misses a target", "hollow", False),
     ):
         rows = [
-            (tpot, rate, deployment_words(point) if index in labelled else "")
+            (tpot, rate, deployment_words(point) if index in (0, len(points) - 1) else "")
             for index, (tpot, rate, point) in enumerate(points)
             if point.meets == meets and point != best
         ]
@@ -267,22 +266,11 @@ def front_chart(answer: BestConfigs) -> Chart:
         basis += ", bounds not drawn"
     model = answer.answers[0].deployment.model.name if answer.answers else ""
     return Chart(
-        title=" for ".join(filter(None, (model, requirement_words(answer.need)))),
-        subtitle=f"{_best(answer)}; {POINTS}; {basis}",
+        title=f"{model} for {requirement_words(answer.need)}".removeprefix(" for "),
+        subtitle=f"{sentence(answer)} {POINTS}; {basis}",
         x=Axis("TPOT", tick=seconds),
         y=Axis(
             f"tokens/s per {'price of an hour' if answer.prices else 'GPU'}", tick=plain_tick
         ),
         series=series,
     )
-
-
-def _best(answer: BestConfigs) -> str:
-    """Return the best deployment in a few words."""
-    if answer.best:
-        property_ = "the cheapest" if answer.prices else "the smallest number of GPUs"
-        return f"{deployment_words(answer.best[0])}: {property_}"
-    if answer.closest:
-        closest = deployment_words(answer.closest)
-        return f"none meets the targets; closest: {closest}, {reason(answer.closest)}"
-    return "none meets the targets"
