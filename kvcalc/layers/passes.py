@@ -255,12 +255,13 @@ class Pass:
             activation_bytes=rows * columns * self.element,
         )
         shape = _gemm_shape(weights, rows, fraction, resident_bytes)
+        stored = self.formats.weight_format(self._full(first.name), first)
         return self.operator(
             name,
             "gemm",
             cost,
-            dtype=self.formats.compute_dtype(self._full(first.name), first),
-            shape=shape._replace(format=self.format_of(first)),
+            dtype=stored.computes or self.formats.dtype,
+            shape=shape._replace(format=stored.name),
             experts=experts,
             role=self.role,
             weights=tuple(w.name for w in weights),

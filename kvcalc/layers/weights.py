@@ -180,11 +180,6 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         covering = (s for s in self.schemes if "vector" in s.kinds)
         return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)
 
-    def compute_dtype(self, name: str, weight: Weight) -> str:
-        """Return the dtype of products with this weight: the dtype of the format (W8A8), or of the
-        model."""
-        return self.weight_format(name, weight).computes or self.dtype
-
     @property
     def element_bytes(self) -> int:
         """Bytes of an activation element."""

@@ -9,8 +9,6 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -143,9 +141,6 @@ def scalar(text: str) -> Any:
     return text
 
 
-_OPEN_FILES = ("/dev/", "/proc/")  # names of a process's open files
-
-
 def write_text(target: str | Path, content: str | bytes) -> None:
     """Write a whole file or none, as `OutputFile` does. Raises UserError.
 
@@ -221,7 +216,7 @@ class OutputFile:
         self._path, self._status = destination(target)
         is_regular = not self._status or stat.S_ISREG(self._status.st_mode)
         try:
-            if is_regular and not target.startswith(_OPEN_FILES):
+            if is_regular:
                 neighbour = self._path.with_name(f".{os.urandom(4).hex()}.part")
                 self._file = neighbour.open("xb")
                 self._temporary = neighbour
@@ -258,10 +253,8 @@ class OutputFile:
                 self._temporary.unlink(missing_ok=True)
 
     def _replace(self, temporary: Path) -> None:
-        """Put the complete file in the target's place, with the target's mode and owner."""
+        """Put the complete file in the target's place, with the target's mode."""
         if status := self._status:
-            with suppress(OSError, AttributeError):  # only the superuser may change the owner
-                os.chown(temporary, status.st_uid, status.st_gid)
             temporary.chmod(stat.S_IMODE(status.st_mode))
         temporary.replace(self._path)
 
@@ -283,22 +276,6 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise _file_error("read", error, path) from None
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 text (byte {error.start:,})", where=str(path)) from None
-
-
-def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
-    """Yield the lines of a text file, each with its line ending.
-
-    Raises:
-        UserError: As in `read_text`.
-    """
-    check_readable(path, most_bytes)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from file
-    except OSError as error:
-        raise _file_error("read", error, path) from None
-    except UnicodeDecodeError:
-        raise UserError("is not UTF-8 text", where=str(path)) from None
 
 
 def check_readable(path: Path, most_bytes: int) -> None:

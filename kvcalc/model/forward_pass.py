@@ -17,7 +17,7 @@ from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
 from kvcalc.layers.cost import Cost, Operator, Role
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.passes import NORM_FLOPS, Pass
-from kvcalc.layers.weights import Weight, WeightKind, matrix
+from kvcalc.layers.weights import WeightKind, matrix
 from kvcalc.model.memory import fullest_stage
 from kvcalc.model.model import NORM_VECTORS, Model
 from kvcalc.model.pipeline import check, stages
@@ -232,7 +232,10 @@ def _head(model: Model, p: Pass, all_positions: bool) -> list[Operator]:
     operators += [p.gemm(name, outer[name], tokens=rows) for name in last]
     if not model.lm_head:
         return operators
-    head = outer.get("lm_head") or _as_matrix(outer["embedding"], "lm_head_bias" in outer)
+    head = outer.get("lm_head")
+    if not head:  # a tied embedding table [V, D] is the matrix [D, V]
+        table, bias = outer["embedding"], "lm_head_bias" in outer
+        head = matrix("lm_head", table.outputs, table.inputs, bias, shards=table.shards)
     operators.append(p.gemm("lm_head", head, tokens=rows))
     logits = rows * head.outputs
     n = p.ranks.tp
@@ -242,8 +245,3 @@ def _head(model: Model, p: Pass, all_positions: bool) -> list[Operator]:
         operators.append(p.network("all_gather_logits", sent * (n - 1), away))
     operators.append(p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits))
     return operators
-
-
-def _as_matrix(table: Weight, bias: bool) -> Weight:
-    """Return a tied embedding table [V, D] as the matrix [D, V] of the LM head."""
-    return matrix("lm_head", table.outputs, table.inputs, bias, shards=table.shards)

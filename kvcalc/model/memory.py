@@ -265,7 +265,8 @@ def stage_weight_bytes(
         only_layers: Leave out embedding, final norm, LM head and buffers.
     """
     ranks = parallelism.tp, parallelism.dp, parallelism.ep  # determine the share of each weight
-    key = "weights", stage.weights_key, ranks, formats, only_layers
+    layers = (stage.first, stage.last, *stage.counts.values())
+    key = "weights", layers, ranks, formats, only_layers
     if key not in model.memo:
         total = model.buffers if stage.first and formats.schemes and not only_layers else 0
         if not only_layers:

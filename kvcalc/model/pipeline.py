@@ -107,11 +107,6 @@ class Stage(NamedTuple):
     first: bool
     last: bool
 
-    @property
-    def weights_key(self) -> tuple[object, ...]:
-        """A key that is equal for stages with equal weights."""
-        return self.first, self.last, *self.counts.values()
-
 
 def stages(model: Model, pp: int) -> list[Stage]:
     """Return the pipeline stages: equal shares of the layers, the remainder on stages before the

@@ -190,7 +190,9 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
         space_options.stack,
     )
     rate = space_options.inter_node_bandwidth
-    gpus = [with_rate_between(gpu, rate) for gpu in chosen_gpus(space_options.gpu)]
+    lists = [all_gpus() if w.lower() == "all" else [load_gpu(w)] for w in space_options.gpu]
+    chosen = {gpu.name: gpu for gpu in chain.from_iterable(lists)}
+    gpus = [with_rate_between(gpu, rate) for gpu in chosen.values()]
     formats = space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
     precisions = [
         Precision(dtype, cache, "" if quantization in ("auto", "none") else quantization)
@@ -245,12 +247,6 @@ def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
         Speculation(*values) for values in product(models, counts, acceptances or [ACCEPTANCE])
     ]
     return [None, *drafts] if "none" in space_options.draft else [*drafts]
-
-
-def chosen_gpus(names: Sequence[str]) -> list[Gpu]:
-    """Return the GPUs of a list, each once. `all` is every preset."""
-    lists = [all_gpus() if name.lower() == "all" else [load_gpu(name)] for name in names]
-    return [*{gpu.name: gpu for gpu in chain.from_iterable(lists)}.values()]
 
 
 def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:

@@ -9,7 +9,6 @@ Host work hardly depends on the GPU. So the engine's overheads are fitted once t
 and hold for every GPU with kernel models.
 """
 
-import math
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -53,10 +52,6 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     sequence_us: Us = 0.0
     prompts: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1.0
     launch_us: Us = 0.0
-
-    def fixed_s(self, layers: int, ranks: int) -> float:
-        """Return the seconds of a pass that do not depend on the batch."""
-        return (layers * (self.glue_us + self.skew_us * math.log2(ranks)) + self.step_us) / 1e6
 
 
 class Former(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,8 +9,9 @@ names. Columns of other operations are empty. Unknown columns are copied to the 
 """
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from io import StringIO
 from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from kvcalc.errors import UserError, few, nearest, printable
 from kvcalc.layers.attention.sparse import Sparse
 from kvcalc.layers.cost import Cost, gemm_flops, pair_flops, triangle
 from kvcalc.library import presets
-from kvcalc.library.files import read_lines
+from kvcalc.library.files import read_text
 from kvcalc.library.load import read
 from kvcalc.model.model import Model
 from kvcalc.timing.kernel_models.fused_moe import TILE_ROWS
@@ -366,13 +367,10 @@ def read_rows(path: Path) -> MeasurementFile:
     """Return the rows of a CSV file. Raises UserError if it is unreadable, names no operation or is
     too large."""
 
-    def lines() -> Iterator[str]:
-        for line in read_lines(path, MAX_BYTES):
-            if "\0" in line:
-                raise UserError("is not CSV text: it has a NUL character", where=str(path))
-            yield line
-
-    reader = csv.reader(lines())
+    text = read_text(path, MAX_BYTES)
+    if "\0" in text:
+        raise UserError("is not CSV text: it has a NUL character", where=str(path))
+    reader = csv.reader(StringIO(text, newline=""))
     try:
         header = tuple(name.strip() for name in next(reader, []))
         columns: dict[str, int] = {}  # the first of equal names counts

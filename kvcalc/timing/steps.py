@@ -23,6 +23,7 @@ All-reduces between nodes are rings, one per GPU of a node, each over that GPU's
 """
 
 from collections.abc import Sequence
+from math import log2
 from typing import Any, NamedTuple
 
 from kvcalc.arithmetic import at_least, doublings, is_any, maximum, minimum, where
@@ -203,8 +204,9 @@ def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime
             ranks = max(ranks, operator.shape.ranks)
     layers = sum(counts.values())
     overheads = calibration.terms(mixes(operators))
+    per_layer_us = overheads.glue_us + overheads.skew_us * log2(ranks)
     return HostTime(
-        fixed=overheads.fixed_s(layers, ranks),
+        fixed=(layers * per_layer_us + overheads.step_us) / 1e6,
         sequence=overheads.sequence_us / 1e6,
         prompts=overheads.prompts,
         launches=layers * overheads.launch_us / 1e6,
