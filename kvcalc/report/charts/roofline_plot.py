@@ -288,46 +288,22 @@ def attention_chart(records: Sequence[Record], gpus: Sequence[Gpu], shape: str) 
             if roof.kind == "solid":
                 label = f"{other.name} {roof.label}, ridge point {roof.xs[1]:.1f}"
                 series.append(Series(label, roof.xs, roof.ys, "quiet"))
-    for roof in roofs(gpu, dtypes, [0.5, last]):
-        label = f"{gpu.name} {roof.label}" if others and roof.label else roof.label
-        series.append(roof._replace(label=label))
-    series += _attention_points(records, len(others))
-    title = f"Attention under the roof of {gpu.name}"
-    note = "and the gap to the ridge point"
+    series += [*roofs(gpu, dtypes, [0.5, last]), *map(_attention_point, records)]
+    load = f"batch {records[0]['batch_size']:,}, context {records[0]['context']:,}"
+    subtitle = f"{shape}, {load}; at the points FLOP per byte, and the gap to the ridge point"
     if others:
-        names = " and ".join(other.name for other in others)
-        title += f", with {names if len(others) < 3 else f'{len(others)} others'}"
-        note = "thin: other roofs, from just below their ridge points"
-    subtitle = (
-        f"{shape}, batch {records[0]['batch_size']:,}, context {records[0]['context']:,}; at the "
-        f"points FLOP per byte, {note}"
-    )
+        subtitle += "; thin: roofs of other GPUs, from just below their ridge points"
+    title = f"Attention under the roof of {gpu.name}"
     return Chart(title, subtitle, INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def _attention_points(records: Sequence[Record], num_others: int) -> list[Series]:
-    """Return the points of attention.
-
-    Variants that are compute-bound in prefill are close together and have one label. With the
-    roofs of more than two other GPUs, the key names these variants.
-    """
-    series = []
-    bound = [r for r in records if r["phase"] == "prefill" and r["to_knee"] <= 1]
-    prefill = [
-        f"{r['attention'].removesuffix(' prefill')} {r['intensity']:,.0f}" for r in bound
-    ]
-    for record in sorted(records, key=lambda record: record not in bound):
-        name = record["attention"]
-        colour = next(n for n, family in enumerate(FAMILIES) if name.startswith(family))
-        label = f"{name}: {record['intensity']:,.0f}"
-        if record["to_knee"] > 1 and not num_others:
-            label += f" (gap {record['to_knee']:,.3g}×)"
+def _attention_point(record: Record) -> Series:
+    """Return the point of a variant. The key names compute-bound prefill, which is crowded."""
+    name = record["attention"]
+    colour = next(n for n, family in enumerate(FAMILIES) if name.startswith(family))
+    key, labels = f"{name}: {record['intensity']:,.0f}", []
+    if record["to_knee"] > 1 or record["phase"] == "decode":
+        labels = [f"{key} (gap {record['to_knee']:,.3g}×)"]
         key = ""
-        if record in bound and num_others > 2:  # roofs leave no room
-            key, label = label, ""
-        elif record in bound:
-            label = f"prefill {', '.join(prefill)}" if record is bound[0] else ""
-        x, y = record["intensity"], record["flops"] / record["roofline_s"]
-        texts = [label] if label else []
-        series.append(Series(key, [x], [y], "points", [0.12], texts, colour))
-    return series
+    y = record["flops"] / record["roofline_s"]
+    return Series(key, [record["intensity"]], [y], "points", [0.12], labels, colour)
