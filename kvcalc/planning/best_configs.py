@@ -250,7 +250,6 @@ class BestConfigs(NamedTuple):
             same GPUs.
         closest: The closest miss of all.
         unranked: The best of each other GPU model, whose bounds meet the targets.
-        missed_by_bounds: GPU models whose bounds miss the targets, if others have predictions.
         bounds_only: Whether bounds are ranked although some GPU models have predictions.
         fronts: Pareto fronts of predictions (False) and of bounds (True).
         num_tried: Number of candidates.
@@ -264,7 +263,6 @@ class BestConfigs(NamedTuple):
     cheaper: Candidate | None
     closest: Candidate | None
     unranked: list[Candidate]
-    missed_by_bounds: list[str]
     bounds_only: bool
     fronts: Mapping[bool, ParetoFront]
     num_tried: int
@@ -383,9 +381,6 @@ class CandidateRanking:
             cheaper=cheaper,
             closest=self._misses.closest(self._costs(ranked, {})),
             unranked=[candidate for _, candidate in firsts if candidate.gpu not in ranked],
-            missed_by_bounds=[name for name in self._has_bounds if name in bounded - met]
-            if predicted
-            else [],
             bounds_only=bounds_only,
             fronts=self.fronts,
             num_tried=self.num_tried,

@@ -21,6 +21,7 @@ WORDING = {
     "rate": "{:.4g} requests/s",
     "max_concurrency": "{:,} clients",
     "batch_size": "batch {:,}",
+    "details": "{}",
 }
 DEPLOYMENT = tuple(WORDING)[:7]
 SERVER = tuple(WORDING)[:10]

@@ -168,19 +168,9 @@ def plain_tick(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def share_tick(value: float) -> str:
-    """Return a share in percent: 0.145 gives 14.5%."""
-    return f"{100 * value:.3g}%"
-
-
 def time_tick(value: float) -> str:
     """Return a time from seconds: 0.002 gives 2 ms."""
     return format_seconds(value) if value else "0"
-
-
-def times_tick(value: float) -> str:
-    """Return a ratio: 2.5×, 1,394×."""
-    return f"{value:,.0f}×" if value >= 100 else f"{value:.3g}×"
 
 
 def si_tick(unit: str = "") -> Callable[[float], str]:

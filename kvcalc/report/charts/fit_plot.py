@@ -48,15 +48,10 @@ def memory_chart(records: Sequence[Record]) -> Chart:
     limits = {}
     if len(set(sizes)) == 1:
         limits = {f"memory of one GPU: {format_bytes(sizes[0])}": sizes[0]}
-    about = shared_words(deployed, WORDING)
-    host = {r.get("host_weight_bytes") or r.get("cpu_offload_bytes") or 0 for r in records}
-    if len(host) == 1 and any(host):
-        size = format_bytes(host.pop())
-        about.append(f"{size} more of each GPU's weights in the host's memory")
     names = sides(deployed, WORDING, WORDING).names
     return bar_chart(
         "Memory of one GPU",
-        ", ".join(about),
+        ", ".join(shared_words(deployed, WORDING)),
         [name or r["place"] for name, r in zip(names, deployed, strict=True)],
         parts,
         bytes_tick,

@@ -14,16 +14,22 @@ from kvcalc.report.charts.chart import (
     joined,
     limit,
     plain_tick,
-    share_tick,
     time_tick,
-    times_tick,
     tokens_tick,
     whole_tick,
 )
 from kvcalc.report.charts.size_plot import generation_work_chart
 from kvcalc.report.row_names import SERVER, shared_words, sides
 from kvcalc.report.text.fit_text import within_memory
-from kvcalc.report.text.tables import comparable, plural, predictions_first, seconds, time_note
+from kvcalc.report.text.tables import (
+    comparable,
+    percent,
+    plural,
+    predictions_first,
+    ratio,
+    seconds,
+    time_note,
+)
 
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import LatencyCurve, SpeculationCurve
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from kvcalc.timing.deployment import TimedDeployment
 
 BATCH_AXIS = Axis("concurrent sequences", tick=tokens_tick)
-RATE_AXIS = Axis("acceptance rate", log=False, tick=share_tick, shown=(0.0, 1.0))
+RATE_AXIS = Axis("acceptance rate", log=False, tick=percent, shown=(0.0, 1.0))
 
 
 def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> Chart:
@@ -54,13 +60,7 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
         f"{curve.request.input_len:,} tokens in and {curve.request.output_len:,} out"
         for curve in curves
     ]
-    common, names = deployment_names([curve.deployment for curve in curves])
-    if len(set(lengths)) == 1:
-        common = ", ".join(filter(None, [common, lengths[0]]))
-    else:
-        names = [", ".join(filter(None, pair)) for pair in zip(names, lengths, strict=True)]
-    if gib := curves[0].request.cpu_offload_gb:
-        common += f"; {gib:g} GiB of each GPU's weights in the host's memory"
+    common, names = deployment_names([curve.deployment for curve in curves], lengths)
     times, rates = (
         Chart(
             title,
@@ -93,28 +93,23 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:
     """Return a chart of the speed-up over the acceptance rate."""
     curves, undrawn = comparable_curves(curves)
-    common, names = deployment_names([curve.deployment for curve in curves])
     counts = [plural(curve.num_draft_tokens, "draft token") for curve in curves]
+    common, names = deployment_names([curve.deployment for curve in curves], counts)
     drafts = " and ".join(dict.fromkeys(curve.draft for curve in curves))
-    words = [common, f"draft {drafts}"]
-    if len(set(counts)) == 1 < len(curves):
-        words.append(counts[0])
-    else:
-        names = [", ".join(filter(None, pair)) for pair in zip(names, counts, strict=True)]
     gains = []
     for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
         xs = [index / (len(curve.speedups) - 1) for index in range(len(curve.speedups))]
-        gain = Series(name, xs, curve.speedups, colour=number)
+        gain = Series(name or curve.draft, xs, curve.speedups, colour=number)
         if curve.can_fit is False:
-            gain = gain._replace(kind="dashed", label=f"{name}: does not fit")
+            gain = gain._replace(kind="dashed", label=f"{gain.label}: does not fit")
         gains.append(gain)
     load = f"{plural(request.batch_size, 'sequence')} of {request.mid_length:,} tokens"
     bases = " and ".join(dict.fromkeys(curve.deployment.basis for curve in curves))
     return Chart(
         "Speed-up by speculative decoding",
-        f"{', '.join(filter(None, words))}; {load}; times: {bases}{undrawn}",
-        Axis("acceptance rate of a draft token", log=False, tick=share_tick),
-        Axis("speed-up", log=False, tick=times_tick),
+        f"{common}, draft {drafts}; {load}; times: {bases}{undrawn}",
+        Axis("acceptance rate of a draft token", log=False, tick=percent),
+        Axis("speed-up", log=False, tick=ratio),
         [*gains, limit("plain decode", 1.0)],
     )
 
@@ -124,16 +119,15 @@ def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
 
     Predictions are not drawn next to bounds. The note is '' if all curves are drawn.
     """
-    predicted = [curve for curve in curves if curve.deployment.calibration]
-    if not predicted or len(predicted) == len(curves):
-        return [*curves], ""
-    bounds = [c.deployment.gpu.name for c in curves if not c.deployment.calibration]
-    names = few([*dict.fromkeys(bounds)])
-    return predicted, f"; not drawn without a prediction: {names}"
+    drawn = [curve for curve in curves if curve.deployment.calibration] or [*curves]
+    names = dict.fromkeys(curve.deployment.gpu.name for curve in curves if curve not in drawn)
+    return drawn, f"; not drawn without a prediction: {few([*names])}" * bool(names)
 
 
-def deployment_names(deployments: "Sequence[TimedDeployment]") -> tuple[str, list[str]]:
-    """Return the model and the GPUs that all deployments share, and a name for each.
+def deployment_names(
+    deployments: "Sequence[TimedDeployment]", details: Sequence[str] = ()
+) -> tuple[str, list[str]]:
+    """Return the model, GPUs and details that all deployments share, and a name for each.
 
     The names of a single deployment and of equal deployments are empty.
     """
@@ -144,10 +138,15 @@ def deployment_names(deployments: "Sequence[TimedDeployment]") -> tuple[str, lis
             "dtype": deployment.formats.weights_label,
             "kv_cache_dtype": deployment.formats.kv_cache_dtype,
             "basis": deployment.basis,
+            "details": text,
         }
-        for deployment in deployments
+        for deployment, text in zip(
+            deployments, details or [""] * len(deployments), strict=True
+        )
     ]
-    common = ", ".join(shared_words(records, {"model": "{}", "gpu": "{}"}))
+    common = ", ".join(
+        filter(None, shared_words(records, dict.fromkeys(("model", "gpu", "details"), "{}")))
+    )
     return common, sides(records, [*records[0]]).names
 
 
@@ -156,8 +155,8 @@ TIMES = {"ttft": "Time to first token", "tpot": "Time per output token"}
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Output tokens per second", "throughput_tokens_per_s", whole_tick),
     ("Cost of a million output tokens", "cost_per_million_tokens", plain_tick),
-    ("Allocated cache without a token", "kv_waste", share_tick),
-    ("Token slots with padding", "padding_waste", share_tick),
+    ("Allocated cache without a token", "kv_waste", percent),
+    ("Token slots with padding", "padding_waste", percent),
 )
 PERCENTILES = (50, 90, 99)
 MAX_DETAILED = 2  # servers with several percentiles; more have only the 99th
@@ -304,7 +303,7 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
     shares = f"shares of the KV cache budget; {about}"
     if waste is not None:
         shares += f"; {waste:.1%} of the allocated cache without a token"
-    y = Axis("", log=False, tick=share_tick)
+    y = Axis("", log=False, tick=percent)
     memory = Chart("Cache allocated and used", shares, x, y, cache)
     limit = f"at most {run.limits.max_num_seqs:,}"
     y = y._replace(tick=whole_tick)

@@ -16,16 +16,15 @@ from kvcalc.report.charts.chart import (
     joined,
     limit,
     si_tick,
-    times_tick,
     tokens_tick,
     whole_tick,
 )
+from kvcalc.report.text.tables import ratio as ratio_text
 
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import CacheCurve, GenerationWork, SparseReads
 
 CACHE_AXIS = Axis("KV cache", tick=bytes_tick)
-MAX_LEVELS = 3  # limits with a complete name; the subtitle explains more limits
 
 
 def cache_vs_context(
@@ -51,8 +50,7 @@ def cache_vs_context(
         for gpu in gpus
         if gpu.usable_bytes > first.weight_bytes
     )
-    prefix = "left on " if len(limits) <= MAX_LEVELS else ""
-    series += [limit(prefix + name, size) for name, size in limits.items()]
+    series += [limit(name, size) for name, size in limits.items()]
     counts = {curve.gpus for curve in curves}
     subtitle = "stored bytes"
     if counts != {1}:
@@ -65,7 +63,7 @@ def cache_vs_context(
         title = "KV cache against context"
         ends = [curve.stored_bytes[-1] for curve in curves]
         if 0 < 1.05 * min(ends) < max(ends):  # an embedder may have no cache
-            title += f": {times_tick(max(ends) / min(ends))} apart at {tokens_tick(last)}"
+            title += f": {ratio_text(max(ends) / min(ends))} apart at {tokens_tick(last)}"
     return Chart(title, subtitle, CONTEXT_AXIS, CACHE_AXIS, series)
 
 
@@ -115,8 +113,8 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
         series.append(Series("as the parameters grow", [xs[0], xs[-1]], ends, "quiet"))
         if ys[0]:
             title = (
-                f"From {first.label} to {last.label}: {times_tick(growth)} the parameters, "
-                f"{times_tick(ys[-1] / ys[0])} the KV cache"
+                f"From {first.label} to {last.label}: {ratio_text(growth)} the parameters, "
+                f"{ratio_text(ys[-1] / ys[0])} the KV cache"
             )
     subtitle = f"stored bytes of one sequence, {_cache_dtypes(ranked)}"
     parameters = Axis("parameters", tick=_parameters_tick)
@@ -144,7 +142,7 @@ def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:
             f"to generate {last:,} tokens without a cache: {projections:,} token projections, "
             f"{projections - last:,} of them redundant"
         )
-        ratio = f"token {last:,} takes {times_tick(uncached / cached)} the work"
+        ratio = f"token {last:,} takes {ratio_text(uncached / cached)} the work"
         share = f", one GPU of {work.gpus}" if work.gpus > 1 else ""
         y = Axis(f"FLOP per token{share}", log=False, tick=write, shown=(0,))
         panels = (

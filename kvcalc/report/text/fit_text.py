@@ -274,8 +274,6 @@ def _details(
     lines = [_batched(records)]
     lines += cost_lines(next((r for r in records if len(r["breakpoints"]) > 1), first))
     lines += placement_lines(first)
-    if len(fits) > 1 and any(f.length > (f.model.max_context or f.length) for f in fits):
-        lines.append("Max context is at most the model's maximum, unless more is requested.")
     lines += [note for f in fits for note in f.notes]
     for gpu in (f.gpu for f in fits if f.gpu.usable_share):
         usable, memory = format_bytes(gpu.usable_bytes), format_bytes(gpu.memory_bytes)

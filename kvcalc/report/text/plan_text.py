@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 from kvcalc.errors import few
-from kvcalc.planning.best_configs import MAX_BEST, BestConfigs, candidate_record, reason
+from kvcalc.planning.best_configs import BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
 from kvcalc.planning.search_space import SearchSpace
@@ -26,7 +26,6 @@ from kvcalc.report.text.tables import (
 from kvcalc.units import format_bytes
 
 MAX_PRINTED_COMMANDS = 12
-MAX_NAMED_GPUS = 10  # GPU models in a note
 MAX_WORDS = 25  # in the sentence
 
 
@@ -190,16 +189,8 @@ def _also(answer: BestConfigs, rows: Sequence[Record]) -> list[str]:
         lines.append(f"Other GPU models: {few(more)}")
     if len(answer.best_by_gpu) > 1 and not answer.prices:
         lines.append("Rows are sorted by GPU count. Add `--price-per-hour` to sort by cost.")
-    bounds = [f"{p.gpus}× {p.gpu}" for p in answer.unranked[MAX_BEST:]]
     if answer.unranked:
         lines.append("Rows with ≥ have no measured kernel model and are not ranked.")
-    if bounds:
-        names = ", ".join(bounds[:MAX_NAMED_GPUS])
-        num_more = len(bounds) - MAX_NAMED_GPUS
-        more_text = f" and {num_more} more" if num_more > 0 else ""
-        lines.append(f"By bounds also {names}{more_text}")
-    if answer.missed_by_bounds:
-        lines.append(f"Bounds alone miss the targets on {few(answer.missed_by_bounds)}")
     return lines
 
 

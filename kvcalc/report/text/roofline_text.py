@@ -248,15 +248,13 @@ def _level(
 def hierarchy_table(gpu: Gpu) -> Table:
     """Return the table of a GPU's memories, from registers to disk."""
     time = seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)
-    host = gpu.host
-    notes = ["", "bandwidth is of one direction; –: no figure with a source"]
-    notes.append("≥: by a documented rate; ~: by a measured rate, or its lower limit")
-    if gpu.register_bytes_per_sm:
-        notes.append("registers: bytes that fp32 vector work at its peak reads")
-    if gpu.l2_bytes_per_s:
-        notes.append("L2: published or measured on this GPU; the preset states which")
-    if host:
-        notes.append(f"host and disk: of an {host.name} with {host.gpus} GPUs")
+    notes = [
+        "",
+        "bandwidth is of one direction; –: no figure with a source",
+        "≥: by a documented rate; ~: by a measured rate, or its lower limit",
+    ]
+    if gpu.host:
+        notes.append(f"host and disk: of an {gpu.host.name} with {gpu.host.gpus} GPUs")
     title = f"{gpu.name} reads its memory in at least {time}."
     return Table(list(levels(gpu)), HIERARCHY_COLUMNS, title, notes)
 

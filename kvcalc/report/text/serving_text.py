@@ -37,7 +37,6 @@ GROWTH = (
     "Full attention for n tokens: O(n³) in total without a cache, O(n²) with it.",
     "Its step at n tokens: O(n²) without a cache, O(n) with it.",
 )
-SMALL_SPEEDUP = 1.5  # below that, a note says why the cache saves little
 NO_CACHE = columns(
     NoCacheRecord,
     "gpu batch_size input_len output_len no_cache_head no_cache_ttft_s no_cache_tpot_last_s "
@@ -46,26 +45,6 @@ NO_CACHE = columns(
     inputs="gpu batch_size input_len output_len",
     wide="no_cache_token_projections no_cache_redundant_projections",
 )
-
-
-def why_little(record: Record) -> str:
-    """Return why the cache saves little; '' if it saves more, or if there is one token only."""
-    cached, bound = record["tpot_last_s"], record["tpot_last_bound_s"]
-    if record["speedup"] >= SMALL_SPEEDUP or cached is None:
-        return ""
-    tokens = record["input_len"] + record["output_len"] - 1
-    why = f"both read all weights once, most of the {seconds(bound)} of their bound"
-    if cached > 2 * bound:
-        why = f"{seconds(cached - bound)} of both are launches and gaps between them"
-    doubles = record["no_cache_doubles_from"]
-    pays = f"never twice as long at a length that {record['model']} supports"
-    if doubles:
-        pays = f"twice as long without it from {doubles:,} tokens on"
-    return (
-        f"the cache saves {ratio(record['speedup'])}: the last step takes {seconds(cached)} with"
-        f" the cache, {seconds(record['no_cache_tpot_last_s'])} over all {tokens:,} tokens;"
-        f" {why}; {pays}"
-    )
 
 
 DEPLOYMENT_COLUMNS = columns(
@@ -123,8 +102,6 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
         *distinct_notes(records, "fallback"),
         *_per_server(records, _offloaded),
         *memory_notes(records),
-        *["redundant: share of the FLOPs that the cache saves"] * bool(no_cache),
-        *dict.fromkeys(filter(None, map(why_little, no_cache))),
         *["a speed-up below 1× means that drafting costs more than it saves"] * drafted,
     ]
     columns = marked_columns(records, LATENCY)
