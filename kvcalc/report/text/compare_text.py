@@ -159,8 +159,8 @@ class CompareRow(CompareRecord):
 COMPARE_COLUMNS = columns(
     CompareRow,
     "variant tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
-    "kv_cache_bytes stored_reduction read_reduction step_s attention_intensity heads "
-    "measured_quality ttft_s max_num_seqs prefill_flops attention kv_cache_read_bytes "
+    "kv_cache_bytes stored_reduction read_reduction step_s max_num_seqs attention_intensity "
+    "heads measured_quality ttft_s prefill_flops attention kv_cache_read_bytes "
     "bytes_per_token parameters equal_weights_context equal_reads_context flops roofline_s "
     "intensity bound",
     inputs="context batch_size kv_cache_dtype",
