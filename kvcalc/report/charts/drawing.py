@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,7 @@ def figure(chart: Chart, style: Style) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     charts = drawable(chart).chain()
-    columns = {4: 2}.get(len(charts)) or min(len(charts), 3 if len(charts) < 10 else 4)
+    columns = 2 if len(charts) == 4 else min(len(charts), 3 if len(charts) < 10 else 4)
     rows = -(-len(charts) // columns)
     width = min(style.size[0] * columns, MAX_WIDTH)
     style, height = _fit_style(charts, style, width / columns, rows)
@@ -217,16 +216,18 @@ def _add_legend(page: Any, style: Style) -> None:
             handle.set_sizes([style.font * 4])
 
 
-def _write_head(title: Any, texts: tuple[str, str], font: float, pixels: float) -> Any:
-    """Write a title, and the assumptions below it, in lines of at most that many pixels.
+def _write_head(title: Any, texts: tuple[str, str], font: float, inches: float) -> Any:
+    """Write a title, and the assumptions below it, in lines of about that many inches.
 
     Returns:
         Text of the assumptions, which follows the title.
     """
     from matplotlib.text import Annotation
 
+    letters = inches * 72 / font  # as wide as the font's size
+    title.set(text=wrapped(texts[0], int(letters / 0.65), 3), fontsize=font, fontweight="bold")
     about = Annotation(
-        "",
+        wrapped(texts[1], int(letters / 0.42), 5),
         (0, 0),
         xycoords=title,
         xytext=(0, -0.25 * font),
@@ -236,14 +237,6 @@ def _write_head(title: Any, texts: tuple[str, str], font: float, pixels: float) 
     )
     title.figure.add_artist(about)
     about.set_in_layout(False)
-    title.set(fontsize=font, fontweight="bold")
-    renderer = title.figure.canvas.get_renderer()
-    for artist, text, max_lines in ((title, texts[0], 3), (about, texts[1], 5)):
-        letters = len(text) or 1
-        artist.set_text(text)
-        while (width := text_box(artist, renderer).width) > pixels and letters > 12:
-            letters = min(letters - 1, int(letters * pixels / width))
-            artist.set_text(wrapped(text, letters, max_lines))
     return about
 
 
@@ -255,56 +248,40 @@ def _settle(page: Any, panels: Sequence[Panel], columns: int) -> None:
     """Lay the page out and move every text to its place."""
     font = panels[0].style.font
     renderer = page.canvas.get_renderer()
-    lay_out = partial(page.get_layout_engine().execute, page)
+    inches = page.get_size_inches()[0]
     over = panels[0].chart.over
     if over[0]:
-        title = page.suptitle("", x=0.12 / page.get_size_inches()[0], ha="left")
-        about = _write_head(title, over, font * 1.3, page.bbox.width - 2 * font)
+        title = page.suptitle("", x=0.12 / inches, ha="left")
+        about = _write_head(title, over, font * 1.3, inches)
         title.set_text(title.get_text() + "\n" * _num_lines(about))
         about.set(va="bottom", position=(0, 0))
-    lay_out()
-    lefts = [_left_of(panel, renderer) for panel in panels]
-    for first in range(0, len(panels), columns):
-        row = [*zip(panels, lefts, strict=True)][first : first + columns]
-        rights = [*(left for _, left in row[1:]), page.bbox.width]
-        abouts = []
-        for (panel, left), right in zip(row, rights, strict=True):
-            panel.title = panel.axes.set_title("", loc="left", y=1.0)
-            texts = (panel.chart.title, panel.chart.subtitle)
-            abouts.append(_write_head(panel.title, texts, font * 1.2, right - left - font))
-        pad = font * (0.9 + 1.1 * max(map(_num_lines, abouts)))
-        for panel, _ in row:
-            panel.axes.set_title(
-                panel.title.get_text(),
-                loc="left",
-                fontsize=font * 1.2,
-                fontweight="bold",
-                pad=pad,
-            )
-    has_changed = True
+    abouts = []
+    for panel in panels:
+        panel.title = panel.axes.set_title("", loc="left", y=1.0)
+        texts = panel.chart.title, panel.chart.subtitle
+        abouts.append(_write_head(panel.title, texts, font * 1.2, inches / columns))
+    pad = font * (0.9 + 1.1 * max(map(_num_lines, abouts)))
+    for panel in panels:
+        text, look = panel.title.get_text(), panel.title.get_fontproperties().copy()
+        panel.axes.set_title(text, loc="left", pad=pad, fontproperties=look)
     for _ in range(6):  # texts that move change the layout
-        if not has_changed:
-            break
-        lay_out()
-        has_changed = False
+        page.get_layout_engine().execute(page)
+        num_moved = 0
         for panel in panels:
             _place_end_labels(panel, renderer)
             for text in place_labels(panel.axes, panel.points, panel.ends, renderer):
                 panel.move_out(text)
-                has_changed = True
+                num_moved += 1
+        if not num_moved:
+            break
     for panel in panels:
         if panel.chart.categories:
             panel.fit_rows(renderer)
         panel.fit_ticks(renderer)
         frame = panel.axes.get_window_extent(renderer)
-        panel.title.set_x((_left_of(panel, renderer) - frame.x0) / frame.width)
-
-
-def _left_of(panel: Panel, renderer: Any) -> float:
-    """Return the left end of a panel's axes with their texts, in pixels."""
-    frame = panel.axes.get_window_extent(renderer)
-    names = panel.axes.yaxis.get_tightbbox(renderer)
-    return float(min(frame.x0, names.x0) if names else frame.x0)
+        names = panel.axes.yaxis.get_tightbbox(renderer)
+        left = min(frame.x0, names.x0) if names else frame.x0
+        panel.title.set_x((left - frame.x0) / frame.width)
 
 
 def _place_end_labels(panel: Panel, renderer: Any) -> None:

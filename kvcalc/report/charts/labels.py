@@ -5,7 +5,6 @@ Positions and boxes are in pixels.
 
 import itertools
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -13,35 +12,17 @@ from typing import Any, NamedTuple
 
 NAME_LETTERS = 28  # characters in a line of a label, or of a bar's name
 NAME_LINES = 5
-GLUE = "\1"  # replaces a space at which no line ends
-BREAK = "\2 "  # a place in a long word at which a line may end
 
 
 def wrapped(text: str, width: int, max_lines: int = NAME_LINES) -> str:
-    """Return a text in lines of about equal length and at most `width` characters.
-
-    A line never ends behind a number or a sign such as ≥. Words longer than half a line may break
-    after one of /_-, such as "meta-llama/" + "Llama-3.1".
-    """
-    glued = re.sub(r"(?<!\S)(\(?\d[\d.,]*×?|[≥≤~−×])\s(?=\S)", rf"\1{GLUE}", text)
-    text = re.sub(
-        rf"\S{{{width // 2 + 1},}}",
-        lambda word: re.sub(r"(?<=.{3})([/_-]+)(?=.{5})", rf"\1{BREAK}", word[0]),
-        glued,
-    )
-
-    def lines_of(width: int) -> list[str]:
-        lines = textwrap.wrap(text, width, break_on_hyphens=False)
-        return [line.replace(BREAK, "").replace(BREAK[0], "") for line in lines]
-
-    lines = lines_of(width)
-    longest = max(map(len, text.split(" ")))
-    while len(lines) > 1 and width > longest and len(lines_of(width - 1)) == len(lines):
+    """Return a text in lines of about equal length and at most `width` characters."""
+    lines = textwrap.wrap(text, width)
+    while len(lines) > 1 and len(textwrap.wrap(text, width - 1)) == len(lines):
         width -= 1
-        lines = lines_of(width)
+        lines = textwrap.wrap(text, width)
     if len(lines) > max_lines:
         lines[max_lines - 1 :] = [lines[max_lines - 1] + " …"]
-    return "\n".join(lines).replace(GLUE, " ")
+    return "\n".join(lines)
 
 
 def text_box(text: Any, renderer: Any) -> Any:
@@ -124,10 +105,8 @@ def place_labels(
     point, its line crosses something.
 
     Args:
-        axes: Axes that contain the labels.
         texts: Annotations of points.
         end_texts: Annotations right of the axes. Labels avoid their leaders.
-        renderer: Renderer of the figure.
 
     Returns:
         The labels without a position at which they cover nothing.
