@@ -4,14 +4,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvcalc.records.figures import Figure
-from kvcalc.report.export import figures_of_command
+from kvcalc.report.export import kinds as figures_by_kind
+from kvcalc.report.export import kinds_of_command
 
 PYTHON = {"integer": int, "text": str, "boolean": bool, "list": list, "object": dict, "number": int | float}
 
 
 def check_records(command: str, records: Iterable[Mapping[str, Any]]) -> None:
     """Raise ValueError if a key is not described, or a value has another type."""
-    kinds = figures_of_command(command)
+    kinds = [figures_by_kind()[kind] for kind in kinds_of_command(command)]
     for record in records:
         for name, value in record.items():
             figures = [kind[name] for kind in kinds if name in kind]

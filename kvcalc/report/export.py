@@ -4,7 +4,6 @@ A record is a flat mapping of keys to exact figures.
 """
 
 import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,11 +70,6 @@ def kinds_of_command(command: str) -> list[str]:
     return matches
 
 
-def figures_of_command(command: str) -> list[dict[str, Figure]]:
-    """Return the figures of all kinds of records of a command. Raises as `kinds_of_command`."""
-    return [kinds()[kind] for kind in kinds_of_command(command)]
-
-
 def schema_of_command(command: str) -> dict[str, Any]:
     """Return the JSON Schema of a command's records.
 
@@ -101,8 +95,8 @@ def record_keys(command: str) -> dict[str, Figure]:
         UserError: The command has no records.
     """
     keys: dict[str, Figure] = {}
-    for figures in figures_of_command(command):
-        keys |= figures | keys
+    for kind in kinds_of_command(command):
+        keys |= kinds()[kind] | keys
     return keys
 
 
@@ -139,20 +133,17 @@ def csv_pieces(records: Iterable[Record]) -> Iterator[str]:
     else:
         first = next(iter(records), {})
         columns, records = list(first), chain([first], records)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n", restval="")
-    writer.writeheader()
+    writer = csv.DictWriter(_Lines(), columns, lineterminator="\n", restval="")
+    yield writer.writeheader()
     for record in records:
-        writer.writerow({k: _cell(v) for k, v in record.items()})
-        yield _taken(out)
-    yield _taken(out)
+        yield writer.writerow({k: _cell(v) for k, v in record.items()})
 
 
-def _taken(out: io.StringIO) -> str:
-    text = out.getvalue()
-    out.seek(0)
-    out.truncate()
-    return text
+class _Lines:
+    """A file whose `write` returns the text, so that a writer of rows returns its lines."""
+
+    def write(self, text: str) -> str:
+        return text
 
 
 def _escaped(text: str) -> str:

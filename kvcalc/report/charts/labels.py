@@ -105,7 +105,6 @@ def place_labels(
     point, its line crosses something.
 
     Args:
-        texts: Annotations of points.
         end_texts: Annotations right of the axes. Labels avoid their leaders.
 
     Returns:

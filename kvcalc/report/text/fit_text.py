@@ -103,7 +103,18 @@ def fit_table(
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
         title = _fit_sentence(records, fits)
-        notes += _hints(records[0], fixes[0])
+        first = records[0]
+        wastes = {
+            name: first[key] for name, key in WASTES.items() if first.get(key) is not None
+        }
+        if wastes:
+            shares = [f"{name} {share:.1%}" for name, share in wastes.items()]
+            notes.append(f"Waste: {', '.join(shares)}")
+        elif first["low_num_seqs"] == 0:
+            notes.append("At the low end of this range no user fits.")
+        elif change := fixes[0]:
+            words, users = shlex.join(change.words), plural(change.sequences, "user")
+            notes.append(f"With `{words}`, {users} fit.")
     else:
         advised = advice(result, all_experts=all_experts)
         name = (typed or {}).get(result.model.name, "")
@@ -249,18 +260,6 @@ def _accuracy(result: Fit, num_configs: int) -> list[str]:
         source = "corrected by the log"
     end = f", {result.estimate} end used" if result.estimate != "middle" else ""
     return [f"{gpu}KV cache/GPU {low} to {high} {source}{end}"]
-
-
-def _hints(record: Record, change: ConfigChange | None) -> list[str]:
-    """Return the waste, a warning, or the users that a smaller cache dtype fits."""
-    wastes = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
-    if wastes:
-        return [f"Waste: {', '.join(f'{name} {share:.1%}' for name, share in wastes.items())}"]
-    if record["low_num_seqs"] == 0:
-        return ["At the low end of this range no user fits."]
-    if change:
-        return [f"With `{shlex.join(change.words)}`, {plural(change.sequences, 'user')} fit."]
-    return []
 
 
 def _details(

@@ -79,7 +79,33 @@ def measured_table(rows: list[Record], version: str) -> Table:
         medians.append(f"{phase} attention takes {times(ratio)} its prediction")
     each = ", the median of each" if len(rows) > len(medians) else ""
     title = f"{', '.join(medians)}{each}.".capitalize()
-    details = measure_notes(rows, version)
+    first = rows[0]
+    ceilings = (
+        f"ceilings of this machine ({first['device']}): "
+        f"{format_si(first['bandwidth_bytes_per_s'], 'B/s')} (copy "
+        f"{format_si(first['copy_bytes_per_s'], 'B/s')}, read "
+        f"{format_si(first['read_bytes_per_s'], 'B/s')}), "
+        f"{format_si(first['flops_per_s'], 'FLOP/s')} in {first['dtype']}, "
+        f"{seconds(first['launch_s'])} to launch an operation"
+    )
+    graphs = "CUDA graphs" if any(r["graph"] for r in rows) else "no graphs"
+    timing = _clock(first, f"CUDA events, {graphs}")
+    bytes_note = "cache bytes DIFFER from the prediction"
+    if all(r["predicted_bytes"] == r["allocated_bytes"] for r in rows):
+        bytes_note = "cache bytes: predicted = in the tensors' storage in every row"
+    gains = [r["allocator_bytes"] / r["predicted_bytes"] for r in rows if r["allocator_bytes"]]
+    if gains:
+        bytes_note += (
+            f"; the allocator gained {times(min(gains))} to {times(max(gains))} of them"
+        )
+    details = [
+        ceilings,
+        f"torch {version}, {timing}; medians; inputs rotate past the last-level cache if memory "
+        "bounds the time",
+        bytes_note,
+        "with and without a cache, the last outputs differ by at most "
+        f"{max(r['cache_error'] for r in rows):.0e} of the largest",
+    ]
     return Table(rows, MEASURE_COLUMNS, title, _basis(rows, version), details=details)
 
 
@@ -111,48 +137,10 @@ def generated_table(rows: list[Record], version: str) -> Table:
             f"{times(without['predicted_speedup'])}"
         )
         title = f"{title} and {seconds(without['total_s'])} without, {saves}"
-    details = generate_notes(rows, version)
-    return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)
-
-
-def measure_notes(rows: list[Record], version: str) -> list[str]:
-    """Return notes on ceilings, clock and cache bytes."""
-    first = rows[0]
-    ceilings = (
-        f"ceilings of this machine ({first['device']}): "
-        f"{format_si(first['bandwidth_bytes_per_s'], 'B/s')} (copy "
-        f"{format_si(first['copy_bytes_per_s'], 'B/s')}, read "
-        f"{format_si(first['read_bytes_per_s'], 'B/s')}), "
-        f"{format_si(first['flops_per_s'], 'FLOP/s')} in {first['dtype']}, "
-        f"{seconds(first['launch_s'])} to launch an operation"
-    )
-    graphs = "CUDA graphs" if any(r["graph"] for r in rows) else "no graphs"
-    timing = _clock(first, f"CUDA events, {graphs}")
-    bytes_note = "cache bytes DIFFER from the prediction"
-    if all(r["predicted_bytes"] == r["allocated_bytes"] for r in rows):
-        bytes_note = "cache bytes: predicted = in the tensors' storage in every row"
-    gains = [r["allocator_bytes"] / r["predicted_bytes"] for r in rows if r["allocator_bytes"]]
-    if gains:
-        bytes_note += (
-            f"; the allocator gained {times(min(gains))} to {times(max(gains))} of them"
-        )
-    return [
-        ceilings,
-        f"torch {version}, {timing}; medians; inputs rotate past the last-level cache if memory "
-        "bounds the time",
-        bytes_note,
-        "with and without a cache, the last outputs differ by at most "
-        f"{max(r['cache_error'] for r in rows):.0e} of the largest",
-    ]
-
-
-def generate_notes(rows: list[Record], version: str) -> list[str]:
-    """Return notes on the figures of a generation."""
-    first = rows[0]
     timing = _clock(first, "CUDA, host included")
     worst = max(abs(r["ratio"] - 1) for r in rows)
     bounds = "bound: the same operators at the measured ceilings, fully overlapped, no launches"
-    return [
+    details = [
         f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch "
         f"{version}, {timing}; "
         f"{first['new_tokens']:,} tokens, greedy; head: the LM head, on "
@@ -165,3 +153,4 @@ def generate_notes(rows: list[Record], version: str) -> list[str]:
         f"the host, {seconds(first['host_s'])} a step; rates sampled between the steps; {bounds}",
         f"measured is within {worst:.0%} of predicted in each run",
     ]
+    return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)

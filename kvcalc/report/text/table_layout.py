@@ -136,8 +136,12 @@ def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
     for band in indices:
         rows += [""] * bool(rows)
         for row in cells:
-            texts = [_aligned(row[i], widths[i], columns[i].right) for i in band]
-            rows.append("  ".join(texts).rstrip())
+            line = ""
+            for index in band:
+                text, size = row[index], widths[index]
+                text = text if len(text) <= size else text[: size - 1] + "…"
+                line += (f"{text:>{size}}" if columns[index].right else f"{text:{size}}") + "  "
+            rows.append(line.rstrip())
     below = []
     for note in _notes(table, choice, len(widths)):
         is_command = isinstance(note, CommandLine)
@@ -178,12 +182,6 @@ def _cells(table: Table, columns: Sequence[Column]) -> list[list[str]]:
 
 def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
-
-
-def _aligned(text: str, width: int, is_right: bool) -> str:
-    """Return a cell in `width` characters. A longer word is shortened."""
-    text = text if len(text) <= width else text[: width - 1] + "…"
-    return text.rjust(width) if is_right else text.ljust(width)
 
 
 def _column_widths(columns: Sequence[Column], sizes: Sequence[int], width: int) -> list[int]:
