@@ -384,9 +384,4 @@ def _allocations_answer(fit: "Fit", text: str) -> Answer:
         longest = max((step.tokens for step in steps if step.name), default=longest)
     played = play(steps, slots, longest, fit.plan.block_size or 16)
 
-    def draw() -> "list[Chart]":
-        from kvcalc.report.charts.fit_plot import allocations_chart
-
-        return [allocations_chart(played)]
-
-    return Answer(played.records, lambda: [allocation_table(played)], draw)
+    return Answer(played.records, lambda: [allocation_table(played)])

@@ -6,14 +6,12 @@ import pytest
 from serving.servers import HandClock, asked, byte_pool, served
 
 from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load_model
-from kvcalc.capacity.allocations import AllocationStep, play
 from kvcalc.model.memory import weight_bytes
 from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, generation_work, latency_sweep
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Axis, Chart, Series
 from kvcalc.report.charts.comparison_plot import MAX_POINTS, generation_chart, measured_chart, predicted_against_measured
 from kvcalc.report.charts.drawing import figure
-from kvcalc.report.charts.fit_plot import allocations_chart
 from kvcalc.report.charts.load_plot import latency_chart, load_chart, occupancy_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart, roofs
 from kvcalc.report.charts.series_styles import PALETTE, STYLES
@@ -177,30 +175,14 @@ def test_latency_over_load_is_the_records_in_order_of_rate() -> None:
 def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None:
     chart = load_chart([record(1.0), record(1.0, cache="b")])
     assert chart.next_chart and chart.categories == chart.next_chart.categories == ["paged cache", "b cache"]
-    assert [s.ys for s in chart.series] == [[50.0, 50.0], [40.0, 40.0], [9.0, 9.0]]
-    assert chart.series[-1].labels[0] == "50 s … 99 s"
-    assert [c.title for c in chart.chain()] == ["Time to first token", "Time per output token"]
+    assert [s.ys for s in chart.series] == [[99.0, 99.0]]
+    assert [c.title for c in chart.chain()] == ["Time to first token, 99%", "Time per output token, 99%"]
     more = {"throughput_tokens_per_s": 7.0, "kv_waste": 0.25, "padding_waste": 0.0, "cost_per_million_tokens": None}
     sides = load_chart([record(1.0, **more), record(1.0, cache="b", **more | {"padding_waste": 0.5})]).chain()[2:]
     assert {c.title: c.series[0].ys for c in sides} == {
         "Output tokens per second": [7.0, 7.0], "Allocated cache without a token": [0.25, 0.25],
         "Token slots with padding": [0.0, 0.5],
     }  # fmt: skip
-
-
-def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> None:
-    """Of 1,000 tokens two slots of 400, one of them A's, C found none, 200 make none. Pieces: A, B's hole of 300, C, 590 left.
-
-    Pages of 16: 4 each for A and C, 128 tokens for 110; 62 pages of 16 are 992, so that 8 make no page.
-    """
-    asked_for = (("A", 50), ("B", 300), ("C", 60), ("B", 0), ("", 700))
-    steps = [AllocationStep(number, name, tokens) for number, (name, tokens) in enumerate(asked_for)]
-    chart = allocations_chart(play(steps, 1000, 400, 16))
-    rows = dict(zip(chart.categories, zip(*(s.ys for s in chart.series), strict=True), strict=True))
-    assert rows == {
-        "slots of 400": (50, 350, 400, 200), "pieces, first fit": (110, 0, 590, 300), "pages of 16": (110, 18, 864, 8),
-    }  # fmt: skip
-    assert chart.series[-1].labels == ["ask 700: no", "ask 700: no", "ask 700: yes"]
 
 
 def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:

@@ -197,8 +197,14 @@ def load_chart(records: Sequence[Record]) -> Chart:
     if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
         about += f"; not drawn without a prediction: {few([*bounds])}"
     if all(len(points) == 1 for points in servers.values()):
-        first, *charts = _bars(servers)
-        return joined([first._replace(subtitle=about), *charts])
+        firsts = [records[0] for points in servers.values() for records in points.values()]
+        figures = [(f"{TIMES[time]}, 99%", f"{time}_p99_s", time_tick) for time in TIMES]
+        charts = []
+        for title, key, tick in (*figures, *FIGURES):
+            values: list[Any] = [r.get(key) for r in firsts]
+            if any(values) and None not in values:
+                charts.append(bar_chart(title, "", servers, values, tick))
+        return joined([charts[0]._replace(subtitle=about), *charts[1:]])
     x = Axis("requests per second", tick=plain_tick)
     if loads != "rate":
         x = Axis("clients", tick=tokens_tick)
@@ -244,29 +250,6 @@ def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
             series.append(Series(label, xs, ys, kind, colour=number))
             kind = "edge"
     return series
-
-
-def _bars(servers: Servers) -> list[Chart]:
-    """Return bars of percentiles of each time, and of other figures, at one load."""
-    firsts = [records[0] for points in servers.values() for records in points.values()]
-    charts = []
-    for figure, title in TIMES.items():
-        p50, p90, p99 = ([r[f"{figure}_p{p}_s"] or 0 for r in firsts] for p in PERCENTILES)
-        parts = {
-            "50% of requests": p50,
-            "90%": [high - low for low, high in zip(p50, p90, strict=True)],
-            "99%": [high - low for low, high in zip(p90, p99, strict=True)],
-        }
-        texts = [
-            f"{seconds(low)} … {seconds(high)}" if high else ""
-            for low, high in zip(p50, p99, strict=True)
-        ]
-        charts.append(bar_chart(title, "", servers, parts, time_tick, texts))
-    for title, key, tick in FIGURES:
-        values: list[Any] = [r.get(key) for r in firsts]
-        if any(values) and None not in values:
-            charts.append(bar_chart(title, "", servers, values, tick))
-    return charts
 
 
 def occupancy_chart(run: "SimulationResult") -> Chart:

@@ -251,12 +251,7 @@ def diagnosis_table(
         first, last = summary.boot.lines
         notes[1] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[1]}"
     details = [
-        f"{change['flags']}: {change['cost']}"
-        for change in summary.changes
-        if change["cost"]
-        and (
-            ", by " not in change["cost"] or is_measured_on(records[0]["model"], change["cost"])
-        )
+        f"{change['flags']}: {change['cost']}" for change in summary.changes if change["cost"]
     ]
     return Table(
         records[:-1],

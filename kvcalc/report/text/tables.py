@@ -27,6 +27,7 @@ BOUND = "bound"  # `time_basis` of a datasheet bound
 LEAST_SHARE = 0.05  # of a time that is estimated; smaller shares are not mentioned
 MAX_WORDS = 25  # of an answer
 MAX_FOOTNOTE = 80  # characters
+EMPHASIS = ("1", "1", "", "2")  # codes of a terminal: bold answer and headings, dim notes
 seconds = format_seconds
 # The shortest kernel behind the calibrations takes 1.80 µs: a matrix product of AIConfigurator's
 # rows (github.com/ai-dynamo/aiconfigurator 095f58a51c4c). So a time below 1 µs is no kernel's: it
@@ -148,22 +149,14 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
     if as_markdown:
         sys.stdout.write(visible("".join(map(markdown, tables))))
         return
-    if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
-        for table in tables:
-            sys.stdout.writelines(
-                f"{visible(line)}\n" for line in laid_out(table, width).lines()
-            )
-        return
-    # rich is imported here, because a pipe starts sooner without it.
-    from rich.console import Console
-    from rich.text import Text
-
-    out = Console(highlight=False, soft_wrap=True)
+    has_emphasis = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    has_emphasis |= bool(os.environ.get("FORCE_COLOR"))
     for table in tables:
-        laid = laid_out(table, width, bands=True)
-        for lines, style in zip(laid, ("bold", "bold", "", "dim"), strict=True):
+        laid = laid_out(table, width, bands=has_emphasis)
+        for lines, code in zip(laid, EMPHASIS, strict=True):
             for line in lines:
-                out.print(Text(visible(line), style=style), soft_wrap=True)
+                text = visible(line)
+                print(f"\x1b[{code}m{text}\x1b[0m" if has_emphasis and code else text)
 
 
 def answer_sentence(first: str, *clauses: str) -> str:
