@@ -78,7 +78,8 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     def size(self, options: Options) -> Answer:
         """Compute KV cache size; `stored`, `read` and `allocated` bytes per GPU.
 
-        `fixed` and `slope` are bytes of one sequence: without its tokens, and per token.
+        `fixed` and `slope` are bytes of one sequence: without its tokens, and per token. A float32
+        checkpoint counts in the dtype in which its engine loads it.
         """
         variant = self.model, self.precision, self.parallelism
         return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])
