@@ -384,4 +384,9 @@ def _allocations_answer(fit: "Fit", text: str) -> Answer:
         longest = max((step.tokens for step in steps if step.name), default=longest)
     played = play(steps, slots, longest, fit.plan.block_size or 16)
 
-    return Answer(played.records, lambda: [allocation_table(played)])
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.fit_plot import allocations_chart
+
+        return [allocations_chart(played)]
+
+    return Answer(played.records, lambda: [allocation_table(played)], draw)

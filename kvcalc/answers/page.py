@@ -12,7 +12,9 @@ from kvcalc.answers.fit import fit_answer
 from kvcalc.answers.latency import latency_answer
 from kvcalc.answers.roofline import PassOptions, roofline_answer
 from kvcalc.answers.size import size_answer
+from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.fit_options import options_for
+from kvcalc.capacity.fit_records import fit_record
 from kvcalc.errors import UserError
 from kvcalc.question.fit_question import StudyOptions
 from kvcalc.question.serving_options import LatencyOptions
@@ -63,9 +65,13 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     pictures: dict[str, list[dict[str, str]]] = {}
     for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
         pictures.setdefault(title, []).append(picture)
+    fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
     parts = {
         "title": text_html(
             f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
+        ),
+        "sure": "".join(
+            f"<li>{text_html(text)}</li>" for text in _accuracy(deployment, fitted)
         ),
         "sections": "".join(_section_html(s, pictures.get(s.title, [])) for s in sections),
     }
@@ -138,3 +144,19 @@ def _section_html(section: Section, pictures: Sequence[dict[str, str]]) -> str:
         drawn = f'<div class="pictures{" one" * (len(pictures) == 1)}">{drawn}</div>'
     command = f'<p class="command"><code>{words}</code><button>copy</button></p>'
     return f"<section><h2>{text_html(section.title)}</h2>{tables}{drawn}{command}</section>"
+
+
+def _accuracy(deployment: TimedDeployment, fitted: Fit) -> list[str]:
+    """Return sentences on the accuracy of each kind of figure."""
+    record = fit_record(fitted, [], 0)
+    low, high = record["kv_budget_low_bytes"], record["kv_budget_high_bytes"]
+    memory = "Only the content counts against the memory, because no range is known."
+    if low is not None:
+        memory = (
+            f"The KV cache budget follows the rules of {record['engine']}. 90% of starts are "
+            f"between {low:,} and {high:,} bytes."
+        )
+    times = "Times are datasheet bounds. Real steps take longer."
+    if deployment.calibration:
+        times = f"Times are predicted by the {deployment.basis}."
+    return ["Bytes of the cache and of the weights are exact.", memory, times]

@@ -6,12 +6,14 @@ import pytest
 from serving.servers import HandClock, asked, byte_pool, served
 
 from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load_model
+from kvcalc.capacity.allocations import AllocationStep, play
 from kvcalc.model.memory import weight_bytes
 from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, generation_work, latency_sweep
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Axis, Chart, Series
 from kvcalc.report.charts.comparison_plot import MAX_POINTS, generation_chart, measured_chart, predicted_against_measured
 from kvcalc.report.charts.drawing import figure
+from kvcalc.report.charts.fit_plot import allocations_chart
 from kvcalc.report.charts.load_plot import latency_chart, load_chart, occupancy_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart, roofs
 from kvcalc.report.charts.series_styles import PALETTE, STYLES
@@ -314,3 +316,18 @@ def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
     four, eight = roofline_chart([one for d in stored for one in decode_passes(d, 4096, [1])], [H100]).chain()
     peaks = [{s.ys[-1] for s in chart.series if s.kind == "solid"} for chart in (four, eight)]
     assert peaks == [{989e12}, {989e12, 1978.9e12}]
+
+
+def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> None:
+    """Of 1,000 tokens two slots of 400, one of them A's, C found none, 200 make none. Pieces: A, B's hole of 300, C, 590 left.
+
+    Pages of 16: 4 each for A and C, 128 tokens for 110; 62 pages of 16 are 992, so that 8 make no page.
+    """
+    asked_for = (("A", 50), ("B", 300), ("C", 60), ("B", 0), ("", 700))
+    steps = [AllocationStep(number, name, tokens) for number, (name, tokens) in enumerate(asked_for)]
+    chart = allocations_chart(play(steps, 1000, 400, 16))
+    rows = dict(zip(chart.categories, zip(*(s.ys for s in chart.series), strict=True), strict=True))
+    assert rows == {
+        "slots of 400": (50, 350, 400, 200), "pieces, first fit": (110, 0, 590, 300), "pages of 16": (110, 18, 864, 8),
+    }  # fmt: skip
+    assert chart.series[-1].labels == ["ask 700: no", "ask 700: no", "ask 700: yes"]

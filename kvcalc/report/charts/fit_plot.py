@@ -1,16 +1,22 @@
 """Pictures of GPU memory: its parts, its use by allocators, and the memories of GPUs."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     Chart,
     bar_chart,
     bytes_tick,
+    whole_tick,
 )
 from kvcalc.report.row_names import shared_words, sides
+from kvcalc.report.text.fit_text import NAMES
 from kvcalc.report.text.tables import plural
 from kvcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from kvcalc.capacity.allocations import AllocationRun
 
 PARTS = {
     "weights": "weight_bytes",
@@ -62,3 +68,39 @@ def _users(record: Record) -> str:
     offloaded = record.get("offload_num_seqs")
     more = f", {offloaded:,} more on the host" if offloaded else ""
     return f"{plural(record['max_num_seqs'] or 0, 'user')} in {memory}{more}"
+
+
+def allocations_chart(run: "AllocationRun") -> Chart:
+    """Return bars of the memory, in tokens, at the end of a script, under three allocators.
+
+    Out of reach are rests that make no complete slot or page, and all holes but the largest.
+    """
+    last = run.records[-1]
+    memory, slots, pages = last["memory_tokens"], run.slots, run.pages
+    used = [waste.used for waste in run.wastes]
+    reserved = [waste.slots for waste in run.wastes]
+    free = [
+        min(slots.block, last["contiguous_free_tokens"]),
+        last["first_fit_largest_hole"],
+        last["paged_free_tokens"],
+    ]
+    requests = [record for record in run.records if record["tokens"] is not None]
+    texts = []
+    if requests:
+        answers = requests[-1]
+        texts = [f"{answers['request']}: {'yes' if answers[name] else 'no'}" for name in NAMES]
+    chart = bar_chart(
+        "Three allocators with the same requests",
+        f"{memory:,} tokens of memory after {last['request']!r}, and each allocator's answer to "
+        "the last request",
+        [f"slots of {slots.block:,}", "pieces, first fit", f"pages of {pages.block:,}"],
+        {
+            "stores tokens": used,
+            "reserved, stores nothing": [r - u for r, u in zip(reserved, used, strict=True)],
+            "free for one request": free,
+            "free, out of reach": [memory - r - f for r, f in zip(reserved, free, strict=True)],
+        },
+        whole_tick,
+        texts,
+    )
+    return chart._replace(y=chart.y._replace(title="tokens"))
