@@ -38,8 +38,6 @@ from kvcalc.timing.rows import read_rows
 BATCHES = tuple(1 << n for n in range(9))
 ACCEPTANCE_RATES = tuple(n / 50 for n in range(51))
 USUAL_DRAFTED = (1, 2, 4, 8)
-MAX_USERS = 256  # largest number of concurrent users of an engine
-FIRST_CONTEXT = 1024  # smallest context of a cost curve
 MAX_NAME = 60  # letters of a measured GPU's name
 
 

@@ -71,8 +71,7 @@ class Panel:
         title: Text of the title.
         ends: Labels of lines, right of the axes.
         points: Labels of points, on the axes.
-        sums: Texts at the ends of bars.
-        cells: Texts of a heat map.
+        values: Texts at the ends of bars, or in cells of a heat map.
     """
 
     def __init__(
@@ -84,9 +83,8 @@ class Panel:
         self.style = style
         self.title: Any = None
         self.ends: list[Any] = []
-        self.cells: list[Any] = []
+        self.values: list[Any] = []
         self.points: list[Any] = []
-        self.sums: list[Any] = []
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[:].set_in_layout(False)
         axes.grid(True, which="major", color=style.ink, alpha=0.15, linewidth=0.6)
@@ -131,13 +129,13 @@ class Panel:
             if not part.label or part.kind in (*MARKERS, "upright"):
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
-            if part.kind == "limit":
-                leader = {"linestyle": DOTTED, "linewidth": style.font / 8}
-                self._label_end(part.label, place, leader, axes.get_yaxis_transform())
-            elif part.kind == "quiet":
-                self._label_end(part.label, place, {})
-            else:
-                self._label_end(part.label, place, {"color": colour(number, style)})
+            leaders: dict[str, dict[str, Any]] = {
+                "limit": {"linestyle": DOTTED, "linewidth": style.font / 8},
+                "quiet": {},
+            }
+            leader = leaders.get(part.kind, {"color": colour(number, style)})
+            system = axes.get_yaxis_transform() if part.kind == "limit" else "data"
+            self._label_end(part.label, place, leader, system)
 
     def _set_ticks(self, name: str, max_ticks: int) -> None:
         from matplotlib.ticker import NullLocator
@@ -294,8 +292,8 @@ class Panel:
         self._set_ticks("x", 8)
         texts = parts[-1].labels or [*map(chart.y.tick, totals)]
         padding, size = 0.5 * style.font, 0.85 * style.font
-        self.sums = axes.bar_label(bars, texts, padding=padding, fontsize=size)
-        for label in self.sums:  # hides the lines behind it
+        self.values = axes.bar_label(bars, texts, padding=padding, fontsize=size)
+        for label in self.values:  # hides the lines behind it
             label.set_bbox({"facecolor": style.paper, "edgecolor": "none", "pad": 1})
 
     def _draw_cells(self, width: float) -> None:
@@ -319,7 +317,7 @@ class Panel:
                 ink = "white" if depth > 0.75 else style.ink
                 cell = axes.text(column, row, text, color=ink, ha="center", va="center")
                 cell.set(fontsize=style.font * 0.85, in_layout=False)
-                self.cells.append(cell)
+                self.values.append(cell)
         count = len(chart.categories)
         letters = max(6, int(0.85 * width * 72 / (count * 0.6 * style.font)))
         axes.set_xticks(range(count), [wrapped(name, letters, 6) for name in chart.categories])
@@ -329,12 +327,11 @@ class Panel:
         """Reduce the font sizes of names, bars' texts and cells so that they do not touch."""
         (x0, y0), (x1, y1) = self.axes.transData.transform([(0, 0), (1, 1)])
         width, height = abs(x1 - x0), abs(y1 - y0)
-        for texts, max_width, max_height in (
-            (self.axes.get_yticklabels(), math.inf, 0.87 * height),
-            (self.sums, math.inf, 0.87 * height),
-            (self.cells, 0.9 * width, 0.9 * height),
+        for texts, max_width in (
+            (self.axes.get_yticklabels(), math.inf),
+            (self.values, 0.9 * width if self.chart.is_heat else math.inf),
         ):
             boxes = [text_box(text, renderer) for text in texts if text.get_text()]
-            shares = [min(max_width / box.width, max_height / box.height) for box in boxes]
+            shares = [min(max_width / box.width, 0.87 * height / box.height) for box in boxes]
             for text in texts:
                 text.set_fontsize(text.get_fontsize() * min(1.0, *shares, 1.0))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from kvcalc.planning.sweeps import CacheCurve
     from kvcalc.timing.deployment import TimedDeployment
 
-LOG_RANGE = 5  # largest over smallest time above which the axis is logarithmic
 MAX_POINTS = 2000  # points of a series; if there are more, every n-th is drawn
 
 
@@ -55,7 +54,8 @@ def measured_chart(records: Sequence[Record]) -> Chart:
             if r["phase"] == phase
         ]
         xs, ys, rows = ([*column] for column in zip(*points, strict=True))
-        labels = _labels(ys, rows)
+        names = [r["variant"] for r in rows]
+        labels = [name * (names.index(name) == n) for n, name in enumerate(names)]
         series.append(Series(phase, xs, ys, "points", labels=labels, colour=number + 1))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and "
@@ -65,39 +65,20 @@ def measured_chart(records: Sequence[Record]) -> Chart:
     return Chart(title, subtitle, INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def _labels(ys: Sequence[float], records: Sequence[Record]) -> list[str]:
-    """Return the variant at the highest of its points."""
-    labels = [""] * len(ys)
-    for variant in dict.fromkeys(record["variant"] for record in records):
-        group = [index for index, r in enumerate(records) if r["variant"] == variant]
-        labels[max(group, key=lambda index: ys[index])] = variant
-    return labels
-
-
 def generation_chart(records: Sequence[Record]) -> Chart:
-    """Return milliseconds of each generated token, measured and predicted."""
+    """Return the time of each generated token, measured and predicted."""
     first = records[0]
-    subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}"
+    start = first["prompt_len"] + 1
+    lengths = range(start, start + first["new_tokens"])
     series = []
     for number, record in enumerate(records):
-        name = " ".join(filter(None, (record["variant"], record["mode"])))
-        if record["mode"] == "uncached":
-            name += f", head on {record['head']}"
-            if "saves" not in subtitle:
-                subtitle += (
-                    f"; the cache saves {record['speedup']:.2f}× "
-                    f"(predicted {record['predicted_speedup']:.2f}×)"
-                )
-        start = record["prompt_len"] + 1
-        lengths = range(start, start + record["new_tokens"])
-        times, predicted = (
-            [1000 * time for time in record[key]] for key in ("token_s", "predicted_token_s")
-        )
-        series.append(Series(name, lengths, times, colour=number))
+        name = f"{record['variant']} {record['mode']}".strip()
+        predicted = record["predicted_token_s"]
+        series.append(Series(name, lengths, record["token_s"], colour=number))
         series.append(Series(f"{name}: predicted", lengths, predicted, "dashed", colour=number))
-    values = [time for points in series for time in points.ys]
+    subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}"
     x = Axis("tokens so far", log=False, tick=whole_tick)
-    y = Axis("ms", max(values) > LOG_RANGE * min(values) > 0, "{:g}".format)
+    y = Axis("time", tick=seconds)
     return Chart(f"{first['model']}: time per token", subtitle, x, y, series)
 
 

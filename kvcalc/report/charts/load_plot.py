@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from kvcalc.timing.deployment import TimedDeployment
 
 BATCH_AXIS = Axis("concurrent sequences", tick=tokens_tick)
-RATE_AXIS = Axis("acceptance rate", log=False, tick=percent, shown=(0.0, 1.0))
 
 
 def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> Chart:
@@ -198,7 +197,7 @@ def load_chart(records: Sequence[Record]) -> Chart:
         about += f"; not drawn without a prediction: {few([*bounds])}"
     if all(len(points) == 1 for points in servers.values()):
         firsts = [records[0] for points in servers.values() for records in points.values()]
-        figures = [(f"{TIMES[time]}, 99%", f"{time}_p99_s", time_tick) for time in TIMES]
+        figures = [(f"{TIMES[time]}, p99", f"{time}_p99_s", time_tick) for time in TIMES]
         charts = []
         for title, key, tick in (*figures, *FIGURES):
             values: list[Any] = [r.get(key) for r in firsts]

@@ -51,11 +51,8 @@ def cache_vs_context(
         if gpu.usable_bytes > first.weight_bytes
     )
     series += [limit(name, size) for name, size in limits.items()]
-    counts = {curve.gpus for curve in curves}
-    subtitle = "stored bytes"
-    if counts != {1}:
-        subtitle += " of one GPU" + (f" of {min(counts)}" if len(counts) == 1 else "")
-    subtitle += f", batch {batch_size:,}; {_cache_dtypes(curves)}"
+    per_gpu = " per GPU" * any(curve.gpus > 1 for curve in curves)
+    subtitle = f"stored bytes{per_gpu}, batch {batch_size:,}; {_cache_dtypes(curves)}"
     if limits:
         subtitle += f"; dotted: memory without the weights of {first.label}"
     title = f"KV cache of {first.label} against context"

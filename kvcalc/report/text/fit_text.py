@@ -451,20 +451,14 @@ def allocation_table(run: AllocationRun) -> Table:
     return Table(run.records, ALLOCATION_COLUMNS, title, notes)
 
 
-def _matrix_sentence(records: Sequence[Record]) -> str:
-    """Return the most users that fit, and the longest context."""
-    place = f"{records[0]['model']} on {place_of(records[0])}"
-    cells = [(r["users"], r["context"]) for r in records if r["fits"]]
-    if not cells:
-        return f"{place} fits none of these."
-    corners = dict.fromkeys((max(cells), max(cells, key=lambda cell: cell[::-1])))
-    texts = [f"{users:,} × {context:,} tokens" for users, context in corners]
-    return f"{place} fits {' or '.join(texts)}."
-
-
 def matrix_table(records: Sequence[Record]) -> Table:
     """Return a table of the free KV cache, with users down and contexts across."""
     first = records[0]
+    texts = ["none of these"]
+    if cells := [(r["users"], r["context"]) for r in records if r["fits"]]:
+        corners = dict.fromkeys((max(cells), max(cells, key=lambda cell: cell[::-1])))
+        texts = [f"{users:,} × {context:,} tokens" for users, context in corners]
+    title = f"{first['model']} on {place_of(first)} fits {' or '.join(texts)}."
     rows: dict[int, JsonObject] = {}
     contexts: dict[str, str] = {}
     for r in records:
@@ -478,7 +472,7 @@ def matrix_table(records: Sequence[Record]) -> Table:
         "Cells: free KV cache per GPU, negative if it does not fit; contexts: 4k is 4,096 tokens",
         ", ".join([f"engine {first['engine']}", *_utilization([first]), _batched([first])]),
     ]
-    return Table(list(rows.values()), table_columns, _matrix_sentence(records), notes)
+    return Table(list(rows.values()), table_columns, title, notes)
 
 
 def _signed(size: int) -> str:

@@ -82,9 +82,7 @@ def measured_table(rows: list[Record], version: str) -> Table:
     first = rows[0]
     ceilings = (
         f"ceilings of this machine ({first['device']}): "
-        f"{format_si(first['bandwidth_bytes_per_s'], 'B/s')} (copy "
-        f"{format_si(first['copy_bytes_per_s'], 'B/s')}, read "
-        f"{format_si(first['read_bytes_per_s'], 'B/s')}), "
+        f"{format_si(first['bandwidth_bytes_per_s'], 'B/s')}, "
         f"{format_si(first['flops_per_s'], 'FLOP/s')} in {first['dtype']}, "
         f"{seconds(first['launch_s'])} to launch an operation"
     )
@@ -93,18 +91,11 @@ def measured_table(rows: list[Record], version: str) -> Table:
     bytes_note = "cache bytes DIFFER from the prediction"
     if all(r["predicted_bytes"] == r["allocated_bytes"] for r in rows):
         bytes_note = "cache bytes: predicted = in the tensors' storage in every row"
-    gains = [r["allocator_bytes"] / r["predicted_bytes"] for r in rows if r["allocator_bytes"]]
-    if gains:
-        bytes_note += (
-            f"; the allocator gained {times(min(gains))} to {times(max(gains))} of them"
-        )
     details = [
         ceilings,
         f"torch {version}, {timing}; medians; inputs rotate past the last-level cache if memory "
         "bounds the time",
         bytes_note,
-        "with and without a cache, the last outputs differ by at most "
-        f"{max(r['cache_error'] for r in rows):.0e} of the largest",
     ]
     return Table(rows, MEASURE_COLUMNS, title, _basis(rows, version), details=details)
 
@@ -138,7 +129,6 @@ def generated_table(rows: list[Record], version: str) -> Table:
         )
         title = f"{title} and {seconds(without['total_s'])} without, {saves}"
     timing = _clock(first, "CUDA, host included")
-    worst = max(abs(r["ratio"] - 1) for r in rows)
     bounds = "bound: the same operators at the measured ceilings, fully overlapped, no launches"
     details = [
         f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch "
@@ -151,6 +141,5 @@ def generated_table(rows: list[Record], version: str) -> Table:
         "predicted: each operator at this machine's rates for products of so few rows and for "
         "activations, and "
         f"the host, {seconds(first['host_s'])} a step; rates sampled between the steps; {bounds}",
-        f"measured is within {worst:.0%} of predicted in each run",
     ]
     return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)
