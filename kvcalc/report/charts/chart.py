@@ -124,7 +124,7 @@ def drawable(chart: Chart) -> Chart:
 
 
 def _drawable_series(series: Series, chart: Chart) -> Series:
-    """Return a series with only the points that its axes can show."""
+    """Return a series as floats, with only the points that its axes can show."""
     series = series._replace(label=visible(series.label), labels=[*map(visible, series.labels)])
     if chart.categories:
         return series
@@ -142,7 +142,8 @@ def _drawable_series(series: Series, chart: Chart) -> Series:
         for name, column in series._asdict().items()
         if name in COLUMNS and len(column) == len(series.ys)
     }
-    return series._replace(**columns)
+    floats = {name: [*map(float, columns[name])] for name in columns.keys() & {"xs", "ys"}}
+    return series._replace(**columns | floats)
 
 
 def tokens_tick(value: float) -> str:
