@@ -155,7 +155,7 @@ def server_table(validations: Sequence[Validation]) -> Iterator[str]:
         columns = (
             [(row.time_us, times.tpot_us) for row, times in chosen],
             [(row.ttft_us, times.ttft_us) for row, times in chosen],
-            [(row.tokens_per_s, times.tokens_per_s) for row, times in chosen],
+            [(row.served.tokens_per_s, times.tokens_per_s) for row, times in chosen],
         )
         yield table_row(title, str(len(chosen)), *map(written, columns))
 

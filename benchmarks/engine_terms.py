@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from kvcalc.gpu.gpu import Gpu
+from kvcalc.library.load import load_gpu
 from kvcalc.library.presets import shipped_folder
 from kvcalc.serving.measured_servers import served_times
 from kvcalc.timing.calibration import EngineOverheads, HostOverheads, engine_of, find_calibration
@@ -132,7 +133,7 @@ def main() -> None:
         for launch in LAUNCHES if kind == "mixture" else LAUNCHES[:1]:
             runs = []
             for name in sorted({row.gpu for row in members}):
-                runs += runs_of([row for row in members if row.gpu == name](name), stack, launch)
+                runs += runs_of([row for row in members if row.gpu == name], load_gpu(name), stack, launch)
             terms = fitted(runs)
             tried.append((loss(terms, runs), launch, terms, runs))
         _, launch, terms, runs = min(tried, key=lambda one: one[0])

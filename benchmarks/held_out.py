@@ -19,6 +19,7 @@ import numpy as np
 from accuracy import SERVERS, separator, table_row, write_blocks
 from engine_terms import Run, errors, fitted, group_of, runs_of
 
+from kvcalc.library.load import load_gpu
 from kvcalc.timing.calibration import engine_of
 from kvcalc.timing.rows import MeasuredRow, read_rows
 
@@ -70,7 +71,7 @@ def simulated(rows: Sequence[MeasuredRow]) -> Iterator[list[Run]]:
         launch = (whose.mixture if kind == "mixture" else whose.dense).launch_us
         runs = []
         for name in sorted({row.gpu for row in members}):
-            runs += runs_of([row for row in members if row.gpu == name](name), stack, launch)
+            runs += runs_of([row for row in members if row.gpu == name], load_gpu(name), stack, launch)
         yield runs
 
 
