@@ -186,7 +186,7 @@ PLACED_NOWHERE = [
     ("llama-3.1-8b --cpu-moe", "llama-3.1-8b has no experts"),
     ("zamba2-1.2b -ngl 20", "zamba2-1.2b shares blocks of weights"),
     ("deepseek-v3 -ngl 20", "deepseek-v3 has prediction layers"),
-    ("llama-3.1-8b -ngl 20 --kv-offloading-bytes 1GiB", "beside n-gpu-layers is not modelled"),
+    ("llama-3.1-8b -ngl 20 --kv-offloading-bytes 1GiB", "n-gpu-layers together are not modelled"),
     ("jamba-v0.1 --n-cpu-moe -1", "n-cpu-moe -1 is not a whole number"),
 ]
 

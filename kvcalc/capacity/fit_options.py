@@ -65,7 +65,7 @@ class FitOptions(FitQuestion, frozen=True):
                 "Give one of them",
             )
         if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
-            raise UserError("kv-offloading-bytes beside n-gpu-layers is not modelled")
+            raise UserError("kv-offloading-bytes and n-gpu-layers together are not modelled")
         _ = self.item_limits
         self._check_engine()
         self.rules.release(self.engine_version)

@@ -191,7 +191,7 @@ def _missing(result: Fit) -> str:
     """Return the missing memory in words."""
     if missing := result.missing_free_bytes:
         size = format_bytes(missing)
-        return f"{result.engine.title} needs {size} more free memory beside other processes"
+        return f"{result.engine.title} needs {size} more free memory next to other processes"
     if result.shortage and not result.has_given_cache:
         budget = result.estimate_budget
         if budget.weights_fit:

@@ -100,7 +100,7 @@ def _check(options: MeasureOptions, layers: str) -> None:
         destination(options.rows)
     excluded = layers or ("--generate" if options.generate else "")
     if options.calibration and excluded:
-        raise UserError(f"--calibration measures shapes of its own, and takes no {excluded}")
+        raise UserError(f"--calibration chooses the shapes, and takes no {excluded}")
     if options.generate and options.context:
         raise UserError(
             "--context is of layers, and --generate measures none", "Use --prompt-len"

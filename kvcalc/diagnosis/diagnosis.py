@@ -100,7 +100,7 @@ def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diag
     """
     if boot.is_v0:
         raise UserError(f"vLLM {boot.version} ran its V0 engine, which is not predicted")
-    # experts that cover all GPUs are those of the logged tp
+    # experts that cover all GPUs follow the logged tp
     flags = {n: v for n, v in boot.flags.items() if n == "tp" or n not in overrides.flags}
     num_devices = max(Counter(item for item, _ in boot.buffers).values(), default=1)
     if num_devices > 1:

@@ -400,7 +400,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
 
 
 def _sort_tensors(header: Header, blocks: list[GgufBlock]) -> tuple[int, str]:
-    """Give each tensor to its block, the first of which is for the tensors outside the layers.
+    """Give each tensor to its block. The first block is for the tensors outside the layers.
 
     Returns:
         The bytes of buffers and of layers that predict further tokens, and the format of vectors.
