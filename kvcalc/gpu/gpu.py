@@ -30,7 +30,7 @@ PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine with `gpus` GPUs, documented or measured. Other machines have other memories and
+    """A documented or measured machine with `gpus` GPUs. Other machines have other memories and
     disks.
 
     Attributes:
@@ -53,8 +53,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     Attributes:
         memory_bytes: Memory that the driver reports; for unified memory, the memory of the machine.
-        usable_share: (GiB, share) pairs: from this many GiB on, the system lets the GPU use this
-            share. Empty if the GPU may use all memory.
+        usable_share: Pairs (GiB, share): the GPU of a machine with at least `GiB` of memory may use
+            this share. Empty if the GPU may use all memory.
         bandwidth_bytes_per_s: Memory bandwidth, decimal.
         flops_per_s: Dense matrix peaks by dtype with fp32 accumulators; a dtype without a unit is
             absent.
@@ -176,7 +176,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def bridged(self) -> bool:
-        """Whether a bridge joins pairs of cards, and further cards are reached over the host
+        """Whether a bridge joins cards in pairs. Other cards are then reached over the host
         link."""
         return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
 
@@ -273,10 +273,10 @@ def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = 
 
 
 class Placed(NamedTuple):
-    """An operator with its bound. `seconds` covers all its runs; the other fields are as in
-    `Roof`.
+    """An operator with its bound on a GPU. `seconds` is for all its runs. `Roof` explains the other
+    fields.
 
-    `fallback` is the dtype of the unit that replaces a missing unit, or ''.
+    `fallback` is the dtype of the matrix unit that replaces a missing unit, or ''.
     """
 
     operator: Operator
@@ -323,13 +323,15 @@ class Roofs:
         self.outer_link = _rates([gpu.outer_link for gpu in gpus])
 
     def computes(self, dtype: str) -> Any:
-        """Return which GPUs have a matrix peak for products in a dtype."""
+        """Return an array [gpus] that is true for GPUs with a matrix peak for products in a
+        dtype."""
         import numpy as np
 
         return np.array([gpu.computes(dtype) for gpu in self.gpus])
 
     def peak(self, dtype: str) -> tuple[Any, str]:
-        """Return the matrix peak of each GPU; infinite if there is none."""
+        """Return the matrix FLOP/s of each GPU for products in a dtype; infinite if there is
+        none."""
         return _rates(
             [gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]
         ), ""
@@ -415,7 +417,7 @@ def _stack(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
 
 
 def total_bound(bounds: Sequence[Placed]) -> str:
-    """Return the resource that limits most of the time of a pass."""
+    """Return the resource that limits most of the time of a pass: compute, memory or network."""
     by_bound: dict[str, float] = {}
     for p in bounds:
         by_bound[p.bound] = by_bound.get(p.bound, 0.0) + p.seconds
@@ -423,7 +425,9 @@ def total_bound(bounds: Sequence[Placed]) -> str:
 
 
 def fallbacks(bounds: Sequence[Placed], gpu: Gpu) -> str:
-    """Return a sentence on dtypes that the GPU has no unit for; '' if it has all required units."""
+    """Return a sentence about dtypes without a matrix unit on the GPU; '' if it has all required
+    units.
+    """
     swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in bounds if p.fallback)
     words = [
         f"computed in {used}: {gpu.name} has no {requested} unit" for requested, used in swaps
@@ -448,14 +452,14 @@ MAX_BATCH = 1 << 20
 def turning_batch(
     place: Callable[[int], Sequence[Placed]], is_selected: Callable[[Operator], bool]
 ) -> int | None:
-    """Return the smallest batch size at which operators are compute-bound together.
+    """Return the smallest batch size at which the selected operators together are compute-bound.
 
     Args:
         place: Function that returns the operators of a pass with a batch size, with their bounds.
         is_selected: Function that selects the operators.
 
     Returns:
-        None up to MAX_BATCH.
+        None if they are not compute-bound up to MAX_BATCH.
     """
 
     def is_compute_bound(batch_size: int) -> bool:

@@ -1,1 +1,1 @@
-"""Many deployments side by side: the same model with other attention."""
+"""Search, compare and sweep deployments of a model."""

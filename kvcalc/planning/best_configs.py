@@ -30,7 +30,9 @@ from kvcalc.units import format_bytes, format_seconds
 
 
 def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
-    """Return the indices of the first elements of each group, in ascending order of the keys."""
+    """Return the indices of the first `count` elements of each group, in ascending order of the
+    keys.
+    """
     import numpy as np
 
     order = np.lexsort((*reversed(keys), groups))
@@ -39,8 +41,9 @@ def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
 
 
 class ParetoFront:
-    """The points with no other point of smaller x and larger y. If points are equal, the first
-    stays.
+    """The Pareto front: the points for which no other point has a smaller x and a larger y.
+
+    If points are equal, the first stays.
 
     Attributes:
         xs: In ascending order; the ys ascend too.
@@ -105,8 +108,8 @@ class ClosestMisses:
     of its model miss the targets by less.
 
     Attributes:
-        factors: Smallest violation factor [GPU models, total GPUs]; infinite if there is none.
-            Candidates with too many GPUs share the last column.
+        factors: Smallest violation factor [GPU models, total GPUs]; infinite without a failing
+            candidate. Candidates with too many GPUs share the last column.
     """
 
     def __init__(self, num_models: int, max_gpus: int) -> None:
@@ -119,7 +122,7 @@ class ClosestMisses:
         """Add the failing candidates of a batch.
 
         Args:
-            rows: GPU model of each candidate.
+            rows: Index of each candidate's GPU model.
             orders: Order among candidates with equal factors.
         """
         import numpy as np
@@ -175,16 +178,17 @@ PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # in vLLM'
 def launch_lines(
     line: str, gpu: Gpu, ranks: Parallelism, prefill_replicas: int, decode_replicas: int
 ) -> list[str]:
-    """Return a line for every replica, and a last one for the proxy of disaggregated prefill.
+    """Return a command line for every replica, and a last line for the proxy of disaggregated
+    prefill.
 
     Several hosts have the addresses ${HOST1}, ${HOST2} … Replicas fill them one after the other. A
-    replica that spans hosts begins on a new one.
+    replica that spans hosts begins on a new host.
 
     Example: 1 replica for prompts and 2 that decode on 1 GPU each are four lines: GPU 0 on port
     8100, GPUs 1 and 2 on ports 8200 and 8201, and the proxy on port 8192.
 
     Args:
-        line: The engine's line of one replica.
+        line: The engine's command line of one replica.
         prefill_replicas: Replicas for prompts only. If there are any, the line is vLLM's.
     """
     if prefill_replicas + decode_replicas == 1:
@@ -241,15 +245,16 @@ Key = tuple[float, ...]  # cost, TPOT and order of the split
 class BestConfigs(NamedTuple):
     """The result of a search for one model and requirement.
 
-    All lists but `unranked` hold times of one kind, predictions or bounds.
+    All lists except `unranked` contain times with the same basis: either predictions or bounds.
 
     Attributes:
         best: At most MAX_BEST candidates that meet the targets.
         best_by_gpu: The best candidate of each GPU model that meets the targets.
-        cheaper: The closest miss among cheaper candidates, or without prices, among fewer of the
-            same GPUs.
+        cheaper: The closest miss that is cheaper than the best candidate. Without prices, the
+            closest miss with fewer GPUs of the same model.
         closest: The closest miss of all.
-        unranked: The best of each other GPU model, whose bounds meet the targets.
+        unranked: The best candidate of each GPU model that has only bounds, if its bounds meet the
+            targets while predictions are ranked.
         bounds_only: Whether bounds are ranked although some GPU models have predictions.
         fronts: Pareto fronts of predictions (False) and of bounds (True).
         num_tried: Number of candidates.
@@ -399,8 +404,8 @@ class CandidateRanking:
 def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecord:
     """Return a candidate as a record.
 
-    Capacity and times are of one replica that is set up for max_num_seqs. Costs and energy are of
-    all GPUs under the required load, the energy at full power.
+    Capacity and times are for one replica with this `max_num_seqs`. Costs and energy are for all
+    GPUs under the required load. Energy assumes full power.
 
     Args:
         price: Price per hour of one GPU; 0 for no cost.
@@ -455,8 +460,8 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
 def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
     """Return a record for each listed candidate.
 
-    `pareto` compares TPOT and tokens per second of a GPU, or per price. The candidates compared
-    have times of the same kind, predictions or bounds.
+    `pareto` compares TPOT with tokens per second per GPU, or with prices, per unit of cost. It
+    compares predictions with predictions and bounds with bounds.
     """
     records: list[PlanRecord] = []
     for candidate in answer.listed:
@@ -497,7 +502,7 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
 def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:
     """Return the engine's command line of one replica; None if its flags cannot describe it.
 
-    All data-parallel ranks have the fullest rank's max_num_seqs.
+    All data-parallel ranks get the max_num_seqs of the rank with the most sequences.
     """
     deployment, speculation = candidate.deployment, candidate.speculation
     ranks = deployment.parallelism

@@ -42,7 +42,12 @@ class StageVariants(NamedTuple):
 
 
 def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[StageVariants]]:
-    """Return the deployments by the ranks of a stage that share a node, then by GPU model."""
+    """Group deployments that differ only in GPU model and pipeline stages.
+
+    Returns:
+        A list for each number of ranks of a stage that share a node. It has an element for each GPU
+        model.
+    """
     import numpy as np
 
     members: dict[int, dict[str, list[int]]] = {}
@@ -63,7 +68,7 @@ def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[St
 
 
 class TimedPass:
-    """A pass of deployments with the same operators, on any GPU.
+    """A pass that has the same operators in all deployments, on any GPU.
 
     Args:
         deployment: Any of the deployments.
@@ -148,7 +153,7 @@ def _along_first_axis(values: Array, like: Array) -> Array:
 
 
 class DeploymentTimer:
-    """Times deployments of one model that differ in GPU and pipeline stages.
+    """Computes the times of deployments of one model that differ only in GPU and pipeline stages.
 
     Args:
         counts: Numbers of sequences per replica.

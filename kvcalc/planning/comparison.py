@@ -29,10 +29,10 @@ SHAPE = f"one layer of {HEADS} heads of {WIDTH}"
 
 
 class AttentionPoint(NamedTuple):
-    """An attention variant, named as in `compare`, in a phase.
+    """An attention variant, named as in `compare --variants`, in prefill or decode.
 
     Attributes:
-        mla_form: How a latent is read.
+        mla_form: Form of latent attention: auto, absorbed or expanded.
     """
 
     label: str
@@ -60,7 +60,8 @@ def attention_records(
     batches: Sequence[int],
     precision: Precision = PUBLISHED,
 ) -> list[Record]:
-    """Return FLOPs, bytes and bound of attention in one layer, by point, batch and context.
+    """Return a record with FLOPs, bytes and bound of one layer's attention per point, batch and
+    context.
 
     Only operators that read the cache count, without the projections around them. `knee` is the
     GPU's FLOPs per byte for the dtype of the products. `to_knee` is the factor to a compute-bound
@@ -191,7 +192,9 @@ def compare_records(
 
 
 def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
-    """Return the figures that dimensions determine. Figures of weights are None."""
+    """Return the records with only the figures that follow from dimensions. Figures of weights are
+    None.
+    """
     keys = VariantRecord.__annotations__.keys() - UNKNOWN.keys()
     results = []
     for record in records:
@@ -201,9 +204,9 @@ def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
 
 
 def _quality(name: str, model: Model) -> QualityRecord:
-    """Return the published quality of a variant's steps, with sources.
+    """Return the published quality of each step in a variant's name, with sources.
 
-    The diversity of the heads is of the attention that results, such as GQA with a window.
+    The head diversity is the diversity of the resulting attention, such as GQA with a window.
     """
     steps = quality_of(name, model.attention)
     notes = [

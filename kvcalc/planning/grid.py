@@ -1,7 +1,8 @@
 """The candidates of a plan in batches, with their capacity, times and missed targets.
 
-A candidate is a deployment in some number of replicas. Its capacity is `fit`'s at the low end of
-the range, and its times are `latency`'s. One batch is in memory at a time.
+A candidate is a deployment with a number of replicas. Its capacity is the capacity of `fit` at the
+low end of the memory range, and its times are the times of `latency`. Only one batch is in memory
+at a time.
 """
 
 from collections import defaultdict
@@ -50,7 +51,7 @@ class Target(IntEnum):
 
 
 class Candidate(NamedTuple):
-    """A deployment in some number of replicas, under one requirement.
+    """A deployment with a number of replicas, under one requirement.
 
     Attributes:
         gpus: GPUs of all replicas.
@@ -58,7 +59,8 @@ class Candidate(NamedTuple):
         prefill_replicas: Further replicas for prefill; 0 if each replica does both.
         max_num_seqs: Sequences for which a replica is set up.
         capacity: Sequences that fit on a replica with this setting.
-        remaining_bytes: Memory of a GPU for the cache; negative if the rest exceeds the memory.
+        remaining_bytes: KV cache budget of a GPU; negative if weights and buffers exceed its
+            memory.
         tokens_per_s: Output tokens per second of a replica at full load.
         tokens_per_s_per_gpu: tokens_per_s divided by the GPUs, with a share of the prefill
             replicas.
@@ -97,12 +99,12 @@ class Candidate(NamedTuple):
 
 
 class CandidateBatch(NamedTuple):
-    """Candidates under one requirement, by deployment, then by replicas.
+    """Candidates under one requirement, ordered by deployment, then by number of replicas.
 
     Attributes:
         deployments: Deployments of one model that differ in GPU and pipeline stages.
         index: Index of each candidate's deployment.
-        figures: Arrays by the names of `Candidate`'s figures; NaN or infinite if unknown.
+        figures: An array for each figure of `Candidate`, by field name; NaN or infinite if unknown.
     """
 
     need: Requirement
@@ -132,7 +134,7 @@ class DeploymentEstimates(NamedTuple):
 
     Attributes:
         timer: The deployments and the sequences per replica, in ascending order.
-        ttft: As in `DeploymentTimer.times`, like tpot and e2e.
+        ttft, tpot, e2e: Seconds, as `DeploymentTimer.times` returns them.
         transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
             rate of the link is unknown.
     """
@@ -232,11 +234,13 @@ def _number_candidates(
 def check_targets(
     need: Requirement, figures: dict[str, Array], max_gpus: int
 ) -> dict[str, Array]:
-    """Return the first target that each candidate misses, and the factor of its worst miss, by the
-    names of `Candidate`'s figures.
+    """Return arrays of the first target that each candidate misses and of the factor of its worst
+    miss.
 
-    The factor is FAR and more if no sequence fits. If too few sequences fit and a step was not
-    timed, the candidate comes after all that were timed: FAR / 2 is added.
+    The keys are `violated_target` and `violation_factor`.
+
+    The factor is at least FAR if no sequence fits. If too few sequences fit and the step was not
+    timed, FAR / 2 is added, so that the candidate comes after all timed candidates.
     """
     import numpy as np
 
@@ -282,8 +286,8 @@ class SearchGrid:
     """All candidates of a space under some requirements.
 
     Attributes:
-        remarks: The deployments that were left out and why, as the keys. Complete after the last
-            batch.
+        remarks: Keys are sentences about deployments that were left out, with the reason. Complete
+            after the last batch.
     """
 
     def __init__(self, needs: Sequence[Requirement], space: SearchSpace) -> None:
@@ -384,7 +388,7 @@ class SearchGrid:
 
     @contextmanager
     def _noting_refusals(self) -> Iterator[None]:
-        """Turn a UserError into a remark."""
+        """Catch a UserError in the block and store its message as a remark."""
         try:
             yield
         except UserError as error:
@@ -404,7 +408,7 @@ class SearchGrid:
     def _place(
         self, members: Sequence[Member], longest: int, counts: Array
     ) -> list[tuple[list[TimedDeployment], list[PlacedFit]]]:
-        """Return the deployments with their memory. Refused deployments get a remark.
+        """Return the deployments that the engine accepts, with their memory. Others get a remark.
 
         If the engine refuses one of them, each half is tried separately.
         """

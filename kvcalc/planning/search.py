@@ -27,8 +27,8 @@ class CandidateFile:
     After Ctrl-C the file has all batches that were complete. If there are none, the target stays.
 
     Args:
-        path: Ends in .csv or .jsonl. `-` is standard output in JSON lines, and with '' the
-            candidates are only counted.
+        path: A path that ends in .csv or .jsonl. `-` writes JSON lines to standard output. With '',
+            the candidates are only counted.
         prices: Price per hour of each GPU model.
 
     Raises:
@@ -137,7 +137,7 @@ GPU_FACTORS = (2, 4, 8, 16)  # larger numbers of GPUs to try
 
 
 class TargetChange(NamedTuple):
-    """Options to type, and the search that they make."""
+    """Options that the user can type, and the search that results from them."""
 
     words: list[str]
     need: Requirement
@@ -171,8 +171,9 @@ def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
 
 
 def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]:
-    """Yield looser limits, or if a candidate lacks memory: more GPUs, fewer users, narrower
-    formats."""
+    """Yield changes: looser limits, or if the candidate lacks memory, more GPUs, fewer users or
+    narrower formats.
+    """
     need, deployment = candidate.need, candidate.deployment
     ranks = deployment.parallelism
     models, gpus = (deployment.model,), (deployment.gpu,)
@@ -208,7 +209,7 @@ def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]
 
 
 def _relax_limits(change: TargetChange, candidate: Candidate) -> TargetChange:
-    """Return a change with looser limits where the candidate misses them."""
+    """Return the change with looser limits for all targets that the candidate misses."""
     need, space, words = candidate.need, change.space, [*change.words]
     limits: dict[str, Any] = {}
     times = (

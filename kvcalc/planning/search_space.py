@@ -47,8 +47,11 @@ class Speculation(msgspec.Struct, frozen=True):
     acceptance: float
 
     def options(self, model: Model, options: FitOptions) -> FitOptions:
-        """Return `fit`'s options with the draft's weights and cache. Raises UserError as
-        `draft_model`."""
+        """Return the options of `fit`, with the weights and cache of the draft.
+
+        Raises:
+            UserError: The draft is unknown or does not match the model.
+        """
         is_mtp = self.draft == "mtp"
         return replace(
             options,
@@ -66,13 +69,13 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         tp: Tensor-parallel sizes; () for all that the model divides into on one server.
         pp: Pipeline-parallel sizes; () for all.
         dp: Data-parallel sizes in a replica; () for all if the model has experts, otherwise 1.
-        ep: Expert-parallel sizes; () for 1 and all ranks.
+        ep: Expert-parallel sizes; () tries 1 and the number of all ranks.
         options: Options of the engine. Lengths and sequences come from the requirement.
-        calibration: As in `TimedDeployment.under`.
-        calibration_from: As in `TimedDeployment.under`.
+        calibration: Name or file of a calibration; '' for the engine's own.
+        calibration_from: GPU whose calibration is scaled to each GPU; '' for the GPU's own.
         nodes: Nodes of a replica; 0 for the smallest number.
         drafts: Drafts to try; None for no draft.
-        disaggregate: Whether prefill has separate replicas; both values try both.
+        disaggregate: Whether prefill has separate replicas. With both values, both are tried.
     """
 
     models: tuple[Model, ...]
@@ -140,7 +143,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.outer_link))
 
     def fit_options(self, requirement: Requirement, max_num_seqs: int = 0) -> FitOptions:
-        """Return the options with which `fit` gives a candidate's capacity."""
+        """Return the `fit` options that compute a candidate's capacity."""
         return replace(
             self.options,
             max_model_len=requirement.lengths.context,

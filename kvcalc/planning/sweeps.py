@@ -113,7 +113,8 @@ class SparseReads(NamedTuple):
     Attributes:
         dense: The model with MLA.
         sparse: The model with DSA.
-        crossing: First context at which the sparse model reads less per layer; None if none is.
+        crossing: First context at which the sparse model reads less per layer; None if there is
+            none.
     """
 
     dense: CacheCurve
@@ -159,12 +160,12 @@ def _has_part(model: Model, kind: type) -> bool:
 
 
 class GenerationWork(NamedTuple):
-    """FLOPs of each new token on one GPU, of the whole pass and of its attention only.
+    """FLOPs of each new token on one GPU, for the whole pass and for its attention only.
 
     Attributes:
         model: Name of the model.
         gpus: GPUs that share the model.
-        lengths: Tokens so far, evenly spaced.
+        lengths: Numbers of tokens in the sequence so far, evenly spaced.
         uncached_flops: FLOPs if all tokens are computed again.
         cached_flops: FLOPs if only the last token is computed.
     """
@@ -221,7 +222,9 @@ def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
 def latency_sweep(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> "Sequence[LatencyCurve | SpeculationCurve | GenerationWork]":
-    """Return the curves of `latency`: speculation, work without a cache, or times over batches."""
+    """Return the curves that `latency --plot` draws: speculation, work without a cache, or times
+    over batches.
+    """
     first, last = requests[0], requests[-1]
     if first.draft:
         return speculation_curves(deployments, requests)
@@ -241,7 +244,7 @@ class LatencyCurve(NamedTuple):
 
     Attributes:
         deployment: The deployment.
-        request: The request; its batch size does not count.
+        request: The request; its batch size is ignored.
         records: Records of `latency`, one per batch size.
         max_num_seqs: Largest batch that fits; None if unknown.
     """
@@ -274,7 +277,7 @@ def latency_curves(
 
 
 class SpeculationCurve(NamedTuple):
-    """Gain of a number of draft tokens in the middle of a request.
+    """Speed-up of decoding with a number of draft tokens, in the middle of a request.
 
     Attributes:
         deployment: The deployment.

@@ -1,9 +1,9 @@
 """Attention variants of a model, by name, and the published quality of formats and variants.
 
-The layers, the width, the query heads, the feed-forward parts and the embeddings stay. Every layer
-that attends gets the variant, and recurrent layers stay. `/` combines steps:
-`gqa:8/window:4096/int8`
-has 8 KV heads, a window of 4,096 tokens and a cache in int8.
+A variant changes the attention of every layer that attends. It does not change the number of
+layers, the width, the query heads, the feed-forward parts, the embeddings and recurrent layers. `/`
+combines steps: `gqa:8/window:4096/int8` has 8 KV heads, a window of 4,096 tokens and a cache in
+int8.
 """
 
 import re

@@ -1,2 +1,2 @@
-"""Calibrated time laws, one file an operator family; fitting them to measured rows; and whole steps
-out of them."""
+"""Predict times: kernel models per operator family, their fits to measured rows, and whole
+passes."""

@@ -5,8 +5,8 @@ A calibration has the fitted kernel models of one GPU with one software stack. E
 its number of measured rows and its error on rows held out of the fit. Whole steps have a separate
 error if servers were measured.
 
-Host work hardly depends on the GPU. So the engine's overheads are fitted once to measured servers
-and hold for every GPU with kernel models.
+Host work hardly depends on the GPU. So the engine's overheads are fitted once, to measured servers,
+and apply to every GPU with kernel models.
 """
 
 from contextlib import suppress
@@ -37,10 +37,10 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Microseconds that an engine adds to the kernels of a pass.
 
     Attributes:
-        glue_us: Per layer: launches, small kernels and gaps.
-        skew_us: Per layer and doubling of the ranks of an all-reduce, which wait for the slowest.
-        step_us: Per pass.
-        sequence_us: Per sequence: scheduling, sampling, detokenising and sending.
+        glue_us: Launches, small kernels and gaps, per layer.
+        skew_us: Wait for the slowest rank of an all-reduce, per layer and doubling of the ranks.
+        step_us: Fixed overhead of each pass.
+        sequence_us: Scheduling, sampling, detokenising and sending, per sequence.
         prompts: Factor on the kernels of a pass with prompts, which run at sustained power.
         launch_us: Minimum per layer of a pass with prompts. The host launches each kernel, without
             a CUDA graph.
@@ -55,7 +55,7 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Former(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Overheads of releases before a change of the engine's host loop.
+    """Overheads of older releases, from before a change of the engine's host loop.
 
     Attributes:
         versions: Prefixes of these releases' versions.
@@ -72,12 +72,12 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     Attributes:
         dense: Overheads of dense models.
         mixture: Overheads of mixtures of experts.
-        runs: Number of measured servers of the fit.
-        decodes_wait: Whether decoding waits for prompts.
-        whole: Whether a pass takes only whole prompts.
-        reserve: Share of an answer for which a request reserves cache at its start.
+        runs: Number of measured servers to which the overheads were fitted.
+        decodes_wait: Whether decode steps wait until all waiting prompts are processed.
+        whole: Whether a pass takes only whole prompts, never chunks.
+        reserve: Share of its output tokens for which a request reserves cache at its start.
         path_us: Microseconds that front end and network add to a first token.
-        path_token_us: Microseconds that they add per prompt token.
+        path_token_us: Microseconds that front end and network add per prompt token.
         former: Overheads of older releases.
     """
 
@@ -94,12 +94,14 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     former: Former | None = None
 
     def terms(self, mixture: bool) -> HostOverheads:
-        """Return the overheads of a dense model or of a mixture of experts."""
+        """Return the overheads for dense models, or for mixtures of experts if `mixture`."""
         return self.mixture if mixture else self.dense
 
     def of_version(self, version: str) -> "EngineOverheads":
-        """Return the engine with the overheads of a release, or of the latest release if no older
-        one is known."""
+        """Return the engine with the overheads of a release.
+
+        A release that matches no `former` entry has the overheads of the latest release.
+        """
         if self.former and version and version.startswith(self.former.versions):
             return replace(self, dense=self.former.dense, mixture=self.former.mixture)
         return self
@@ -128,8 +130,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     Attributes:
         law: The kernel model with its parameters.
         rows: Number of measured rows of the fit.
-        median_abs_error: Median on held-out rows.
-        p90_abs_error: 90th percentile on held-out rows.
+        median_abs_error: Median on held-out rows. p90_abs_error: 90th percentile on held-out rows.
         fitted_median_abs_error: Median on the rows of the fit.
         fitted_p90_abs_error: 90th percentile on the rows of the fit.
         note: Warning for times of this model, if its rows are not the stack's usual speed.
@@ -145,7 +146,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The error of a figure on `rows` measured servers that no kernel model was fitted on."""
+    """The error of a figure on `rows` measured servers. No kernel model was fitted to them."""
 
     rows: Count
     median_abs_error: Error
@@ -153,8 +154,10 @@ class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Refused(Validated, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A kind of data without a kernel model, so that times are bounds: the best fit's held-out
-    errors, and the reason."""
+    """The held-out errors of the best fit for a kind of data, and the reason why it was refused.
+
+    Times of such data are bounds.
+    """
 
     why: str
 
@@ -186,7 +189,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     refused: dict[str, dict[str, Refused]] = {}
 
     def terms(self, mixture: bool) -> HostOverheads:
-        """Return the engine's overhead in the passes of a dense model or of a mixture."""
+        """Return the engine's overheads for dense models, or for mixtures of experts if
+        `mixture`."""
         engine = self.engine or engine_of(self.stack)
         return engine.terms(mixture) if engine else HostOverheads(glue_us=self.glue_us)
 
@@ -196,7 +200,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return entry.law if entry else None
 
     def entry(self, family: str, kind: str) -> Entry | None:
-        """Return the kernel model of `law` with its errors, or None.
+        """Return the kernel model that `law` returns, with its errors, or None.
 
         If a kind was measured with several kernels, the one with the most rows counts.
         """

@@ -51,7 +51,7 @@ class HostTransfer(NamedTuple):
     Attributes:
         read_bytes: Bytes on the host link.
         seconds: Seconds on the link.
-        basis: `at least` by the documented rate of the link, or `predicted` by a measured rate.
+        basis: `at least` with the documented rate of the link, `predicted` with a measured rate.
     """
 
     read_bytes: Any = 0
@@ -59,7 +59,7 @@ class HostTransfer(NamedTuple):
     basis: str | None = None
 
     def record(self, host_weights: int) -> HostWeightsRecord:
-        """Return the keys of a record of `host_weights` bytes in host memory."""
+        """Return the record keys about `host_weights` bytes of weights in host memory."""
         return {
             "cpu_offload_bytes": host_weights,
             "cpu_offload_read_bytes": round(self.read_bytes),
@@ -77,12 +77,13 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     Attributes:
         mla_form: Form of latent attention: auto, absorbed or expanded.
         calibration: Kernel models; None for datasheet bounds.
-        calibrated_on: GPU whose calibration is scaled to this GPU; '' if it is this GPU's own.
+        calibrated_on: GPU whose calibration is scaled to this GPU; '' if the calibration is this
+            GPU's own.
         host_weights: Bytes of each GPU's weights in host memory. A pass reads its share of them
             over the host link: in parallel with other work in a bound, after it in a prediction.
         nodes: Number of nodes; 0 for as few as the GPU's link allows.
         engine: Engine whose memory rules and times hold.
-        engine_version: Its version; '' for the latest.
+        engine_version: Version of the engine; '' for the latest.
         is_server: Whether a server runs the passes. In bounds, prompts are then divided
             into chunks, so that all pipeline stages work at the same time.
     """
@@ -117,7 +118,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return the deployment as a server."""
+        """Return this deployment with `is_server` set."""
         return replace(self, is_server=True)
 
     @property
@@ -134,7 +135,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def basis(self) -> str:
-        """The time model by name, with the engine version that was measured."""
+        """The name of the time model, with the engine version that was measured."""
         if not self.calibration:
             return "datasheet"
         source = f" of {self.calibration.gpu}" if self.calibrated_on else ""
@@ -148,7 +149,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def named(self) -> Record:
-        """The keys of a record that distinguish deployments of a list."""
+        """The record keys that identify the deployment in a list: they differ between
+        deployments."""
         ranks, formats = self.parallelism, self.formats
         source = self.calibration.gpu if self.calibration and self.calibrated_on else ""
         nodes = nodes_of(self.ranks, self.gpu, self.nodes)
@@ -198,7 +200,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         )
 
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
-        """Return the seconds until all sequences of `batch` have passed all stages.
+        """Return the seconds until all sequences of `batch` have passed through all stages.
 
         With pipeline stages, these are the seconds of a micro-batch. An array if the batch has
         arrays.
@@ -213,7 +215,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return maximum(bound, host_s) if self.host_weights else bound
 
     def timed_batch(self, batch: Batch) -> Batch:
-        """Return the batch whose time is the pass's: with pipeline stages, a micro-batch.
+        """Return the batch that determines the time of a pass: with pipeline stages, one
+        micro-batch.
 
         The stages work on different micro-batches at the same time. Bounds take the smallest
         micro-batch, predictions the largest. The timers of a server divide the batches of
@@ -263,7 +266,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
-        """Return the error of such a pass on measured servers, or None if unknown.
+        """Return the 90th percentile of the error of such passes on measured servers, or None if
+        unknown.
 
         It is unknown if part of the time is a bound, or if weights are in host memory.
         """
@@ -280,14 +284,14 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return fallbacks(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """Return the cache on the fullest GPU."""
+        """Return the cache size on the GPU with the most cache."""
         return cache_size(
             self.model, context, batch_size, self.precision, block_size, self.parallelism
         )
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights on the fullest GPU."""
+        """Bytes of weights on the GPU with the most weights."""
         return weight_bytes(self.model, self.precision, self.parallelism)
 
     def cost(self, batch: Batch, all_positions: bool = False) -> Cost:
@@ -335,8 +339,9 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
 
 
 def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
-    """Return the number of nodes of spread ranks. GPUs that a bridge joins in pairs are one
-    node."""
+    """Return the number of nodes of ranks that are spread over nodes. GPUs that a bridge joins in
+    pairs are one node.
+    """
     if not ranks.per_node or (gpu.bridged and nodes <= 1):
         return 1
     return -(-ranks.gpus // ranks.per_node)
@@ -467,7 +472,7 @@ def _timed_records(
         }
 
     def added_record(name: str, layer: str, count: int, time: OperatorTime) -> JsonObject:
-        """Return a record of time beyond the operators, which computes and moves nothing."""
+        """Return a record of time in addition to the operators. It has no FLOPs and no bytes."""
         operator = Operator(name, layer, count, "added", Cost())
         record = _operator_record(Placed(operator, seconds=0.0, bound="", fallback=""), gpu)
         return record | {"bound": None, **time_keys(time)}
@@ -533,7 +538,7 @@ def _shape_figures(shape: Any) -> Record:
 
 
 def _part(name: str, cost: Cost, dtype: str, gpu: Gpu) -> Record:
-    """Return the work of an operation as a kernel of its own, and its bound."""
+    """Return the record of an operation as if it ran in a separate kernel, with its bound."""
     roof = least_time(cost, dtype if cost.flops else "", gpu, memory_alone=True)
     return {
         "operator": name,

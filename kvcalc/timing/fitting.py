@@ -100,7 +100,7 @@ def fit(
 
 
 class Goal(NamedTuple):
-    """The function that a fit minimises.
+    """The loss function that a fit minimises.
 
     Attributes:
         residual: Maps points [points, parameters] to residuals [points, rows].

@@ -1,7 +1,7 @@
 """Apply kernel models to operators: from the shape of an operator to the microseconds of one run.
 
 In serving, other layers evict a layer's cache and weights from the L2, so both are read from
-memory. fp8 GEMMs use static scales: their input is quantised by the operator before.
+memory. fp8 GEMMs use static scales: the previous operator quantises their input.
 """
 
 import math
@@ -87,8 +87,8 @@ class KernelTime(NamedTuple):
     Attributes:
         us: Microseconds, a float or an array. NaN if the kernel model does not apply.
         entry: The fitted kernel model.
-        is_measured: Whether it was fitted on this format and these widths; otherwise it is the
-            nearest kernel model.
+        is_measured: Whether the model was fitted on this format and these widths. Otherwise it is
+            the nearest kernel model.
     """
 
     us: Any
@@ -109,7 +109,7 @@ def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
 
 
 def _gemm_kind(dtype: str, stored: str, calibration: Calibration) -> str:
-    """Return the name of the measured rows of a GEMM: nvfp4 only if the GPU has such rows."""
+    """Return the kind of measured rows that times a GEMM; nvfp4 only if the GPU has nvfp4 rows."""
     if stored == "nvfp4" and stored in calibration.laws.get("gemm", {}):
         return stored
     if dtype != "fp8":
@@ -134,7 +134,7 @@ def _served_gemm(law: KernelModel, bf16_t0: float | None) -> KernelModel:
 
 
 def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
-    """Return the measured rows' name of the nearest cache format, and whether the formats were
+    """Return the nearest cache format with measured rows, and whether these formats were
     measured."""
     name = _CACHES.get(formats[0]) if formats else "bfloat16"
     if not name:
@@ -157,7 +157,9 @@ class KernelTimer(NamedTuple):
     domain: int | None = None
 
     def time(self, operator: Operator) -> KernelTime | None:
-        """Return the time of one run of an operator; None without a kernel model of its kind."""
+        """Return the time of one run of an operator, or None if no kernel model times such
+        operators.
+        """
         shape = operator.shape
         if isinstance(shape, GemmShape):
             kind = _gemm_kind(operator.dtype, shape.format, self.calibration)
@@ -208,8 +210,9 @@ class KernelTimer(NamedTuple):
         return KernelTime(us, entry)
 
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
-        """Return the time of a sparse-attention module beyond its operators; None without a kernel
-        model.
+        """Return the time that a sparse-attention module takes in addition to its operators.
+
+        None means that there is no kernel model.
 
         The overhead of an MLA module for one token is subtracted, because the engine's overhead per
         layer, fitted to servers, contains the launches that both modules have. So the difference
@@ -262,11 +265,11 @@ class KernelTimer(NamedTuple):
         return KernelTime(where(is_decode, us, math.nan), entry, is_measured)
 
     def _attention(self, operator: Operator, shape: AttentionShape) -> KernelTime | None:
-        """Return the time of all groups: one launch for the decoding groups, and one for each group
-        of prompts.
+        """Return the time of attention in a pass: one launch for all decoding groups, and one for
+        each group of prompts.
 
-        If the points of an array need different kernels, the group is in both, with a count of 0 at
-        the other points.
+        If the points of an array need different kernels, both launches contain the group. Its count
+        is 0 at the points of the other kernel.
         """
         decoding: list[_Group] = []
         prompts: list[_Group] = []
@@ -297,7 +300,7 @@ class KernelTimer(NamedTuple):
 
         Several new tokens per sequence may use a prefill kernel if it is faster. More tokens never
         take less time: a launch takes at least the time of fewer tokens with another kernel. A
-        sparse kernel passes at most once over the latents that it gathers before it attends.
+        sparse kernel reads the latents that it gathers at most once before it attends.
         """
         op = "decode_attention" if shape.kv_heads else "mla_decode"
         entry = self.calibration.entry(op, cache_kind(shape.cached)[0])

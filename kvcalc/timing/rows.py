@@ -45,7 +45,7 @@ def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost:
 
 
 def _element_bytes(kind: str) -> float:
-    """Return the minimum bytes of a value, without scales."""
+    """Return the bytes of one element in the narrowest dtype of a kind, without scales."""
     if kind.startswith(("int4", "w4", "nvfp4", "mxfp4")):
         return 0.5
     return 1 if "fp8" in kind else 2
@@ -154,8 +154,9 @@ def _sparse_module(kind: str, *shape: Array) -> BoundedCost:
 
 
 def _mla_module(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
-    """Return the cost of DeepSeek-V3's module: a sparse module without indexer that reads all
-    tokens."""
+    """Return the cost of DeepSeek-V3's MLA module: a sparse module that has no indexer and reads
+    all tokens.
+    """
     widths = (batch * 0 + width for width in (*WIDTHS, 0, 0))
     return _sparse_module(kind, batch, heads, length, *widths, length)
 
@@ -164,8 +165,8 @@ def _mla_module(kind: str, batch: Array, heads: Array, length: Array) -> Bounded
 def served_model(path: str) -> Model | None:
     """Return the preset whose huggingface_id is the start of a path's last component, or None.
 
-    So an instruction-tuned or fp8 copy finds its model. The longest name wins. If names differ
-    only in dots (OPT-1.3B, OPT-13B), the name with the path's dots wins.
+    So the path of an instruction-tuned or fp8 copy gives the preset of its base model. The longest
+    name wins. If names differ only in dots (OPT-1.3B, OPT-13B), the name with the path's dots wins.
     """
     name = path.rsplit("/", 1)[-1]
     best: Model | None = None
@@ -199,10 +200,9 @@ def layer_kind(path: str, name: str) -> str:
 
 @cache
 def _module_sizes(path: str) -> list[float]:
-    """Return the sizes of a model's sparse attention.
-
-    They are hidden size, q_lora_rank, kv_lora_rank, RoPE, NoPE and value widths, index heads and
-    their width, and top-k. Raises ValueError if no preset is of that model.
+    """Return the sizes of a model's sparse attention. They are hidden size, q_lora_rank,
+    kv_lora_rank, RoPE, NoPE and value widths, index heads and their width, and top-k. Raises
+    ValueError if no preset is of that model.
     """
     model = served_model(path)
     parts = [part for layer in model.kinds.values() for part in layer.parts] if model else []
@@ -237,11 +237,11 @@ class Operation(NamedTuple):
     """An operation: names of its columns, separated by spaces, and its minimum cost.
 
     Attributes:
-        counts: Whole numbers from 1 up.
-        dtypes: Data types.
-        cost: Function that returns the minimum cost; None if rows have no such rule.
-        optional: Whole numbers that may be 0.
-        means: Numbers that may be 0.
+        counts: Columns of whole numbers of at least 1.
+        dtypes: Columns of data types.
+        cost: Function that returns the minimum cost; None if rows have no minimum cost.
+        optional: Columns of whole numbers that may be 0.
+        means: Columns of numbers that may be 0 and need not be whole.
     """
 
     counts: str
@@ -297,7 +297,7 @@ class MeasuredRow(NamedTuple):
         shape: Counts, optional counts, means, and the sizes of a sparse module from its model. If
             the kernel skips the indexer, the number of index heads is 0.
         time_us: Measured microseconds.
-        kernel: Kernel family or name; the kind of a layer.
+        kernel: Kernel family or name. For a measured layer, the kind of the layer.
         cache: Dtype of a served model's cache, or '' if unknown.
         odd: Whether the row is an artefact of the measurement or hits a prefix cache. Such rows are
             not used in fits.
@@ -333,7 +333,7 @@ class MeasuredRow(NamedTuple):
 
 
 class MeasurementFile(NamedTuple):
-    """The rows of a file.
+    """The contents of a file of measured rows.
 
     Attributes:
         path: Path of the file.
@@ -491,7 +491,8 @@ def _parse_shape(operation: Operation, values: dict[str, str]) -> list[float]:
 def parse_number(
     text: str, name: str, minimum: float = 1, maximum: float = MAX_COUNT, meaning: str = ""
 ) -> float:
-    """Return a finite number; without a meaning, a whole one such as `128` or `128.0`.
+    """Return a finite number. Without a `meaning`, it must be a whole number, such as `128` or
+    `128.0`.
 
     Raises ValueError with the problem.
     """

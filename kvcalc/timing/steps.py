@@ -8,8 +8,7 @@ GEMMs, attention, experts and all-reduces have fitted kernel models. Other opera
   in the engine's overhead, or other kernels include them.
 - Recurrences, all-to-alls and experts that span nodes take their datasheet bound and one launch.
 - A collective between nodes takes the kernel model's time within a node, then the bound of the
-  bytes
-  between nodes.
+  bytes between nodes.
 - A dtype or cache format without measured rows (int8, nvfp4 …) uses the nearest kernel model.
 
 All these times are marked as scaled. A time that is marked as a bound is equal to the datasheet
@@ -41,7 +40,8 @@ MESSAGE_US = 5.0
 
 
 def latency_us(operator: Operator) -> float:
-    """Return the microseconds that messages between nodes take at any size; 0 within a node."""
+    """Return the latency of the operator's messages between nodes in microseconds; 0 within a
+    node."""
     if not is_any(operator.cost.inter_node_bytes):
         return 0.0
     shape = operator.shape
@@ -56,7 +56,7 @@ class OperatorTime(NamedTuple):
     Attributes:
         seconds: A float or an array.
         basis: calibrated or scaled.
-        entry: The fitted kernel model behind the time, if there is one.
+        entry: The fitted kernel model that predicts the time, if there is one.
         overhead: Set on the last operator of a sparse-attention module: the time that the module
             takes beyond its operators. It is not part of `seconds`.
     """
@@ -68,7 +68,7 @@ class OperatorTime(NamedTuple):
 
     @property
     def both(self) -> "tuple[OperatorTime, ...]":
-        """The operator's time, and the overhead of the module that ends with it."""
+        """The seconds of the operator plus `overhead`."""
         return (self, self.overhead) if self.overhead else (self,)
 
 
@@ -77,7 +77,7 @@ def operator_seconds(
     gpu: Gpu,
     calibration: Calibration,
 ) -> list[OperatorTime]:
-    """Return the predicted time of each operator, at least its bound; 0 for an operator without
+    """Return the predicted seconds of each operator, at least its bound; 0 for an operator without
     work.
 
     Raises UserError if the GPU lacks a figure that kernel models need.
@@ -143,7 +143,7 @@ def pass_time(
     gpu: Gpu,
     calibration: Calibration,
 ) -> PassTime:
-    """Return the predicted time of a pass: its operators and the overhead of the engine."""
+    """Return the predicted time of a pass: the operators and the overhead of the engine."""
     times = operator_seconds(operators, gpu, calibration)
     return summed_time(operators, times, calibration)
 
@@ -176,7 +176,7 @@ class HostTime(NamedTuple):
 
     Attributes:
         fixed: Seconds of each pass.
-        sequence: Seconds of each sequence in it.
+        sequence: Seconds of each sequence in a pass.
         prompts: Factor on the kernels of a pass with prompts.
         launches: Minimum seconds of the kernels of a pass with prompts.
     """
@@ -192,8 +192,11 @@ class HostTime(NamedTuple):
 
 
 def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
-    """Return the engine's overhead in passes like this one. It depends on the layers, the ranks of
-    the largest all-reduce, and whether the model is a mixture of experts."""
+    """Return the engine's overhead in passes with these operators.
+
+    It depends on the layers, the ranks of the largest all-reduce, and whether the model is a
+    mixture of experts.
+    """
     counts: dict[str, int] = {}
     ranks = 1
     for operator in operators:
@@ -214,8 +217,9 @@ def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime
 
 
 def mixes(operators: Sequence[Operator]) -> bool:
-    """Return whether the pass is of a mixture of experts, whose number of experts is not an
-    int."""
+    """Return whether a pass belongs to a mixture of experts. Its operators then have an expected
+    number of experts that is not an int.
+    """
     return any(not isinstance(operator.experts, int) for operator in operators)
 
 
@@ -230,7 +234,9 @@ def engine_parts(
     operators: Sequence[Operator], calibration: Calibration, kernels: Any
 ) -> tuple[Any, Any, Any]:
     """Return the parts of `engine_seconds`: for the pass and its layers, for its sequences, and for
-    kernels with prompts. A prompt counts as one sequence if the LM head runs on all its positions.
+    the kernels of a pass with prompts.
+
+    If the LM head runs on all positions, a prompt counts as one sequence.
     """
     host = host_of(operators, calibration)
     positions: Any = 0
@@ -254,7 +260,7 @@ def engine_parts(
 def step_error(
     operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
 ) -> float | None:
-    """Return the 90th percentile of the error of such a decode step on measured servers, or None.
+    """Return the 90th percentile of the error of such decode steps on measured servers, or None.
 
     The error is unknown for prompts, calibrations scaled from another GPU, engines without measured
     servers, ranks on several nodes, dtypes or caches without measured rows, and sparse attention,

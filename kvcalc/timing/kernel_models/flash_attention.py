@@ -23,8 +23,9 @@ model predicts them equally well without both. So another sequence never makes a
     t      = t0 + tb·batch + pnorm_2(max(1, n·s/SMs)·tile, memory) + (s > 1)·0.8·√s
              + 4·batch·q_heads·head_dim/BW
 
-Two constants are common to H100 and H200 under three stacks: 6 µs (ramp and tail of the memory) and
-0.8·√s µs (combination of the parts of each row). Separate fits gave 0.1 to 13 and 0.7 to 1.5.
+Two constants are common to H100 and H200 under three stacks: 6 µs (ramp-up and tail of the memory
+traffic) and 0.8·√s µs (combination of the parts of each row). Separate fits gave 0.1 to 13 and 0.7
+to 1.5.
 
 Prefill (`PrefillAttention`): causal self-attention of fresh prompts, with the write of their keys
 and values. Queries are in tiles of 128 rows of one head, or of a packed KV group. Each tile reads
@@ -66,7 +67,7 @@ MAX_GROUP = 32
 
 
 class CacheWalk(NamedTuple):
-    """A launch of a decode kernel over its caches.
+    """One launch of a decode kernel: the tiles that it reads from the caches of all sequences.
 
     Attributes:
         tiles: Number of tiles.
@@ -88,7 +89,9 @@ class CacheWalk(NamedTuple):
 def cache_walk(
     law: "DecodeAttention | FlashDecode", machine: GpuParameters, shape: tuple[Array, ...]
 ) -> CacheWalk:
-    """Return the launch for a shape. MHA and wide groups have kernels with other rates."""
+    """Return the launch of a decode kernel for a shape. MHA and wide groups have kernels with other
+    rates.
+    """
     batch, q_heads, kv_heads, head_dim, kv_len, window = shape
     length = attended(kv_len, window)
     group = q_heads / kv_heads
@@ -115,7 +118,7 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
         r64, r256: Factors on `r` at other widths; √r256 at 192.
         cap: Share of the L2 in which a cache stays between calls.
-        tramp: Ramp of the memory, and the tail [µs].
+        tramp: Ramp-up and tail of the memory traffic [µs].
         rx, tx: Factors on `r` and `tau` for MHA and wide groups, which have other kernels.
         reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
         bytes: Bytes of one cached element.
@@ -178,7 +181,7 @@ def best_split(
     combine: float,
     max_parts: int = SPLITS[-1],
 ) -> Array:
-    """Return the least microseconds over the number of parts of each tile.
+    """Return the microseconds with the best number of parts per tile.
 
     Args:
         tiles: Tiles per SM.
@@ -215,7 +218,7 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
     Attributes:
         t0, tau, r, r64, r256, rx, tx, cap, reach: As in `DecodeAttention`.
         bytes, cold, parts: As in `DecodeAttention`.
-        tb: Scheduling of each sequence [µs].
+        tb: Time to schedule each sequence [µs].
         wide: Kernels for more than 16 query heads per KV head: `grouped`, or `per_head` for more
             than 32, which read the cache once for each head.
         rule: Rule of the split, as in `split_parts`.
@@ -321,7 +324,7 @@ class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
             two bytes per element.
         ew: Share of the datasheet's bandwidth that the cache write reaches; keys and values are
             read and written in two bytes per element.
-        block: Write of a token by a block of threads [µs].
+        block: Time in which a block of threads writes one token [µs].
         compute: Bytes of an operand of the products.
         rows: `packed` tiles have the query heads of a KV group, `plain` tiles have one head.
 

@@ -178,7 +178,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
     """One call of a fused MoE layer on one rank.
 
     Attributes:
-        t0: All launches [µs].
+        t0: Time of all launches [µs].
         ec: Share of the datasheet's peak that a full wave of tiles reaches.
         em: Share of the bandwidth that reading expert weights reaches.
         p: Sharpness of the overlap of compute and memory; 1 means one after the other.
@@ -186,7 +186,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         r1: Rate of a single tile, which latency limits [bytes/µs].
         tau: Prologue and epilogue of a tile [µs].
         be: Share of the bandwidth that permuting, activating, quantising and summing reach.
-        ts: Sorting of each pair of a token and an expert [µs].
+        ts: Time to sort each pair of a token and an expert [µs].
         bytes: Bytes of one weight, including scales.
         compute: Bytes of an operand of the products.
         gated: Whether an expert has two wide matrices.
@@ -271,7 +271,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         width: Array,
         tiles: list[Array],
     ) -> list[TilePlan]:
-        """Return the plans from which the kernel may select."""
+        """Return the launch plans (tiles and waves) from which the kernel may select."""
         counts = dict(zip(TILE_ROWS, tiles, strict=True))
         if self.tiles == "menu":
             return [(counts[m], m, n) for m, n in MENU]
@@ -289,8 +289,9 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         return plans
 
     def tile_changes(self, top: int, experts: int, ranks: int) -> tuple[float, ...]:
-        """Return the numbers of tokens up to which `_tile` gives the same tile: the next tile may
-        take less time."""
+        """Return the last number of tokens for each tile of `_tile`. The next tile may take less
+        time.
+        """
         tokens_per_row = experts / top  # tokens that give each expert a row
         changes: dict[str, tuple[float, ...]] = {
             "vllm": (32, 64, 96, 512),
@@ -431,7 +432,7 @@ class AllReduce(KernelModel, frozen=True, tag="allreduce"):
     """The sum of `bytes` bytes over num_gpus ranks.
 
     Attributes:
-        h: Each further rank [µs].
+        h: Time of each further rank [µs].
         a1, a2, a3: Launch and barriers of the one-shot, the two-shot, and the ring or switch kernel
             [µs].
         e1, e2, e3, es: Share of the link's datasheet rate in one direction that the one-shot, the

@@ -70,7 +70,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
         ec: Share of the datasheet's dense peak that the products reach.
         em: Share of the datasheet's bandwidth that reading weights reaches.
         p: Sharpness of the overlap of compute and memory; ∞ is a perfect overlap.
-        tr: Second kernel of a split of k [µs].
+        tr: Time of the second kernel of a split of k [µs].
         r: Rate at which one SM reads operands [bytes/µs].
 
     `us` takes one more array, bytes per weight, if the weights are stored in another format than
@@ -163,7 +163,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
 
 
 def count_waves(tiles: Array, stair: Array | float) -> Array:
-    """Return the waves of `tiles` tiles per SM, at least one.
+    """Return the number of waves for `tiles` tiles per SM, at least one.
 
     Args:
         tiles: Tiles per SM.
@@ -179,7 +179,7 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
         t0: Launches, including the quantising kernel [µs].
         ec, em, p, tr, r: As in `Gemm`.
         bq: Share of the datasheet's bandwidth that quantising reaches.
-        pro: Scales, prologue and epilogue of each wave [µs].
+        pro: Time of scales, prologue and epilogue in each wave [µs].
         sg: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
     """
 
@@ -218,8 +218,8 @@ class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
         em: Share of the bandwidth that reading weights reaches.
         p: Sharpness of the overlap of compute and memory.
         bq: Share of the bandwidth that quantising reaches.
-        row: Quantising of each row [µs].
-        pro: Prologue and epilogue of a tile [µs].
+        row: Time to quantise each row [µs].
+        pro: Time of prologue and epilogue of a tile [µs].
         sg: Part by which a partial last wave counts as a full wave.
 
     `us` takes one more array, bytes per weight, if the weights are stored in another format.
@@ -273,7 +273,7 @@ def _resident_us(
     weights: Array,
     others: Array,
 ) -> Array:
-    """Return microseconds to move weights that may be in the L2, and inputs and outputs."""
+    """Return microseconds to move the weights, which may be in the L2, and inputs and outputs."""
     missed = weights * missed_share(weights, law.cap, machine.l2, law.cold)
     moved_us = (missed + others) / (law.em * machine.memory)
     return maximum(moved_us, (weights + others) / law.l2)
@@ -284,8 +284,7 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
 
     Attributes:
         t0, ec, em, p, tr, r: As in `Gemm`.
-        cap: Share of the L2 that the weights of one GEMM may fill and stay there until the next
-            call.
+        cap: Share of the L2 up to which the weights of one GEMM stay there until the next call.
         l2: Read rate of the L2 [bytes/µs].
         cold: Whether the weights are never in the L2, as in serving.
     """

@@ -27,7 +27,7 @@ class GpuParameters(NamedTuple):
         memory: Memory bandwidth [bytes/µs].
         link: Rate to other GPUs in one direction [bytes/µs].
         bf16, fp8, fp4: Dense matrix peaks [FLOP/µs]. A missing unit has the rate of the next wider
-            unit.
+            dtype.
         sms: Number of streaming multiprocessors.
         l2: Size of the L2 cache [bytes].
     """
@@ -67,8 +67,7 @@ def figures_of(gpu: Gpu) -> GpuParameters:
 
 
 def _peak(gpu: Gpu, dtype: str) -> float:
-    """Return the matrix FLOP per µs of the unit that a dtype needs, with fp32 accumulators:
-    measured kernels use those."""
+    """Return the matrix FLOP/µs of a dtype with fp32 accumulators, which measured kernels use."""
     return gpu.flops_per_s[gpu.peak(dtype)[1]] / 1e6
 
 
@@ -81,8 +80,10 @@ Array = Any  # a number, or a NumPy array of numbers
 
 
 class Range(NamedTuple):
-    """Range of a parameter in its own unit: minimum, maximum and typical value. All are
-    positive."""
+    """Range of a parameter, in the unit of the parameter: minimum, maximum and typical value.
+
+    All three are positive.
+    """
 
     minimum: float
     maximum: float
@@ -92,16 +93,15 @@ class Range(NamedTuple):
 class KernelModel(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="form"
 ):
-    """A kernel model. Its fields with a range are the fitted parameters; other fields select a
-    form.
+    """Base class of kernel models. Fields with a range are fitted; other fields select a form.
 
     Attributes:
         RANGES: A line per parameter: name, minimum and maximum. A subclass inherits the lines of
-            its base; a parameter that it sets to 0 is not fitted.
+            its base. A parameter with the value 0 is not fitted.
         CHOICES: Alternatives of the other fields, which a fit tries.
         SOFTNESS: Relative error at which a fit changes from squares to absolute values.
-        PULL: Number of e-folds from its typical value at which a parameter costs as much as one
-            such error of one row; 0 for no cost.
+        PULL: Number of e-folds from its typical value at which a parameter costs as much as an
+            error of SOFTNESS in one row; 0 for no cost.
     """
 
     RANGES: ClassVar[str] = ""
@@ -132,8 +132,10 @@ class KernelModel(
 
 
 def attended(length: Array, window: Array) -> Array:
-    """Return the maximum cached tokens that a query sees: `length`, or the window if it is above
-    0."""
+    """Return the number of cached tokens that a query sees: `length`, but at most the window.
+
+    A window of 0 means no window.
+    """
     return where(window > 0, minimum(length, maximum(window, 1)), length)
 
 
@@ -146,15 +148,13 @@ def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
 
 
 def by_width(head_dim: Array, at_64: float, at_256: float) -> Array:
-    """Return the factor on a rate fitted at head_dim 128, for the widths of the kernels; √at_256 at
-    192."""
+    """Return the factor on a rate that was fitted at head_dim 128: 1 there, and √at_256 at 192."""
     widths = head_dim <= 64, head_dim <= 128, head_dim <= 192
     return select(widths, (at_64, 1.0, at_256**0.5), at_256)
 
 
 def pnorm(p: float, a: Array, b: Array) -> Array:
-    """Return (a^p + b^p)^(1/p) without overflow: the larger one times a factor from 1 to
-    2^(1/p)."""
+    """Return (a^p + b^p)^(1/p) without overflow: max(a, b) times a factor from 1 to 2^(1/p)."""
     high = maximum(a, b)
     low = minimum(a, b)
     return high * power(1.0 + power(low / maximum(high, 1e-300), p), 1.0 / p)

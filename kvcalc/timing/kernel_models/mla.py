@@ -1,8 +1,8 @@
 """Kernel models of multi-head latent attention (MLA) and of DeepSeek sparse attention.
 
 MLA decode (`MlaDecode`) in the absorbed form: all heads attend to one latent of 512 and a RoPE key
-of 64. As decode attention, with tiles of 64 heads and blocks of 64 tokens, and products that near
-the tensor cores' rate:
+of 64. The model is the model of decode attention, with tiles of 64 heads and blocks of 64 tokens.
+Its products come near the tensor cores' rate:
 
     n      = batch·⌈q_heads/64⌉,  blocks = ⌈kv_len/64⌉
     tile   = tau + ⌈blocks/s⌉·max(64·576·bytes / r, 2·64·64·1088 / (ec·P/SMs)) / pace
@@ -208,24 +208,24 @@ HOST_RATIO = 1.7
 
 
 class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
-    """One decode step of one layer.
+    """One decode step of a DeepSeek-sparse-attention module in one layer.
 
     Attributes:
         t0: Launches of projections and attention [µs].
-        ti: Launches of the indexer [µs].
-        t1: Small kernels, for each doubling of the sequences [µs].
+        ti: Time of the indexer's launches [µs].
+        t1: Time of small kernels, for each doubling of the sequences [µs].
         em: Share of the bandwidth that reading weights reaches.
-        a1: Time of each sequence [µs].
+        a1: Additional time of each sequence [µs].
         ei: Share of the bandwidth that reading index keys reaches.
-        kt: A top-k, in every wave of sequences [µs].
+        kt: Time of the top-k, in every wave of sequences [µs].
         ta: Time of an attention tile in addition to its read [µs].
-        ts: Read of one token by a tile [µs].
-        he: Launches by the host, without an indexer [µs].
+        ts: Time in which a tile reads one token [µs].
+        he: Time in which the host launches a module without an indexer [µs].
         bytes: Bytes of a weight of the projections.
         graphs: Maximum sequences in a CUDA graph; 0 if all batches use graphs.
         heads: Number of heads of a sequence that cost as much as the sequence.
         walk: `whole` if one SM reads all tokens of a tile, `shared` if all SMs share them.
-        host: Launches of a module with an indexer ÷ launches without an indexer.
+        host: Host launch time of a module with an indexer, divided by the time without an indexer.
 
     `us` takes batch, q_heads of the rank and kv_len; then the layer's hidden size, q_lora_rank,
     kv_lora_rank, rope, nope and value widths, index heads (0 without an indexer) and their width,
@@ -315,7 +315,8 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
 
 
 def weights_of(heads: Array, *widths: Array) -> tuple[Array, Array]:
-    """Return the elements of the projections of one rank, and of its two absorbed matrices.
+    """Return the numbers of weights in the projections of one rank, and in its two absorbed
+    matrices.
 
     Args:
         heads: Query heads of the rank.
@@ -337,10 +338,10 @@ WIDTHS = (7168, 1536, 512, 64, 128, 128)
 
 
 class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
-    """The overhead of one module.
+    """The overhead of one MLA module in a decode step, in addition to its kernels.
 
     Attributes:
-        t0: Microseconds of each module.
+        t0: Fixed microseconds of a module.
         t1: Microseconds for each doubling of the tokens.
         th: Microseconds for each head.
         tb: Microseconds for each token.
