@@ -4,9 +4,9 @@
 --allocations` plays a file of allocations and releases to the three allocators.
 
 Source of the allocators: Kwon et al. 2023, arXiv 2309.06180 §3.1 (slots of the longest length,
-pieces of exact size) and §4.1–4.3 (blocks and their table). Blocks come from the head of a queue
-that starts in order of their numbers. Released blocks join its end, the last block of a sequence
-first (vLLM, `v1/core/kv_cache_utils.py`, FreeKVCacheBlockQueue).
+pieces of exact size) and §4.1–4.3 (blocks and the block table). Blocks come from the head of a
+queue, at first in numerical order. Released blocks join the end of the queue, the last block of a
+sequence first (vLLM, `v1/core/kv_cache_utils.py`, FreeKVCacheBlockQueue).
 """
 
 import random
@@ -40,7 +40,7 @@ class Waste(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Slots that store nothing."""
+        """Number of slots that store nothing."""
         return self.slots - self.used
 
     @property
@@ -53,9 +53,9 @@ class FragmentationResult(NamedTuple):
     """Result of a simulated allocator.
 
     Attributes:
-        failures: Requests that no hole fits, but all holes together do.
+        failures: Requests that fit in all holes together, but in no single hole.
         free: Mean share of the memory that is free at these failures.
-        largest: Mean share of the memory in the largest hole then.
+        largest: Mean share of the memory in the largest hole at these failures.
     """
 
     requests: Any = None
@@ -65,7 +65,8 @@ class FragmentationResult(NamedTuple):
 
 
 def paged(lengths: Sequence[int], block: int) -> Waste:
-    """Return the waste of whole blocks: at most block − 1 slots of a sequence are empty.
+    """Return the waste of an allocator of whole blocks: at most block − 1 slots of a sequence are
+    empty.
 
     A contiguous slot is a block of the longest length: 50 tokens in 1024 slots waste 974.
     """
@@ -102,7 +103,7 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
     """Read the lengths of `--lengths`.
 
     Args:
-        text: A file of whole numbers, one a line or comma-separated, or `lognormal:MEAN,P99`.
+        text: A file of whole numbers, one per line or separated by commas, or `lognormal:MEAN,P99`.
 
     Raises:
         UserError: A line of the file is wrong, or there is no such distribution.
@@ -145,10 +146,10 @@ def sample_lengths(text: str, seed: int = 0) -> list[int]:
 
 
 def lognormal(mean: int, p99: int) -> tuple[float, float]:
-    """Return mean μ and deviation σ of the logarithm of a length, by its mean and 99th percentile.
+    """Return mean μ and standard deviation σ of the logarithm of a length with this mean and p99.
 
     ln(p99/mean) = z·σ − σ²/2 has the smaller root σ = z − √(z² − 2·ln(p99/mean)); μ = ln(mean) −
-    σ²/2. If both are equal, each length is the mean.
+    σ²/2. If mean and p99 are equal, σ is 0.
 
     Raises:
         UserError: The percentile is below the mean, or too far above it for any σ.
@@ -191,8 +192,9 @@ class AllocationStep(NamedTuple):
 
 
 class FirstFitAllocator:
-    """Pieces of exact size, each in the first hole that fits it. A piece grows only into the hole
-    after it.
+    """Allocates pieces of exact size, each in the first hole that is large enough.
+
+    A piece can grow only into a hole that directly follows the piece.
 
     Attributes:
         pieces: (start, size) by sequence.
@@ -268,7 +270,9 @@ class FirstFitAllocator:
 
 
 class PagedAllocator:
-    """Whole blocks from a queue. Contiguous slots are blocks of the longest length, one a sequence.
+    """Allocates whole blocks from a queue.
+
+    Contiguous slots are blocks of the longest length, one per sequence.
 
     Attributes:
         queue: Free blocks.
@@ -316,7 +320,7 @@ class PagedAllocator:
 
 
 class AllocationRun(NamedTuple):
-    """One record a step, and the allocators after the last step."""
+    """One record per step, and the allocators after the last step."""
 
     records: list[Record]
     slots: PagedAllocator
@@ -389,7 +393,7 @@ def read_script(text: str) -> tuple[list[AllocationStep], int]:
     are skipped. Raises UserError with the line.
 
     Args:
-        text: A file with one step a line, or steps that are separated by semicolons.
+        text: A file with one step per line, or steps separated by semicolons.
 
     Returns:
         The steps, and the tokens of memory that the steps name, or 0.

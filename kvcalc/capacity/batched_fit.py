@@ -1,7 +1,7 @@
-"""`fit`'s answer for many settings of an engine and many GPU models in one call.
+"""Capacity for many values of `max_num_seqs` and many GPU models in one call.
 
-Memory, budgets and plans are `fit`'s, evaluated over arrays of `max_num_seqs`. All figures are
-exact integers, as in `fit`.
+Memory, budgets and cache layouts come from `fit`, evaluated over arrays of `max_num_seqs`. All
+figures are exact integers, as in `fit`.
 """
 
 from collections.abc import Sequence
@@ -75,15 +75,15 @@ class BatchedFit(NamedTuple):
         return smallest.astype(np.int64) * self.fit.ranks.dp
 
     def remaining_bytes(self, counts: IntArray) -> IntArray:
-        """Return the bytes that weights and working memory leave for the cache.
+        """Return the KV cache budget in bytes, after weights and working memory.
 
-        The bytes are negative if the rest exceeds the share.
+        The budget is negative if weights and working memory exceed the engine's share.
 
         Args:
             counts: Sequences per replica for which the engine is set up.
 
         Returns:
-            Array [stages with a plan, GPUs, counts].
+            Array [stages in `plans`, GPUs, counts].
         """
         import numpy as np
 
@@ -118,11 +118,11 @@ def transfer_rate(gpu: Gpu) -> float:
 
 
 class BatchedFitBuilder:
-    """Makes the batches of a model under one precision and ranks.
+    """Builds `BatchedFit` objects for a model with one precision and one parallelism.
 
     Args:
-        layouts: Layouts of the same model, precision and options under other ranks, for reuse. Data
-            and expert parallelism do not change them.
+        layouts: Cache layouts of the same model, precision and options with other ranks, for reuse.
+            Data and expert parallelism do not change a layout.
 
     Raises:
         UserError: As `fit`.
@@ -139,9 +139,10 @@ class BatchedFitBuilder:
         self._layouts: Layouts = {} if layouts is None else layouts
 
     def batches(self, gpus: Sequence[Gpu], length: int) -> list[BatchedFit]:
-        """Return the batches of replicas of these GPUs, for sequences of at most `length` tokens.
+        """Return one `BatchedFit` for each group of GPUs with equal layouts, for sequences of at
+        most `length` tokens.
 
-        The layout of the cache depends on a GPU only by the engine's defaults on it.
+        The layout depends on a GPU only through the engine's defaults for this GPU.
         """
         options = replace(self.options, max_model_len=length)
         batches: dict[Defaults, BatchedFit] = {}
@@ -165,9 +166,9 @@ class BatchedFitBuilder:
         return [*batches.values()]
 
     def _plans(self, defaults: Defaults, fit: Fit) -> Plans:
-        """Return the plan of one of each group of pipeline stages with equal layers.
+        """Return one cache layout for each group of pipeline stages with equal layers.
 
-        The tokens in flight matter only if a limit applies to some rows.
+        The number of tokens in flight matters only if a window or chunk limits some rows.
         """
         ranks = fit.ranks
         parts = {id(layer.parts): layer.parts for layer in fit.layers}.values()

@@ -1,8 +1,9 @@
 """Read and write the command lines of engines.
 
-`dialects` lists the flags of each engine. The rules here are for flags that need more than their
-own value. A deployment that is written and read again is the same deployment. Options of `fit` that
-no flag expresses, as the engine's version, are written separately. Nothing is run.
+`dialects` lists the flags of each engine. The rules here are for flags that depend on more than
+their own value. A deployment that is written and read again is the same deployment. Options of
+`fit` that no flag expresses, such as the engine's version, are written separately. No command is
+run.
 """
 
 import json
@@ -57,7 +58,7 @@ class Command(NamedTuple):
     Attributes:
         named: The model's name in the command line.
         given: Values by the names of `FitOptions`, `Precision` and `Parallelism`.
-        ignored: Flags that are not modelled, in the words of the line.
+        ignored: Flags that are not modelled, as written in the command line.
         remarks: Notes for the user.
     """
 
@@ -152,7 +153,8 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
 def parse_flags(
     dialect: Dialect, words: Sequence[str]
 ) -> tuple[Settings, list[str], list[str]]:
-    """Return values of flags by name, flags that are not modelled, and words of no flag."""
+    """Return values of flags by name, flags that are not modelled, and words that belong to no
+    flag."""
     values: Settings = {}
     mappings: dict[str, Settings] = defaultdict(dict)
     ignored, others = [], []
@@ -214,7 +216,7 @@ def interpret_flags(
     values: Mapping[str, Any],
     changes: list[str] | None = None,
 ) -> Command:
-    """Return the command of a model's name and the values of an engine's flags."""
+    """Return the `Command` for a model's name and the values of an engine's flags."""
     source = checkpoint(named)
     model = load_model(source.name, changes)
     settings: Settings = {}
@@ -242,7 +244,8 @@ def interpret_flags(
 def _read_formats(
     source: Checkpoint, model: Model, settings: Settings, remarks: list[str]
 ) -> Model:
-    """Set the formats of the weights. The checkpoint's name wins over --quantization and --dtype.
+    """Set the formats of the weights in `settings`. The checkpoint's name wins over --quantization
+    and --dtype.
 
     Returns:
         The model, with its dtype replaced if the checkpoint is quantized and --dtype differs.
@@ -271,7 +274,7 @@ def _read_formats(
 
 
 class SpeculativeConfig(msgspec.Struct):
-    """The fields of vLLM's --speculative-config that decide the memory."""
+    """The fields of vLLM's --speculative-config that affect the memory."""
 
     method: str | None = None
     model: str | None = None
@@ -280,7 +283,7 @@ class SpeculativeConfig(msgspec.Struct):
 
 
 def _read_draft(settings: Settings, remarks: list[str]) -> None:
-    """Set a draft model, or the model's own prediction layers."""
+    """Set a draft model or the model's own prediction layers in `settings`."""
     text, draft_name = settings.pop("speculation", ""), settings.pop("draft_name", "")
     if text:
         try:
@@ -403,10 +406,11 @@ class EngineCommand(NamedTuple):
 def command_of(
     deployment: TimedDeployment, options: FitOptions, named: str = ""
 ) -> EngineCommand | None:
-    """Return the engine's command line of a deployment; None if no engine can be started so.
+    """Return the engine's command line of a deployment; None if no command line can start it.
 
     Args:
-        named: The model in the request. The line has this name if it means the same to the engine.
+        named: The model's name in the request. The command line uses this name if the engine
+            understands it.
     """
     dialect = DIALECTS.get(options.engine)
     ranks = _write_ranks(dialect, deployment) if dialect else None
@@ -467,7 +471,7 @@ def _hub_name(model: Model) -> str:
 
 
 def _write_ranks(dialect: Dialect, deployment: TimedDeployment) -> Settings | None:
-    """Return the flags of the ranks; None if the engine has none for them."""
+    """Return the flags for the parallelism; None if the engine has no flags for it."""
     ranks = deployment.parallelism
     sizes = {name: getattr(ranks, name) for name in ("tp", "pp", "dp", "dcp", "ep")}
     values: Settings = {name: size for name, size in sizes.items() if size > 1}
@@ -515,7 +519,8 @@ def _write_sglang(settings: Settings, deployment: TimedDeployment) -> None:
 
 
 def _write_llama_cpp(settings: Settings, deployment: TimedDeployment) -> None:
-    """Set the context as cells of all sequences, and the types of keys and values."""
+    """Add llama.cpp's flags: the context as cells of all sequences, and the types of keys and
+    values."""
     slots = settings.setdefault("max_num_seqs", 1)
     length = settings.pop("max_model_len", 0) or deployment.model.max_context or 4096
     settings["cells"] = slots * length
@@ -538,7 +543,7 @@ _RULES: dict[str, tuple[Reader, Writer]] = {
 
 
 def option_words(name: str, value: Any) -> list[str]:
-    """Return an option as `fit` takes it."""
+    """Return an option of `fit` as words of a command line."""
     if name == "hybrid":
         return ["--disable-hybrid-kv-cache-manager"]
     option = "--" + spelled(name.removeprefix("fit_"))
@@ -550,7 +555,7 @@ def option_words(name: str, value: Any) -> list[str]:
 def _write_weights(
     dialect: Dialect, deployment: TimedDeployment, named: str, settings: Settings
 ) -> str:
-    """Set flags of the weights, or options of `fit` for them, and return the model's name.
+    """Add flags for the weight format, or options of `fit` instead, and return the model's name.
 
     A format that the engine makes when it loads weights is a flag. Another format is a checkpoint,
     and its name ends in the format.

@@ -1,8 +1,8 @@
 """Read the servers of deployment files, and write such files.
 
-Read are Docker Compose, Kubernetes pods, KServe's InferenceService and LLMInferenceService, values
-of llm-d's charts, and shell scripts. Written are `docker run`, Docker Compose and a Kubernetes
-Deployment. Nothing is run.
+It reads Docker Compose, Kubernetes pods, KServe's InferenceService and LLMInferenceService, values
+of llm-d's charts, and shell scripts. It writes `docker run`, Docker Compose and a Kubernetes
+Deployment. It runs nothing.
 
 Sources, as of autumn 2026: docs.vllm.ai (deployment/docker), the Compose specification, KServe's
 `config/llmisvcconfig`, and `_helpers.tpl` of llm-d-modelservice.
@@ -55,7 +55,7 @@ class DeclaredServer(NamedTuple):
 
     Attributes:
         words: The engine's command line.
-        num_gpus: GPUs that the file gives it; 0 if unknown.
+        num_gpus: Number of GPUs that the file gives to the server; 0 if unknown.
         version: The engine's version in the tag of the image, or "".
     """
 
@@ -66,11 +66,11 @@ class DeclaredServer(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What a file states of the containers at a place.
+    """The settings that a file states for all containers below a place in it.
 
     Attributes:
-        key: The last key before the place.
-        model, flags: What KServe or llm-d adds to the command lines.
+        key: The key under which the place is.
+        model, flags: Model and flags that KServe or llm-d adds to the command lines.
         has_workers: Whether a server runs on several nodes.
     """
 
@@ -114,7 +114,7 @@ def _find_servers(
     """Yield the servers of a part of a file, in order.
 
     Args:
-        seen: Parts that were read. An alias may repeat a part without end.
+        seen: Parts that were already read, because a YAML alias may form an endless loop.
     """
     if (id(node), scope) in seen:
         return
@@ -137,7 +137,8 @@ def _find_servers(
 
 
 def _narrowed(scope: Scope, node: Mapping[str, Any]) -> Scope:
-    """Return the scope within a mapping, which may state a name, a model and its parallelism."""
+    """Return the scope inside a mapping. The mapping may state a name, a model and its
+    parallelism."""
     sizes = mapping(node.get("parallelism"))
     flags = (f"{flag}={sizes[key]}" for key, flag in PARALLELISM_FLAGS.items() if key in sizes)
     source = mapping(node.get("model") or node.get("modelArtifacts"))
@@ -201,7 +202,7 @@ def _environment(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _inserted(text: str, variables: Mapping[str, str]) -> str:
-    """Return a text with the values of its variables. A variable without a value stays."""
+    """Return a text with variables replaced by their values. A variable without a value stays."""
 
     def value(match: re.Match[str]) -> str:
         text = variables.get(match[1] or match[2] or match[4]) or match[3]
@@ -211,7 +212,8 @@ def _inserted(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _engine_line(words: list[str]) -> list[str]:
-    """Return the line of a shell script among the words that starts an engine, else the words."""
+    """Return the words of the line that starts an engine, if the words contain a shell script.
+    Otherwise return the words."""
     for word in words:
         for line in word.replace("\\\n", " ").splitlines() if " " in word else ():
             with suppress(UserError):
@@ -221,7 +223,7 @@ def _engine_line(words: list[str]) -> list[str]:
 
 
 def _num_gpus(node: Mapping[str, Any]) -> int:
-    """Return the GPUs of a container; 0 if unknown."""
+    """Return the number of GPUs of a container; 0 if unknown."""
     limits = mapping(lookup(node, ("resources", "limits")))
     counts = [count for name, count in limits.items() if name.endswith("/gpu")]
     devices = lookup(node, ("deploy", "resources", "reservations", "devices"))

@@ -1,7 +1,7 @@
 """The capacity of a deployment: a KV cache budget, and the sequences and lengths that fit.
 
 Every figure is for one GPU on the pipeline stage that fits the smallest number of sequences. Only
-numbers of sequences count the complete replica, as `--batch-size` does.
+numbers of sequences are for the complete replica, like `--batch-size`.
 """
 
 from collections.abc import Callable
@@ -52,10 +52,10 @@ SAMPLER_STEP = 128
 class CapacityLimits(NamedTuple):
     """The smallest resources that fit the requested sequences, and the largest settings that fit.
 
-    The engine has the memory outside the cache that it needs under each setting.
+    Each figure includes the memory outside the cache that the engine needs with this setting.
 
     Attributes:
-        cache: Bytes of the cache on the GPU that needs most.
+        cache: Bytes of the cache on the GPU that needs the most cache.
         utilization: Smallest share, in steps of 0.0001; None if it is above 1.
         sequences: Largest max_num_seqs whose sequences all fit.
         length: Largest max_model_len, with the requested or the engine's own max_num_seqs; None
@@ -75,10 +75,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         requested: The deployment as requested.
         deployment: The deployment in the formats that the engine stores.
         settings: The engine's settings, with all defaults.
-        release: The engine's version, in its own terms.
+        release: The engine's rules for the requested version, in a type of this engine.
         max_num_seqs: Sequences of one dp rank for which the engine is set up.
         utilization: Share of the memory that the engine may use.
-        utilization_basis: Memory that the share is taken of.
+        utilization_basis: Memory to which the share refers: total, free or remaining.
         length: Tokens of each sequence: max_model_len, or the model's own maximum.
         layers: Every layer with a cache, drafts included.
         extra_weights: Bytes of draft and prediction layers, by name.
@@ -130,7 +130,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate(self) -> str:
-        """The estimate of the range that answers: low, middle or high."""
+        """The estimate that the answer uses: low, middle or high in the memory range."""
         return self.options.end
 
     @property
@@ -148,8 +148,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
         Args:
             sequences: Sequences of one dp rank for which the engine is set up, and which must fit;
-                an int or an array. None means as requested.
-            length: Tokens of each sequence; 0 means as requested.
+                an int or an array. None means the requested number.
+            length: Tokens of each sequence; 0 means the requested length.
         """
         options, tokens = self.options, self.settings.max_num_batched_tokens
         if sequences is None:
@@ -178,10 +178,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         )
 
     def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
-        """Return the memory outside the cache, with the corrections of a log and the sizes in the
+        """Return the memory outside the cache, with corrections from a log and sizes from the
         options.
 
-        Nothing is uncertain if the options have all three sizes.
+        If the options state all three sizes, the memory has no range.
         """
         options = self.options
         terms = self.engine.memory(start, estimate)
@@ -207,7 +207,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def budget_of(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Budget:
-        """Return the budget under the engine's utilization, or another one, on another GPU."""
+        """Return the memory budget, optionally with another utilization or on another GPU."""
         return budget(
             memory=(gpu or self.gpu).usable_bytes,
             utilization=utilization or self.utilization,
@@ -219,14 +219,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def remaining_bytes(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Any:
-        """Return the bytes that the terms and their margin leave for the cache; negative if they
-        exceed the share."""
+        """Return the bytes for the cache after the memory `terms` and their margin. They are
+        negative if the terms exceed the share."""
         margin = int(terms.margin * (gpu or self.gpu).memory_bytes)
         return self.budget_of(terms, utilization, gpu).cache - margin
 
     @cached_property
     def missing_free_bytes(self) -> int:
-        """Bytes of free memory that the engine misses at its start, because other processes use
+        """Bytes of free memory that are missing when the engine starts, because other processes use
         them.
 
         vLLM compares its share with the free memory after it has made its CUDA context
@@ -240,8 +240,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return max(0, share + CONTEXT_BYTES + in_use - memory)
 
     def cache_bytes(self, stage: int, terms: MemoryBreakdown) -> int:
-        """Return the cache of a stage: as in the options, or the remaining bytes. It is 0 if the
-        engine refuses to start next to other processes."""
+        """Return the bytes of a stage's cache: the size in the options, or the remaining memory.
+
+        The result is 0 if the engine refuses to start because other processes use too much memory.
+        """
         options = self.options
         if self.missing_free_bytes:
             return 0
@@ -298,7 +300,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """The memory outside the cache in the estimate that answers."""
+        """The memory outside the cache in the estimate that the answer uses."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -311,7 +313,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Bytes that the other memory leaves for the cache, by estimate; negative if it exceeds the
+        """Bytes that remain for the cache, by estimate; negative if the other memory exceeds the
         share."""
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
@@ -320,11 +322,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def kv_budget(self) -> int:
-        """Bytes of the cache, in the estimate that answers."""
+        """Bytes of the cache, in the estimate that the answer uses."""
         return self.cache_bytes(self.stage, self.estimate_terms)
 
     def budget_at(self, estimate: str) -> int:
-        """Return the bytes of the cache: as in the options, or the remaining memory."""
+        """Return the bytes of the cache in one estimate: the size in the options, or the remaining
+        memory."""
         if self.has_given_cache or self.missing_free_bytes:
             return self.kv_budget
         return max(0, self.remaining[estimate])
@@ -338,7 +341,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def sequences(self) -> int:
-        """Sequences of `length` tokens that fit in the replica, in the estimate that answers."""
+        """Sequences of `length` tokens that fit in the replica, in the estimate that the answer
+        uses."""
         return self.sequences_at(self.estimate)
 
     def sequences_at(self, estimate: str) -> int:
@@ -363,7 +367,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return limit * self.ranks.dp
 
     def _can_start(self, count: int, estimate: str) -> bool:
-        """Return whether every stage fits the sequences on a rank, if it is set up for them."""
+        """Return whether `count` sequences per rank fit on every stage, if the engine is set up for
+        `count`."""
         return all(
             self._fits_stage(stage, count, self.length, count, estimate)
             for stage in range(self.ranks.pp)
@@ -381,10 +386,11 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         """Return the tokens of the longest requested sequences that fit on a stage; None without a
         limit.
 
-        The engine has the memory that it needs for this length.
+        The engine's other memory is the memory that it needs for this length.
 
         Args:
-            max_num_seqs: Sequences of a rank for which the engine is set up; None as requested.
+            max_num_seqs: Sequences of a rank for which the engine is set up; None means the
+                requested number.
         """
         count, plan = self.num_requested, self.plans[stage]
         if self.engine.has_context_buffers:
@@ -405,7 +411,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def longest(self) -> int | None:
-        """Tokens of each requested sequence that fit; None if the cache stops growing first."""
+        """Longest length at which all requested sequences fit; None if the cache stops growing
+        first."""
         return self._shortest()
 
     @property
@@ -423,7 +430,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def needed(self) -> CapacityLimits:
-        """See `CapacityLimits`."""
+        """The smallest resources for the request, and the largest settings that fit."""
         options, shared = self.options, self.options.shared_prefix
         caches = [plan.needed(self.num_requested, self.length, shared) for plan in self.plans]
         terms = self.stage_terms[self.estimate]
@@ -454,13 +461,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def shortage(self) -> int:
-        """Bytes by which the other memory exceeds the share, in the estimate that answers, or the
-        missing free memory."""
+        """Bytes by which the memory outside the cache exceeds the share, in the estimate that the
+        answer uses, or the missing free memory.
+        """
         return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether the other memory exceeds the share on some stage."""
+        """Whether the memory outside the cache exceeds the share on some stage."""
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
@@ -480,13 +488,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def starts(self) -> bool:
-        """Whether the engine would start. Some refuse if not one sequence of `length` tokens
-        fits."""
+        """Whether the engine would start. Some engines refuse if not even one sequence of `length`
+        tokens fits."""
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
 
     @property
     def headroom(self) -> int:
-        """Bytes of a GPU's cache that the requested sequences leave; negative if they do not
+        """Bytes of a GPU's cache that remain after the requested sequences; negative if they do not
         fit."""
         if self.missing_free_bytes:
             return -self.missing_free_bytes
@@ -495,16 +503,16 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def margin(self) -> int:
-        """Bytes that the estimate that answers adds to the other memory; negative at the high
+        """Bytes that the estimate in use adds to the memory outside the cache; negative at the high
         end."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:
-        """Return the bytes of one GPU's memory by name, in the estimate that answers. Their sum is
-        `budget.memory`.
+        """Return the bytes of one GPU's memory by name, in the estimate that the answer uses. Their
+        sum is `budget.memory`.
 
-        `KV cache` is negative if the other parts exceed the share. The last part is not used by the
-        engine. If a share leaves out activations and CUDA graphs (SGLang), it is their memory.
+        `KV cache` is negative if the other parts exceed the share. The last part is memory outside
+        the engine's share. With SGLang, activations and CUDA graphs use this part.
         """
         terms, budget = self.estimate_terms, self.estimate_budget
         parts = {**terms.startup, "weights": terms.language, **terms.extra}

@@ -1,7 +1,7 @@
-"""The flags of each engine that decide its memory, by the names of kvcalc's options.
+"""The flags of each engine that affect its memory, by the names of kvcalc's options.
 
-The names are fields of `FitOptions`, `Precision` and `Parallelism`. `command_line` has a rule for
-each other name. Sources, as of autumn 2026: vLLM's `engine/arg_utils.py` (human_readable_int: k is
+Most names are fields of `FitOptions`, `Precision` and `Parallelism`. `command_line` has a rule for
+every other name. Sources, as of autumn 2026: vLLM's `engine/arg_utils.py` (human_readable_int: k is
 1000, K is 1024), SGLang's `server_args.py`, llama.cpp's `common/arg.cpp`, and TensorRT-LLM's
 `commands/serve.py`.
 """
@@ -48,7 +48,7 @@ def limits_as_json(text: str) -> str:
 
 
 def _named(**names: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """Return a reader and a writer of formats that the engine calls by other names."""
+    """Return a reader and a writer of formats for which the engine has other names."""
     return canonical, lambda name: names.get(name, name)
 
 
@@ -78,7 +78,7 @@ class Flag(NamedTuple):
     Attributes:
         name: Option of kvcalc.
         kind: Kind of value, or "switch". A switch named `not_…` turns the option off.
-        spellings: The first one is written.
+        spellings: All accepted spellings. kvcalc writes the first spelling.
     """
 
     name: str
@@ -90,11 +90,11 @@ class Flag(NamedTuple):
         return self.kind == "switch"
 
     def read(self, text: str) -> Any:
-        """Parse a value. Raises UserError for a text of another kind."""
+        """Parse a value of this flag. Raises UserError if the text is not of the flag's kind."""
         return _CONVERTERS[self.kind][0](text)
 
     def words(self, value: Any) -> list[str]:
-        """Return the flag with a value, in the form of a command line."""
+        """Return the flag with a value, as words of a command line."""
         spelling = self.spellings[0]
         return [spelling] if self.is_switch else [spelling, _CONVERTERS[self.kind][1](value)]
 
@@ -103,16 +103,16 @@ class Dialect(NamedTuple):
     """The command line of an engine.
 
     Attributes:
-        starts: Words that begin a command line; the first ones are written.
-        flags: Flags that decide the memory. A model's name follows `starts` if no flag `model` is
-            written.
+        starts: Word sequences that begin a command line. kvcalc writes the first sequence.
+        flags: Flags that affect the memory. The model's name follows `starts` unless a flag names
+            the model.
         switches: Further flags without a value, which do not change the memory.
-        formats: Weight formats that the engine makes when it loads weights, with its names for
-            them. Another format needs another checkpoint.
+        formats: Weight formats to which the engine can convert when it loads weights, with its
+            names for them. Every other format needs its own checkpoint.
         writes_model_flag: Whether a flag must precede the model's name.
         max_num_seqs_is_cap: Whether the engine starts even if fewer full-length sequences fit than
             its limit allows. llama.cpp allocates the cells of all slots at start, so its number of
-            slots is no cap.
+            slots is not a cap.
     """
 
     engine: str
@@ -129,8 +129,8 @@ class Dialect(NamedTuple):
 
 
 def _dialect(engine: str, starts: str, flags: str, switches: str, **settings: Any) -> Dialect:
-    """Build a dialect from texts: one start a line, and the name, kind and spellings of a flag a
-    line."""
+    """Build a dialect from texts. Each line has one start, or the name, kind and spellings of one
+    flag."""
     start_words = tuple(tuple(line.split()) for line in starts.strip().splitlines())
     parsed = []
     for line in flags.strip().splitlines():

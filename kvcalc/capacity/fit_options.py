@@ -22,7 +22,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A limit of a modality, with the size of the items for which vLLM reserves memory.
+    """The maximum number of images or videos in a prompt, with the size for which vLLM reserves
+    memory.
 
     Source: vLLM, config/multimodal.py (ImageDummyOptions, VideoDummyOptions).
     """
@@ -86,10 +87,10 @@ class FitOptions(FitQuestion, frozen=True):
                 raise UserError(f"{rules.name} has no cache dtype {dtype!r}", hint)
 
     def cache_label(self, used: str) -> str:
-        """Return the cache's dtype, or both dtypes if those of keys and values differ.
+        """Return the cache's dtype, or both dtypes if keys and values have different dtypes.
 
         Args:
-            used: The dtype if none is requested.
+            used: The dtype that is used if no dtype is requested.
         """
         dtypes = (canonical(t) or used for t in (self.cache_type_k, self.cache_type_v))
         return " + ".join(dict.fromkeys(dtypes))
@@ -101,7 +102,7 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def end(self) -> str:
-        """The end of the range that answers: the middle if the engine's terms have no range."""
+        """The estimate that the answer uses; the middle if the engine's memory has no range."""
         end = self.budget or ("low" if self.require else "middle")
         return end if self.rules.has_memory_range else "middle"
 
@@ -126,7 +127,8 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def images(self) -> int | None:
-        """Images of a prompt, or videos if there can be more; None without a limit."""
+        """Number of images in a prompt, or of videos if more videos are allowed; None without a
+        limit."""
         return max((limit.count for limit in self.item_limits.values()), default=None)
 
     @property
@@ -137,7 +139,7 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def state_dtype(self) -> str:
-        """`mamba_ssm_cache_dtype` by kvcalc's name; "" if the engine chooses it."""
+        """kvcalc's name of the dtype in `mamba_ssm_cache_dtype`; "" if the engine chooses it."""
         dtype = canonical(self.mamba_ssm_cache_dtype)
         return "" if dtype == "auto" else dtype
 

@@ -1,4 +1,4 @@
-"""The records of `fit`: one configuration each, and cells of users × contexts.
+"""The records of `fit`: one record per configuration, or per cell of users × contexts.
 
 The keys of `batch_memory` tell whether a batch fits; records of times share them.
 """
@@ -33,11 +33,11 @@ from kvcalc.timing.deployment import HostTransfer, TimedDeployment
 
 
 class Typed(NamedTuple):
-    """The words of a request.
+    """The parts of a request as the user typed them.
 
     Attributes:
-        model: The requested model; "" for its own name.
-        gpu: The requested GPU; "" for its own name.
+        model: The requested model; "" if it is the model's own name.
+        gpu: The requested GPU; "" if it is the GPU's own name.
         options: Options that no engine's command line expresses.
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
@@ -59,7 +59,7 @@ def fit_record(
     Args:
         lengths: Lengths of requests for the waste of allocators; () for no such keys.
         seed: Seed of the simulated allocator.
-        typed: The words of the request.
+        typed: The request as the user typed it.
     """
     waste: Record = _waste_keys(result, lengths, seed) if lengths else {}
     command, kvcalc_command = command_lines(result, typed)
@@ -76,7 +76,7 @@ def fit_record(
 
 
 def _memory_keys(result: Fit, typed: Typed) -> FitMemoryRecord:
-    """Return the deployment, the memory of one GPU, and advice."""
+    """Return the record keys about the deployment, the memory of one GPU, and advice."""
     ranks, budget, terms = result.ranks, result.budget, result.terms
     has_range = _has_range(result)
     low, _, high = (result.budget_at(name) if has_range else None for name in ESTIMATES)
@@ -123,7 +123,8 @@ def _has_range(result: Fit) -> bool:
 
 
 def _sequence_keys(result: Fit) -> CapacityRecord:
-    """Return blocks, the sequences and tokens that fit, and the settings that would fit."""
+    """Return the record keys about blocks, sequences and tokens that fit, and settings that would
+    fit."""
     options, plan, needed = result.options, result.plan, result.needed
     cache, length, count = result.kv_budget, result.length, result.num_requested
     smaller = small_cache(result)
@@ -157,7 +158,8 @@ def _sequence_keys(result: Fit) -> CapacityRecord:
 
 
 def _image_keys(result: Fit) -> ImageRecord:
-    """Return tokens of an image and of a video frame; nothing without a vision tower."""
+    """Return the record keys about the tokens of an image and of a video frame; empty without a
+    vision tower."""
     vision = result.model.vision
     if not vision:
         return {}
@@ -168,7 +170,8 @@ def _image_keys(result: Fit) -> ImageRecord:
 
 
 def _loading_keys(result: Fit) -> LoadingRecord:
-    """Return weights in host memory, copies, and the time to load the weights."""
+    """Return the record keys about weights in host memory, copies, and the time to load the
+    weights."""
     options, ranks, link = result.options, result.ranks, result.gpu.host_link_bytes_per_s
     offloaded = offloaded_bytes(
         result.model, result.formats, ranks, result.stage, options.cpu_offload_gb
@@ -192,7 +195,7 @@ def _loading_keys(result: Fit) -> LoadingRecord:
 
 
 def _host_transfer(result: Fit, offloaded: int) -> HostTransfer:
-    """Return a decode step's reads of weights in host memory."""
+    """Return the bytes and time in which a decode step reads weights from host memory."""
     deployment = replace(result.deployment, host_weights=offloaded)
     # as `latency` times this engine
     is_predicted = result.options.engine in preset_files(f"calibrations/{result.gpu.name}")
@@ -201,8 +204,8 @@ def _host_transfer(result: Fit, offloaded: int) -> HostTransfer:
 
 
 def _transfer_keys(result: Fit) -> CacheTransferRecord:
-    """Return the transfer of one sequence to a decoding GPU, and a step over sequences whose cache
-    is in host memory."""
+    """Return the record keys about the transfer of one sequence to a decoding GPU, and about a step
+    whose sequences have their cache in host memory."""
     gpu, length, content = result.gpu, result.length, result.content
     size, host_bytes = content.needed(1, length), result.options.kv_offloading_bytes
     keys: CacheTransferRecord = {
@@ -232,8 +235,8 @@ def _transfer_keys(result: Fit) -> CacheTransferRecord:
 
 
 def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
-    """Return the waste of three allocators for these lengths, cut at max_model_len, in the token
-    slots of the pool."""
+    """Return the record keys about the waste of three allocators for these lengths, cut at
+    max_model_len."""
     requests = [min(length, result.length) for length in lengths]
     slots = result.plan.tokens(result.kv_budget, result.length)
     contiguous = paged(requests, result.length)
@@ -293,9 +296,9 @@ MIN_CONTEXT, MIN_COLUMNS, MAX_COLUMNS = 4096, 6, 8
 
 
 def contexts_of(max_context: int | None) -> list[int]:
-    """Return doubled lengths up to the model's maximum, which is the last.
+    """Return contexts that double up to the model's maximum, which is the last context.
 
-    They begin at MIN_CONTEXT, or lower if there would be fewer than MIN_COLUMNS of them.
+    They begin at MIN_CONTEXT, or lower if there would be fewer than MIN_COLUMNS contexts.
     """
     longest = max_context or 131072
     doubled = [1 << k for k in range((longest - 1).bit_length())]
@@ -338,8 +341,8 @@ def batch_memory(
 ) -> Record:
     """Return the keys of MEMORY_KEYS for a batch. They are `fit`'s figures for the same settings.
 
-    If the engine refuses the model, `memory_note` is its refusal and the other keys are None.
-    `fits` is then False if even the content of the cache does not fit.
+    If the engine refuses the model, `memory_note` is the engine's message and the other keys are
+    None. `fits` is then False if even the content of the cache does not fit.
 
     Args:
         deployment: The deployment, with its engine.

@@ -1,7 +1,7 @@
 """From a GPU's memory to the KV cache budget: share − weights − activation − overhead.
 
-Nothing here depends on an engine's pages. The file also has the corrections that a start-up log
-gives, and the weights that several GPUs store twice.
+No rule here depends on an engine's pages. The module also has corrections from a start-up log, and
+the weights that several GPUs store in full.
 """
 
 import json
@@ -39,15 +39,15 @@ COLLECTIVE_BYTES = 2 * GIB
 
 
 class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One GPU of a server at its start, with all inputs of the memory outside the cache.
+    """One GPU when the engine starts, with all inputs that determine the memory outside the cache.
 
     Attributes:
-        stage: Number of the pipeline stage.
-        utilization_basis: Memory that the engine's share is taken of: total, free or remaining.
+        stage: Index of the pipeline stage.
+        utilization_basis: Memory to which the engine's share refers: total, free or remaining.
         tokens: Tokens of one pass.
-        sequences: Sequences of one dp rank that the engine is set up for; an int or an array.
-        prompts: Sequences of one dp rank that have to fit; an int or an array.
-        release: The engine's version, in its own terms.
+        sequences: Sequences of one dp rank for which the engine is set up; an int or an array.
+        prompts: Sequences of one dp rank that must fit; an int or an array.
+        release: The rules of the engine's version, in a type of this engine.
         options: The `FitOptions` of the request.
         cpu_experts: First layers whose experts llama.cpp leaves in host memory.
         context: Tokens of one cache of llama.cpp, an int or an array; 0 for other engines.
@@ -101,8 +101,8 @@ class MemoryBreakdown(NamedTuple):
         language: The model's own weights as stored.
         extra: Other loaded bytes, by name.
         activation: Peak of a pass, in the step that `peak` names.
-        overhead: By name.
-        startup: Taken before a share of free memory, by name.
+        overhead: Other memory of the engine, by name.
+        startup: Memory in use before the engine measures the free memory, by name.
         margin: Part of the GPU's memory that an estimate adds. It is negative at the high end.
         host: Weights in host memory.
     """
@@ -126,12 +126,12 @@ class MemoryBreakdown(NamedTuple):
 
     @property
     def startup_bytes(self) -> int:
-        """Bytes taken before a share of free memory."""
+        """Bytes in use before the engine measures the free memory."""
         return sum(self.startup.values())
 
     @property
     def working_bytes(self) -> Any:
-        """Bytes of activation and overhead."""
+        """Bytes of activation and overhead together."""
         return self.activation + sum(self.overhead.values())
 
 
@@ -180,7 +180,7 @@ def budget(
     Args:
         memory: Bytes of the GPU.
         terms: Bytes outside the cache.
-        basis: Memory that the share is taken of.
+        basis: Memory to which the share refers: total, free or remaining.
     """
     free = memory - terms.startup_bytes
     if basis == "total":
@@ -198,10 +198,10 @@ def budget(
 
 
 def stated(start: EngineStartup, estimate: str, has_graphs: bool = True) -> MemoryBreakdown:
-    """Return the model's own weights, the need of a pass, and the stated constants, without a
-    range.
+    """Return the memory outside the cache from weights, activations and documented constants,
+    without a range.
 
-    A share of the total memory includes the collectives. It leaves out the CUDA context.
+    If the share refers to the total memory, it includes collectives, but not the CUDA context.
     """
     overhead = {"libraries": LIBRARY_BYTES}
     if has_graphs and not start.options.enforce_eager:
@@ -220,7 +220,7 @@ def stated(start: EngineStartup, estimate: str, has_graphs: bool = True) -> Memo
 
 
 def collective_bytes(ranks: Parallelism) -> int:
-    """Return the bytes of the buffers of collectives: none on one GPU."""
+    """Return the bytes of the buffers of collectives; 0 on one GPU."""
     return COLLECTIVE_BYTES if ranks.gpus > 1 else 0
 
 
@@ -240,9 +240,9 @@ def activation_peak(
     """Return the peak activation bytes of one rank in a prefill of `tokens` tokens, from
     `sequences` prompts.
 
-    The peak has the inputs and outputs of the largest operator (the largest GEMM for experts),
-    and the residual stream. Allocators and workspaces of an engine need more, so use a measured
-    figure instead if there is one.
+    The peak has the inputs and outputs of the largest operator (the largest GEMM for experts), and
+    the residual stream. Allocators and workspaces of an engine need more, so prefer a measured
+    figure.
     """
     sequences = max(1, min(sequences, tokens))
     length, num_longer = divmod(tokens, sequences)
@@ -296,7 +296,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         weights_beyond_bytes: Logged bytes minus predicted bytes. They hold for the same model,
             formats and split.
-        beside_beyond_bytes: The same difference for activation and overhead.
+        beside_beyond_bytes: Logged minus predicted bytes of activation and overhead.
         others_bytes: Memory of other processes.
     """
 
@@ -350,12 +350,14 @@ def read_learned(path: str) -> LogCorrections:
 def replicas(
     model: Model, formats: Formats, ranks: Parallelism
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the data that several GPUs of a pipeline stage's group store.
+    """Return the data that several GPUs of a pipeline stage store in full.
 
-    Decode-context parallelism spreads a row's copies over tokens again.
+    Decode-context parallelism replaces the copies of a row: each GPU then stores the rows of other
+    tokens.
 
     Returns:
-        Bytes of one GPU by the weight's name, and GPUs with the same unit by the role of a row.
+        Bytes of one GPU by the weight's name, and the number of GPUs with the same unit by the role
+        of a row.
     """
     weights: dict[str, int] = {}
     for name, weight, count in model.walk() if ranks.tp > 1 else ():

@@ -56,7 +56,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         return cls(request, request.requested, request.options)
 
     def changed(self, cost: str = "", **values: Any) -> "ConfigChange":
-        """Return this request with other ranks, formats or options too, by their names."""
+        """Return this change with further changed ranks, formats or options, by their names."""
         deployment = replace(
             self.deployment,
             precision=_replaced(self.deployment.precision, values),
@@ -87,7 +87,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         return 0 if is_short else changed.sequences
 
     def flags(self, model_name: str = "") -> str:
-        """Return the engine's flags that are new; "" if flags cannot express the change.
+        """Return the engine's flags that the change adds; "" if flags cannot express the change.
 
         Args:
             model_name: The model as typed.
@@ -148,8 +148,8 @@ def joined(words: Sequence[str]) -> str:
 
 
 def small_cache(result: Fit) -> ConfigChange | None:
-    """Return the change to a cache of 8 bits; None if the GPU or the engine has none, or if no more
-    sequences fit."""
+    """Return the change to an 8-bit cache; None if GPU or engine do not support it, or if it fits
+    no more sequences."""
     dtypes = result.engine.dtypes or EIGHT_BITS
     dtype = next(name for name in EIGHT_BITS if name in dtypes)
     if dtype == "fp8" and "fp8" not in result.gpu.flops_per_s:
@@ -203,9 +203,10 @@ def _missing(result: Fit) -> str:
 
 
 def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
-    """Yield a larger share, a smaller cache and smaller weights: the smallest change first.
+    """Yield changes on the same GPUs: a larger share, a smaller cache format and smaller weights,
+    the smallest change first.
 
-    If other processes leave less free memory than the share, yield the largest smaller share.
+    If other processes leave less free memory than the share, yield the largest share that is free.
     """
     request, share = ConfigChange.of(result), result.needed.utilization
     if missing := result.missing_free_bytes:
@@ -237,9 +238,10 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
 
 
 def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange]:
-    """Yield doubled tensor-parallel ranks and then doubled pipeline stages.
+    """Yield changes that double the tensor-parallel ranks, then changes that double the pipeline
+    stages.
 
-    llama.cpp shares layers unless the request shares tensors.
+    llama.cpp splits layers over GPUs unless the request splits tensors.
     """
     names: tuple[str, ...] = ("tp", "pp")
     if result.options.engine == "llama.cpp":
@@ -253,7 +255,7 @@ def wider_requests(
 ) -> Iterator[ConfigChange]:
     """Yield the request with 2, 4, 8 … times the ranks of one kind, up to MAX_RANKS.
 
-    Experts that cover all GPUs cover the new ones too.
+    If experts are spread over all GPUs, they are also spread over the new GPUs.
 
     Args:
         name: "tp" or "pp".
@@ -277,7 +279,9 @@ def wider_requests(
 
 
 def _shorter(result: Fit) -> Iterator[ConfigChange]:
-    """Yield the longest context that fits; nothing if not one token fits, or if some sequences of
-    the requested length fit."""
+    """Yield the change to the longest context that fits.
+
+    Yield nothing if not even one token fits, or if some sequences of the requested length fit.
+    """
     if result.longest and not result.sequences:
         yield ConfigChange.of(result).changed(max_model_len=result.longest)

@@ -36,7 +36,8 @@ def _stored_formats(model: Model, precision: Precision) -> tuple[str, str]:
 
 
 def precision_losses(model: Model, precision: Precision) -> list[str]:
-    """Return the published losses of weights and cache that have fewer bits than published."""
+    """Return the published quality losses of weights and cache that have fewer bits than in the
+    published checkpoint."""
     formats = zip(
         ("weights", "cache"),
         _stored_formats(model, precision),
@@ -52,7 +53,8 @@ def precision_losses(model: Model, precision: Precision) -> list[str]:
 
 
 def narrower_formats(deployment: TimedDeployment, is_weights_only: bool) -> dict[str, str]:
-    """Return formats that need fewer bits on a GPU, by the field of `Precision`."""
+    """Return formats with fewer bits that the GPU supports, by the name of the field of
+    `Precision`."""
     weights, cache = _stored_formats(deployment.model, deployment.precision)
     names = ["fp8", "int4"] if "fp8" in deployment.gpu.flops_per_s else ["int4"]
     narrower = {}
@@ -64,7 +66,7 @@ def narrower_formats(deployment: TimedDeployment, is_weights_only: bool) -> dict
 
 def _cache_bits(label: str) -> float:
     """Return the bits of the narrowest format in a cache's label. Packed rows count as the format
-    that they pack."""
+    of their packed elements."""
     widths = [FORMATS[part].bits for part in label.split(" + ") if part in FORMATS]
     return min(widths, default=8 if label.startswith("fp8") else 4)
 
@@ -166,8 +168,8 @@ OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")}
 
 
 def quality_of(variant: str, attention: str) -> dict[str, Quality]:
-    """Return the published quality of each step of a variant's name; steps without one are left
-    out.
+    """Return the published quality of each step of a variant's name. Steps without published
+    quality are left out.
 
     Args:
         variant: The name; `none` means the variants in the model's own attention.
@@ -219,7 +221,7 @@ class Variant(NamedTuple):
 
     Attributes:
         kv_cache_dtype: The cache dtype that the variant names, or ''.
-        held_equal: The properties that stayed equal.
+        held_equal: The properties of the model that the variant does not change.
     """
 
     model: Model
@@ -318,7 +320,8 @@ def _check_hybrid(
 
 
 def _change_layer(layer: Layer, change: ChangePart, **fields: Any) -> Layer:
-    """Return a layer with a change of every part that attends, and other fields."""
+    """Return a layer in which `change` is applied to every part that attends, with other fields as
+    given."""
     parts, shared = (
         tuple(change(part) if part.attends else part for part in old)
         for old in (layer.parts, layer.shared)
@@ -327,7 +330,8 @@ def _change_layer(layer: Layer, change: ChangePart, **fields: Any) -> Layer:
 
 
 def _replace_attention(model: Model, change: ChangePart) -> Model:
-    """Return a model with other attention. Each layer stores its own cache."""
+    """Return a model in which `change` is applied to the attention. Each layer stores its own
+    cache."""
     kinds = {
         kind: _change_layer(layer, change, shares_cache=False)
         for kind, layer in model.kinds.items()
@@ -336,12 +340,12 @@ def _replace_attention(model: Model, change: ChangePart) -> Model:
 
 
 def _fields(spec: type[Sublayer], part: Sublayer) -> dict[str, Any]:
-    """Return the fields of a part that another kind of part has too."""
+    """Return the fields of a part that the class `spec` has too."""
     return {name: getattr(part, name) for name in spec.__struct_fields__}
 
 
 def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
-    """Return the model with this many KV heads, or as MHA if None, and the widths that stayed.
+    """Return the model with `groups` KV heads (None for MHA), and the widths that did not change.
 
     The keys of MHA are as wide as its values.
     """
@@ -373,7 +377,7 @@ def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
 
 
 def _latent(model: Model, name: str, value: str) -> Model:
-    """Return the model with latent attention of these sizes. Other sizes of a latent stay.
+    """Return the model with latent attention of this size. An MLA model keeps its other sizes.
 
     The default sizes are from DeepSeek-V2 and V3 for `mla`, and from V3.2 for `dsa`.
     """
@@ -414,8 +418,9 @@ def _limit_tokens(
     """Return the model with a window or a cache budget.
 
     Args:
-        kinds: Kinds of layers that get the limit.
-        other_limits: Steps whose limits stay. A layer can have a window and a budget.
+        kinds: Names of the layer kinds that get the limit.
+        other_limits: Limits of earlier steps that stay in force. A layer can have a window and a
+            budget.
     """
     tokens = parse_tokens(value, LIMITS[name])
 
@@ -444,7 +449,7 @@ def _split_kinds(model: Model, period: int) -> tuple[Model, dict[str, str]]:
     """Return the model with new kinds for all layers that attend, except every `period`-th one.
 
     Returns:
-        The model, and the old kind of each new one.
+        The model, and the old kind of each new kind.
     """
     kinds, order, num_attending = dict(model.kinds), [], 0
     old_kinds = {}

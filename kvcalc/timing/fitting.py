@@ -1,7 +1,8 @@
 """Fit calibrations to measured rows: one kernel model per family and kind of data.
 
-Errors are measured on held-out rows: FOLDS fits each leave out a fold, which a hash of the shape
-selects. So each row is predicted by a fit without it. The final kernel model is fitted on all rows.
+Errors are measured on held-out rows. A hash of the shape divides the rows into FOLDS folds, and
+each of FOLDS fits leaves out one fold. So each row is predicted by a fit without this row. The
+final kernel model is fitted on all rows.
 
 A calibration is fitted on rows of one GPU and one stack.
 """
@@ -106,8 +107,9 @@ class Goal(NamedTuple):
         residual: Maps points [points, parameters] to residuals [points, rows].
         weight: Weight of each row.
         softness: Relative error at which squares become absolute values.
-        typical: The typical point.
-        pull: Standard deviation from the typical point; 0 for no pull.
+        typical: The point at which all parameters have their typical value.
+        pull: Standard deviation of the penalty for distance from the typical point; 0 for no
+            penalty.
     """
 
     residual: Callable[[Array], Array]
@@ -192,7 +194,7 @@ def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, 
 
 
 def _reset_unused(goal: Goal, point: Array, start: Array) -> Array:
-    """Return the point with its typical value for each parameter that no row depends on."""
+    """Return the point with the typical value for each parameter that affects no row."""
     import numpy as np
 
     residual = goal.residual(point[None])
@@ -238,15 +240,15 @@ ERROR_FIELDS = [name for name in Entry.__struct_fields__ if name.endswith("_erro
 
 
 class FittedKernelModel(NamedTuple):
-    """The result of one family and kind.
+    """The fit of one family and one kind of data.
 
     Attributes:
         members: The rows.
         measured: Microseconds [rows].
         predicted: Held-out predictions [rows]; NaN without a fit.
         entry: The fitted kernel model; None if there are too few rows or no kernel model.
-        refused: Set if a kernel model was fitted and its error is too large.
-        why: The reason why there is no entry.
+        refused: The errors of a fitted kernel model, if they are too large to use it.
+        why: The reason why `entry` is None.
     """
 
     family: str
@@ -318,11 +320,12 @@ def _entries(fits: Iterable[FittedKernelModel]) -> Record:
 def _fit(
     result: FittedKernelModel, gpu: Gpu, stack: str, usual: KernelModel | None
 ) -> FittedKernelModel:
-    """Return the result of rows after their fit.
+    """Return a result with the kernel model that is fitted to its rows.
 
     Args:
-        result: The rows.
-        usual: The stack's usual kernel model for such data, if the rows are of a second kernel.
+        result: The result so far, with the measured rows.
+        usual: The stack's kernel model for the same data with its usual kernel, if the rows are
+            from another kernel.
     """
     import numpy as np
 
@@ -375,7 +378,7 @@ def _judge(
     """Return the result with a kernel model, or refuse the model if its error is too large.
 
     Args:
-        result: The rows, with held-out predictions.
+        result: The result so far, with measured rows and held-out predictions.
         fitted: Predictions of the kernel model [rows].
         weight: Weight of each row.
         origin: GPU and stack.
@@ -441,7 +444,7 @@ def make_calibration(
         gpu: The measured GPU.
         stack: The measured software.
         rows: All rows, including rows of servers.
-        about: Origin, commit, license and date of the rows; today without a date.
+        about: Origin, commit, license and date of the rows. Without a date, today is used.
     """
     versions = sorted({row.version for row in rows if row.op not in SERVING} - {""})
     date = about.get("date") or datetime.date.today().isoformat()
@@ -478,11 +481,11 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
 def chosen_rows(
     tables: Sequence[MeasurementFile], gpu: Gpu, stack: str, note: Callable[[str], None]
 ) -> list[MeasuredRow]:
-    """Return the rows of a GPU and a stack. Rows without GPU or framework count.
+    """Return the rows of a GPU and a stack, and all rows that name no GPU or framework.
 
-    All-reduces of GPUs with the same links count too. So do rows of latent attention of another
-    stack with the same kernel, if the stack has none. If all rows name one other framework, its
-    rows are used.
+    All-reduce rows of GPUs with the same links are included. Without rows of latent attention for
+    this stack, rows of another stack with the same kernel are included. If all rows name one other
+    framework, the rows of this framework are used.
 
     Args:
         note: Receives a sentence for rows that are left out.

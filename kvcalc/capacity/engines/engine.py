@@ -34,11 +34,10 @@ from kvcalc.storage.formats import FORMATS, RowFormat, canonical
 def nearest_older(
     engine: str, releases: Sequence[Any], text: str, oldest: tuple[int, ...] = ()
 ) -> tuple[Any, str]:
-    """Return the rules of `0.11`, `0.11.2`, `latest` or "", and a remark if they belong to another
-    release.
+    """Return the rules of a version, and a remark if the rules belong to another release.
 
-    Two numbers name the first release with them. A version between two releases has the rules of
-    the older release.
+    The version is `0.11`, `0.11.2`, `latest` or "" (the latest). `0.11` means 0.11.0. A version
+    between two releases has the rules of the older release.
 
     Args:
         releases: Rules from version `since` on, oldest first.
@@ -75,12 +74,12 @@ INDEX_ROW = FORMATS["fp8_block128"]
 
 
 class Defaults(NamedTuple):
-    """Defaults of an engine.
+    """Defaults of an engine for one GPU and model.
 
     Attributes:
-        tokens: Tokens of one pass.
+        tokens: Maximum tokens of one pass.
         sequences: Concurrent sequences of one dp rank.
-        utilization: Share of the memory.
+        utilization: Share of the memory that the engine may use.
         in_flight_batches: Passes that are scheduled before the first is done.
         draft_tokens: Draft tokens per pass.
     """
@@ -107,7 +106,8 @@ def stage_by_stage(
 
 
 def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
-    """Return the entries that the part itself lists."""
+    """Return the cache entries that the part itself lists. Engines without their own rule use
+    this."""
     return (*part.cache(), *part.eviction_scores())
 
 
@@ -126,35 +126,39 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name, title: The name on the command line, and the official name.
-        plan: Layers, ranks, settings → a pipeline stage → the layout of that stage's cache. Raises
-            UserError for layers without pages.
-        defaults: GPU, ranks, release, tokens of a pass (0 for the default) and model → the engine's
-            defaults.
-        release: The text of a version → its rules, in the engine's own terms, and a remark.
-        memory: A start and an estimate of the range → the memory outside the cache. The sequences
-            of the start are an int or an array.
+        plan: Takes layers, ranks and settings. Returns a function that takes a pipeline stage and
+            returns the layout of its cache. Raises UserError for layers that the engine cannot
+            store.
+        defaults: Takes GPU, ranks, release, tokens of a pass (0 for the default) and model. Returns
+            the engine's defaults.
+        release: Takes the text of a version. Returns its rules, in a type of this engine, and a
+            remark.
+        memory: Takes a start and an estimate of the range. Returns the memory outside the cache.
+            The sequences of the start are an int or an array.
         has_memory_range: Whether the estimates of the range differ.
         has_context_buffers: Whether buffers outside the cache grow with the context.
         dtypes: Supported cache dtypes; None for all.
         unmodelled: Cache dtypes with a layout that is not modelled.
-        takes: Options of `fit` that not every engine has, or whose bytes are known.
-        precision: Model and requested precision → the precision that runs, and remarks.
-        entries: Model and part → cache entries. Raises UserError if the engine runs the part
-            differently from the model.
-        row_format: An entry and all entries of its part → the format that stores it.
-        content: Layer → the entries that the engine stores.
+        takes: Options of `fit` that this engine supports although not every engine does.
+        precision: Takes the model and the requested precision. Returns the precision that the
+            engine runs, and remarks.
+        entries: Takes the model and a part. Returns the part's cache entries. Raises UserError if
+            the engine runs the part differently from the model.
+        row_format: Takes an entry, its part, the formats and the settings. Returns the format in
+            which the engine stores the entry.
+        content: Takes a layer. Returns the entries that the engine stores.
         utilization_basis: Memory that the share refers to: total, free or remaining.
         excludes_activations: Whether activations and overhead are outside the share.
-        spreads_context: Whether it has decode-context parallelism.
-        memory_key: The properties of a start's GPU that affect `memory`.
+        spreads_context: Whether the engine has decode-context parallelism.
+        memory_key: Takes a start. Returns the properties of its GPU that affect `memory`.
         max_vocabulary_difference: Padding entries by which a draft's vocabulary may differ.
-        refuses_below_one_sequence: Whether it does not start if not one sequence of the longest
-            length fits.
-        checks_free_memory: Whether it does not start if less than its share of the total memory is
-            free.
-        smaller_weights: Smaller formats that it can load, largest first.
-        long_context_variable: Environment variable that it requires for contexts beyond the model's
-            maximum.
+        refuses_below_one_sequence: Whether the engine refuses to start if not even one sequence of
+            the longest length fits.
+        checks_free_memory: Whether the engine refuses to start if less than its share of the total
+            memory is free.
+        smaller_weights: Smaller weight formats that the engine can load, largest first.
+        long_context_variable: Environment variable that the engine requires for contexts beyond the
+            model's maximum.
     """
 
     name: str
@@ -190,7 +194,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         requested one.
 
         Raises:
-            UserError: The engine does not have the cache dtype, or its layout is not modelled.
+            UserError: The engine does not support the cache dtype, or the dtype's layout is not
+                modelled.
         """
         dtype = canonical(precision.kv_cache_dtype)
         if dtype in self.unmodelled:
@@ -243,7 +248,7 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
 def downcast(title: str, model: Model, precision: Precision, to: str) -> PrecisionAndRemarks:
     """Return the precision in which an engine loads a float32 checkpoint, and a remark.
 
-    A requested dtype has priority, except fp8, which is only for GEMMs.
+    A requested dtype has priority, unless it is fp8, which applies only to GEMMs.
     """
     dtype = canonical(precision.dtype)
     if model.dtype != "fp32" or dtype not in ("auto", "fp8"):
@@ -259,7 +264,7 @@ def scaled_index_keys(
     formats: Formats,
     settings: EngineSettings,
 ) -> RowFormat:
-    """Return the format of an entry in vLLM and SGLang.
+    """Return the format in which vLLM and SGLang store an entry.
 
     The index keys of latents are in fp8 with scales, under every dtype of the cache. Recurrent
     states are in the requested dtype, if there is one.
@@ -286,8 +291,10 @@ def rope_tables(model: Model) -> int:
 
 
 def tower(start: EngineStartup) -> int:
-    """Return the bytes of the vision tower: on the first stage, split over tp, none without images
-    (models/interfaces.py, 0.28)."""
+    """Return the bytes of the vision tower, which is on the first stage and split over tp.
+
+    They are 0 if requests have no images (models/interfaces.py, 0.28).
+    """
     vision = start.model.vision
     if not vision or start.stage or start.options.images == 0:
         return 0

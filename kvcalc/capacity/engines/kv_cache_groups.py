@@ -1,4 +1,4 @@
-"""vLLM: cache specs to groups of layers that share a block table.
+"""vLLM: group layers that share a block table, from the cache specs of the layers.
 
 One pool of equal blocks serves all groups, so pages are made equal and layers are split into groups
 of one size. Source: v1/core/kv_cache_planning.py of vLLM 0.33.
@@ -57,7 +57,7 @@ class Spec(NamedTuple):
     Attributes:
         limit: Window or chunk.
         padded: The page size, if it is larger than its content.
-        main: False for the keys of an indexer.
+        main: Whether the rows are keys, values, latents or states, not the keys of an indexer.
     """
 
     kind: SpecKind
@@ -70,7 +70,7 @@ class Spec(NamedTuple):
 
     @property
     def page(self) -> int:
-        """Bytes of one block of this layer."""
+        """Bytes of one block in this layer."""
         size = self.row if self.kind is SpecKind.STATE else self.row * self.block
         return self.padded or size
 
@@ -81,7 +81,8 @@ class Spec(NamedTuple):
 
 
 class KVCacheGroup(NamedTuple):
-    """Layers with one block table. They need equally many blocks; `specs` may differ in width."""
+    """Layers that share one block table. They need equal numbers of blocks; their `specs` may
+    differ in width."""
 
     specs: tuple[StageSpec, ...]
 
@@ -94,7 +95,7 @@ class KVCacheGroup(NamedTuple):
         return [spec.page for spec_stage, spec in self.specs if spec_stage == stage]
 
     def widest_page(self) -> int:
-        """Return the page of the widest layer, its index keys included."""
+        """Return the page bytes of the widest layer, including its index keys."""
         main = max((s.page for _, s in self.specs if s.main), default=0)
         return main + max((s.page for _, s in self.specs if not s.main), default=0)
 
@@ -141,7 +142,8 @@ def choose_group_size(layer_counts: Sequence[int]) -> int:
 
 
 def _need_equal_blocks(layers: Sequence[StageSpec]) -> bool:
-    """Return whether all layers have one kind, block and limit; for states, one page size."""
+    """Return whether all layers have the same kind, block size and limit, and for states the same
+    page size."""
     return (
         len(
             {
@@ -220,7 +222,7 @@ def pooled_tokens(layers: Iterable[LayerCache]) -> int:
 
 
 def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
-    """Return the entries that vLLM stores of a layer: pooled index keys have one row per pool of
+    """Return the entries that vLLM stores for a layer. Pooled index keys have one row per pool of
     tokens."""
     pool = pooled_tokens([layer])
     for part in layer.parts:
@@ -230,8 +232,8 @@ def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
 
 
 def _pooled_key(stored_entry: StoredEntry, part: StoredPart, pool: int) -> StoredEntry:
-    """Return an index key as stored for a pool of tokens; with latents in fp8, without gates and
-    flag."""
+    """Return the stored index-key entry of a pool of tokens. With fp8 latents, it has no gates and
+    no flag."""
     entry = replace(stored_entry.entry, ratio=pool)
     if not any(s.entry.role == "latent" for s in part):
         return stored_entry._replace(entry=entry)
@@ -242,7 +244,8 @@ def _pooled_key(stored_entry: StoredEntry, part: StoredPart, pool: int) -> Store
 def pooled_groups(
     title: str, layers: Sequence[LayerCache], block_size: int
 ) -> tuple[list[KVCacheGroup], int]:
-    """Return the groups, and the tokens of a block, which are aligned and make room for a state.
+    """Return the groups, and the tokens of a block: an aligned number, so that a block can store a
+    state.
 
     Raises:
         UserError: Layers store other attention too, or states do not fit.
@@ -285,7 +288,8 @@ def pooled_groups(
 
 
 def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> list[KVCacheGroup]:
-    """Return states, dealt in turn to groups. No stage has more states in a group than rows."""
+    """Return state layers, dealt to groups in turn. In each group, no stage has more state layers
+    than row layers."""
     num_states = Counter(stage for stage, _ in states)
     num_rows = Counter(row_stages)
     if not num_states.keys() <= num_rows.keys():
@@ -327,7 +331,7 @@ def compresses_tokens(model: Model) -> bool:
 
 
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
-    """Return the specs of one layer. An entry that compresses has blocks of `block` tokens.
+    """Return the specs of one layer. A compressed entry has blocks of `block` tokens.
 
     Raises:
         UserError: vLLM has no pages for the format of the rows or for the ratio.
@@ -345,7 +349,7 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
         return Spec(kind, row, limit, block, page, latent=True, main=not limit)
 
     def row_bytes(rows: Sequence[StoredEntry]) -> int:
-        """Return the bytes of one latent with its rotated key."""
+        """Return the bytes of one latent with its RoPE key."""
         latent, rotated = (
             sum(s.entry.width for s in rows if s.entry.role == role) for role in ROWS
         )
@@ -372,8 +376,11 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
 
 
 def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
-    """Return groups with pages of any size: layers that need the same blocks together, split so
-    that groups have equally many repeats."""
+    """Return groups whose pages may differ in size.
+
+    A group has layers that need the same blocks. Groups are split so that all have the same number
+    of repeats.
+    """
     buckets: dict[object, dict[int, list[StageSpec]]] = {}
     for stage, spec in layers:
         sizes = buckets.setdefault((spec.kind, spec.block, spec.limit), defaultdict(list))

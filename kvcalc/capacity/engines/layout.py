@@ -39,7 +39,7 @@ class StoredEntry(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row on this rank."""
+        """Bytes of one row on one rank."""
         return self.heads * self.format.row_bytes(self.entry.width)
 
 
@@ -47,7 +47,8 @@ StoredPart = tuple[StoredEntry, ...]
 
 
 class LayerCache(NamedTuple):
-    """One layer: its model and kind, its pipeline stage, and the stored entries of its parts."""
+    """One layer with a cache: its model and kind, its pipeline stage, and the stored entries of its
+    parts."""
 
     model: Model
     kind: str
@@ -60,7 +61,7 @@ class LayerCache(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """The stored entries of one part: rows of each token with index keys, or states."""
+    """The stored entries of one part: one row per token, with optional index keys, or states."""
 
     rows: StoredPart
     index_keys: StoredPart
@@ -68,7 +69,7 @@ class Pages(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token without index keys."""
+        """Bytes of the rows of one token, without index keys."""
         return sum(stored_entry.row_bytes for stored_entry in self.rows)
 
     @property
@@ -142,11 +143,11 @@ def stage_pages(
 
 
 def find_unsupported(entries: Sequence[CacheEntry]) -> str:
-    """Return why no engine here has pages for the entries of one part; "" if engines have.
+    """Return why no engine has pages for the entries of one part; "" if some engine has.
 
-    Supported are rows of one token each with the roles in PAGES, in the dtype of the cache, under
-    one limit that keeps the last rows, with at most one index key per token. Supported are also
-    states with the roles in STATES.
+    Engines have pages for states with the roles in STATES. They also have pages for one row per
+    token, if all rows have roles in PAGES, the dtype of the cache, one limit that keeps the last
+    rows, and at most one index key per token.
     """
     for entry in entries:
         role = entry.role.replace("_", " ")
@@ -177,10 +178,10 @@ def find_unsupported(entries: Sequence[CacheEntry]) -> str:
 
 
 class BlockDemand(NamedTuple):
-    """A part of one sequence's bytes: unit · (⌈min(tokens, cap)/block⌉ + extra).
+    """A part of the bytes of one sequence: unit · (⌈min(tokens, cap)/block⌉ + extra).
 
     Attributes:
-        cap: Tokens from which the part no longer grows; −1 for none.
+        cap: Number of tokens from which the part no longer grows; −1 for no cap.
         cause: Name of the cap.
     """
 
@@ -191,7 +192,7 @@ class BlockDemand(NamedTuple):
     cause: str = ""
 
     def count(self, tokens: Any) -> Any:
-        """Return the blocks of a sequence, for an int or an array of tokens."""
+        """Return the blocks of a sequence for its tokens, an int or an array."""
         if self.cap >= 0:
             tokens = minimum(tokens, self.cap)
         return -(-tokens // self.block) + self.extra
@@ -205,7 +206,7 @@ class CacheLayout:
         page_bytes: Bytes of the largest page of a layer.
         bytes_per_block: Bytes of a block over all layers of the stage.
         notes: Remarks for the user.
-        demands: One sequence's bytes as a sum.
+        demands: Parts whose sum is the bytes of one sequence.
     """
 
     block_size: int | None = None
@@ -224,7 +225,7 @@ class CacheLayout:
         raise NotImplementedError
 
     def pool(self, budget: Any) -> Any:
-        """Return the bytes that the engine takes of a budget."""
+        """Return the bytes of a budget that the engine allocates for its pool."""
         return budget
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
@@ -233,7 +234,7 @@ class CacheLayout:
         return pool
 
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
-        """Return the bytes of buffers that the engine logs separately, by the record's key."""
+        """Return the bytes of buffers that the engine logs separately, by record key."""
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
@@ -258,15 +259,16 @@ class CacheLayout:
         return int(self.pool(budget)) - self.needed(0, 0)
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
-        """Return the pool's bytes of one request, for an array of its numbers of tokens."""
+        """Return the bytes of the pool that one request needs, for an array of numbers of
+        tokens."""
         return sum((d.unit * d.count(tokens) for d in self.demands), tokens * 0)
 
     def breakpoints(self) -> list[Record]:
-        """Return one sequence's bytes as fixed + slope · tokens, from each breakpoint on."""
+        """Return the bytes of one sequence as fixed + slope · tokens, from each breakpoint on."""
         return segments(self.demands)
 
     def describe(self, length: int) -> list[str]:
-        """Return the layout with numbers, one line for each part."""
+        """Return a description of the layout with numbers, one line per part."""
         lines = []
         for demand in self.demands:
             count, unit = demand.count(length), f"{demand.unit:,} B"
@@ -304,7 +306,7 @@ class CacheLayout:
 
 
 class NoCache(CacheLayout):
-    """The layout of a model that stores no cache: the setting limits its sequences."""
+    """The layout of a model that stores no cache: only `max_num_seqs` limits its sequences."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self.max_num_seqs = max_num_seqs
@@ -322,7 +324,7 @@ class LinearLayout(CacheLayout):
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
         """Return pairs of bytes, for all sequences together and for each sequence.
 
-        The pair with the largest sum counts.
+        The pair with the largest sum determines the bytes.
         """
         raise NotImplementedError
 
@@ -359,7 +361,8 @@ class BlockPool(LinearLayout):
         return sum(demand.count(length) for demand in self.demands)
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return one pair. Sequences share the full blocks of a prefix in groups without a cap."""
+        """Return one pair of blocks. Sequences share the full blocks of a prefix in groups without
+        a cap."""
         common = sum(min(shared, length) // d.block for d in self.demands if d.cap < 0)
         own = self.request_blocks(length) - common
         return [
@@ -385,8 +388,8 @@ class Content(LinearLayout):
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
         """Return the costs at `length`, and at the last lengths before a block is compressed.
 
-        Only compressed blocks make the content shrink. Sequences share the rows of a prefix in
-        entries without a limit.
+        The content can shrink only if a block is compressed. Sequences share the rows of a prefix
+        in entries without a limit.
         """
         lengths = {length, *(length - (length + 1) % ratio for ratio in self._ratios)}
         growing = [r for r in self.rows if shared and r.entry.grows and not r.entry.limit]
@@ -436,7 +439,7 @@ class Content(LinearLayout):
 
 
 def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
-    """Return the bytes that one sequence stores, for an array of its numbers of tokens."""
+    """Return the bytes that one sequence stores, for an array of numbers of tokens."""
     import numpy as np
 
     result = np.zeros(tokens.size, dtype=np.int64)
@@ -460,7 +463,7 @@ def content_of(
     """Return the content of the layers on one stage, in the engine's formats.
 
     Args:
-        content: The engine's rule for the entries that it stores of a layer.
+        content: The engine's rule that returns the stored entries of a layer.
     """
     rows: list[LayerRows] = []
     for layer, count in count_layers(layers, stage):
@@ -484,7 +487,8 @@ def largest(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int:
 
 
 def segments(demands: Sequence[BlockDemand]) -> list[Record]:
-    """Return demands as pieces: bytes = fixed + slope · tokens, in whole blocks, from a start on.
+    """Return the demands as linear pieces: bytes = fixed + slope · tokens, in whole blocks, from a
+    start on.
 
     The slope is an int if it is whole, otherwise a float.
     """

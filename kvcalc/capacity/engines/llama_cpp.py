@@ -1,4 +1,4 @@
-"""llama.cpp: cells for the full context of all sequences, allocated at the start.
+"""llama.cpp allocates cells for the full context of all sequences when it starts.
 
 Rules of autumn 2026:
 
@@ -101,13 +101,14 @@ def _is_stored_by_head(model: Model, part: Sublayer) -> bool:
 
 
 def _compute_buffer(start: EngineStartup) -> Any:
-    """Return the bytes of the graph that is reserved for T = ubatch tokens, all with logits, in
-    fp32.
+    """Return the bytes of the fp32 graph that llama.cpp reserves for T = ubatch tokens, all with
+    logits.
 
-    It is the larger of two: logits and their input, 4 · T · (V + D); or the tensors of a layer's
-    FFN with attention's mask, 2 · T bytes per cell. Not counted: a second mask for windows or with
-    the logits, recurrent layers, and attention without flash attention. Source: llama-context.cpp,
-    graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log has 258.50 MiB for 512 tokens.
+    The graph has the size of the larger of two sets: logits and their input, 4 · T · (V + D); or
+    the tensors of a layer's FFN with the attention mask, 2 · T bytes per cell. Not counted: a
+    second mask for windows or with the logits, recurrent layers, and attention without flash
+    attention. Source: llama-context.cpp, graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's
+    log has 258.50 MiB for 512 tokens.
     """
     model, tokens = start.model, start.tokens
     width = model.hidden_size
@@ -120,10 +121,10 @@ def _compute_buffer(start: EngineStartup) -> Any:
 
 
 def _ffn_elements(part: Sublayer, width: int) -> int:
-    """Return the elements of a token in an FFN, in addition to four rows of the residual's width.
+    """Return the elements per token of an FFN, in addition to four rows of the residual's width.
 
-    Every active expert has gate, up and their product. The experts' outputs add to them
-    if they are larger than gate and up, whose memory they use otherwise.
+    Every active expert has gate, up and their product. The experts' outputs reuse the memory of
+    gate and up, and count only if they are larger.
     """
     if isinstance(part, Dense):
         return part.intermediate_size * (2 + part.gated)
@@ -137,7 +138,7 @@ def _ffn_elements(part: Sublayer, width: int) -> int:
 def _count_host_layers(model: Model, gpu_layers: int) -> int:
     """Return the first layers whose weights and cache are in host memory: L + 1 − ngl.
 
-    The head counts as the last layer. With −1 the result is 0.
+    The LM head counts as the last layer. With `gpu_layers` −1 the result is 0.
 
     Raises:
         UserError: No layer would be left on the GPU, or the model has prediction layers.
@@ -204,7 +205,8 @@ def _check_placement(start: EngineStartup) -> None:
 
 
 def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return the stated memory without weights in host memory, and at least the compute buffer.
+    """Return the memory of `stated` with at least the compute buffer, and without weights in host
+    memory.
 
     GPUs that share the layers have no collectives: each copies its output to the next
     (ggml-cuda.cu: ggml_backend_cuda_cpy_tensor_async).
@@ -222,13 +224,13 @@ def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
 
 
 class LlamaCpp(CacheLayout):
-    """Cells of all sequences, and recurrent states.
+    """The layout of llama.cpp: cells of all sequences, and recurrent states.
 
     Attributes:
         full: Bytes per cell of layers without a window.
         window: Bytes per cell of layers with a window.
         state: Bytes of a sequence's states.
-        host: The layers in host memory, if there are any.
+        host: Layout of the layers in host memory, if there are any.
     """
 
     block_size = PAD
@@ -277,8 +279,10 @@ class LlamaCpp(CacheLayout):
         return self.cache_bytes(sequences, length)
 
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
-        """Return the window caches, which kv_cache_allocated_bytes includes, and the recurrent
-        states and the caches in host memory, which it does not."""
+        """Return the bytes of window caches, of recurrent states and of caches in host memory.
+
+        Of these, kv_cache_allocated_bytes includes only the window caches.
+        """
         sizes: LoggedCacheRecord = {
             "window_cache_bytes": self.window_cells(sequences, length) * self.window,
             "state_bytes": sequences * self.state,
@@ -332,9 +336,9 @@ def _plan(
 def _windowed_models(layers: Sequence[LayerCache]) -> set[int]:
     """Return the models, by id, whose windows llama.cpp reads.
 
-    It ignores windows in every layer (`src/models/llama.cpp` for mistral; `starcoder2.cpp`,
-    `phi3.cpp`), unless the type has a pattern of windows, and in types with windows at another
-    depth only.
+    It ignores windows that are in every layer (`src/models/llama.cpp` for mistral;
+    `starcoder2.cpp`, `phi3.cpp`), unless the type has a pattern of windows. It also ignores windows
+    of types whose only windows are at other layers than in the model.
     """
     models = set()
     for layer in distinct_layers(layers):

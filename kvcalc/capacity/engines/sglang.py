@@ -63,7 +63,7 @@ LARGER_GPUS: dict[int, BatchDefaults] = {  # by the limit of the memory in GiB
 
 
 class SglangRelease(NamedTuple):
-    """Rules from version `since` on (server_args.py; arg_groups/memory_hook.py in 0.5.23).
+    """SGLang's rules from version `since` on (server_args.py; arg_groups/memory_hook.py in 0.5.23).
 
     Attributes:
         small: Defaults of GPUs from 20 to 35 GiB.
@@ -75,7 +75,7 @@ class SglangRelease(NamedTuple):
     prefill_graphs: bool = False
 
     def batch_defaults(self, memory_bytes: int) -> BatchDefaults:
-        """Return the defaults of a GPU."""
+        """Return SGLang's defaults for a GPU with this memory."""
         if memory_bytes < 20 * GIB:
             return 2048, 8, 8
         if memory_bytes < 35 * GIB:
@@ -140,7 +140,7 @@ def static_fraction(
 
 
 def count_prefill_graphs(tokens: int) -> int:
-    """Return the number of captured sizes of prefills up to `tokens`."""
+    """Return the number of prefill sizes up to `tokens` for which SGLang captures a CUDA graph."""
     ranges = (
         (0, 32, 4),
         (32, 256, 16),
@@ -155,8 +155,9 @@ def count_prefill_graphs(tokens: int) -> int:
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """Return the weights with a tower and rotary tables, and the stated activations and graphs.
 
-    Context and collectives are in use before SGLang measures the free memory. The estimates differ
-    by both, and by the margins of vLLM's starts. No published start-up of SGLang has checked them.
+    Context and collectives are in use before SGLang measures the free memory. The estimates of the
+    range differ by these two, and by the margins of vLLM's starts. No published start-up of SGLang
+    has checked the estimates.
     """
     terms = stated(start, estimate)
     extra = {
@@ -195,12 +196,12 @@ TRACKS_NO_STATES = "lfm2 jetnemotron jetvlm zaya"
 
 
 class SGLang(CacheLayout):
-    """Pools of token slots, window slots and state slots.
+    """The layout of SGLang: pools of token slots, window slots and state slots.
 
     Attributes:
         full: Bytes of a token's slot in layers without a window.
         window: Bytes of a token's slot in layers with a window.
-        limit: Tokens of a sequence in the window pool.
+        limit: Maximum tokens of a sequence in the window pool.
         state: Bytes of a state slot.
         page: Tokens of a page.
         request_states: State slots of one request.
@@ -243,7 +244,7 @@ class SGLang(CacheLayout):
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
         """Return the smallest budget with enough slots of each kind.
 
-        The split between the pools is fixed, so the scarcest decides.
+        The split between the pools is fixed, so the scarcest pool decides.
         """
         common = min(shared, length) // self.page * self.page
         slots = common + sequences * (self._paged(length) - common)
@@ -297,7 +298,8 @@ class SGLang(CacheLayout):
         return self.slots(budget) if self.full else super().tokens(budget, length)
 
     def _pools(self, budget: int, tokens: Any) -> list[tuple[int, Any]]:
-        """Return the size of each pool, and its part for one sequence, in the same unit."""
+        """Return pairs: the size of each pool, and the part that one sequence needs, in the unit of
+        the pool."""
         slots = self.slots(budget)
         pools = [(slots, self._paged(tokens))] if self.full else []
         if self.window:
@@ -384,14 +386,14 @@ def _plan(
 
 
 def _is_named(model: Model, names: str) -> bool:
-    """Return whether a model is of one of these architectures, by its type."""
+    """Return whether a model's type is one of these architectures."""
     model_type = re.sub(r"[^a-z0-9]", "", model.model_type.lower())
     return any(name in model_type for name in names.split())
 
 
 def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
-    """Return packed latents; a float32 checkpoint as fp16, Gemma's as bf16
-    (configs/model_config.py: _get_and_verify_dtype)."""
+    """Return the precision that SGLang runs: packed latents, and fp16 for a float32 checkpoint,
+    bf16 for Gemma's (configs/model_config.py: _get_and_verify_dtype)."""
     precision, remarks = packed_latents("sglang", model, precision)
     dtype = "bf16" if model.model_type.startswith("gemma") else "fp16"
     precision, cast = downcast(SGLANG.title, model, precision, dtype)

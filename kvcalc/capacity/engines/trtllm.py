@@ -35,8 +35,11 @@ MARGINS = {"low": 0.02, "middle": 0.0, "high": -0.015}
 
 
 class TensorRtLlm(BlockPool):
-    """A pool of blocks, each of `row` bytes a token over all layers of the stage. Windows are
-    stored like full attention."""
+    """The layout of TensorRT-LLM: a pool of blocks with `row` bytes per token over all layers of a
+    stage.
+
+    Layers with windows are stored like full attention.
+    """
 
     def __init__(self, row: int, block: int, has_windows: bool) -> None:
         self.block_size = block
@@ -69,8 +72,11 @@ def _plan(
 
 
 def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return weights with a tower and rotary tables, and the stated pass, libraries, graphs and
-    collectives. No log has checked them."""
+    """Return the weights with vision tower and rotary tables, and the stated pass, libraries,
+    graphs and collectives.
+
+    No log has checked these figures.
+    """
     extra = {
         "rotary tables": rope_tables(start.model),
         "vision tower": tower(start),

@@ -1,4 +1,4 @@
-"""vLLM: layers to cache specs, the block size, and a plan in blocks.
+"""vLLM: the cache specs of layers, the block size, and the layout in blocks.
 
 Rules as of vLLM 0.33 (v1/kv_cache_interface.py, v1/core/kv_cache_planning.py,
 platforms/interface.py). `kv_cache_groups` groups the layers. All figures are per rank.
@@ -57,7 +57,8 @@ BLOCK, MLA_BLOCK, MLA_HYBRID_BLOCK = 16, 64, 128
 
 
 class Vllm(BlockPool):
-    """A pool of equal blocks on one stage. Every group of layers takes its own blocks from it."""
+    """The layout of vLLM: a pool of equal blocks on one stage, from which every group of layers
+    takes blocks."""
 
     null_blocks = 1  # a placeholder
 
@@ -133,7 +134,8 @@ def choose_block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
     """Return the tokens per block: 16 or the setting, rounded up to the backend's block size.
 
     With recurrent states, a page must store a state. With `a` bytes of attention per token and
-    layer and `m` bytes of state, the block has at least align · ⌈m / (align · a)⌉ tokens.
+    layer, `m` bytes of state and the alignment `align` in tokens, the block has at least align · ⌈m
+    / (align · a)⌉ tokens.
     """
     size, align = settings.block_size or BLOCK, BLOCK
     if any(spec.latent for spec in specs):
@@ -148,8 +150,11 @@ def choose_block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
 
 
 def _demand(spec: Spec, unit: int, dcp: int, settings: EngineSettings) -> BlockDemand:
-    """Return the blocks of one sequence: full ⌈L/block⌉; window ⌈min(W − 1 + F, L)/block⌉ + 1;
-    chunk ⌈min(C + F, L)/block⌉; state 1 or 2. F is the tokens in flight."""
+    """Return the blocks that one sequence of L tokens needs.
+
+    Full attention needs ⌈L/block⌉, a window ⌈min(W − 1 + F, L)/block⌉ + 1, a chunk ⌈min(C + F,
+    L)/block⌉, and a state 1 or 2. F is the number of tokens in flight.
+    """
     if spec.kind is SpecKind.STATE:
         is_aligned = settings.mamba_cache_mode == "align"
         blocks = 2 + settings.mamba_checkpoint_blocks if is_aligned else 1
@@ -168,7 +173,7 @@ def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
     page
     for all its states.
 
-    A convolution's state has one more column for each draft token
+    The state of a convolution has one more column for each draft token
     (model_executor/layers/mamba/mamba_utils.py).
     """
     if part.states:
@@ -223,7 +228,8 @@ def _row_format(
     formats: Formats,
     settings: EngineSettings,
 ) -> RowFormat:
-    """Return the format of an entry. Recurrent states without a fixed dtype have the model's."""
+    """Return the format of an entry. Recurrent states without a fixed dtype have the model's
+    dtype."""
     has_own_dtype = entry.assumed and not settings.mamba_ssm_cache_dtype
     if entry.role == "recurrent_state" and has_own_dtype:
         return FORMATS[formats.dtype]

@@ -1,13 +1,13 @@
 """The memory that vLLM allocates outside its cache: the peak of its profile run, and later buffers.
 
 The profile runs one pass of max_num_batched_tokens, then a sample for max_num_seqs dummy requests.
-T is the tokens of a pass, n the requests (never more than T), V the vocabulary, D the hidden size,
-e the bytes of an activation.
+T is the number of tokens of a pass, n the number of requests (at most T), V the vocabulary size, D
+the hidden size, e the bytes of an activation.
 
 `Available KV cache memory` = ⌈total · utilization⌉ − the sum of all terms, on the pipeline stage
 with the least (gpu_worker.py: determine_available_memory). The middle of the range is a first start
-with the sampler of the documentation. The ends add the known differences between starts, and a
-margin.
+with the sampler of the documentation. The two ends of the range add the known differences between
+starts, and a margin.
 
 The first part has the bytes that vLLM loads on one GPU in addition to the language model as stored:
 padding, rotary
@@ -75,8 +75,8 @@ class LoadedWeights(NamedTuple):
         allocated: Matrices and vectors, fused, and padded for kernels.
         int4: Matrices in int4 (AWQ, GPTQ, Marlin), which vLLM repacks. Experts do not count,
             because they are too large to leave much in the allocator.
-        absorbed: Quantized kv_up matrices in 16 bits, for products in latent space. A matrix that
-            is not quantized is shared. MiniCPM3 multiplies by kv_up directly. Source:
+        absorbed: 16-bit copies of quantized kv_up matrices, for products in latent space. A matrix
+            that is not quantized needs no copy. MiniCPM3 multiplies by kv_up directly. Source:
             process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to
             0.14, then attention/mla_attention.py).
         ngram_tables: Tables of hashed n-grams.
@@ -138,7 +138,8 @@ def load_weights(
 def allocated(size: int) -> int:
     """Return the bytes that the allocator counts for a tensor.
 
-    It takes multiples of 512. From 10 MiB it adds the rest of a segment, if that is up to 1 MiB.
+    The allocator rounds up to multiples of 512 bytes. From 10 MiB on, it also counts the rest of a
+    segment if this rest is at most 1 MiB.
     """
     size = -(-size // STEP) * STEP
     segment = -(-size // SEGMENT) * SEGMENT
@@ -196,8 +197,8 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
 
 
 def compressed_attention(start: EngineStartup) -> list[Compressed]:
-    """Return the attention of each kind of layer on the stage; empty if the model does not compress
-    tokens."""
+    """Return the attention part of each kind of layer on the stage; empty if the model does not
+    compress tokens."""
     parts = [
         part
         for kind, count in start.layers.counts.items()
@@ -208,7 +209,8 @@ def compressed_attention(start: EngineStartup) -> list[Compressed]:
 
 
 def _pass_buffers(start: EngineStartup) -> int:
-    """Return the bytes of buffers that load with a model that compresses tokens.
+    """Return the bytes of buffers that vLLM allocates with the weights of a model that compresses
+    tokens.
 
     T·index_topk·4 for the selected entries. The last stage adds T·S·e, which prediction layers
     read.
@@ -223,8 +225,8 @@ def _pass_buffers(start: EngineStartup) -> int:
 
 
 def residual_width(model: Model) -> int:
-    """Return the elements of a token's residual: the input of the mixers of the streams, or the
-    hidden size."""
+    """Return the elements of a token's residual: the hidden size times the number of residual
+    streams."""
     widths = (w.inputs for name, w, _ in model.walk() if name.endswith("_streams"))
     return max(widths, default=model.hidden_size)
 
@@ -293,16 +295,19 @@ UNSEEN = 0.03
 
 
 class Constants(NamedTuple):
-    """Constants without a source, fitted on published start-ups (docs/reference/vllm-startups.md),
-    for one end of the range. In GiB unless stated.
+    """Constants for one estimate of the range, in GiB unless stated.
+
+    They have no source. They were fitted to published start-ups (docs/reference/vllm-startups.md).
 
     Attributes:
-        libraries: Memory of libraries outside torch.
+        libraries: Memory of libraries outside torch's allocator.
         states: Added for models with recurrent states.
         collectives: Buffers of 1, 2, 4 and 8 GPUs.
-        pcie: Share of them if no link joins the GPUs.
-        graphs, per_width: Estimate of CUDA graphs, and its part per 1024 of D/tp.
-        per_layer: MiB of a captured graph per layer, in the first runner, if that is above one.
+        pcie: Share of `collectives` if no link joins the GPUs.
+        graphs, per_width: Constant part of the estimate of CUDA graphs, and the part per 1024 of
+            D/tp.
+        per_layer: MiB per layer of a captured graph in the first runner; a graph has at least 1
+            MiB.
         margin: Share of the GPU's memory beyond all terms.
     """
 
@@ -339,7 +344,7 @@ CONSTANTS = {
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """Return the memory of one stage outside the cache, for one estimate of the range.
 
-    The low end has more of each constant. The high end has less, a compilation cache, and
+    The low end has larger constants. The high end has smaller constants, a compilation cache, and
     FlashInfer's sampler.
     """
     constants, is_best = CONSTANTS[estimate], estimate == "high"
@@ -396,12 +401,14 @@ def _is_large(start: EngineStartup) -> bool:
 def peak(
     start: EngineStartup, has_kernels: bool = False, is_first_start: bool = True
 ) -> tuple[Any, str]:
-    """Return the peak in bytes and the step that reaches it: the workspace of GEMMs, and the
-    largest of four.
+    """Return the peak of the profile run in bytes, and the name of the step that reaches it.
+
+    The peak is the workspace of GEMMs plus the largest of four steps.
 
     Args:
-        has_kernels: FlashInfer's kernels are installed, for releases that then use them.
-        is_first_start: Nothing is compiled yet.
+        has_kernels: Whether FlashInfer's sampling kernels are installed. Only some releases use
+            them.
+        is_first_start: Whether the compilation cache is empty.
     """
     outputs, workspace = image_outputs(start), experts_workspace(start)
     steps = {
@@ -421,12 +428,12 @@ def peak(
 
 
 def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
-    """Return the bytes of the hidden states of T tokens, the logits of n requests, and the work of
-    sampling.
+    """Return the peak bytes of the dummy sample: hidden states of T tokens, logits of n requests,
+    and sampling buffers.
 
-    First runner: T·D·e + 2·n·D·e + n·V·b. b is 38 if fp32 logits are sorted (50 from 2 to 127
-    requests), 14 if kernels need no sort (gpu_model_runner.py: _dummy_sampler_run, 0.11). Second
-    runner: T·D·e + n·V·b, b by release.
+    First runner: T·D·e + 2·n·D·e + n·V·b. b is 38 bytes if fp32 logits are sorted (50 for 2 to 127
+    requests), and 14 if kernels need no sort (gpu_model_runner.py: _dummy_sampler_run, 0.11).
+    Second runner: T·D·e + n·V·b, b by release.
     """
     rules, model, count = start.release, start.model, start.sequences
     row = model.hidden_size * start.formats.element_bytes
@@ -439,7 +446,9 @@ def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
 
 
 def forward(start: EngineStartup, workspace: int) -> int:
-    """Return T·e·(widest part + 3.8·D), and the projections of latent attention: 65,536 · heads/tp
+    """Return the peak bytes of the layers in the profile run.
+
+    They are T·e·(widest part + 3.8·D), and for latent attention the projections: 65,536 · heads/tp
     · (nope + v) · 2.
 
     An indexer's logits replace the projections if they are larger (layers/sparse_attn_indexer.py,
@@ -481,12 +490,12 @@ def expert_formats(model: Model, formats: Formats) -> list[WeightFormat]:
 
 
 def experts_workspace(start: EngineStartup) -> int:
-    """Return the bytes of the experts' workspace if it stays from the first layer on, also during
-    the sample; else 0.
+    """Return the bytes of the experts' workspace if it stays allocated from the first layer on;
+    else 0.
 
     T·e·rows·(max(2·I, D) + max(I, D)). It stays for experts in 8 or 16 bits and for DeepSeek-V4's
-    (v1/worker/workspace.py). The rows that a prefill of very long sequences gathers there do not
-    count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
+    (v1/worker/workspace.py). Rows that a prefill of very long sequences gathers in the workspace do
+    not count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
     """
     stored_formats = kept(start.model, expert_formats, start.formats)
     if not compressed_attention(start) and any(f.bits < 8 for f in stored_formats):
@@ -495,16 +504,16 @@ def experts_workspace(start: EngineStartup) -> int:
 
 
 def _part_widths(start: EngineStartup) -> tuple[float, float]:
-    """Return `part_widths` of a stage."""
+    """Return `part_widths` for the stage of a start."""
     return kept(start.model, part_widths, start.ranks, start.stage)
 
 
 def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, float]:
-    """Return elements per token on one rank, for the experts' two workspaces in the stage's widest
-    layer and for the widest other part.
+    """Return two numbers of elements per token on one rank: for the experts' workspaces in the
+    widest layer of the stage, and for the widest other part.
 
-    Workspaces have rows·(max(2·I, D) + max(I, D)). Rows are top-k. A gated FFN has 3·I elements,
-    another 2·I, attention the sum of its projections.
+    The workspaces have top_k·(max(2·I, D) + max(I, D)) elements. A gated FFN has 3·I elements, an
+    FFN without a gate 2·I, and attention the sum of its projections.
     """
     experts, other = 0.0, 0.0
     for kind, count in stages(model, ranks.pp)[stage].counts.items():
@@ -526,7 +535,7 @@ def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, fl
 
 
 def _images(start: EngineStartup) -> Any:
-    """Return the images in one batch of the encoder.
+    """Return the number of images in one batch of the encoder.
 
     The encoder's token budget and the images of n requests limit it
     (v1/worker/gpu_model_runner.py: profile_run, 0.8.5; multimodal/encoder_budget.py, 0.28).
@@ -548,8 +557,11 @@ def image_outputs(start: EngineStartup) -> Any:
 
 
 def encoder(start: EngineStartup) -> Any:
-    """Return the bytes of the encoder's run: pixels, and per patch four streams of the tower's
-    width and two of its MLP's share, in 2 bytes."""
+    """Return the bytes that the encoder needs while it runs.
+
+    They are the pixels, and for each patch four rows of the tower's width and two of its MLP's
+    share, in 2 bytes per element.
+    """
     vision = start.vision
     if not vision:
         return 0
@@ -579,7 +591,7 @@ def compilation(start: EngineStartup) -> Any:
 
 
 def sampler_buffers(start: EngineStartup) -> Any:
-    """Return the bytes that the dummy sample leaves.
+    """Return the bytes of buffers that stay allocated after the dummy sample.
 
     First runner from 0.17 on: Triton's buffer of min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4
     (v1/sample/ops/topk_topp_triton.py). Second runner: tables of penalties, in releases that count
@@ -602,11 +614,11 @@ def sampler_buffers(start: EngineStartup) -> Any:
 
 
 def graphs(start: EngineStartup, constants: Constants) -> Any:
-    """Return the estimate of CUDA graphs that a release subtracts: 1 MiB per captured graph, and
+    """Return the bytes that a release subtracts for CUDA graphs: 1 MiB per captured graph, and
     fitted constants.
 
-    The first runner takes each graph for as large as the second that it tries, at least 1 MiB. It
-    captures pieces as a pass without a cache, with an indexer's logits (gpu_model_runner.py:
+    The first runner estimates each graph by the size of its second trial graph, at least 1 MiB. It
+    captures the pieces in a pass without a cache, with an indexer's logits (gpu_model_runner.py:
     profile_cudagraph_memory, 0.22).
     """
     rules, is_v2 = start.release, _has_runner_v2(start)
@@ -623,10 +635,11 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
 
 @lru_cache(1 << 14)
 def count_graphs(tokens: int, sequences: int) -> int:
-    """Return the number of captured graphs of an engine, by its tokens of a pass and its sequences.
+    """Return the number of CUDA graphs that vLLM captures for T = `tokens` and n = `sequences`.
 
     Sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2·n, 512, T) (config/vllm.py:
-    _set_cudagraph_sizes). Each is captured in pieces. Sizes up to n are captured as one graph too.
+    _set_cudagraph_sizes). Each size is captured in pieces. Sizes up to n are also captured as one
+    graph.
     """
     largest = min(2 * sequences, 512, tokens)
     sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest]

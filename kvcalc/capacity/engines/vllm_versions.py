@@ -1,7 +1,7 @@
 """vLLM by version: changes of the memory that its profile of a start-up counts, and of its
 defaults.
 
-Each row was read in the source of that release; the comments name the files. A release between two
+Each row was read in the source of its release; the comments name the files. A release between two
 rows follows the older row.
 """
 
@@ -27,7 +27,7 @@ DENSE_FAMILIES = ("qwen3", "llama", "mistral")
 
 
 class Release(NamedTuple):
-    """Rules from version `since` on.
+    """vLLM's rules from version `since` on.
 
     Attributes:
         since: The first version with these rules.
@@ -149,7 +149,7 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
     """Return whether this release runs a model on its second runner by default.
 
     0.22: dense Qwen3 as published. 0.23: Llama and Mistral too. 0.24: quantized models and a short
-    list of mixtures too. 0.25: all dense models without states. 0.29: all models.
+    list of mixtures of experts too. 0.25: all dense models without states. 0.29: all models.
     """
     if rules.runner_v2 in ("", "all"):
         return rules.runner_v2 == "all"
@@ -168,8 +168,8 @@ def _takes_runner_v2(model: Model, group: str, formats: Formats) -> bool:
 
 
 def listed_family(model: Model) -> str:
-    """Return the family that vLLM's list of architectures names, by the model type; "" if it names
-    none."""
+    """Return the family of a model type in vLLM's list of architectures; "" if the list does not
+    contain the type."""
     if model.model_type == "qwen3":
         return "qwen3"
     return next((f for f in LISTED_FAMILIES if model.model_type.startswith(f)), "")
