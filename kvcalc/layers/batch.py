@@ -1,6 +1,6 @@
-"""Parallelism over GPUs. Every figure of a pass is for one rank, the fullest.
+"""Parallelism over GPUs, and batches: the groups of sequences that one forward pass processes.
 
-Batches: groups of sequences that one forward pass processes.
+Every figure of a pass is for the rank with the most work.
 """
 
 import re
@@ -17,7 +17,7 @@ MAX_GPUS = 1_000_000
 
 
 class Parallelism(msgspec.Struct, frozen=True):
-    """Numbers of ranks. Every figure under it is for one GPU, the fullest.
+    """Numbers of ranks. Every figure of a pass is for the GPU with the most work.
 
     Attributes:
         tp: Divides heads and columns; replicates KV heads if there are fewer than ranks.
@@ -56,15 +56,15 @@ class Parallelism(msgspec.Struct, frozen=True):
         return self.tp * self.pp * self.dp
 
     def near(self, group: int) -> int:
-        """Return the number of ranks of a contiguous group that are on one node."""
+        """Return how many ranks of a contiguous group are on one node."""
         return min(group, self.per_node) if self.per_node else group
 
     def sequences(self, batch_size: int) -> int:
-        """Return the sequences on the fullest dp rank."""
+        """Return the number of sequences on the dp rank with the most sequences."""
         return -(-batch_size // self.dp)
 
     def share(self, shards: int) -> int:
-        """Return the units of `shards` on one tp rank: ⌈shards/tp⌉, at least one."""
+        """Return how many of `shards` units one tp rank has: ⌈shards/tp⌉, at least 1."""
         return -(-shards // self.tp)
 
 
@@ -120,8 +120,8 @@ class Batch(msgspec.Struct, frozen=True):
         at 4,096.
 
         Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences that have
-        CONTEXT tokens after the pass. Without CONTEXT nothing is cached before. Raises UserError
-        with the invalid term.
+        CONTEXT tokens after the pass. Without CONTEXT, no token is cached before the pass. Raises
+        UserError with the invalid term.
         """
         return cls(tuple(_term(word, text) for word in text.split("+")))
 
@@ -158,7 +158,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """Whether this is one pass of ints, not many passes as arrays."""
+        """Whether the figures are ints for one pass, not arrays for many passes."""
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 
     def micro_batch(
@@ -166,16 +166,16 @@ class Batch(msgspec.Struct, frozen=True):
     ) -> "Batch":
         """Return the share of the batch that is in each pipeline stage at a time.
 
-        The sequences of each data-parallel rank are divided into one micro-batch per stage, but at
-        most one per sequence.
+        The sequences of each data-parallel rank are divided into one micro-batch per stage. There
+        are never more micro-batches than sequences.
 
         Examples: 9 decodes in 2 stages give 4, or 5 if rounded up. One prompt of 1,000 tokens
         stays whole; if prompts are cut, it gives a chunk of 500 tokens after 250.
 
         Args:
-            cuts_prompts: Whether prompts fewer than stages are divided into chunks. A chunk has the
-                mean number of tokens before it. However an engine divides the batch, it takes no
-                less time than this share takes to pass all stages.
+            cuts_prompts: Whether prompts are divided into chunks if there are fewer prompts than
+                stages. A chunk has the mean number of tokens before it. No division of the batch
+                takes less time than this chunk takes to pass all stages.
             rounds_up: Whether to return the largest micro-batch instead of the smallest.
         """
         shares = [_micro_batch(g, parallelism, cuts_prompts, rounds_up) for g in self.groups]
@@ -221,7 +221,7 @@ def _term(word: str, text: str) -> Sequences:
 
 
 def _check(name: str, value: Num, lowest: int) -> None:
-    """Raise UserError unless the value has whole numbers from `lowest` up."""
+    """Raise UserError unless the value consists of whole numbers of at least `lowest`."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not lowest <= value <= MAX_TOKENS:
             raise UserError(f"{name} {value!r} is outside {lowest} to {MAX_TOKENS:,}")

@@ -22,7 +22,8 @@ class Span(StrEnum):
 
 
 class Keeps(StrEnum):
-    """Rows that a limit keeps."""
+    """Which rows a limit keeps: the last rows, the first and last rows, or the rows with the
+    highest scores."""
 
     LAST = "last"
     SINKS = "sinks"  # the first few tokens, and the last
@@ -37,7 +38,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
         role: k, v, latent, rope_key, index_key, conv_state, recurrent_state or compressor.
         heads: Units that tensor parallelism divides. Fewer heads than ranks are replicated.
         limit: Maximum number of rows (window, budget, chunk, rows of a state); 0 for no limit.
-        keeps: Rows that the limit keeps.
+        keeps: Which rows remain if the limit is reached.
         top: Maximum number of rows that one query reads (top-k); 0 for all visible rows.
         dtype: Format that the model fixes for this state; '' follows the dtype of the cache.
         assumed: Whether the model fixes no dtype, so another engine may use another.
@@ -58,7 +59,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     @property
     def grows(self) -> bool:
-        """Whether tokens add rows, without end or up to a limit."""
+        """Whether tokens add rows, up to a limit or without one."""
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:
@@ -67,8 +68,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return ranks.dcp if self.grows and not self.limit else 1
 
     def stored_rows(self, tokens: Num) -> Num:
-        """Return rows stored after `tokens` tokens of one sequence: ⌊tokens/ratio⌋, at most
-        `limit`."""
+        """Return the number of rows stored after `tokens` tokens of one sequence: ⌊tokens/ratio⌋,
+        at most `limit`."""
         if self.grows:
             rows = floor_div(tokens, self.ratio)
             return minimum(rows, self.limit) if self.limit else rows
@@ -91,7 +92,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return ceil_div(rows, rows_per_block) * rows_per_block
 
     def read_rows(self, new: Num, past: Num) -> Num:
-        """Return rows that a pass of `new` tokens after `past` cached tokens reads, each row once.
+        """Return the number of distinct rows that a pass of `new` tokens after `past` cached tokens
+        reads.
 
         The rows that the pass writes are included. A window shows min(past, limit − 1) + new rows
         to a group of queries. A chunk shows every row since the start of the first chunk that the
@@ -114,7 +116,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return rows
 
     def written_rows(self, new: Num, past: Num) -> Num:
-        """Return rows that a pass of `new` tokens after `past` cached tokens writes.
+        """Return the number of rows that a pass of `new` tokens after `past` cached tokens writes.
 
         A row that a later token of the same pass evicts from a window counts too, because a query
         between them reads it.

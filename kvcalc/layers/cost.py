@@ -1,8 +1,8 @@
 """Cost of operators, and the formulas of matrix products and attention.
 
 `flops` counts only matrix products, 2 per multiply-add. Norms, RoPE, softmax, activations, top-k
-and sampling count as `vector_flops`. Bytes are separated by data: weights, cache reads, cache
-writes, activations, and network traffic.
+and sampling count as `vector_flops`. Bytes are counted separately for weights, cache reads, cache
+writes, activations and network traffic.
 """
 
 from enum import StrEnum
@@ -25,7 +25,7 @@ class Cost(NamedTuple):
 
     Attributes:
         flops: FLOPs of matrix products, 2 per multiply-add.
-        vector_flops: FLOPs of norms, softmax and the like.
+        vector_flops: FLOPs of norms, RoPE, softmax, activations, top-k and sampling.
         weight_bytes: Weights, read once per pass.
         cache_read_bytes, cache_write_bytes: KV cache and states.
         activation_bytes: Inputs and outputs of operators, without attention scores.
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 
     @property
     def cache_bytes(self) -> Num:
-        """Cache reads and writes."""
+        """Bytes of cache reads and writes."""
         return self.cache_read_bytes + self.cache_write_bytes
 
     @property
@@ -90,13 +90,14 @@ class GemmShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """An attention for a kernel model.
+    """The shape of an attention operator for a kernel model.
 
     Attributes:
         groups: (count, new, past, pairs) of each group; pairs are the (query, key) pairs of all its
             sequences, limited by windows and top-k.
         kv_heads: KV heads; 0 for latents that all heads share.
-        cached: Formats of the entries that it reads, keys first; empty if nothing is cached.
+        cached: Formats of the cache entries that attention reads, keys first; empty without a
+            cache.
     """
 
     heads: int
@@ -108,7 +109,8 @@ class AttentionShape(NamedTuple):
 
 
 class CollectiveShape(NamedTuple):
-    """An all-reduce of bytes over ranks; `near` ranks are on one node."""
+    """The shape of an all-reduce of `bytes` bytes over `ranks` ranks, of which `near` are on one
+    node."""
 
     ranks: int
     bytes: Num
@@ -125,7 +127,7 @@ class ExpertsShape(NamedTuple):
         experts: Number of experts.
         ranks: Ranks over which whole experts are spread.
         width: Columns of an expert on this rank.
-        gated: Whether an expert has two matrices of that width.
+        gated: Whether an expert has two matrices of this width: gate and up.
         bias: Whether experts have biases.
         format: Weight format of the experts.
     """
@@ -188,7 +190,7 @@ class Operator(msgspec.Struct, frozen=True):
         experts: Expected number of routed experts whose weights this GPU reads.
         role: Purpose of the operator.
         form: Form of latent attention, absorbed or expanded; '' for other operators.
-        weights: Names of the matrices that it multiplies by.
+        weights: Names of the matrices that the operator multiplies by.
         module: Shape of the sparse-attention module to which the operator belongs.
     """
 
@@ -213,7 +215,7 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
-    """Return the cost of one run as separate kernels, which are not fused.
+    """Return the cost of each part of an operator if the parts run as separate kernels.
 
     Attention becomes the scores QKᵀ, their softmax and the product with V. Each writes its
     [queries, keys] array, which fused attention never stores. An FFN's gate and up read the
@@ -304,7 +306,8 @@ def triangle(n: Num) -> Num:
 
 
 def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
-    """Return pairs if a query sees only its own chunk: Σ ((j − 1) mod chunk) + 1."""
+    """Return the (query, key) pairs if a query sees only its own chunk: Σ ((j − 1) mod chunk) +
+    1."""
 
     def until(tokens: Num) -> Num:
         return floor_div(tokens, chunk) * triangle(chunk) + triangle(tokens % chunk)
@@ -313,7 +316,7 @@ def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
 
 
 def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
-    """Return pairs with rows of `ratio` tokens each: Σ min(⌊j/ratio⌋, top)."""
+    """Return the (query, row) pairs for rows of `ratio` tokens each: Σ min(⌊j/ratio⌋, top)."""
 
     def until(tokens: Num) -> Num:
         low: Num = minimum(tokens, top * ratio - 1) if top else tokens
@@ -328,8 +331,8 @@ def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
     """Return the share of experts that `tokens` tokens reach under uniform routing: 1 − (1 −
     k/E)^T.
 
-    One token reaches exactly k/E. With k = E the result is the int 1. Each item of an array equals
-    the result for that number.
+    One token reaches exactly k/E. With k = E the result is the int 1. An array of tokens gives an
+    array of shares.
     """
     if top_k == experts:
         return 1
@@ -351,7 +354,8 @@ def _reached(tokens: int, top_k: int, experts: int) -> float:
 
 @lru_cache(64)
 def _fractions(top_k: int, experts: int) -> tuple[float, ...]:
-    """Return the share for 0, 1, 2 … tokens, up to 1 in float precision."""
+    """Return the shares of reached experts for 0, 1, 2 … tokens, until the share is 1 in float
+    precision."""
     last = int(38 / -log1p(-top_k / experts)) + 1
     return tuple(_reached(tokens, top_k, experts) for tokens in range(last + 1))
 

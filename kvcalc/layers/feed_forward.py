@@ -25,8 +25,8 @@ from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
 
 
 class Dense(Sublayer, frozen=True, tag="dense"):
-    """up [D, F] (and gate [D, F] if gated), down [F, D]. Sources: Vaswani et al. 2017, section 3.3;
-    Shazeer 2020."""
+    """A dense FFN: up [D, F], gate [D, F] if `gated`, and down [F, D]. Sources: Vaswani et al.
+    2017, section 3.3; Shazeer 2020."""
 
     WEIGHTS: ClassVar[str] = """
         gate: Di × F / F, bias bias, if gated and input_size
@@ -71,7 +71,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
     vectors: dict[str, Count] = {}
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return each matrix and vector once, replicated on every rank."""
+        """Return the weights: every matrix and vector, each replicated on every rank."""
         results = [
             matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2])
             for n, m in self.matrices.items()
@@ -103,9 +103,10 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         router_outputs: Outputs of the router if they are not one per expert (Doge's product keys).
         latent_bias: Whether the two latent projections have biases.
         zero_experts: Identity experts, which the router scores and which cost nothing (LongCat).
-        zero_expert_weights: Whether they have unused gate and up matrices, as in transformers'
-            LongCat.
-        correction_bias: Whether the routing bias is a parameter. A buffer does not count.
+        zero_expert_weights: Whether identity experts have unused gate and up matrices, as in
+            transformers' LongCat.
+        correction_bias: Whether the routing bias is a parameter. It is not counted if it is a
+            buffer.
     """
 
     WEIGHTS: ClassVar[str] = """
@@ -156,7 +157,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_routed(self) -> int:
-        """Experts that the router scores."""
+        """Number of experts that the router scores."""
         return self.num_experts + self.zero_experts
 
     @property
@@ -165,7 +166,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_wide_copies(self) -> int:
-        """Copies of gate and up."""
+        """Number of copies of the gate and up matrices."""
         return self.num_routed if self.zero_expert_weights else self.num_experts
 
     @property
@@ -174,7 +175,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def has_shared_gate(self) -> bool:
-        """Whether there are shared experts with two wide matrices."""
+        """Whether there are shared experts with gate and up."""
         gated = self.gated if self.shared_gated is None else self.shared_gated
         return gated and self.shared_expert_intermediate_size > 0
 
@@ -288,7 +289,8 @@ def _network(
     fraction: Real = 1,
     experts: Real = 0,
 ) -> list[Operator]:
-    """Return up (with gate in one product), activation and down of the FFN `name`."""
+    """Return the operators of the FFN `name`: up (with gate in one product), activation and
+    down."""
     weights = [w.get(f"{name}.{n}" if name else n) for n in ("gate", "up", "down")]
     *wide, down = [weight for weight in weights if weight]
     rows = p.tokens if tokens is None else tokens

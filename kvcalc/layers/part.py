@@ -22,7 +22,8 @@ StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
 def number_of(size: str, letters: dict[str, int]) -> int:
-    """Return the number of a sum of products. Example: `2·H·d + H` is 2,080 for H 32 and d 32."""
+    """Return the value of a sum of products of letters. Example: `2·H·d + H` is 2,080 for H 32 and
+    d 32."""
     total = 0
     for product in size.split(" + "):
         factors = product.split("·")
@@ -128,8 +129,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def pooled_tokens(self) -> int:
-        """Tokens per pooled index key if an engine needs to store only that key; 0 if each token
-        has its own."""
+        """Tokens per pooled index key, if an engine needs to store only pooled keys; 0 if each
+        token has a key."""
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
@@ -139,8 +140,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         By default: projections that read x in one product, each other projection, a scan over the
         state, and the projections that write x. The scan counts STATE_FLOPS per state element and
         token as matrix products (2 for the write and 2 for the read), and decay and convolution as
-        vector work. All states except convolution states are scanned. Rows of tokens need
-        operators of the variant.
+        vector work. All states except convolution states are scanned. A part that caches rows per
+        token must define its own operators.
         """
         results = [
             w for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX
@@ -184,7 +185,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         ]
 
     def problem(self) -> str:
-        """Return the problem with this combination of fields in one sentence, or ''."""
+        """Return a sentence about an invalid combination of fields, or ''."""
         return ""
 
     @property
@@ -193,14 +194,16 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return ""
 
     def predicting(self) -> "Sublayer":
-        """Return this part in a multi-token-prediction layer; usually unchanged."""
+        """Return the form of this part in a multi-token-prediction layer; usually the part
+        itself."""
         return self
 
     def storing(self, own: bool) -> "Sublayer | None":
-        """Return this part in a layer with its own cache, or in a layer that reads another layer's
-        cache.
+        """Return this part for a layer with its own cache (`own`), or for a layer that reads
+        another layer's cache.
 
-        The second has no projections of cached rows. None means that no such form is known.
+        A layer without its own cache has no projections of cached rows. None means that no source
+        describes this form.
         """
         return self if own else None
 
@@ -211,6 +214,6 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def attends(self) -> bool:
-        """Whether queries attend to tokens, so that the part has forms as MHA, MQA, MLA and
-        others."""
+        """Whether queries attend to tokens. Such a part can be replaced by MHA, MQA, MLA and other
+        variants."""
         return self.as_mha()[0] > 0

@@ -1,4 +1,4 @@
-"""The union of all parts, the type that presets are read into."""
+"""The union of all parts: the type of a part in a preset."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -8,7 +8,7 @@ from kvcalc.layers.part import Sublayer
 
 
 def listed(*rooms: Any) -> tuple[type[Sublayer], ...]:
-    """Return the parts that modules export."""
+    """Return all part classes that the modules export."""
     return tuple(
         p
         for room in rooms

@@ -27,7 +27,7 @@ NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2
 
 
 class Pass:
-    """One pass while its operators are listed.
+    """The context in which parts build the operators of one pass.
 
     Attributes:
         width: Hidden size.
@@ -38,7 +38,7 @@ class Pass:
         element: Bytes of an activation element.
         mla_form: Form of latent attention: auto, absorbed or expanded.
         rotates: Whether positions are rotary.
-        present: 1, or 0 at the points of an array at which `select` leaves no group.
+        present: 1; for arrays, 0 at the points at which `select` removes all groups.
         kind, count: Kind of the layers for which operators are listed, and their number.
         writes_cache: Whether these layers store their cache.
         role: Role of matrix products.
@@ -74,14 +74,15 @@ class Pass:
         self.sequences: Num = sum((g.count for g in self.groups), 0)
 
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
-        """Continue with the `count` layers of a kind; '' for operators outside the layers."""
+        """Begin the operators of the `count` layers of a kind, or with '' the operators outside the
+        layers."""
         self.kind = kind
         self.count = count
         self.writes_cache = writes_cache
         self.role = Role.OTHER
 
     def local(self, weights: Iterable[Weight]) -> dict[str, Weight]:
-        """Return the share of each weight on this rank, by name."""
+        """Return the part of each weight that is on this rank, by name."""
         return {w.name: w.local(self.ranks) for w in weights}
 
     def vector_bytes(self, weight: Weight) -> int:
@@ -96,7 +97,7 @@ class Pass:
         return self.ranks.share(heads)
 
     def select(self, rule: Callable[[Num, Num], Num]) -> "Pass":
-        """Return the pass with only the groups for which `rule(new, past)` is 1; arrays are
+        """Return the pass with only the groups for which `rule(new, past)` is 1. Arrays are
         masked."""
         groups = []
         selected = copy(self)
@@ -125,8 +126,8 @@ class Pass:
         expanded: Num = 0,
         form: str = "",
     ) -> Operator:
-        """Return a fused attention: scores and values over pairs, one cache read, queries in,
-        outputs out.
+        """Return the operator of fused attention: scores and values over pairs, one cache read,
+        queries in, outputs out.
 
         Args:
             visible: Function from new and past tokens to the pairs of one sequence.
@@ -175,8 +176,8 @@ class Pass:
     def indexer(
         self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int
     ) -> list[Operator]:
-        """Return scores of `heads` index heads over `pairs`, their weighted sum, and `top` selected
-        per token.
+        """Return the indexer's operators: scores of `heads` index heads over `pairs`, their
+        weighted sum, and `top` selected tokens per query.
 
         Args:
             entries: All entries of the layer; only index keys are read.
@@ -196,7 +197,7 @@ class Pass:
     def eviction(
         self, scores: CacheEntry, visible: Callable[[Num, Num], Num], heads: int
     ) -> Operator:
-        """Return the update of eviction scores and the selection of tokens to evict.
+        """Return the operator that updates eviction scores and selects tokens to evict.
 
         It reads the scores of stored tokens and writes the scores of remaining tokens.
         Probabilities are added on chip.
@@ -214,7 +215,8 @@ class Pass:
         vector_flops: Num,
         activation_bytes: Num,
     ) -> Operator:
-        """Return the scan over a recurrent or convolution state, which is read and written once."""
+        """Return the operator of a scan over a recurrent or convolution state, which is read and
+        written once."""
         cost = self.cache(entries)._replace(
             flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes
         )
@@ -228,8 +230,8 @@ class Pass:
         fraction: Real = 1,
         experts: Real = 0,
     ) -> Operator:
-        """Return x[tokens, inputs] · W for matrices with a common input. Block-diagonal copies have
-        separate inputs.
+        """Return the operator x[tokens, inputs] · W for matrices with a common input.
+        Block-diagonal copies have separate inputs.
 
         Args:
             fraction: Share of the copies that is read (experts that a token reached). Bytes round
@@ -280,23 +282,25 @@ class Pass:
         weight_bytes: Num = 0,
         role: Role = Role.OTHER,
     ) -> Operator:
-        """Return an elementwise chain with its elements read, elements written and vector FLOPs."""
+        """Return the operator of an elementwise chain, from its elements read, elements written and
+        vector FLOPs."""
         moved = (elements_in + elements_out) * self.element
         cost = Cost(0, flops, weight_bytes, activation_bytes=moved)
         return self.operator(name, "vector", cost, role=role)
 
     def gating(self, elements: Num) -> Operator:
-        """Return the product of outputs with their gates."""
+        """Return the operator that multiplies outputs by their gates."""
         return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
 
     def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """Return the activation of an FFN: `inputs` arrays (up, and gate) of [tokens, width] into
-        one."""
+        """Return the activation operator of an FFN. It combines `inputs` arrays [tokens, width]
+        (up, and gate)."""
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
     def cache(self, entries: Iterable[CacheEntry]) -> Cost:
-        """Return cache traffic: rows that queries may see, and rows that new tokens add."""
+        """Return the cost of cache traffic: reads of rows that queries may see, and writes of new
+        rows."""
         read: Num = 0
         write: Num = 0
         for entry in entries:
@@ -310,14 +314,15 @@ class Pass:
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
-        """Return a collective that sends bytes over this rank's link, `away` of them to other
-        nodes."""
+        """Return the operator of a collective that sends `sent` bytes over this rank's link, `away`
+        of these to other nodes."""
         cost = Cost(network_bytes=sent, inter_node_bytes=away)
         return Operator(name, self.kind, self.count * times, "network", cost)
 
     def all_reduce(self, width: int) -> list[Operator]:
-        """Return the all-reduce of [tokens, width] over tp ranks: a ring sends 2(n − 1)/n of it, in
-        whole bytes."""
+        """Return the operator of an all-reduce of [tokens, width] over tp ranks: a ring sends 2(n −
+        1)/n of the bytes, in whole bytes.
+        """
         n = self.ranks.tp
         if n == 1:
             return []

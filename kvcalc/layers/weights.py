@@ -35,7 +35,7 @@ class Weight(msgspec.Struct, frozen=True):
     """`copies` equal matrices [inputs, outputs], or a vector or table with that number of elements.
 
     Attributes:
-        active: Copies that one token uses (top-k of the experts); 0 for all.
+        active: Number of copies that one token uses (top-k of the experts); 0 for all.
         bias: Bias elements per copy.
         shards: Units (heads, columns) that tensor parallelism divides. More ranks than units
             replicate.
@@ -57,16 +57,16 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Parameters: copies · (inputs · outputs + bias)."""
+        """Number of parameters: copies · (inputs · outputs + bias)."""
         return self.copies * (self.inputs * self.outputs + self.bias)
 
     @property
     def active_elements(self) -> int:
-        """Parameters that one token uses: the same with only the active copies."""
+        """Number of parameters that one token uses: only the active copies."""
         return (self.active or self.copies) * (self.inputs * self.outputs + self.bias)
 
     def local(self, ranks: Parallelism) -> "Weight":
-        """Return the share on one rank: whole heads, columns or experts."""
+        """Return the part of the weight on one rank: whole heads, columns or experts."""
         copies = self.copies
         num_shares = ranks.tp
         is_matrix = self.kind is WeightKind.MATRIX
@@ -108,13 +108,13 @@ def table(name: str, rows: int, width: int, shards: int = 1) -> Weight:
 
 
 class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
-    """Formats by name.
+    """The storage and compute formats of one model under one precision.
 
     Attributes:
         dtype: dtype of products, and of weights that no scheme covers.
         kv_cache_dtype: Name of the cache layout.
         reason: Reason why `auto` selected the layout, or ''.
-        schemes: Quantisations in use. The first that covers a matrix applies.
+        schemes: Quantisation schemes. The first scheme that covers a matrix applies.
         unquantized: Full names of matrices that stay in the dtype.
     """
 
@@ -175,7 +175,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @cached_property
     def vector_bytes(self) -> int:
-        """Return the bytes of an element of a vector or bias: the dtype, if not a scheme covers
+        """Return the bytes of an element of a vector or bias: of the dtype, unless a scheme covers
         vectors."""
         covering = (s for s in self.schemes if "vector" in s.kinds)
         return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)
@@ -187,7 +187,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def quantized_dtypes(self) -> list[str]:
-        """The dtypes of products with the matrices that each scheme covers."""
+        """The compute dtype of the matrices of each scheme."""
         return [stored_format(s.format).computes or self.dtype for s in self.schemes]
 
     @property

@@ -1,9 +1,6 @@
-"""Load models by name; if the Hub refuses a model, the error names the equivalent preset.
-
-Translate checkpoint names, as engines accept them, into a model and its storage format.
-
-The network is not used. `Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in awq.
-`llama-3.1-8b-q4_k_m.gguf` is the preset llama-3.1-8b in the format of that file type.
+"""Load models by name, and translate the names of checkpoints into a model and its storage format.
+`Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in awq. `llama-3.1-8b-q4_k_m.gguf` is the preset
+llama-3.1-8b in the format of that file type.
 """
 
 import re
@@ -108,8 +105,8 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         name: The model, as `load_model` accepts it.
-        dtype: Data type, or '' as published.
-        quantization: Weight format, or '' as published.
+        dtype: Data type of the weights; '' means as published.
+        quantization: Weight format; '' means as published.
         remark: A note for the user.
     """
 
@@ -123,8 +120,8 @@ class Checkpoint(NamedTuple):
 def checkpoint(name: str) -> Checkpoint:
     """Return the model and storage formats that a checkpoint's name means.
 
-    The name may be an existing file or folder, a preset, a preset's name on the Hub, one of these
-    with an ending for the storage format, or an unknown name on the Hub.
+    The name may be an existing file or folder, a preset, a preset's name on the Hub, or an unknown
+    name on the Hub. Names of presets may have an ending for the storage format, such as `-AWQ`.
 
     Raises:
         UserError: The name is none of these. The message names near matches.
@@ -165,7 +162,8 @@ def _readable(name: str) -> bool:
 
 
 def _derived(org: str, base: str) -> Checkpoint | None:
-    """Return the preset that remains after its endings are removed, with their formats."""
+    """Return the preset whose name remains after the format endings are removed, with the formats
+    of the endings."""
     stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", base, flags=re.IGNORECASE)
     stem = stem.partition(":")[0]
     dtype = format_ = ""

@@ -37,7 +37,7 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     """Return the mapping in `text`, and the line of each key by its path.
 
     Raises:
-        UserError: The text is invalid. The message names `where` and the line.
+        UserError: The text is invalid. The message names the file and the line.
     """
     reader = _YamlReader(file_name)
     documents = reader.documents(text)
@@ -48,17 +48,18 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
 
 
 def parse_documents(text: str, file_name: str) -> list[Any]:
-    """Return all documents in a text, with aliases. Raises UserError as `parse_yaml`."""
+    """Return all YAML documents in a text, which may contain aliases. Raises UserError for invalid
+    text."""
     return _YamlReader(file_name, is_stream=True).documents(text)
 
 
 class _YamlReader:
-    """A reader of plain dicts, lists and scalars from YAML.
+    """Reads YAML as plain dicts, lists and scalars.
 
     Attributes:
         lines: Line of each key by its path.
         is_stream: Whether the text may have several documents, and aliases.
-        values: Values of the nodes of a document that were read.
+        values: Values of the nodes already read in this document.
     """
 
     def __init__(self, file_name: str, is_stream: bool = False) -> None:
@@ -142,7 +143,7 @@ def scalar(text: str) -> Any:
 
 
 def write_text(target: str | Path, content: str | bytes) -> None:
-    """Write a whole file or none, as `OutputFile` does. Raises UserError.
+    """Write a file completely or not at all. Raises UserError if it cannot be written.
 
     If standard output cannot be written, the OSError is raised unchanged.
     """
@@ -156,7 +157,7 @@ def write_text(target: str | Path, content: str | bytes) -> None:
 
 
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
-    """Return the path of the file `target` with links resolved, and the status of an existing file.
+    """Return the path of `target` with links resolved, and the file status if the file exists.
 
     Raises:
         UserError: No file can be written there.
@@ -198,7 +199,8 @@ def make_folder(path: Path) -> None:
 
 
 class OutputFile:
-    """A file that is written piece by piece into a temporary neighbour, and complete when closed.
+    """An output file. Text goes into a temporary file next to it, which replaces it when it is
+    closed.
 
     Links are followed, and an existing file keeps its mode. Devices, named pipes and standard
     output (`-` or /dev/stdout) are written directly.
@@ -239,7 +241,7 @@ class OutputFile:
             raise _file_error("written", error, self.target) from None
 
     def close(self, keep: bool) -> None:
-        """Close the file; it replaces the target only if it is kept."""
+        """Close the file. It replaces the target only if `keep` is true."""
         if not self._file:
             return
         try:

@@ -1,10 +1,10 @@
 """Read the header of a GGUF file: its metadata and tensor list.
 
-The reader checks bounds and ignores everything after the header. Layout (ggml's docs/gguf.md):
-`GGUF`, version, number of tensors, number of metadata entries. Each entry is a key, a type and
-a value. Each tensor is a name, its dimensions (row first), a type and an offset. All numbers
-are little-endian. A file may be one of several splits, `…-00001-of-00003.gguf`; all splits are
-read together.
+The reader checks that every value is inside the file, and ignores everything after the header.
+Layout (ggml's docs/gguf.md): `GGUF`, version, number of tensors, number of metadata entries. Each
+entry is a key, a type and a value. Each tensor is a name, its dimensions (row first), a type and an
+offset. All numbers are little-endian. A file may be one of several splits, `…-00001-of-00003.gguf`;
+all splits are read together.
 """
 
 import re
@@ -62,8 +62,8 @@ def read_header(name: str, read: ReadBytes, place: str) -> Header:
 
     Args:
         name: Name of the file.
-        read: Reads the file and its other splits.
-        place: The file, for messages.
+        read: Function that reads bytes of the file and of its other splits.
+        place: Name of the file in error messages.
 
     Raises:
         UserError: The header is invalid. The message names the file and the problem.
@@ -90,8 +90,8 @@ def read_header(name: str, read: ReadBytes, place: str) -> Header:
 def _read(name: str, read: ReadBytes, place: str) -> Header:
     """Return the header of one file.
 
-    A header does not state its length. It is read in pieces, each as long as the pieces before it
-    together.
+    A header does not state its length. It is read in pieces, and each piece is as long as all
+    earlier pieces together.
     """
     data = b""
     while True:
@@ -251,7 +251,7 @@ class Fields:
             raise self.fail("it has no layers, or none of any width")
 
     def fail(self, text: str, hint: str = "") -> UserError:
-        """Return an error about this file."""
+        """Return an error with the name of this file."""
         return UserError(text, hint, self.file_name)
 
     def has(self, key: str) -> bool:
@@ -309,7 +309,7 @@ class Fields:
         return tokens if pattern and layer % pattern < pattern - 1 else 0
 
     def refuse(self, tensors: Iterable[TensorInfo]) -> None:
-        """Raise UserError if any tensors were not understood."""
+        """Raise UserError if `tensors`, the tensors that no reader understood, is not empty."""
         names = [printable(tensor.name, 60) for tensor in tensors]
         if names:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""

@@ -1,8 +1,7 @@
 """Read a GGUF file as a model: layers from tensors, block by block, and the rest from metadata.
 
-Each tensor is consumed once, with its expected shape. A file with a tensor that is not understood
-is
-refused. Parameters and bytes are therefore exactly the sums over its tensors. Names follow
+Each tensor is consumed once: a reader takes it and checks its shape. A file with a remaining tensor
+is refused. Parameters and bytes are therefore exactly the sums over its tensors. Names follow
 llama.cpp's gguf-py/gguf/constants.py.
 """
 
@@ -27,7 +26,8 @@ from kvcalc.storage.ggml import FILE_TYPES, tensor_bytes
 
 
 class GgufBlock:
-    """The remaining tensors of a block, and the format of each weight built from the others.
+    """The tensors of a block that no reader has consumed yet, and the format of each weight built
+    from consumed tensors.
 
     Attributes:
         number: Number of the block; -1 for the tensors outside the blocks.
@@ -52,10 +52,10 @@ class GgufBlock:
         return result
 
     def take(self, weights: str, name: str, *shape: int) -> TensorInfo:
-        """Consume a required tensor of this shape, which stores these weights.
+        """Consume a required tensor that has this shape and stores these weights.
 
         Args:
-            weights: Names of weights between blanks; may be empty.
+            weights: Names of weights, separated by blanks; may be empty.
             name: Name of the tensor.
             shape: Expected shape; 0 accepts any length, and no shape accepts every shape.
         """
@@ -83,12 +83,13 @@ class GgufBlock:
         self.formats.append((weight, name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that has not been consumed; () if it is absent."""
+        """Return the shape of a tensor that no reader has consumed yet; () if there is no such
+        tensor."""
         tensor = self.remaining.get(f"{name}.weight")
         return tensor.shape if tensor else ()
 
     def has(self, name: str) -> bool:
-        """Return whether a tensor has not been consumed."""
+        """Return whether the block has a tensor that no reader has consumed yet."""
         return bool(self.shape(name))
 
     def bias(self, name: str) -> bool:
@@ -114,7 +115,7 @@ class GgufBlock:
         return result.elements if result else 0
 
     def norms(self) -> int:
-        """Consume the norms of the residual's width that remain, and return their number."""
+        """Consume all remaining norms of the residual's width, and return their number."""
         names = [
             name.removesuffix(".weight")
             for name, tensor in self.remaining.items()
@@ -127,7 +128,7 @@ class GgufBlock:
 
 
 def delta(b: GgufBlock) -> GatedDeltaNet:
-    """Return the gated delta net of Qwen3-Next and Qwen3.5.
+    """Return the gated delta net of a Qwen3-Next or Qwen3.5 block.
 
     Queries, keys and values are one tensor, and their gate is another tensor.
     """
@@ -158,7 +159,8 @@ def delta(b: GgufBlock) -> GatedDeltaNet:
 
 
 def mamba(b: GgufBlock) -> Mamba2:
-    """Return Mamba-2. The separate projections of Mamba-1's time step are not read."""
+    """Return the Mamba-2 mixer of a block. Mamba-1, with separate projections of the time step, is
+    not supported."""
     inner, states = b.size("ssm.inner_size"), b.size("ssm.state_size")
     heads, kernel = b.size("ssm.time_step_rank"), b.size("ssm.conv_kernel")
     groups = b.size("ssm.group_count", 1)
@@ -181,7 +183,7 @@ def mamba(b: GgufBlock) -> Mamba2:
 
 
 def short_conv(b: GgufBlock) -> ShortConv:
-    """Return LFM2's convolution between two gates."""
+    """Return LFM2's convolution between two gates from the tensors of a block."""
     kernel = b.size("shortconv.l_cache")
     b.take("in", "shortconv.in_proj", b.width, 3 * b.width)
     b.take("", "shortconv.conv", kernel, b.width)
@@ -191,7 +193,7 @@ def short_conv(b: GgufBlock) -> ShortConv:
 
 
 def grouped(b: GgufBlock) -> Grouped:
-    """Return attention with heads of keys and values.
+    """Return attention with separate heads of keys and values (MHA, GQA or MQA).
 
     The projections may be one tensor. Queries with a gate are twice as wide.
     """
@@ -243,7 +245,8 @@ def grouped(b: GgufBlock) -> Grouped:
 
 
 def latent(b: GgufBlock) -> Latent:
-    """Return MLA. Its kv_up is one tensor, or two: [dn, r] and [r, dv] for each head."""
+    """Return the MLA of a block. Its kv_up is one tensor, or two: [dn, r] and [r, dv] for each
+    head."""
     heads, rank = b.size("attention.head_count"), b.size("attention.kv_lora_rank")
     rope = b.take("kv_down", "attn_kv_a_mqa", b.width, 0).shape[1] - rank
     q_rank = b.take("q_down", "attn_q_a", b.width, 0).shape[1] if b.has("attn_q_a") else 0
@@ -354,7 +357,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
 
     Args:
         path: The file.
-        read: Reads the file if it is not on this machine.
+        read: Function that reads the file if it is not on this machine.
 
     Raises:
         UserError: Part of the file is not understood. The message names it.
@@ -400,7 +403,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
 
 
 def _sort_tensors(header: Header, blocks: list[GgufBlock]) -> tuple[int, str]:
-    """Give each tensor to its block. The first block is for the tensors outside the layers.
+    """Assign each tensor to its block. The first block has the tensors outside the layers.
 
     Returns:
         The bytes of buffers and of layers that predict further tokens, and the format of vectors.

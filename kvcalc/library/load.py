@@ -1,6 +1,6 @@
 """Load models and GPUs from names and files, change their fields, and list them as records.
 
-A model can also have only dimensions: its cache can be computed, its weights cannot.
+A model can also consist of dimensions only. Its cache can be computed, but not its weights.
 """
 
 import os
@@ -175,7 +175,7 @@ def load_gpu(name: str) -> Gpu:
 
 
 def machine_gpu(found: MachineGpu) -> Gpu:
-    """Return the preset of a GPU of this machine, with at most the memory that its driver states.
+    """Return the preset of a GPU in this machine, with at most the memory that the driver states.
 
     nvidia-smi states up to 2 % more than CUDA can use, so the preset's figure stays if it is less.
 
@@ -194,12 +194,12 @@ def machine_gpu(found: MachineGpu) -> Gpu:
 
 
 def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
-    """Return the preset with the longest part of a driver's name for a GPU.
+    """Return the GPU preset whose name is the longest part of the driver's name for a GPU.
 
     Example: "NVIDIA H100 80GB HBM3" is h100-80gb.
 
     Args:
-        memory_bytes: Memory by the driver; 0 if unknown.
+        memory_bytes: Memory that the driver states; 0 if unknown.
 
     Returns:
         None if no preset matches the name, or if its memory differs by more than
@@ -219,7 +219,7 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
 
 
 def with_memory(gpu: Gpu, memory: str) -> Gpu:
-    """Return `gpu` in a machine with this memory (`36GiB`); '' is the preset's figure.
+    """Return `gpu` with the memory of a machine, such as `36GiB`; '' keeps the preset's memory.
 
     Raises:
         UserError: The memory is larger than the preset's.
@@ -243,7 +243,8 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
 
 
 def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
-    """Return `gpu` with this bandwidth to other nodes, as `50GB/s`; '' is the preset's figure."""
+    """Return `gpu` with a bandwidth to other nodes, such as `50GB/s`; '' keeps the preset's
+    bandwidth."""
     if not rate:
         return gpu
     bandwidth = float(parse_rate(rate, "inter-node-bandwidth"))
@@ -251,7 +252,7 @@ def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
 
 
 class Place(NamedTuple):
-    """The source of a name, whether it is a preset, and a remark if the name is ambiguous."""
+    """The file that a name means, whether it is a preset, and a remark if the name is ambiguous."""
 
     path: Path
     preset: bool = False
@@ -259,9 +260,9 @@ class Place(NamedTuple):
 
 
 def locate(name: str, kind: str) -> Place:
-    """Return the source of the model or GPU (`kind`: models, gpus) with this name.
+    """Return the file of the model or GPU (`kind`: models, gpus) with this name.
 
-    A name that looks like a file name is a file. For other names, a folder with a config.json
+    A name that looks like a file name means a file. For other names, a folder with a config.json
     comes first, then a preset, then any file with this name.
 
     Raises:
@@ -302,7 +303,7 @@ def read(path: Path, spec: type[Checked]) -> Checked:
 
 
 def changed(model: Model, **fields: object) -> Model:
-    """Return `model` with fields replaced, checked again."""
+    """Return `model` with fields replaced. The result is checked again."""
     result = replace(model, **fields)
     key, problem = result.problem()
     if problem:
@@ -311,14 +312,14 @@ def changed(model: Model, **fields: object) -> Model:
 
 
 def hub_name(name: str) -> str:
-    """Return the Hub name of the page at an address; any other name is returned unchanged."""
+    """Return the Hub name in the address of a Hub page. Any other name is returned unchanged."""
     page = _ADDRESS.fullmatch(name.strip())
     return "@".join(filter(None, (f"hf:{page[1]}", page[2]))) if page else name
 
 
 @lru_cache(1)
 def published() -> dict[str, str]:
-    """Return the preset of each name on the Hub; the names are in lower case."""
+    """Return presets by their Hub name in lower case."""
     results: dict[str, str] = {}
     for stem, path in preset_files("models").items():
         with suppress(OSError):
@@ -353,9 +354,9 @@ def _presets(kind: str, spec: type[Checked], names: Sequence[str]) -> list[Check
 
 
 def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
-    """Return the models, sorted by family and parameters, that match these words and attention.
+    """Return the models that match a family and an attention, sorted by family and parameters.
 
-    Words match the family or the name.
+    The words are compared with family and name.
 
     Args:
         names: Return only these models.
@@ -372,9 +373,9 @@ def all_models(family: str = "", attention: str = "", names: Sequence[str] = ())
 
 
 def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
-    """Return the GPUs, sorted by vendor and falling memory bandwidth, that match this word.
+    """Return the GPUs that match a word, sorted by vendor and falling memory bandwidth.
 
-    The word matches the vendor, the architecture or the name.
+    The word is compared with vendor, architecture and name.
 
     Args:
         names: Return only these GPUs.
@@ -446,7 +447,8 @@ UNKNOWN = cast("WeightsRecord", dict.fromkeys(WeightsRecord.__annotations__))
 
 
 class Dimensions(DimensionOptions, frozen=True):
-    """The dimensions of layers of one kind; 0 means that the user did not give the value.
+    """The dimensions of a model whose layers are all equal; 0 means that the user did not give the
+    value.
 
     Layers have KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim.
 
@@ -458,15 +460,16 @@ class Dimensions(DimensionOptions, frozen=True):
     """
 
     def model(self) -> Model:
-        """Return a model of these layers, named by its cache contents. Raises UserError as
-        `checked`."""
+        """Return a model with these dimensions, named by its cache contents. Raises UserError if
+        they are invalid."""
         return self.checked()._build(self._name())
 
     def compared(self) -> Model:
-        """Return a model of these layers, named by their number, for a change of its attention.
+        """Return a model with these dimensions for comparisons of attention, named by its number of
+        layers.
 
         Raises:
-            UserError: As `checked`, or the number of query heads is missing.
+            UserError: The dimensions are invalid, or the number of query heads is missing.
         """
         result = self.checked()
         missing = [_option(name) for name in ("heads", "head_dim") if not getattr(result, name)]
@@ -479,7 +482,7 @@ class Dimensions(DimensionOptions, frozen=True):
         return result._build(f"{self.layers} layers")
 
     def checked(self) -> "Dimensions":
-        """Return these dimensions, with the KV heads and head_dim that hidden_size means.
+        """Return these dimensions with KV heads and head_dim instead of hidden_size.
 
         There are as many KV heads as query heads, or one if their number is unknown.
 
@@ -556,7 +559,8 @@ class Dimensions(DimensionOptions, frozen=True):
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
     def record(self, model: Model, *arguments: Any) -> SizeRecord:
-        """Return the `size_record` of such a model; figures that need weights are null.
+        """Return the `size_record` of a model that has only dimensions. Figures that need weights
+        are null.
 
         The ratio to MHA is included only if the number of query heads is given.
         """

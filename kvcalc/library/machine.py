@@ -1,4 +1,5 @@
-"""The GPUs of this machine, their memory and its users, from the tools of the drivers.
+"""The GPUs of this machine, their memory and the processes that use it, from the tools of the
+drivers.
 
 The tools are nvidia-smi, amd-smi, and sysctl on macOS. Their units MB and MiB are both
 2^20 bytes.
@@ -23,10 +24,10 @@ class MachineGpu(NamedTuple):
     """One GPU of this machine.
 
     Attributes:
-        number: Its place in the tool's list.
+        number: Index of the GPU in the tool's list.
         name: The driver's name.
         memory_bytes, used_bytes: Total memory, and memory in use; 0 if unknown.
-        processes: Bytes of the processes that use it, by name.
+        processes: Bytes of GPU memory by name of the process that uses them.
     """
 
     number: int
@@ -59,7 +60,7 @@ def _output(*words: str) -> str:
 
 
 def _json(*words: str) -> Any:
-    """Return the JSON in a program's output, which warnings may precede; {} without JSON."""
+    """Return the JSON in a program's output, after any warnings; {} without JSON."""
     match = re.search(r"^\s*[\[{].*", _output(*words), re.MULTILINE | re.DOTALL)
     try:
         return msgspec.json.decode(match[0]) if match else {}
@@ -68,7 +69,7 @@ def _json(*words: str) -> Any:
 
 
 def _whole(value: Any) -> int:
-    """Return the whole number that begins a value; 0 if there is none, as in N/A."""
+    """Return the whole number at the beginning of a value; 0 if there is none, as in `N/A`."""
     match = re.match(r"\s*(\d+)", str(value))
     return int(match[1]) if match else 0
 

@@ -1,6 +1,6 @@
 """Find presets by name, in the user's folders before the shipped folder, and check them.
 
-The module does not depend on any particular specification.
+The module works for presets of any type.
 """
 
 import os
@@ -30,7 +30,7 @@ _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 def key(name: str, dots: bool = False) -> str:
     """Return the form of `name` in which preset names are compared.
 
-    Case, `_`, `-`, `.` and blanks are ignored. With `dots` the `.` counts.
+    Case, `_`, `-`, `.` and blanks are ignored. With `dots`, `.` is not ignored.
     """
     return name.lower().translate(_NO_SEPARATORS if dots else _NO_DOTS)
 
@@ -51,7 +51,9 @@ def user_folders() -> list[Path]:
 
 
 def new_path(*names: str) -> Path:
-    """Return the path of a preset in the user's first folder, by folders and name.
+    """Return the path for a new preset in the first of `user_folders`.
+
+    Example: `new_path("models", "my-model")`.
 
     Raises:
         UserError: A name cannot be used in a path, or there is no folder.
@@ -95,8 +97,8 @@ def preset_files(kind: str) -> dict[str, Path]:
 def find(name: str, kind: str) -> Path:
     """Return the preset file of `kind` with this name or alias.
 
-    A file name counts before an alias, and a user's preset before a shipped preset. A name that
-    matches with its dots counts before a name that differs in them.
+    A file name has priority over an alias, and a user's preset over a shipped preset. A name with
+    the same dots has priority over a name with other dots.
 
     Raises:
         UserError: No preset matches. The message names near matches.
@@ -166,7 +168,7 @@ def build(
     """Return `data` as a checked specification.
 
     Raises:
-        UserError: The data do not fit. The message names the file, the line if known, the key and
+        UserError: The data are invalid. The message names the file, the line if known, the key and
             the expected type.
     """
     try:
@@ -211,9 +213,10 @@ def split_path(text: str) -> tuple[str | int, ...]:
 def _concrete(
     data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]
 ) -> tuple[str | int, ...]:
-    """Return `path` with each `...` (any key of a mapping) replaced by a real key.
+    """Return `path` with each `...`, which means any key of a mapping, replaced by a key of the
+    data.
 
-    The key is the first key whose value gives the same error.
+    It is the first key whose value gives the error `message`.
     """
     trial = deepcopy(data)
     for index in (place for place, step in enumerate(path) if step == "..."):
@@ -250,9 +253,10 @@ def mapping(value: Any) -> JsonObject:
 
 
 def _known_keys(spec: type[Any], value: Any) -> list[str]:
-    """Return the keys of the struct that a mapping means: by its tag, else by its other keys.
+    """Return the keys of the struct that a mapping describes, found by its tag or by its other
+    keys.
 
-    If several structs are equally likely, the keys of all of them.
+    If several structs are equally likely, return the keys of all these structs.
     """
 
     def likeness(struct: Any) -> tuple[bool, int]:

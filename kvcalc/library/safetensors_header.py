@@ -46,7 +46,8 @@ class _Index(msgspec.Struct):
 
 
 def read_from(folder: Path) -> ReadBytes:
-    """Return a function that reads the files in a folder. It raises UserError."""
+    """Return a function that reads a file in a folder. The function raises UserError if it
+    cannot."""
 
     def read(name: str, start: int, count: int) -> bytes:
         path = folder / name
@@ -64,11 +65,12 @@ def read_from(folder: Path) -> ReadBytes:
 
 
 def with_file_bytes(model: Model, read: ReadBytes, place: str) -> Model:
-    """Return the model with the bytes of its checkpoint; unchanged without safetensors files.
+    """Return the model with the bytes of its checkpoint. Without safetensors files, the model is
+    unchanged.
 
     Args:
-        read: Reads the files of the checkpoint.
-        place: The checkpoint, for messages.
+        read: Function that reads a file of the checkpoint.
+        place: Name of the checkpoint in error messages.
 
     Raises:
         UserError: A header is malformed.

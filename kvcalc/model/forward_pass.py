@@ -37,14 +37,14 @@ def forward(
     all_positions: bool = False,
     stage: int | None = None,
 ) -> tuple[Operator, ...]:
-    """Return the operators of one pass on one GPU: each distinct layer once, with its number of
-    runs.
+    """Return the operators of one pass on one GPU. Each distinct layer occurs once, with its number
+    of runs.
 
     Under data parallelism each rank takes its share of every group. Raises UserError if the
     parallelism does not divide the model.
 
     Args:
-        stage: Index of the pipeline stage; the fullest by default.
+        stage: Index of the pipeline stage; by default the stage with the most weights and cache.
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
     all_stages = stages(model, parallelism.pp)
@@ -75,7 +75,7 @@ def through_layers(
     """Return the operators of one pass through all layers of all stages, without transfers between
     stages.
 
-    Raises UserError as `forward`.
+    Raises UserError if the parallelism does not divide the model.
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
     return [
@@ -108,7 +108,7 @@ def between_stages(
 def _begun(
     model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, mla_form: str
 ) -> tuple[Model, Pass]:
-    """Return the model with its storage formats, and a pass over it."""
+    """Return the model with its storage formats, and the `Pass` that collects its operators."""
     check(model, parallelism)
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
@@ -133,7 +133,8 @@ def _layers(model: Model, p: Pass, counts: Mapping[str, int]) -> list[Operator]:
 
 
 def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
-    """Return the transfers to the next stage, within a node and to another node."""
+    """Return the operators that send hidden states to the next stage, within a node and to another
+    node."""
     p.enter("", 1)
     sent = p.tokens * p.width * p.element
     return [
@@ -221,8 +222,9 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
 
 
 def _head(model: Model, p: Pass, all_positions: bool) -> list[Operator]:
-    """Return final norm, LM head and sampling, for the last position of each sequence or for all
-    positions."""
+    """Return the operators of final norm, LM head and sampling, for the last position of each
+    sequence or for all positions.
+    """
     p.enter("", 1)
     p.role = Role.HEAD
     rows = p.tokens if all_positions else p.sequences

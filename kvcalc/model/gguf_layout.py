@@ -1,10 +1,10 @@
 """A model as llama.cpp stores it: tensors, their ggml types, and the resulting kinds of layer.
 
-A mixture such as Q4_K_M gives layers of one kind different types, so a kind is split by its
-storage. The tensors are as llama.cpp's converter writes them: experts are stacked, Q, K and V
-are one tensor if the model has one, and kv_up of MLA is two tensors. Norms, biases, routers and
-learned positions are float32. Sources: conversion/*.py in llama.cpp (names, float32 tensors),
-src/llama-quant.cpp (types).
+A file type such as Q4_K_M gives layers of one kind different tensor types, so a kind is split by
+its storage. The tensors are the tensors that llama.cpp's converter writes: experts are stacked, Q,
+K and V are one tensor if the checkpoint has one tensor, and kv_up of MLA is two tensors. Norms,
+biases, routers and learned positions are float32. Sources: conversion/*.py in llama.cpp (names,
+float32 tensors), src/llama-quant.cpp (types).
 """
 
 from collections import Counter
@@ -185,7 +185,7 @@ def _has_fused_qkv(model: Model) -> bool:
 
 
 def _problem(model: Model) -> str:
-    """Return the part of the model whose tensors in llama.cpp are unknown, or ''."""
+    """Return the name of a part of the model whose tensors in llama.cpp are unknown, or ''."""
     width = model.embedding_size or model.hidden_size
     if model.extra or model.tables or model.type_embeddings or width != model.hidden_size:
         return "it has tables or projections outside its layers"
@@ -277,8 +277,8 @@ def _routing_biases(model: Model) -> int:
 
 
 def _names(keys: list[Stored]) -> dict[Stored, str]:
-    """Return a name for each kind: its own if it has one storage, otherwise with a letter
-    appended."""
+    """Return a name for each kind: its own name, with an appended letter if it has several
+    storages."""
     distinct = list(dict.fromkeys(keys))
     count = Counter(kind for kind, _ in distinct)
     letters = {kind: iter(ascii_lowercase) for kind in count}

@@ -1,9 +1,9 @@
 """Bytes of caches and weights, and the records of `size`.
 
-There are four cache figures. Stored: rows after S tokens. Read: bytes that one decode step reads
-(new = 1, past = S − 1), including the row that it writes. Allocated: rows in whole blocks per
-sequence and layer kind. Slope and fixed part: bytes that one more token adds on average, and bytes
-that no longer grow, both for one sequence.
+The figures of a cache are: stored bytes after S tokens; bytes that one decode step reads (new = 1,
+past = S − 1), including the row that it writes; allocated bytes in whole blocks per sequence and
+layer kind; slope, the bytes that one more token of a sequence adds on average; and fixed bytes of a
+sequence, which no longer grow.
 
 Receptive field of windows: L layers of window w reach at most L·w tokens. Source: Jiang et al.
 2023, arXiv 2310.06825, section 2 (Mistral 7B: 32 layers of window 4096 reach 131,072 tokens).
@@ -66,10 +66,10 @@ def reach_line(model: Model) -> str:
 
 
 class CacheSize(msgspec.Struct, frozen=True):
-    """Bytes on one GPU: stored, read and allocated for all its sequences; fixed and slope for one
+    """Cache bytes on one GPU: stored, read and allocated for all sequences, fixed and slope for one
     sequence.
 
-    slope is an int if the cache adds whole rows per token, otherwise a fraction.
+    `slope` is an int if the cache adds whole rows per token, otherwise a fraction.
     """
 
     stored: int
@@ -157,8 +157,9 @@ def eviction_score_bytes(
     precision: Precision = PUBLISHED,
     parallelism: Parallelism = ONE_GPU,
 ) -> int:
-    """Return the bytes of eviction scores on the fullest GPU: one per stored token and KV head; 0
-    without eviction."""
+    """Return the bytes of eviction scores on the GPU with the most cache: one score per stored
+    token and KV head; 0 without eviction.
+    """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     total = 0
@@ -200,7 +201,7 @@ def size_of(
 
 
 def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
-    """Return only the stored bytes of one sequence, for searches."""
+    """Return only the stored bytes of one sequence. Searches use this, because it is fast."""
     total = 0
     for entry, row_bytes, stored_layers, _, spread in rows:
         total += stored_layers * row_bytes * -(-int(entry.stored_rows(context)) // spread)
@@ -233,7 +234,8 @@ def weight_bytes(
     context: int = 1,
     batch_size: int = 1,
 ) -> int:
-    """Return weight bytes on the fullest GPU, including scales of quantised matrices."""
+    """Return weight bytes on the GPU with the most weights and cache, including scales of quantised
+    matrices."""
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -246,7 +248,8 @@ def weight_bytes(
 def checkpoint_share(
     model: Model, num_bytes: int, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> int:
-    """Return a GPU's share of bytes of the checkpoint's file; 0 unless stored as published."""
+    """Return one GPU's share of `num_bytes` bytes of the checkpoint; 0 if the formats differ from
+    the checkpoint's."""
     is_published = formats.schemes == model.quantization and formats.dtype == model.dtype
     return -(-num_bytes // parallelism.tp) if stage.first and is_published else 0
 
@@ -295,7 +298,8 @@ def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
 
 
 def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> float | None:
-    """Return stored bytes of this model as plain MHA ÷ its stored bytes, or None without attention.
+    """Return the stored bytes of this model with plain MHA, divided by its stored bytes; None
+    without attention.
 
     The MHA model has the value width of each layer, no window and the same dtype, with one sequence
     of `context` tokens. Recurrent states are unchanged on both sides.
@@ -332,7 +336,7 @@ def size_record(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> SizeRecord:
-    """Return the record of cache and weights on the GPU with the most of them.
+    """Return the record of cache and weights on the GPU with the most weights and cache.
 
     Raises:
         UserError: The request is impossible.
@@ -383,7 +387,7 @@ def equal_context(
 ) -> int | None:
     """Return the smallest context at which `batch_size` sequences store `num_bytes` bytes, or None.
 
-    The bytes are counted on the GPU that is the fullest at `context`.
+    The bytes are counted on the GPU that has the most weights and cache at `context`.
 
     Args:
         is_read: Whether a decode step reads the bytes, instead of storing them.

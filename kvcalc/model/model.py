@@ -35,9 +35,9 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mlp: Intermediate size.
         layers: Number of layers.
         patches: Patches of the largest image.
-        tokens: Tokens of the largest image in the language model.
+        tokens: Tokens that the language model receives for the largest image.
         values: Values of one patch: channels · height · width · frames.
-        sharded: Whether engines split it over tp.
+        sharded: Whether engines split the tower over tp.
         token_side: Side in pixels of the square that becomes a token; 0 if every image takes
             `tokens`.
         frames: Video frames that share the tokens of one image.
@@ -55,7 +55,8 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frames: Size = 1
 
     def image_tokens(self, width: int = 0, height: int = 0) -> int:
-        """Return the tokens of an image of this many pixels; 0 pixels mean the largest image."""
+        """Return the tokens of an image with this width and height in pixels; 0 means the largest
+        image."""
         if not (self.token_side and width and height):
             return self.tokens
         return min(self.tokens, -(-width // self.token_side) * -(-height // self.token_side))
@@ -76,8 +77,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         shares_cache: Whether the layer reads an earlier layer's cache and stores none. A field of
             its attention states whether it still projects K and V.
         shared: Parts whose weights are one of `weight_sets` sets for all layers of this kind.
-        weight_sets: Number of sets; 0 if another kind owns the weights and a later turn runs them
-            again.
+        weight_sets: Number of sets; 0 if this kind runs the weights of another kind again.
         unquantized: Matrices that a quantised checkpoint keeps in the dtype of the model.
     """
 
@@ -131,9 +131,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     """A language model. The fields are the keys of a preset.
 
     Attributes:
-        family: A label.
+        family: Name of the model family, for lists.
         model_type: Architecture in transformers or in a GGUF file. Rules of engines depend on it,
-            and on no name.
+            never on `name`.
         file: The path that the model was read from; "" for a preset.
         layers: Number of layers.
         pattern: Kinds in order, `5 local` for five in a row, repeated up to `layers`.
@@ -142,12 +142,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         embedding_size: Width of the token table if it is narrower than the hidden size. Two
             projections then connect them.
         head_size: Input width of the LM head if it differs from the token table.
-        pooling: Whether it embeds or ranks whole sequences and generates no tokens.
+        pooling: Whether the model embeds or ranks whole sequences and generates no tokens.
         lent: `embedding` or `lm_head` if they belong to another model (a draft uses its target's).
             A pass reads them, but they are not parameters of this model.
-        parameters_exact: False if general rules read the file, or if it has unknown keys that may
+        parameters_exact: False if the file was read by general rules, or has unknown keys that may
             add weights.
-        published: Published parameter count, for the record.
+        published: Published parameter count, which tests compare with the computed count.
         rope_factors: Number of factors that scale rotary frequencies (llama3, longrope). They are
             not parameters. A GGUF file stores them as a tensor.
         buffers: Bytes of a quantised file in addition to its parameters: factors, routing biases,
@@ -312,7 +312,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def attention(self) -> str:
-        """Names of the model's mixers; with layer counts if there are several."""
+        """Names of the model's mixers, with layer counts if there are several mixers."""
         labels: dict[str, int] = {}
         for kind, count in self.counts.items():
             label = self.kinds[kind].label
@@ -367,8 +367,8 @@ MAX_PADDING = 128
 def kept(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
     """Return `rule(model, *key)`, computed once for each model and key.
 
-    Example: `kept(model, loaded_bytes, formats, ranks, stage)`. A rule with too many results starts
-    again from none.
+    Example: `kept(model, loaded_bytes, formats, ranks, stage)`. If a rule has too many stored
+    results, they are all discarded.
     """
     results: dict[tuple[Any, ...], Result] = model.memo.setdefault(rule, {})
     if key not in results:

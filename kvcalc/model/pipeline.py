@@ -23,14 +23,15 @@ def check(model: Model, parallelism: Parallelism) -> None:
     """Raise UserError if tp does not divide the heads, ep does not divide the experts, or pp
     exceeds the layers.
 
-    KV heads may be fewer than the ranks and divide them. Then they are replicated, and dcp spreads
-    at most the copies.
+    If there are fewer KV heads than ranks, their number must divide the ranks. They are then
+    replicated, and dcp is at most the number of copies.
     """
     kept(model, _check, parallelism)
 
 
 def _check(model: Model, parallelism: Parallelism) -> bool:
-    """Return True for `kept`, or raise UserError."""
+    """Raise UserError if the parallelism is invalid, otherwise return True, so that `kept` stores
+    the result."""
     if parallelism.pp > model.layers:
         raise UserError(
             f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}"
@@ -98,8 +99,8 @@ def _check_context(model: Model, parallelism: Parallelism) -> None:
 
 
 class Stage(NamedTuple):
-    """A pipeline stage: its layers in order, their counts by kind, and whether it has embedding and
-    LM head."""
+    """A pipeline stage: its layers in order, the count of each kind, and whether it has embedding
+    and LM head."""
 
     number: int
     order: tuple[str, ...]

@@ -26,7 +26,7 @@ from kvcalc.storage.quantization import (
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """Formats by role. `auto` means as published.
+    """The requested formats of weights, products and cache. `auto` means as published.
 
     Attributes:
         dtype: dtype of weights and products. Any value except `auto` overrides a published
@@ -61,8 +61,8 @@ PUBLISHED = Precision()
 
 
 def stored_as(model: Model, precision: Precision) -> Model:
-    """Return the model with one storage per kind of layer; it differs only for mixtures of GGUF
-    types.
+    """Return the model with one storage format per kind of layer. It differs from `model` only if a
+    GGUF file type mixes formats.
 
     All sums of weights use this model. Raises UserError if llama.cpp's tensors are unknown.
     """
@@ -96,7 +96,8 @@ def _formats_of(model: Model, precision: Precision) -> Formats:
 
 
 def _is_published(schemes: tuple[Quantization, ...], weight_format: WeightFormat) -> bool:
-    """Return whether a model is published in only this format, under any of its names."""
+    """Return whether the model is published in this format and no other, under any name of the
+    format."""
     if len(schemes) != 1:
         return False
     published = stored_format(family(schemes[0].format))

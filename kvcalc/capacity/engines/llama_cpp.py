@@ -124,7 +124,7 @@ def _ffn_elements(part: Sublayer, width: int) -> int:
     """Return the elements per token of an FFN, in addition to four rows of the residual's width.
 
     Every active expert has gate, up and their product. The experts' outputs reuse the memory of
-    gate and up, and count only if they are larger.
+    gate and up. They count in addition if they are larger than both together.
     """
     if isinstance(part, Dense):
         return part.intermediate_size * (2 + part.gated)
@@ -337,8 +337,8 @@ def _windowed_models(layers: Sequence[LayerCache]) -> set[int]:
     """Return the models, by id, whose windows llama.cpp reads.
 
     It ignores windows that are in every layer (`src/models/llama.cpp` for mistral;
-    `starcoder2.cpp`, `phi3.cpp`), unless the type has a pattern of windows. It also ignores windows
-    of types whose only windows are at other layers than in the model.
+    `starcoder2.cpp`, `phi3.cpp`), unless the type has a pattern of windows. For the types in
+    WINDOWED_DEPTH, it reads windows only in models with that number of layers.
     """
     models = set()
     for layer in distinct_layers(layers):

@@ -91,7 +91,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     @property
     def series(self) -> int:
-        """Series of rows that a block is compressed from."""
+        """Number of series of rows from which a block is compressed."""
         return 2 if self.overlap else 1
 
     @property
@@ -102,7 +102,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
     def _rows(
         self, ratio: int = 1, limit: int = 0, top: int = 0, is_shared: bool = False
     ) -> list[CacheEntry]:
-        """Return the two parts of a row: without positions, and rotated."""
+        """Return the cache entries of the two parts of a row: without positions, and rotated."""
         rope = self.qk_rope_head_dim
         widths = {"latent": self.head_dim - rope, "rope_key": rope}
         return [
@@ -132,8 +132,9 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return tuple(entries)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the projections of x in one product, queries, compressors, indexer, one attention
-        over both parts, and the output projections."""
+        """Return the operators of a pass: projections of x in one product, queries, compressors,
+        indexer, one attention over both parts, and the output projections.
+        """
         w = p.local(self.weights(p.width))
         heads, d, ratio = (
             p.heads(self.num_attention_heads),
@@ -213,7 +214,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return f"{'CSA' if self.index_topk else 'HCA'} 1:{self.compress_ratio}"
 
     def predicting(self) -> "Compressed":
-        """Return this mixer in a prediction layer, which stores only its window.
+        """Return the form of this mixer in a prediction layer, which stores only its window.
 
         Source: vLLM, models/deepseek_v4/attention.py.
         """

@@ -34,7 +34,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         sliding_window: Tokens that a query sees, including itself. No more are stored, except
             `sink_tokens`.
         attention_chunk_size: Tokens of a chunk; a query sees only its own chunk.
-        cache_budget: Tokens that eviction keeps.
+        cache_budget: Number of tokens that remain after eviction.
         qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one vector per
             head).
         sinks: Whether each head has a sink logit.
@@ -116,7 +116,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     @property
     def has_k_norm(self) -> bool:
-        """Whether keys have a norm if queries have one."""
+        """Whether keys have a norm in addition to queries."""
         return self.kv_projection and not self.q_norm_only
 
     def cache(self) -> tuple[CacheEntry, ...]:
@@ -175,7 +175,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return [*result, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]
 
     def _visible(self, new: Num, past: Num) -> Num:
-        """Return the (query, key) pairs of one sequence."""
+        """Return the number of (query, key) pairs of one sequence."""
         if not self.cached:
             unseen: Num = maximum(new - (self.sliding_window or new), 0)
             return new * (new + past) - unseen * (unseen + 1)

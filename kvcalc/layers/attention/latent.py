@@ -30,8 +30,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         sinks: Whether each head has a sink logit.
         output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the
             input.
-        q_up_size: Input width of queries and gate if it is not q_lora_rank (A.X-K2 has two of
-            them).
+        q_up_size: Input width of queries and gate if it differs from q_lora_rank (A.X-K2: twice
+            q_lora_rank).
         kv_projection: False in a layer that reads another layer's latents; it has no kv_down.
         heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of
             every head.
@@ -76,12 +76,13 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     heads_cached: bool = False
 
     def sides(self) -> dict[str, tuple[str, str]]:
-        """Return rows and columns of each matrix in letters, with the absorbed halves of kv_up."""
+        """Return rows and columns of each matrix in letters, including the two absorbed halves of
+        kv_up."""
         return super().sides() | {"absorb_q": ("dn", "H·r"), "absorb_v": ("r", "H·dv")}
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
-        """Return entries for keys and values of every head; a value has `value_width` elements with
-        padding."""
+        """Return the cache entries of an engine that stores keys and values of every head. A padded
+        value has `value_width` elements."""
         heads, limit = self.num_attention_heads, self.sliding_window or 0
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
@@ -132,8 +133,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return causal_pairs(new, past, self.sliding_window or 0)
 
     def _seen(self, new: Num, past: Num) -> Num:
-        """Return the tokens whose keys and values the expanded form recomputes, including new
-        tokens."""
+        """Return the number of tokens whose keys and values the expanded form recomputes, including
+        new tokens."""
         return self._latents(top=0)[0].read_rows(new, past)
 
     def _absorbs(self, p: Pass, new: Num, past: Num) -> Num:
@@ -162,8 +163,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return [e for e in self.cache() if e.role in ("latent", "rope_key")]
 
     def _absorbed(self, p: Pass, up: Weight) -> list[Operator]:
-        """Return the absorbed form: queries times W_UK, attention over shared latents, outputs
-        times W_UV.
+        """Return the operators of the absorbed form: queries times W_UK, attention over shared
+        latents, outputs times W_UV.
 
         W_UK and W_UV are halves of one stored matrix. They are read in its storage format,
         including scales.
@@ -184,8 +185,9 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return [_reading(into, keys), core, _reading(back, stored - keys)]
 
     def _expanded(self, p: Pass, w: dict[str, Weight], read: Num) -> list[Operator]:
-        """Return the expanded form: keys and values of every cached token, then attention per
-        head."""
+        """Return the operators of the expanded form: keys and values of every cached token, then
+        attention per head.
+        """
         heads, key, rope, value = (
             p.heads(self.num_attention_heads),
             self.qk_nope_head_dim,
@@ -231,5 +233,5 @@ class Latent(Sublayer, frozen=True, tag="latent"):
 
 
 def _reading(operator: Operator, weight_bytes: Num) -> Operator:
-    """Return the operator with `weight_bytes` bytes of weights."""
+    """Return the operator with its weight bytes replaced by `weight_bytes`."""
     return replace(operator, cost=operator.cost._replace(weight_bytes=weight_bytes))

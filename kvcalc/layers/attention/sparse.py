@@ -1,10 +1,10 @@
 """Sparse attention with an indexer: DeepSeek sparse attention over latents, and block-sparse
 attention over keys.
 
-Both store more than the attention they thin out, and read less: an indexer scores small index keys
-of every token, and attention reads only the top-k. Sources: DeepSeek-V3.2-Exp technical report §2
-(indexer of index_n_heads heads, weighted ReLU scores, top-k tokens); GLM-5.2's config (indexers in
-some layers, whose choice the others reuse); MiniMax-M3's modelling code in transformers (scores per
+Both store more and read less than dense attention. An indexer scores small index keys of every
+token, and attention reads only the top-k. Sources: DeepSeek-V3.2-Exp technical report §2 (indexer
+of index_n_heads heads, weighted ReLU scores, top-k tokens); GLM-5.2's config (indexers in some
+layers, whose choice the others reuse); MiniMax-M3's modelling code in transformers (scores per
 block of index_block_size tokens, top-k blocks).
 """
 

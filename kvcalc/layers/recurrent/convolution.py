@@ -1,5 +1,6 @@
-"""Short depthwise convolutions and delays on keys, values or a sublayer's output, without
-projections, and tables of n-grams.
+"""Short convolutions, delays and n-gram tables.
+
+Depthwise convolutions and delays act on keys, values or a sublayer's output, without projections.
 
 State per sequence and layer: the last kernel − 1 columns of every channel. Sources: transformers,
 `inkling` (keys, values and both residual branches) and `zaya` (queries, keys, and values delayed by
@@ -49,7 +50,7 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     dilation: Size = 1
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return operators: the rows that each token reads, then the operators of any
+        """Return the operators of a pass: the rows that each token reads, then the operators of a
         recurrent mixer."""
         read = p.tokens * self.hashes * self.table_width
         return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
@@ -83,7 +84,7 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     streams: Size
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return operators: the rows that each token reads, their product, and the
+        """Return the operators of a pass: the rows that each token reads, their product, and the
         gated addition to the streams."""
         read, mixed = (
             p.tokens * self.hashes * self.table_width,
@@ -125,8 +126,8 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
     Attributes:
         bias: Whether each channel has a bias.
         weighted: False for a plain delay without weights.
-        columns: Stored columns per channel; kernel − 1 by default. More are stored if later
-            convolutions follow without a state.
+        columns: Stored columns per channel; kernel − 1 by default. More columns are stored if later
+            convolutions have no state.
     """
 
     channels: dict[str, Size]
@@ -145,7 +146,7 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return kernel − 1 columns, or `columns`, for each channel."""
+        """Return the cache entries: kernel − 1 columns, or `columns`, for each channel."""
         kernel = self.columns + 1 if self.columns else self.conv_kernel
         if kernel == 1:
             return ()

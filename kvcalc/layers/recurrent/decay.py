@@ -44,8 +44,8 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
     """Time mixing of num_heads heads of head_dim; decay, learning rate, value mix and gate through
     low ranks.
 
-    v_low_rank_dim: 0 in the first layer, whose values are mixed with none. shift_size: width of the
-    inputs that it and its FFN each keep.
+    `v_low_rank_dim` is 0 in the first layer, which mixes its values with no others. `shift_size` is
+    the width of the last input that the mixer and its FFN each store.
     """
 
     LETTERS: ClassVar[str] = (

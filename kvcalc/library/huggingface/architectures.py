@@ -1,11 +1,12 @@
 """Choose the model type of a file by the class in `architectures`, before its `model_type`.
 
 The class that wrote a checkpoint determines the layout of its weights. A class belongs to a type if
-they share a name, with any head (`Qwen3MoeForCausalLM`: qwen3_moe). A class of another type is read
-as that type. A draft head is read as a draft or refused. An unknown class is read by the rules of
-its type, and the result is marked as uncertain. Sources of names: transformers' auto mappings
-(models/auto/modeling_auto.py), vLLM's registry (model_executor/models/registry.py), SGLang's
-(srt/models), and the released configs of types with remote code.
+they share a name, with any head (`Qwen3MoeForCausalLM`: qwen3_moe). If the class belongs to another
+type than `model_type`, the class decides. A draft head is read as a draft or refused. An unknown
+class is read by the rules of its type, and the result is marked as uncertain. Sources of names:
+transformers' auto mappings (models/auto/modeling_auto.py), vLLM's registry
+(model_executor/models/registry.py), SGLang's (srt/models), and the released configs of types with
+remote code.
 """
 
 import re
@@ -128,14 +129,14 @@ _REFUSED = frozenset([*_RARELY_SERVED, *_FLA_NAMES.split()])
 
 
 class ModelType(NamedTuple):
-    """A model type and how its file is read.
+    """A model type, and the notes on how it was chosen for a file.
 
     Attributes:
         name: Name of the type.
-        has_entry: Whether the table of types has it.
+        has_entry: Whether the table of types has an entry for it.
         notes: Notes on the choice.
         exact: False if the reading may be wrong.
-        pooling: The class, if it embeds or ranks whole sequences and has no LM head.
+        pooling: Name of the class, if the class embeds or ranks whole sequences and has no LM head.
     """
 
     name: str
@@ -150,7 +151,7 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
 
     Args:
         outer: The whole file.
-        inner: Its text part, or the whole file.
+        inner: The text part of the file, or the whole file if it has none.
         file_name: Name of the file, for errors.
 
     Raises:
@@ -231,7 +232,7 @@ def _stems(name: str) -> frozenset[str]:
 
 @cache
 def _types_by_stem() -> dict[str, str]:
-    """Return all types read here, and the types around them, by class stem."""
+    """Return all supported types, and the multimodal types that contain them, by class stem."""
     types = {name: _type(name) for name in (*type_names(), *SAME_AS, *_REFUSED)}
     for name, known_facts in facts().items():
         if known_facts.get("text") in entry_texts():
@@ -247,14 +248,15 @@ def _owns(name: str, class_name: str) -> bool:
 
 
 def _type(model_type: str) -> str:
-    """Return the type that reads a model_type: itself, an equivalent type, or its text part's
-    type."""
+    """Return the type whose rules read a model_type: the type itself, an equivalent type, or the
+    type of its text part."""
     name = SAME_AS.get(model_type, model_type)
     return name if name in entry_texts() else str(facts().get(name, {}).get("text", name))
 
 
 def _supported(name: str, file_name: str) -> ModelType:
-    """Return the type with this name. Raises UserError if it is known and has no entry."""
+    """Return the type with this name. Raises UserError if transformers knows the type but kvcalc
+    has no entry."""
     if name in _REFUSED:
         raise UserError(
             f"model_type {name!r} is not supported: it is rarely served", where=file_name
@@ -267,8 +269,8 @@ def _supported(name: str, file_name: str) -> ModelType:
 
 
 def _with_head(resolved: ModelType, class_name: str) -> ModelType:
-    """Return the reading of a class without an LM head: as an embedder or reranker if it is one,
-    otherwise as the causal model of its type."""
+    """Return the type for a class without an LM head: an embedder, a reranker, or otherwise the
+    causal model."""
     if not class_name or not resolved.has_entry:
         return resolved
     is_known = resolved.name in facts() or read_type(resolved.name).is_encoder
@@ -288,7 +290,7 @@ def _with_head(resolved: ModelType, class_name: str) -> ModelType:
 def _without_encoder(
     resolved: ModelType, inner: Mapping[str, Any], class_name: str
 ) -> ModelType:
-    """Return the reading of an encoder-decoder model: its decoder, as a causal model."""
+    """Return the type for an encoder-decoder model, whose decoder is read as a causal model."""
     has_encoder = inner.get("is_encoder_decoder") is True
     if not (resolved.has_entry and has_encoder) or class_name.endswith(("CausalLM", "Decoder")):
         return resolved
@@ -301,7 +303,7 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
     """Return the type of a draft.
 
     Raises:
-        UserError: The weights of this draft are not known here.
+        UserError: kvcalc does not know the weights of this draft.
     """
     name = CLASSES.get(written, "")
     if not name or not flat:

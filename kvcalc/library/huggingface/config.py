@@ -31,7 +31,7 @@ class Config:
 
     Attributes:
         file: The keys of the file, or of its text part.
-        defaults: Values of keys that the file does not have.
+        defaults: Values of keys that the file leaves out.
         where: The name of the file, for errors.
         aliases: Other spellings of a key.
         layer: Index of the layer being read.
@@ -39,8 +39,8 @@ class Config:
         layer_type: Type of the layer being read.
         outer: The whole file, if `file` is a part of it.
         read: Keys of the file that a reader used.
-        inside: Keys used inside the mapping under each key.
-        defaulted: Values that came from the defaults.
+        inside: Keys that a reader used inside a nested mapping, by the key of the mapping.
+        defaulted: Keys and values that a reader took from the defaults.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Config:
             self._layer_keys[int(index)] = keys
 
     def fail(self, key: str, text: str, hint: str = "") -> UserError:
-        """Return an error about one key of this file."""
+        """Return an error about one key of the file."""
         return UserError(f"{key}: {text}", hint, self.file_name)
 
     def raw(self, key: str) -> Any:
@@ -132,19 +132,19 @@ class Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return the boolean under a key."""
+        """Return the boolean under a key. Raises UserError for another value."""
         value: bool = self._check(key, self.get(key, default), bool, _BOOLEAN)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return the positive number under a key."""
+        """Return the positive number under a key. Raises UserError for another value."""
         value = self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < 1e12:
             raise self.fail(key, f"should be a positive number, not {show(value)}")
         return float(value)
 
     def word(self, key: str, default: str = "") -> str:
-        """Return the text under a key."""
+        """Return the text under a key. Raises UserError for another value."""
         value: str = self._check(key, self.get(key, default), str, "a text")
         return value
 
@@ -222,8 +222,8 @@ def value_of(field: Field, c: Config) -> Any:
 
     A formula is a Python expression whose names are keys of the file. `layer_index`, `layer_count`
     and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic
-    must be whole numbers from 1 up, and from 0 up before a `|`. A product with 0 reads nothing
-    further. A condition must be true, false, 0, 1 or missing.
+    must be whole numbers from 1 up, and from 0 up before a `|`. If the first factor of a product is
+    0, the other factors are not evaluated. A condition must be true, false, 0, 1 or missing.
 
     Examples: `n_inner | 4 * hidden_size`; `hidden_size, 2 * head_dim` for the two sides of a
     matrix; `layer_index in full_attn_idxs`.
@@ -289,7 +289,7 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
 
 
 def _number(node: ast.expr, c: Config) -> int:
-    """Return the value of a part of a formula, which must be a whole number."""
+    """Return the value of a part of a formula. Raises UserError unless it is a whole number."""
     match node:
         case ast.Name(id=key) if key not in _OF_LAYER:
             return c.size(key)
@@ -328,7 +328,8 @@ def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Co
 
 
 def filled(fields: dict[str, Field], c: Config) -> JsonObject:
-    """Return every field with its value; a field with None keeps the specification's default."""
+    """Return the values of all fields. A field with the value None is left out and keeps its
+    default."""
     values = {name: value_of(field, c) for name, field in fields.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -365,7 +366,7 @@ def read_json(path: Path) -> JsonObject:
     """Return the mapping in a JSON file; NaN and Infinity are allowed, as transformers writes them.
 
     Raises:
-        UserError: The file is not such a mapping, repeats a key or nests too deeply.
+        UserError: The file is not a JSON mapping, repeats a key or nests too deeply.
     """
     file_name = str(path)
     too_deep = UserError(f"nests deeper than {MAX_DEPTH} levels", where=file_name)
@@ -397,7 +398,7 @@ def read_json(path: Path) -> JsonObject:
 def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     """Return the part of a file that describes the language model.
 
-    It includes the value of tied embeddings from the parts around it.
+    It includes `tie_word_embeddings` from the enclosing parts of the file.
     """
     key = "tie_word_embeddings"
     inner = data
@@ -413,10 +414,10 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
 
 
 def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
-    """Return the values of keys that a file of this type leaves out, as transformers' class has
-    them.
+    """Return the default values that transformers' class of this type gives to missing keys.
 
-    If the type is a part of another, the other's default says whether the head is tied.
+    If the type is a part of a larger type, the default of the larger type says whether the head is
+    tied.
     """
     defaults = facts().get(model_type, {}).get("defaults", {})
     outer_facts = facts().get(str(outer.get("model_type")), {}) if outer is not inner else {}

@@ -1,8 +1,8 @@
-"""Read models from the Hugging Face Hub, ModelScope, Ollama's registry and addresses of files.
+"""Read models from the Hugging Face Hub, ModelScope, Ollama's registry and URLs of GGUF files.
 
 Only configs and the headers of weight files are fetched, with the Hub's client. Its cache, proxies,
 timeouts (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds), `HF_TOKEN`, `HF_ENDPOINT`
-and `HF_HUB_OFFLINE` apply. Its retries end after three times the timeout.
+and `HF_HUB_OFFLINE` apply. Retries end after three times the timeout.
 
 Sources of addresses: `hf_hub_url` of the Hub's client, modelscope/hub/constants.py, and
 server/download.go of Ollama.
@@ -43,7 +43,7 @@ PATIENCE = 3  # times the client's timeout
 
 
 class ModelHost(NamedTuple):
-    """A server of models, and the setting with its address."""
+    """A server of models, and the environment variable with its address."""
 
     name: str
     setting: str
@@ -83,7 +83,7 @@ def load_remote(name: str, changes: list[str] | None = None) -> Model:
     Args:
         name: `org/name`, `hf:org/name@revision` or `org/name:Q4_K_M` on the Hub, `ms:org/name`,
             `ollama:name:tag`, or the address of a .gguf file.
-        changes: As in `read_config`.
+        changes: The changes of `--set`.
 
     Raises:
         UserError: The name is invalid, or the server does not provide the model.
@@ -161,7 +161,8 @@ def _load_config(
 
 
 def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
-    """Return the model of the GGUF file of `org/name` with this ending, as `Q4_K_M`."""
+    """Return the model of the GGUF file in `org/name` whose name ends in the tag, such as
+    `Q4_K_M`."""
     from huggingface_hub import constants, hf_hub_url
 
     folder = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}", "snapshots")
@@ -179,7 +180,8 @@ def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
 
 
 def _file_of_tag(files: Iterable[str], tag: str) -> str:
-    """Return the shortest name that ends in a tag, the first split of several; '' if none does."""
+    """Return the shortest file name that ends in a tag; '' if there is none. Of several splits,
+    return the first."""
     ending = re.compile(
         rf"(?!.*mmproj)(.*[-_./])?{re.escape(tag)}(-00001-of-\d{{5}})?\.gguf", re.IGNORECASE
     )
@@ -264,7 +266,7 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
 
 
 def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
-    """Return the error about a model on a host for an error of the client."""
+    """Return a UserError about a model on a host, for an error of the HTTP client."""
     from huggingface_hub import errors
 
     what = f"{label} cannot be read from {host.name}: {_reason(error)}"

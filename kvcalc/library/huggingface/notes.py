@@ -54,7 +54,7 @@ class ConfigNote(NamedTuple):
 
 
 def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
-    """Return notes about general rules, defaults and keys that no reader used.
+    """Return notes about general rules and defaults that were used, and keys that no reader used.
 
     Raises:
         UserError: The type is not known, and an unread key may change the cache.
@@ -111,7 +111,8 @@ def _joined(keys: list[str]) -> str:
 
 
 def _unread(c: Config, inert: set[str]) -> Iterator[str]:
-    """Yield keys with a value that no reader used and that are not inert; inner keys as `a.b`."""
+    """Yield keys that have a value, are not inert and were not used by a reader; nested keys as
+    `a.b`."""
     for key, value in c.file.items():
         if key not in c.read and key not in inert:
             yield from _leaves(key, value, set())
@@ -122,7 +123,7 @@ def _unread(c: Config, inert: set[str]) -> Iterator[str]:
 
 
 def _leaves(key: str, value: Any, inert: set[str]) -> Iterator[str]:
-    """Yield the keys of all values inside, except false, empty and zero values."""
+    """Yield the keys of all values nested in a value, except false, empty and zero values."""
     if isinstance(value, dict) and value:
         for inner_key, inner in value.items():
             yield from _leaves(f"{key}.{inner_key}", inner, inert)
@@ -131,7 +132,8 @@ def _leaves(key: str, value: Any, inert: set[str]) -> Iterator[str]:
 
 
 def _declared(resolved: ModelType) -> set[str]:
-    """Return the keys of transformers' config class of this type; its entry covers all of them."""
+    """Return the keys of transformers' config class of this type. The entry of the type covers all
+    these keys."""
     if not resolved.has_entry:
         return set()
     table = facts().get(resolved.name, {})

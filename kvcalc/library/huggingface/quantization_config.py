@@ -1,8 +1,8 @@
 """Read a `quantization_config`: which weights are stored in which format, and the cache's format.
 
 Formats follow the tools that write them: fp8, GPTQ, AWQ, AutoRound, bitsandbytes, mxfp4,
-compressed-tensors and ModelOpt here, further tools in `quantized_modules`. An unknown name does not
-change; no size in that format can be given.
+compressed-tensors and ModelOpt here, further tools in `quantized_modules`. An unknown format keeps
+its name, and kvcalc computes no sizes for it.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def _by_method(q: Config, method: str, model_type: str) -> str:
 def _packed(q: Config, method: str) -> str:
     """Return the format of GPTQ, AWQ or AutoRound: packed integers in groups along the inputs.
 
-    Each group has an fp16 scale and perhaps a packed zero point.
+    Each group has an fp16 scale, and a packed zero point if the format has zero points.
     """
     kind = q.word("data_type", "int")
     if kind != "int":
@@ -104,8 +104,8 @@ def _packed(q: Config, method: str) -> str:
 def _by_algorithm(name: str) -> str:
     """Return the format of ModelOpt's `quant_algo`.
 
-    AWQ and SmoothQuant have unknown bytes: the version and the model decide which scales stay
-    (modelopt/torch/export/quant_utils.py, fuse_prequant_to_linear).
+    The bytes of AWQ and SmoothQuant are unknown, because version and model decide which scales
+    remain (modelopt/torch/export/quant_utils.py, fuse_prequant_to_linear).
     """
     name = name.lower()[:60]
     return _ALGORITHMS.get(name, f"modelopt ({name})")
@@ -135,7 +135,7 @@ def _block(q: Config, key: str) -> str:
 def _by_group(group: Config, q: Config) -> str:
     """Return the format of a compressed-tensors group.
 
-    Scales have the dtype of the original weights, for which 16 bits are taken
+    Scales have the dtype of the original weights. 16 bits are assumed
     (quantization/lifecycle/initialize.py). `int-quantized` and `naive-quantized` store each value
     and each zero point in a byte (compressors/naive_quantized/base.py). An activation order by
     `group` is an int32 for each input.
@@ -190,13 +190,13 @@ class Storage:
 
     Attributes:
         formats: Patterns of matrices by format; the first format that covers a matrix counts.
-        groups: (format, modules) instead, if the file lists formats by module.
+        groups: Pairs (format, modules) that replace `formats` if the file lists formats by module.
         ignored: Modules that are not quantised.
         cache: Dtype that the checkpoint declares for the cache, or None.
         notes: Notes about the cache and about unknown formats.
 
     Raises:
-        UserError: A part of `quantization_config` does not fit.
+        UserError: A value in `quantization_config` is invalid.
     """
 
     def __init__(self, c: Config) -> None:
@@ -235,8 +235,8 @@ class Storage:
     def of_layer(
         self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
     ) -> tuple[tuple[str, ...], MatrixFormats]:
-        """Return the matrices of this layer that stay in the model's dtype, and those that the file
-        stores in a format by module."""
+        """Return the matrices of a layer that keep the model's dtype, and the matrices with a
+        format by module."""
         unquantized = {}
         formats = []
         for name, modules in matrices(parts, hidden_size) if self.q.file else ():
@@ -294,7 +294,8 @@ class Storage:
         self.ignored = self._rules([*excluded, *patterns])
 
     def _read_overrides(self, method: str, default: str) -> None:
-        """Read GPTQModel's and AutoRound's modules with other bits; 16 bits are not quantised."""
+        """Read the modules to which GPTQModel or AutoRound give another number of bits; 16 bits are
+        not quantised."""
         overrides = {
             f"re:{name.removeprefix('+:')}": settings
             for name, settings in self.q.table("dynamic").items()
@@ -337,7 +338,8 @@ class Storage:
         self._set_groups(formats)
 
     def _set_groups(self, formats: Mapping[str, str], default: str = "") -> None:
-        """Set the groups to the modules of each format, and all others to the default format."""
+        """Set the groups: the modules of each format, and the default format for all other
+        modules."""
         modules: dict[str, list[str]] = {}
         for module, name in formats.items():
             modules.setdefault(name, []).append(module)

@@ -1,10 +1,10 @@
 """Storage formats of further quantisation tools, and the modules that their lists name.
 
-A setting with unknown bytes gives a name that no format has.
+A setting whose bytes are unknown gives the name of a format that does not exist.
 
-Tools name modules as the modelling code does (`model.layers.3.self_attn.q_proj`), which differs
-between model types. So each weight has every usual name of its module. A name includes all modules
-under it.
+Tools use the module names of the modelling code (`model.layers.3.self_attn.q_proj`), which differ
+between model types. So each weight has all usual names of its module. A name in a list includes all
+modules below it.
 """
 
 import re
@@ -93,7 +93,8 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
 
 
 def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (name of the weight, names of its module) for every matrix of these parts."""
+    """Return pairs for every matrix of these parts: the name of the weight, and the names of its
+    module."""
     return [
         (weight.name, module_names(bool(part.label), weight.name))
         for part in parts
@@ -111,7 +112,7 @@ class Rules:
         everything: Whether the list names every matrix.
 
     Raises:
-        UserError: A name is not usable, or a pattern could take long to match.
+        UserError: A name has an invalid form, or a pattern could take long to match.
     """
 
     def __init__(self, names: list[str], layers: int, fail: Callable[[str], UserError]) -> None:
@@ -126,7 +127,7 @@ class Rules:
             self._add(name.removesuffix(".weight"))
 
     def _add(self, name: str) -> None:
-        """Sort a name, wildcard or pattern by the layer that it is about."""
+        """Add a name, wildcard or pattern to the rules of the layer that it names."""
         is_wildcard = "*" in name or "?" in name
         if name in _ALL:
             self.everything = True

@@ -59,7 +59,7 @@ _SPELLINGS = {
 def read_config(path: Path, changes: list[str] | None = None) -> Model:
     """Return the model of a config.json, or of the folder that contains one.
 
-    If the config does not describe its storage, `hf_quant_config.json` next to it may.
+    If the config does not describe the quantisation, `hf_quant_config.json` next to it is read.
 
     Args:
         path: The file or folder.
@@ -88,7 +88,7 @@ def model_from(
     """Return the model that a config's mapping describes.
 
     Raises:
-        UserError: A key does not fit. The message names `where` and the key.
+        UserError: The value of a key is invalid. The message names the file and the key.
     """
     is_named = data.get("model_type") or data.get("architectures")
     if not is_named and ("ssm_cfg" in data or data.keys() >= {"dim", "n_layers"}):
@@ -130,7 +130,8 @@ def model_from(
 
 
 def _aliases(model_type: str, entry: Type) -> dict[str, tuple[str, ...]]:
-    """Return other names of each key: transformers' for the type, the entry's, the common ones."""
+    """Return other names of each key: from transformers' class, from the entry, and common
+    names."""
     own = {
         key: (name, *_SPELLINGS.get(name, ()))
         for key, name in facts().get(model_type, {}).get("aliases", {}).items()
@@ -169,7 +170,7 @@ def _layer_count(c: Config, entry: Type) -> int:
 
 
 def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Model, Storage]:
-    """Return the model and how it is stored."""
+    """Return the model with its storage formats."""
     family = resolved.name
     dtype, dtype_notes = _dtype(c)
     storage = Storage(c)
@@ -207,8 +208,8 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
 def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
     """Return the fields of an embedder or reranker. A classifier follows the pooled token.
 
-    Source: transformers' modelling code. Encoders have a dense layer before the classifier. Its
-    norm, in ModernBERT, has as many elements as its bias elsewhere.
+    Source: transformers' modelling code. Encoders have a dense layer before the classifier.
+    ModernBERT has a norm instead of the layer's bias, with as many elements.
     """
     width, ranks = c.size("hidden_size"), class_name.endswith("Classification")
     labels = c.get("id2label", {})
@@ -230,7 +231,8 @@ def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
 def _layers(
     c: Config, entry: Type, storage: Storage, is_pooling: bool
 ) -> tuple[dict[str, Layer], tuple[str, ...], Any]:
-    """Return the distinct kinds of layer, the pattern in runs, and how the kinds are stored."""
+    """Return the distinct kinds of layer, the pattern in runs, and the storage formats of the
+    kinds."""
     distinct: dict[bytes, tuple[Layer, Any]] = {}
     keys = []
     order = value_of(entry.order, c)
@@ -262,7 +264,8 @@ def _layers(
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:
-    """Return a name for each kind from its distinguishing parts: mixer, FFN, both, or a number."""
+    """Return a name for each kind of layer: the name of its mixer, FFN or both, or a number if
+    these are equal."""
     mixers = [_mixer_word(layer) for layer in kinds]
     networks = [
         "_".join(
@@ -295,7 +298,8 @@ def _mixer_word(layer: Layer) -> str:
 
 
 def runs(order: list[str]) -> tuple[str, ...]:
-    """Return the order as runs: `5 local` for five in a row, as the shortest period if it repeats.
+    """Return the order of layers as runs, such as `5 local` for five in a row. If the order
+    repeats, only its shortest period is returned.
 
     The last repetition may be incomplete.
     """
@@ -308,8 +312,8 @@ def runs(order: list[str]) -> tuple[str, ...]:
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
     """Return the layers of multi-token prediction; None if there are none.
 
-    Each is like the last layer of the stack. If its parts differ in prediction, it is a kind of the
-    stack with such parts, or a new kind in `kinds`.
+    Each layer is like the last layer of the stack. If its parts differ in a prediction layer, the
+    result uses a kind with these parts, and adds it to `kinds` if necessary.
     """
     keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
     key = next(filter(c.in_file, keys), "")

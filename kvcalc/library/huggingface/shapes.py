@@ -1,9 +1,9 @@
 """Shapes that model types share: readers of the parts of a layer, and orders of layers.
 
 A type's entry names a shape and the differences from its defaults, such as
-`grouped(qk_norm="head")`.
-Each keyword that is not listed is a field of the part. A formula of keys, a rule or a literal gives
-its value. An order says which layers slide, recur or attend in full.
+`grouped(qk_norm="head")`. Each keyword that is not listed is a field of the part. A formula of
+keys, a rule or a literal gives its value. An order states which layers have a sliding window, a
+recurrent mixer or full attention.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,8 @@ def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Ord
 
 
 def every_nth(interval: Field, full: str = FULL, others: str = SLIDING) -> Order:
-    """Return the order in which each `interval`-th layer is `full`; all are, without an interval.
+    """Return the order in which each `interval`-th layer is `full`. Without an interval, all layers
+    are.
 
     Example: an interval of 4 has full attention in layers 3, 7, 11 …
     """
@@ -74,12 +75,14 @@ def every_nth(interval: Field, full: str = FULL, others: str = SLIDING) -> Order
 
 
 def windowed(condition: Field = True) -> Order:
-    """Return the order in which all layers slide if there is a window and the condition is true."""
+    """Return the order in which all layers have a sliding window, if there is a window and the
+    condition is true."""
     return full_where(lambda c: c.get("sliding_window") is None or not is_true(condition, c))
 
 
 def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
-    """Return the order of the file's own list, else an older spelling of it."""
+    """Return the order of the list under `key` in the file, or under an older spelling of the
+    key."""
 
     def order(c: Config) -> list[str]:
         names = c.items(key)
@@ -99,15 +102,14 @@ def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
 
 
 def check_names(c: Config, key: str, names: Any, known_names: Any = None) -> None:
-    """Raise UserError unless these are known texts."""
+    """Raise UserError unless all names under `key` are known names."""
     for name in names:
         if not isinstance(name, str) or (known_names is not None and name not in known_names):
             raise c.fail(key, f"holds {show(name)}, which is no layer type")
 
 
 def cycle(key: str, kinds: dict[str, str]) -> Order:
-    """Return the order of a short list, or of a text of letters, repeated until the stack is
-    full."""
+    """Return the order that repeats a short list, or the letters of a text, over all layers."""
 
     def order(c: Config) -> list[str]:
         text = c.raw(key)
@@ -191,10 +193,10 @@ def grouped(
     Args:
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
         window: Tokens of a sliding window. Chunked layers have `attention_chunk_size`.
-        heads: Default: the standard key.
-        kv_heads: Default: the standard key, else one per head.
-        head: Default: `head_dim`.
-        spec: The part to make.
+        heads: Number of query heads; by default the standard key.
+        kv_heads: Number of KV heads; by default the standard key, or without it one per query head.
+        head: Width of a head; by default the rule `head_dim`.
+        spec: Class of the part.
         **fields: Further fields of the part.
     """
 
@@ -236,9 +238,10 @@ def mha(
     kv_heads: Field = None,
     **fields: Field,
 ) -> Reader:
-    """Return the reader of attention as first made, without other keys.
+    """Return the reader of plain multi-head attention, which has no further keys.
 
-    Heads are hidden size over heads wide, and each has its own key and value.
+    The width of a head is the hidden size divided by the heads. Each head has its own key and
+    value.
     """
     return grouped(
         bias,
@@ -258,7 +261,7 @@ def cross_attention(
 ) -> Reader:
     """Return the reader of the four projections of attention to an encoder of width `source`.
 
-    They cache nothing, because there is no encoder.
+    They cache nothing, because kvcalc models no encoder.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -278,11 +281,9 @@ def cross_attention(
 
 
 def half_window(both_ways: Any) -> Field:
-    """Return a rule for the window of Gemma, in tokens.
-
-    Half of the window is ahead of the token if `use_bidirectional_attention` is `both_ways`. A
-    layer
-    then stores window // 2 + 1 tokens.
+    """Return a rule for the window of Gemma, in tokens. If `use_bidirectional_attention` has the
+    value `both_ways`, half of the window is ahead of the token. A layer then stores window // 2 + 1
+    tokens.
     """
 
     def read(c: Config) -> int | None:
@@ -306,7 +307,8 @@ def latent(
 
 
 def compressed(spec: type[Compressed] = Compressed, **fields: Field) -> Reader:
-    """Return the reader of DeepSeek-V4's attention, whose kind follows from the layer's type."""
+    """Return the reader of DeepSeek-V4's attention. The type of a layer determines its kind of
+    attention."""
     keys: dict[str, Field] = {name: name for name in _COMPRESSED_KEYS}
     return mixer(spec, **(keys | fields))
 
@@ -362,7 +364,8 @@ GROUPED, DENSE = grouped(), dense()
 def state_dtype(*keys: str) -> Field:
     """Return a rule for the format of recurrent states.
 
-    The rule gives the first of the keys that has a format, or None if all are missing or `auto`.
+    The rule returns the format under the first key that has one, or None if all are missing or
+    `auto`.
     """
 
     def rule(c: Config) -> str | None:
@@ -373,7 +376,7 @@ def state_dtype(*keys: str) -> Field:
 
 
 def projections(matrices: Field = None, vectors: Field = None) -> Reader:
-    """Return the reader of named matrices and vectors; there is no part if all are None.
+    """Return the reader of named matrices and vectors. If all are None, there is no part.
 
     Example: `projections({"gate": "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
     """
@@ -394,7 +397,7 @@ def both(*readers: Reader) -> Reader:
 
 
 def nothing(c: Config) -> tuple[Any, ...]:
-    """Return no part."""
+    """Return no parts: the reader of layers without this part."""
     return ()
 
 
@@ -429,9 +432,8 @@ def attention_or(linear: Reader, attention: Reader = GROUPED) -> Reader:
 
 
 def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> Reader:
-    """Return the reader that is `then` where the condition is true, else `otherwise`.
-
-    If the file has a list `mlp_layer_types`, the list decides.
+    """Return the reader that is `then` in layers where the condition is true, else `otherwise`. If
+    the file has a list `mlp_layer_types`, the list decides.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -453,7 +455,8 @@ def after_first(
 ) -> Reader:
     """Return the reader that is `otherwise` in the first `count` layers and `then` after them.
 
-    If `freq` is a key, `then` is only in each `freq`-th layer, or where its list has a 1.
+    If `freq` is given, only each `freq`-th layer is `then`, or the layers for which its list has a
+    1.
     """
     condition = f"layer_index >= {count}"
     if freq:
@@ -475,10 +478,10 @@ def stepped(then: Reader, otherwise: Reader = DENSE) -> Reader:
 
 
 def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
-    """Return a part with these fields.
+    """Return a part of the class `spec` with these fields.
 
     Raises:
-        UserError: A value does not fit. It names the field.
+        UserError: A value is invalid. The message names the field.
     """
     from kvcalc.library import presets
 
@@ -489,6 +492,6 @@ def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
 
 
 def _size(c: Config, field: Field, key: str, default: int | None = None) -> int:
-    """Return the size that a field gives, else the one under the key."""
+    """Return the size that a field gives, else the size under `key`."""
     value = value_of(field, c)
     return c.size(key, default) if value is None else c.checked_size(key, value)

@@ -52,7 +52,7 @@ def tower(
         width: Width of the language model.
 
     Raises:
-        UserError: A key does not fit.
+        UserError: The value of a key is invalid.
     """
     thinker = data.get("thinker_config")
     keys = {**thinker, **data} if isinstance(thinker, dict) else data
@@ -79,7 +79,7 @@ def tower(
 
 
 def _left_out(parts: list[str]) -> tuple[str, ...]:
-    """Return a note on parts that are not counted, or nothing."""
+    """Return a list with a note on parts that are not counted; empty if there are none."""
     if not parts:
         return ()
     names = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
@@ -102,7 +102,12 @@ def _vision(
     merged: int,
     is_scaled: bool = False,
 ) -> Vision:
-    """Return the tower. `merged` patches are a token; `is_scaled` if larger images have more."""
+    """Return the vision tower with these sizes.
+
+    Args:
+        merged: Number of patches that become one token.
+        is_scaled: Whether larger images have more tokens.
+    """
     frames, side = c.size("temporal_patch_size", 1), c.size("patch_size")
     values = c.size("in_channels", 3) * frames * side**2
     return Vision(
@@ -127,7 +132,8 @@ def _sizes(c: Config) -> tuple[int, int, int, int]:
 
 
 def _siglip(c: Config, width: int) -> Vision:
-    """Return the tower of gemma3: biases, LayerNorms; the projector is one matrix and a norm.
+    """Return the tower of gemma3: with biases and LayerNorms. The projector is one matrix and a
+    norm.
 
     Source: modeling_gemma3.py.
     """
@@ -139,7 +145,8 @@ def _siglip(c: Config, width: int) -> Vision:
 
 
 def _qwen2(c: Config, width: int) -> Vision:
-    """Return the tower of qwen2_vl: an MLP of mlp_ratio · w with biases, LayerNorms; a merger."""
+    """Return the tower of qwen2_vl: an MLP of width mlp_ratio · w with biases, LayerNorms, and a
+    merger."""
     w = c.size("embed_dim")
     m = w * c.size("mlp_ratio")
     return _qwen(c, w, m, _block(w, m), _merger(c, w, c.size("hidden_size"), 2 * w))
@@ -153,7 +160,8 @@ def _qwen25(c: Config, width: int) -> Vision:
 
 
 def _qwen3(c: Config, width: int) -> Vision:
-    """Return the tower of qwen3_vl: learned positions; a merger, and one per deepstack level."""
+    """Return the tower of qwen3_vl: learned positions, a merger, and one more merger per deepstack
+    level."""
     w, m = c.size("hidden_size"), c.size("intermediate_size")
     out = c.size("out_hidden_size")
     levels = c.get("deepstack_visual_indexes", [])
@@ -164,7 +172,8 @@ def _qwen3(c: Config, width: int) -> Vision:
 
 
 def _merger(c: Config, w: int, out: int, norm: int) -> int:
-    """Return the parameters of a norm, and of two matrices with biases from k · k patches."""
+    """Return the parameters of a merger: a norm, and two matrices with biases whose input is k · k
+    patches."""
     wide = w * c.size("spatial_merge_size") ** 2
     return norm + wide * wide + wide + wide * out + out
 
@@ -179,7 +188,7 @@ def _glm4v(c: Config, width: int) -> Vision:
     """Return the tower of glm4v: an MLP as wide as the output, a gated merger after a convolution
     over merged patches.
 
-    Source: modeling_glm4v.py; the largest image of its image processor's default.
+    The largest image is the default of its image processor. Source: modeling_glm4v.py.
     """
     w, m, out = (c.size(key) for key in ("hidden_size", "intermediate_size", "out_hidden_size"))
     merged = c.size("spatial_merge_size") ** 2

@@ -1,4 +1,4 @@
-"""Rules of decoders that a formula cannot express, as `decoders.yaml` and other tables name them.
+"""Rules of decoders that a formula cannot express. `decoders.yaml` and other tables name them.
 
 A rule gives a size, a condition or an order of layers from one config. The comments in the tables
 name the sources.
@@ -30,12 +30,13 @@ MINICPMV_STACKS = {
 
 
 def outer_tie(default: bool) -> Field:
-    """Return the rule of text parts without an LM head: the file around them says if it is tied.
+    """Return a rule: whether the LM head of a multimodal model is tied to its embedding.
 
-    In some classes, either of the two may tie the head.
+    The text part of a multimodal file has no LM head, so the whole file states this. In some
+    classes, the text part may state it too.
 
     Args:
-        default: The value if the file around the text part does not say it.
+        default: The value if the file does not state it.
     """
 
     def is_tied(c: Config) -> bool:
@@ -50,7 +51,8 @@ def outer_tie(default: bool) -> Field:
 
 
 def exaone_order(c: Config) -> list[str]:
-    """Return EXAONE 4's order by a number n (each n-th layer is full) or by letters (LLLG)."""
+    """Return EXAONE 4's order of layers, from a number n (each n-th layer is full) or letters
+    (LLLG)."""
     key = "sliding_window_pattern"
     if not c.has("sliding_window"):
         return [FULL] * c.layers
@@ -60,12 +62,14 @@ def exaone_order(c: Config) -> list[str]:
 
 
 def is_newer_falcon(c: Config) -> bool:
-    """Return whether this is the 40B's architecture, by its key or by the type's first name."""
+    """Return whether the file has the architecture of Falcon 40B, by a key or by an early type
+    name."""
     return c.file.get("model_type") == "RefinedWeb" or c.flag("new_decoder_architecture")
 
 
 def falcon_norms(c: Config) -> int:
-    """Return one norm for parallel parts, or two for sequential parts or one norm for each."""
+    """Return the norms of a layer: 1 for parallel parts, 2 for sequential parts or if each parallel
+    part has a norm."""
     default = 2 if is_newer_falcon(c) else 1
     if not c.flag("parallel_attn", True):
         return 2
@@ -73,7 +77,7 @@ def falcon_norms(c: Config) -> int:
 
 
 def image_attention(c: Config) -> Matrices:
-    """Return the matrices of attention to the image. Text adds nothing to its cache."""
+    """Return the matrices of cross-attention to the image. Text tokens add nothing to its cache."""
     width = c.size("hidden_size")
     head = even_head_dim(c)
     queries = c.size("num_attention_heads") * head
@@ -98,7 +102,8 @@ def shares_gemma_cache(c: Config) -> bool:
 
 
 def gemma4_order(c: Config) -> list[str]:
-    """Return the listed types, else each sixth layer full; the last layer is full in any case."""
+    """Return the listed layer types, or full attention in each sixth layer. The last layer is
+    always full."""
     return [*typed(every_nth(6))(c)[:-1], FULL]
 
 
@@ -110,7 +115,7 @@ def altup_projections(c: Config) -> Matrices:
 
 
 def mpt_groups(c: Config) -> int:
-    """Return the heads of keys and values, as the code of MPT reads `attn_config`."""
+    """Return the number of KV heads, as the code of MPT reads it from `attn_config`."""
     attention = c.nested("attn_config")
     kind = attention.word("attn_type", "multihead_attention")
     heads = c.size("num_attention_heads")
@@ -127,7 +132,8 @@ def modernbert_window(c: Config) -> int | None:
 
 
 def hunyuan_shared(c: Config) -> int:
-    """Return the width of all shared experts, whose number Tencent's own keys give."""
+    """Return the total width of the shared experts of Hunyuan. Tencent's own keys give their
+    number."""
     if c.flag("use_cla"):
         raise c.fail("use_cla", "layers that share keys and values are not read in this type")
     if not c.flag("use_mixed_mlp_moe", True):
@@ -136,9 +142,8 @@ def hunyuan_shared(c: Config) -> int:
 
 
 def ernie_has_experts(c: Config) -> bool:
-    """Return whether a layer of ERNIE 4.5 has experts: between two layers, at an interval.
-
-    The last layer is -1 if no dense layer follows.
+    """Return whether a layer of ERNIE 4.5 has experts. Layers from a first to a last index have
+    experts, at an interval. A last index of -1 means the end of the stack.
     """
     first = c.size("moe_layer_start_index", 0, minimum=0)
     last = c.size("moe_layer_end_index", -1, minimum=-1)
@@ -154,7 +159,7 @@ def linear_biases(c: Config) -> int | None:
 
 
 def half_width(width: Field) -> Field:
-    """Return the rule of half of a width that gate and up share."""
+    """Return a rule for half of a width, for files whose width counts gate and up together."""
 
     def read(c: Config) -> int:
         joint_width = value_of(width, c)
@@ -180,7 +185,7 @@ def minicpmv_stack(c: Config) -> str:
 
 
 def expert_width(index: int, default: int) -> Field:
-    """Return the rule of an expert's width from the list `[text, vision]` of ERNIE 4.5 VL."""
+    """Return a rule for an expert's width from the list `[text, vision]` of ERNIE 4.5 VL."""
 
     def read(c: Config) -> int:
         key = "moe_intermediate_size"
@@ -196,7 +201,8 @@ text_expert_width = expert_width(0, 1536)
 
 
 def step_has_experts(c: Config) -> bool:
-    """Return whether a layer of Step has experts. `moe_layers_enum` lists them, maybe as a text."""
+    """Return whether a layer of Step has experts. `moe_layers_enum` lists these layers, as a list
+    or a text."""
     layers = c.get("moe_layers_enum")
     if layers is None:
         return c.layer >= 3
@@ -205,18 +211,19 @@ def step_has_experts(c: Config) -> bool:
 
 
 def step_expert_count(c: Config) -> Any:
-    """Return the number of experts; the file's key counts before the default of another key."""
+    """Return the number of experts of Step. A key in the file has priority over the default of
+    another key."""
     key = "moe_num_experts"
     return c.get(key if c.in_file(key) else "num_local_experts")
 
 
 def has_no_rope_list(c: Config) -> bool:
-    """Return whether the file lists no layers without rotary positions."""
+    """Return whether the file has no list of layers without rotary positions."""
     return c.get("no_rope_layers") in (None, [])
 
 
 def cohere2_order(c: Config) -> list[str]:
-    """Return the order of the dense layers, and then the order of the others."""
+    """Return Cohere2's order of layers: first the dense layers, then the layers with experts."""
     count = min(c.size("first_k_dense_replace", 0, 0), c.layers)
     dense_layers = every_nth("prefix_dense_sliding_window_pattern | 1")(c)[:count]
     return dense_layers + every_nth("sliding_window_pattern")(c)[: c.layers - count]

@@ -1,4 +1,4 @@
-"""Rules of draft heads, as `drafts.yaml` names them, and the classes that are drafts."""
+"""Rules of draft heads, which `drafts.yaml` names, and the classes that are drafts."""
 
 from kvcalc.library.huggingface.config import Config, show
 
@@ -32,19 +32,19 @@ def states_width(c: Config) -> int:
 
 
 def has_input_norm(c: Config) -> bool:
-    """Return whether one norm is on all states together."""
+    """Return whether one norm covers all joined states of the target."""
     return c.nested("eagle_config").flag("norm_before_fc", c.flag("norm_before_fc"))
 
 
 def state_norms(c: Config) -> int | None:
-    """Return the elements of the norms on the states of single layers."""
+    """Return the elements of the norms on the states of each target layer."""
     return states_width(c) if c.get("fc_norm") or c.get("use_aux_norm") else None
 
 
 def target_parts(c: Config) -> tuple[str, ...]:
-    """Return the parts of the target that the draft uses.
+    """Return the parts of the target (`embedding`, `lm_head`) that the draft uses.
 
-    The target's head scores if the draft's head is tied, as SGLang reads it.
+    If the draft's head is tied, the target's LM head is used, as in SGLang.
     """
     has_own_vocab = c.get("draft_vocab_size") not in (None, c.get("vocab_size"))
     has_own_head = has_own_vocab or not c.flag("tie_word_embeddings")
@@ -52,14 +52,15 @@ def target_parts(c: Config) -> tuple[str, ...]:
 
 
 def dflash_states(c: Config) -> tuple[int, int]:
-    """Return the projection of some layers of the target, by default one per layer of the draft."""
+    """Return the projection of the states of some target layers, by default one target layer per
+    draft layer."""
     key = "target_layer_ids"
     count = len(c.sizes(key)) or c.layers
     return count * c.size("target_hidden_size", c.size("hidden_size")), c.size("hidden_size")
 
 
 def dflash_qk_norm(c: Config) -> str:
-    """Return the norm of queries and keys, which all layers with attention have.
+    """Return the form of the norms of queries and keys in DFlash drafts.
 
     Raises:
         UserError: The file gives layers another mixer (DSpark's kda and mla).
@@ -80,7 +81,8 @@ def has_sinks(c: Config) -> bool:
 
 
 def markov_matrices(c: Config) -> Matrices:
-    """Return DSpark's low-rank logits from the token before, and its guess of the acceptance."""
+    """Return the matrices of DSpark's low-rank logits from the previous token, and of its
+    acceptance estimate."""
     width = c.size("hidden_size")
     rank = c.size("markov_rank", 0, 0)
     kind = c.get("markov_head_type", "vanilla")
@@ -101,13 +103,14 @@ def markov_matrices(c: Config) -> Matrices:
 
 
 def markov_tables(c: Config) -> Matrices:
-    """Return the rows of the tokens before."""
+    """Return DSpark's table, which has one row for each possible previous token."""
     rank = c.size("markov_rank", 0, 0)
     return {"markov_in": (c.size("vocab_size"), rank)} if rank else {}
 
 
 def domino_matrices(c: Config) -> Matrices:
-    """Return Domino's GRU over the tokens of the block, and its way to the vocabulary."""
+    """Return the matrices of Domino's GRU over the tokens of a block, and its projections to the
+    vocabulary."""
     width = c.size("hidden_size")
     state = c.size("gru_hidden_dim")
     narrow = c.size("emb_dim")

@@ -1,8 +1,8 @@
 """General rules for a decoder whose model type is not known, and the questions that remain open.
 
-A missing key has the value that most decoders have. They follow Llama, with RMS norms, a gated FFN
-and no biases. A file that gives LayerNorm's epsilon and an ungated activation follows GPT-2. The
-result is marked as ≈. `general.yaml` names the rules.
+A missing key gets the value of most decoders: as in Llama, with RMS norms, a gated FFN and no
+biases. A file with LayerNorm's epsilon and an ungated activation is read as in GPT-2. The result is
+marked as ≈. `general.yaml` names the rules.
 """
 
 import re
@@ -124,8 +124,7 @@ def _layer_types(text: str, c: Config) -> list[str]:
 
 
 def _remove(keys: JsonObject, path: str) -> bool:
-    """Remove a key of a mapping, or `KEY.INNER` of a mapping in it; return whether there was
-    one."""
+    """Remove a key, or `KEY.INNER`, from nested mappings. Return whether the key existed."""
     first, _, inner_path = path.partition(".")
     if path in keys:
         del keys[path]
@@ -137,12 +136,12 @@ def _remove(keys: JsonObject, path: str) -> bool:
 
 
 def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
-    """Raise UserError if an unread key may change a count, or if no key says which layers have the
-    window.
+    """Raise UserError if an unread key may change a count, or if no key states which layers have
+    the window.
 
     Args:
         c: The file, after its layers were read.
-        model_type: As the file gives it.
+        model_type: The `model_type` in the file.
         unread: Keys that no reader used. Keys inside mappings are `KEY.INNER`.
     """
     others = [
@@ -188,7 +187,7 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
 
 
 def is_silent(key: str) -> bool:
-    """Return whether a key says nothing about sizes, by its name."""
+    """Return whether a key cannot change a size, judged by its name."""
     return bool(_SILENT.search(key) or SIGHT.search(key) or OTHER_PARTS.search(key))
 
 
@@ -210,7 +209,7 @@ def _may_store(c: Config, key: str) -> bool:
 
 
 def _may_order(c: Config, key: str) -> bool:
-    """Return whether a key may say which layers attend, slide or recur, by its words or its value.
+    """Return whether a key may determine the types of layers, judged by its words or its value.
 
     Examples: `global_attn_every_n_layers: 6`, `special: [5, 11]`, `plan: "LLLG"`.
     """
@@ -248,12 +247,13 @@ EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps
 
 
 def first_word(c: Config, *keys: str) -> str:
-    """Return the first of these keys that is a text, in small letters."""
+    """Return the value of the first of these keys that has a text, in lower case."""
     return next((value.lower() for key in keys if isinstance(value := c.get(key), str)), "")
 
 
 def has_layer_norms(c: Config) -> bool:
-    """Return whether norms are LayerNorms: by their name, else by the epsilon in the file."""
+    """Return whether norms are LayerNorms, by the name of the norm, else by the name of the epsilon
+    key."""
     kind = first_word(c, "norm_type", "layer_norm_type", "normalization_type")
     switches = [c.get(key) for key in ("rmsnorm", "use_rmsnorm", "use_rms_norm")]
     if "rms" in kind or True in switches:
@@ -262,7 +262,7 @@ def has_layer_norms(c: Config) -> bool:
 
 
 def is_gated(c: Config) -> bool:
-    """Return whether the FFN has a gate, by its activation."""
+    """Return whether the FFN has a gate, judged by its activation function."""
     return first_word(c, *ACTIVATIONS) not in UNGATED
 
 
@@ -270,7 +270,7 @@ def check_limit(attention: Reader) -> Reader:
     """Return the reader of attention with a window or a chunk.
 
     Raises:
-        UserError: The limit is on latents, or the window is missing.
+        UserError: The limit applies to latents, or the file does not state the window.
     """
 
     def read(c: Config) -> tuple[Any, ...]:

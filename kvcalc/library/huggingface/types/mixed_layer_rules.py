@@ -31,12 +31,14 @@ LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
 
 
 def minimax_state_dtype(c: Config) -> str:
-    """Return the format of MiniMax's states, which is the model's own."""
+    """Return the format of MiniMax's recurrent states: the dtype of the model."""
     return state_dtype("dtype", "torch_dtype")(c) or "bf16"
 
 
 def kimi_order(c: Config) -> list[str]:
-    """Return the order of lists that count from 1, else every fourth layer but the first full."""
+    """Return Kimi's order of layers from lists that count from 1. Without lists, every fourth layer
+    is full, but not the first.
+    """
     inner = c.nested("linear_attn_config")
     if not (inner.has("full_attn_layers") and inner.has("kda_layers")):
         return [FULL if i and i % 4 == 0 else LINEAR for i in range(c.layers)]
@@ -48,7 +50,7 @@ def kimi_order(c: Config) -> list[str]:
 
 
 def lfm2_width(c: Config) -> int:
-    """Return LFM2's FFN width: two thirds of a size, times a factor, up to the next multiple."""
+    """Return LFM2's FFN width: two thirds of a size times a factor, rounded up to a multiple."""
     key = "block_ffn_dim_multiplier"
     size = c.size("block_ff_dim", c.size("intermediate_size"))
     if not c.flag("block_auto_adjust_ff_dim", True):
@@ -69,13 +71,13 @@ def lfm3_order(c: Config) -> list[str]:
 
 
 def memory_index(c: Config) -> int:
-    """Return the index of the current layer's memory of n-grams; −1 if it has none."""
+    """Return the index of the current layer's n-gram memory; −1 if the layer has none."""
     layers = sorted(set(c.sizes("ple_layer_ids")))
     return layers.index(c.layer + 1) if c.layer + 1 in layers else -1
 
 
 def ngram_hashes(c: Config) -> int:
-    """Return the number of hashes that look up rows of a memory."""
+    """Return the number of hashes, each of which selects one row of an n-gram memory."""
     count = (c.size("ngram_size", minimum=2) - 1) * c.size("heads_per_ngram")
     width = c.size("ple_embed_dim", c.size("hidden_size"))
     if count * (memory_index(c) + 1) > 1000 or width % count:
@@ -85,7 +87,7 @@ def ngram_hashes(c: Config) -> int:
 
 
 def memory_rows(c: Config) -> int:
-    """Return the rows of the table of n-grams of this layer's memory."""
+    """Return the number of table rows in the n-gram memory of the current layer."""
     return ngram_rows(
         c.size("ngram_vocab_size_base"),
         ngram_hashes(c),
@@ -95,12 +97,15 @@ def memory_rows(c: Config) -> int:
 
 
 def nemotron_order(c: Config) -> list[str]:
-    """Return the order of one letter a layer. transformers' default has one layer of each."""
+    """Return Nemotron's order of layers from a text with one letter per layer.
+
+    The default of transformers has one layer of each type.
+    """
     return [LETTERS.get(letter, letter) for letter in c.word("hybrid_override_pattern", "ME*-")]
 
 
 def nemotron_layers(c: Config) -> int:
-    """Return the number of layers that the file lists, if it says anything about them."""
+    """Return the number of layers in Nemotron's list, if the file has one."""
     keys = ("layer_types", "hybrid_override_pattern", "num_hidden_layers")
     if not any(map(c.in_file, keys)):
         return 0
@@ -108,7 +113,8 @@ def nemotron_layers(c: Config) -> int:
 
 
 def zamba_adapters(c: Config) -> dict[str, tuple[int, int]]:
-    """Return the unshared weights of each hybrid layer: the output, and Zamba2's adapters."""
+    """Return the unshared weights of each hybrid layer of Zamba: the output projection, and
+    Zamba2's adapters."""
     hidden = c.size("hidden_size")
     width = c.size("attention_hidden_size", 2 * hidden)
     matrices = {"shared_out": (hidden, hidden)}
@@ -124,7 +130,7 @@ def zamba_adapters(c: Config) -> dict[str, tuple[int, int]]:
 
 
 def zamba2_order(c: Config) -> list[str]:
-    """Return Zamba2's own order, which transformers gives to any file without one."""
+    """Return the order of layers that transformers uses for a Zamba2 file without a list."""
     hybrids = (6, 12, 18, 24, 30, 36, 42, 47, 51)
     if c.layers != 54:
         text = f"is missing, and there are {c.layers} layers rather than 54"
@@ -133,7 +139,7 @@ def zamba2_order(c: Config) -> list[str]:
 
 
 def zamba2_heads(c: Config) -> int:
-    """Return the heads of a Mamba-2 layer; older files give only their width."""
+    """Return the number of heads of a Mamba-2 layer. Older files give only the width of a head."""
     channels = c.size("mamba_expand") * c.size("hidden_size")
     key = "n_mamba_heads"
     heads = c.size(key) if c.in_file(key) or not c.has("mamba_headdim") else 0
@@ -150,16 +156,18 @@ RATIO_TYPES = {0: SLIDING, 4: CSA, 128: HCA}
 
 
 def longcat_depth(c: Config) -> int:
-    """Return the number of layers. A layer has two attentions, and transformers counts each."""
+    """Return the number of LongCat's layers. Each has two attentions, and transformers counts
+    both."""
     if c.in_file("num_layers"):
         return c.size("num_layers")
     return c.size("num_hidden_layers") // 2
 
 
 def indexer_where(offset: int, freq: int) -> Field:
-    """Return the rule of layers that have their own indexer.
+    """Return a rule: whether the current layer has its own indexer.
 
-    The file lists them, or gives a pattern. Else it is each `freq`-th layer from an offset on.
+    The file lists these layers, or gives a pattern. Otherwise each `freq`-th layer from an offset
+    on has an indexer.
     """
 
     def rule(c: Config) -> bool:
@@ -176,7 +184,7 @@ def indexer_where(offset: int, freq: int) -> Field:
 
 
 def rotates_keys(c: Config) -> bool:
-    """Return whether this layer of Mistral Large 4 rotates a part of its keys.
+    """Return whether a layer of Mistral Large 4 applies RoPE to a part of its keys.
 
     Raises:
         UserError: Layers take their latents from other layers.
@@ -193,7 +201,8 @@ def rotates_keys(c: Config) -> bool:
 
 
 def glm5_order(c: Config) -> list[str]:
-    """Return the listed types, else each fourth layer sparse; lists of layers must agree."""
+    """Return the listed layer types, or sparse attention in each fourth layer. If there are several
+    lists, they must agree."""
     names = typed(every_nth(4, "indexed_attention", LINEAR))(c)
     inner = c.nested("linear_attn_config")
     for key, is_linear in (("kda_layers", True), ("full_attn_layers", False)):
@@ -204,8 +213,9 @@ def glm5_order(c: Config) -> list[str]:
 
 
 def v4_order(c: Config) -> list[str]:
-    """Return the listed types, or the types of older ratios; else two HCA layers, then CSA and
-    HCA."""
+    """Return DeepSeek-V4's listed layer types, or the types for the ratios of older files. By
+    default two HCA layers come first, then CSA and HCA alternate.
+    """
     names: list[Any] | None = c.items("layer_types")
     if names is None and c.items("compress_ratios") is not None:
         names = [RATIO_TYPES.get(ratio, str(ratio)) for ratio in c.sizes("compress_ratios")]
@@ -219,7 +229,7 @@ def v4_order(c: Config) -> list[str]:
 
 
 def v4_ratio(c: Config) -> int:
-    """Return the number of tokens of one compressed entry; 0 if the layer does not compress."""
+    """Return the number of tokens in one compressed entry; 0 if the layer does not compress."""
     older_keys = {CSA: ("compress_rate_csa", 4), HCA: ("compress_rate_hca", 128)}
     if c.layer_type not in older_keys:
         return 0
@@ -228,14 +238,16 @@ def v4_ratio(c: Config) -> int:
 
 
 def v4_rotated(c: Config) -> int:
-    """Return the rotated elements of a head: a share of it, or a number in older files."""
+    """Return the number of rotated elements of a head. Files give it as a share of the head, older
+    files as a number."""
     if c.has("partial_rotary_factor"):
         return int(c.size("head_dim") * c.number("partial_rotary_factor"))
     return c.size("qk_rope_head_dim", c.size("head_dim") // 8)
 
 
 def v41_ratio(c: Config) -> int:
-    """Return the tokens of one compressed entry. The list goes on with prediction layers."""
+    """Return the tokens of one compressed entry of DeepSeek-V4.1. Its list of ratios also has the
+    prediction layers."""
     ratios = c.sizes("compress_ratios")
     if len(ratios) < c.layers:
         raise c.fail("compress_ratios", f"has {len(ratios)} entries for {c.layers} layers")
@@ -243,7 +255,8 @@ def v41_ratio(c: Config) -> int:
 
 
 def is_source(key: str) -> Field:
-    """Return the rule of layers that the file lists. No layer may compress before the first."""
+    """Return a rule: whether the file lists the current layer under `key`. No layer before the
+    first listed layer may compress."""
 
     def rule(c: Config) -> bool:
         sources = c.sizes(key)
@@ -255,7 +268,7 @@ def is_source(key: str) -> Field:
 
 
 def engram_rows(c: Config) -> int:
-    """Return the rows of this layer's table of n-grams; 0 if it has none."""
+    """Return the number of rows in the n-gram table of the current layer; 0 if it has none."""
     layers = c.sizes("engram_layer_ids")
     rows = c.items("engram_num_embeddings") or []
     are_sizes = all(type(n) is int and 0 < n <= MAX_TOKENS for n in rows)
@@ -265,9 +278,10 @@ def engram_rows(c: Config) -> int:
 
 
 def in_window(key: str, otherwise: str = "") -> Field:
-    """Return the rule of `swa_`-`key`, else `otherwise`, in a sliding layer; `key` in the others.
+    """Return a rule: in sliding layers the value of `swa_KEY`, else `otherwise`; in other layers
+    the value of KEY.
 
-    `per_layer_config` already says the sizes of each layer.
+    A file with `per_layer_config` already states the sizes of each layer.
     """
 
     def read(c: Config) -> Any:
@@ -278,7 +292,8 @@ def in_window(key: str, otherwise: str = "") -> Field:
 
 
 def dots3_rope_dim(c: Config) -> int:
-    """Return the rest of a sliding layer's head_dim, unless the file says otherwise."""
+    """Return the RoPE width of a sliding layer of dots3: head_dim minus the NoPE width, unless the
+    file states it."""
     if c.layer_type != SLIDING or c.has("per_layer_config"):
         return c.size("qk_rope_head_dim")
     remaining_dim = c.size("swa_head_dim", 256) - c.size("swa_qk_nope_head_dim", 192)
@@ -306,9 +321,10 @@ def dots3_attention(**fields: Any) -> Reader:
 
 
 def dots3_order(c: Config) -> list[str]:
-    """Return the listed types, or windows except in layers 0, 1, 5, 9 …
+    """Return the listed layer types of dots3. By default all layers except 0, 1, 5, 9 … have
+    windows.
 
-    `use_dsa` says whether full layers have an indexer.
+    `use_dsa` states whether full layers have an indexer.
     """
     names = typed(
         full_where("layer_index < 2 or layer_index % 4 == 1 or not (use_sliding_window | True)")
@@ -320,7 +336,8 @@ def dots3_order(c: Config) -> list[str]:
 
 
 def nas_block(c: Config, part: str) -> JsonObject:
-    """Return the choice of the architecture search for a part of the current layer."""
+    """Return the settings of a part of the current layer, from the result of the architecture
+    search (NAS)."""
     blocks = c.items("block_configs") or []
     if len(blocks) != c.layers or not all(isinstance(item, dict) for item in blocks):
         raise c.fail("block_configs", f"does not describe each of {c.layers} layers")
@@ -331,7 +348,7 @@ def nas_block(c: Config, part: str) -> JsonObject:
 
 
 def nas_groups(c: Config) -> int:
-    """Return the heads of keys and values."""
+    """Return the number of KV heads of the current layer."""
     group_size = nas_block(c, "attention").get("n_heads_in_group")
     heads = c.size("num_attention_heads")
     if type(group_size) is not int or group_size < 1 or heads % group_size:
@@ -341,7 +358,8 @@ def nas_groups(c: Config) -> int:
 
 
 def nas_width(c: Config) -> int:
-    """Return the FFN's width: two thirds of a multiple of the model's, up to the next 256."""
+    """Return the FFN's width: two thirds of a multiple of the hidden size, rounded up to a multiple
+    of 256."""
     choice = nas_block(c, "ffn")
     if isinstance(choice.get("intermediate_size"), int):
         return int(choice["intermediate_size"])
@@ -353,19 +371,21 @@ def nas_width(c: Config) -> int:
 
 
 def nas_part(part: str, own: Reader) -> Reader:
-    """Return the reader of a part: its own, a matrix in its place, or nothing, as the file says."""
+    """Return the reader of a part. The file states whether it is the usual part, a matrix instead,
+    or left out."""
     linear = projections({"linear": "hidden_size, hidden_size"})
     replaced = pick(lambda c: nas_block(c, part).get("replace_with_linear"), linear, own)
     return pick(lambda c: nas_block(c, part).get("no_op"), nothing, replaced)
 
 
 def nas_norms(c: Config) -> int:
-    """Return a norm for each part that is not left out."""
+    """Return the number of norms: one for each part that is not left out."""
     return sum(not nas_block(c, part).get("no_op") for part in ("attention", "ffn"))
 
 
 def by_window(formula: str) -> Field:
-    """Return the rule of an Inkling formula, with `swa_` before the keys of heads in a window."""
+    """Return a rule for a formula of Inkling. In window layers, the keys of heads have the prefix
+    `swa_`."""
     local = formula.replace("rel_extent", "sliding_window")
     for key in ("num_attention_heads", "num_key_value_heads", "head_dim"):
         local = local.replace(key, f"swa_{key}")
@@ -376,7 +396,8 @@ def zaya_bias(c: Config) -> bool:
     """Return whether layers have biases.
 
     Raises:
-        UserError: The file is as ZAYA's makers write it, where attention and experts alternate.
+        UserError: The file has the original format of ZAYA, in which attention and experts
+            alternate.
     """
     for key in ("zaya_mlp_expansion", "swa_layers"):
         if c.has(key):
@@ -390,9 +411,9 @@ def zaya_bias(c: Config) -> bool:
 
 
 def plamo2_order(c: Config) -> list[str]:
-    """Return attention in the middle layer of every `mamba_step`, or in the last of a short stack.
-
-    All layers have attention if Mamba is not enabled.
+    """Return PLaMo 2's order of layers. The middle layer of every `mamba_step` layers has
+    attention, or the last layer of a short stack. All layers have attention if Mamba is not
+    enabled.
     """
     step = c.size("mamba_step", 2)
     if not c.flag("mamba_enabled", True):

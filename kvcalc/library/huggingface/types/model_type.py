@@ -5,9 +5,9 @@ types, and `like` names the type that it extends. In the values:
 
 - A text is a formula of keys, as `config.value_of` reads it; `name()` calls a rule of a `*_rules`
   module.
-- `{function: arguments}` calls a function of `shapes` or a `*_rules` module.
-  `{GatedDeltaNet: {...}}` is the part of this class.
-- A list of readers is the parts of all of them.
+- `{function: arguments}` calls a function of `shapes` or a `*_rules` module. `{GatedDeltaNet:
+  {...}}` is a part of the class `GatedDeltaNet`.
+- A list of readers means the parts of all these readers.
 - `$name` is the value of the entry `$name`.
 """
 
@@ -51,7 +51,7 @@ class Type(NamedTuple):
 
     Attributes:
         mixer: Reader of a layer's first parts.
-        ffn: Reader of its last parts.
+        ffn: Reader of a layer's last parts.
         order: Type of each layer.
         norms: Norms of a layer outside its parts.
         norm: Kind of the norms.
@@ -59,12 +59,13 @@ class Type(NamedTuple):
         model: Fields of `Model` that differ from the standard ones.
         depth: Number of layers if no key gives it.
         layers_key: Key of the number of layers; '' if only `depth` gives it.
-        defaults: Values of keys that the file does not have.
+        defaults: Values of keys that the file leaves out.
         spellings: Other names of a key.
         inert: Keys that change no size, separated by spaces.
-        is_encoder: Whether tokens see later tokens, if the class has no LM head.
+        is_encoder: Whether tokens also see later tokens in classes without an LM head.
         has_pooler: Whether the class without a head has a dense layer for the first token.
-        mtp: Whether layers of multi-token prediction are like the last one. Else they are left out.
+        mtp: Whether layers of multi-token prediction are like the last layer. If not, they are left
+            out.
     """
 
     mixer: Reader = shapes.GROUPED
@@ -110,7 +111,8 @@ def read_entry(name: str) -> Any:
 
 @cache
 def read_type(name: str) -> Type:
-    """Return the entry of a model type. `layer` and `model` extend the type that it is like."""
+    """Return the entry of a model type. Its `layer` and `model` extend the fields of the type under
+    `like`."""
     entry = read_entry(name)
     base = read_type(entry.pop("like")) if "like" in entry else Type()
     plain = {key: entry.pop(key) for key in ("defaults", "spellings") if key in entry}
@@ -121,7 +123,7 @@ def read_type(name: str) -> Type:
 
 
 def resolve(node: Any) -> Any:
-    """Return a value of the table with its calls made and its `$` names replaced."""
+    """Return a value of the table after its functions are called and its `$` names are replaced."""
     if isinstance(node, str):
         if re.fullmatch(r"\$\w+", node):
             return resolve(read_entry(node))
