@@ -1,4 +1,4 @@
-"""Options about data types, parallelism, GPUs and engines, and options of several commands."""
+"""Options that several commands share: data types, parallelism, GPUs and engines."""
 
 from typing import Annotated, NamedTuple
 
@@ -11,7 +11,7 @@ AUTO = 0  # `--tp auto`
 
 
 def gpu_count(text: str, name: str, low: int = 1) -> int:
-    """Return a number of GPUs from `low` up."""
+    """Return a number of GPUs of at least `low`."""
     if not (text.isascii() and text.isdigit() and low <= int(text[:10]) < 10**9):
         hint = f"Give a whole number from {low} up"
         raise UserError(f"{name} {text!r} is not a number of GPUs", hint)
@@ -28,7 +28,7 @@ def lower(text: str, name: str) -> str:
 
 
 class ShardingOptions(Question, frozen=True):
-    """How a model is stored and split. Data types and tensor parallelism are lists."""
+    """How a model is stored and split over GPUs. Data types and tensor parallelism are lists."""
 
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -91,8 +91,8 @@ def engine_choice(
     """Return the engine and the calibration that options name.
 
     Args:
-        stack: The former `--stack`. `datasheet` means `--bounds`, an engine's name means
-            `--engine`, anything else means `--calibration`.
+        stack: Value of the former option `--stack`. `datasheet` means `--bounds`, an engine's name
+            means `--engine`, any other value means `--calibration`.
 
     Raises:
         UserError: The engine is unknown, or the options exclude each other.

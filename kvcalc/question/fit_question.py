@@ -18,23 +18,23 @@ Bytes = Annotated[int | None, bytes_or_none]
 
 
 class EngineSettings(Question, frozen=True):
-    """Options of engines.
+    """The settings of an engine that affect its memory.
 
     Attributes:
         block_size: Tokens of a block; 0 for the engine's own.
         max_num_batched_tokens: Tokens of one pass (llama.cpp: its micro-batch).
-        max_in_flight_batches: Passes that are scheduled before the first is done.
+        max_in_flight_batches: Number of passes that are scheduled before the first of them is done.
         num_speculative_tokens: Draft tokens per pass that verifies them.
-        mamba_cache_mode: "none", or "align": prefix caching stores a second state page, and
-            `mamba_checkpoint_blocks` more.
+        mamba_cache_mode: "none" or "align". With "align", prefix caching stores a second state
+            page, and `mamba_checkpoint_blocks` further pages.
         mamba_ssm_cache_dtype: "" for the choice of model and engine.
-        hybrid: Whether windows free tokens that leave them.
+        hybrid: Whether layers with windows free the memory of tokens outside the window.
         kv_unified: Whether llama.cpp's sequences share one cache.
         swa_full: Whether llama.cpp's layers with a window store the whole context.
         cache_type_k, cache_type_v: llama.cpp's cache dtypes of keys and values; "" for the dtype of
             the cache.
-        n_gpu_layers: Layers that llama.cpp puts on the GPU: the head first, then the last ones; -1
-            for all.
+        n_gpu_layers: Layers that llama.cpp puts on the GPU: first the LM head, then the last
+            layers; -1 for all.
         n_cpu_moe, cpu_moe: First layers whose experts stay in host memory, or all of them.
     """
 
@@ -56,7 +56,8 @@ class EngineSettings(Question, frozen=True):
 
     @property
     def in_flight(self) -> int:
-        """Tokens scheduled and not yet done: max_num_batched_tokens · max_in_flight_batches."""
+        """Tokens that are scheduled but not done: max_num_batched_tokens ·
+        max_in_flight_batches."""
         return self.max_num_batched_tokens * self.max_in_flight_batches
 
 
@@ -67,18 +68,19 @@ class FitQuestion(EngineSettings, frozen=True):
 
     Attributes:
         max_model_len: Tokens of each sequence.
-        max_num_seqs: Sequences of the whole replica that the engine is set up for. None means the
-            engine's default, and that one sequence must fit.
-        require: Sequences that must fit, if this is more.
+        max_num_seqs: Sequences of the whole replica for which the engine is set up, and which must
+            fit. None means the engine's default; then one sequence must fit.
+        require: Sequences that must fit, if this is more than `max_num_seqs`.
         users: Sequences that must fit, instead of `max_num_seqs`.
         max_loras: Slots for adapters of `max_lora_rank`.
-        limit_mm_per_prompt: Items of each modality, as `image=0` or in JSON.
-        budget: End of the range that answers. "" is the low end if `require` is set, else the
-            middle.
+        limit_mm_per_prompt: Maximum items of each modality in a prompt, as `image=0` or in JSON.
+        budget: Estimate in the memory range that the answer uses. "" is the low end if `require` is
+            set, else the middle.
         utilization_of: Memory that the share refers to: total, free after context and
             collectives, or remaining after all other memory terms.
         memory_in_use: Bytes of each GPU that other processes use.
-        weight_bytes, activation_bytes, overhead_bytes: Replace the three terms.
+        weight_bytes, activation_bytes, overhead_bytes: Bytes that replace the computed weights,
+            activations and overhead.
         kv_offloading_bytes: Host memory for the cache, per GPU.
         disk_bandwidth: Bytes per second to read weights; 0 if unknown.
     """
@@ -115,7 +117,7 @@ class FitQuestion(EngineSettings, frozen=True):
 
 
 class StudyOptions(Question, frozen=True):
-    """Lengths of requests, for the waste of allocation."""
+    """Lengths of requests, for which `fit` computes the waste of memory allocators."""
 
     lengths: str = ""
     seed: int = 0

@@ -1,13 +1,13 @@
 """Declare options once, and read their values from the command line or from Python.
 
-The fields of a question, a frozen struct, are options. So are the parameters of a command's
-function. Their annotation says how a text is read:
+A question is a frozen struct whose fields are options. The parameters of a command's function are
+options too. The annotation of an option contains the function that reads its text:
 
     think_time: Annotated[float, seconds_or_none] = 0.0
 
 `options.json` has the help, the names and the limits of each option. The command line, help,
-completion, suggestions, the Python API and the reference page read both. The module imports nothing
-heavy, because `--help` imports it.
+completion, suggestions, the Python API and the reference page use these declarations. The module
+imports no slow modules, because `--help` imports it.
 """
 
 import inspect
@@ -53,9 +53,9 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         help: One phrase of at most 70 characters that needs no other line to be understood.
-        names: Names between blanks, the longest first; from the field's name if empty. `--on/--off`
-            is a flag that can be switched off. `/--off` only switches off.
-        takes: The placeholder of the value in help; from the type if empty.
+        names: Names, separated by blanks, the longest first. If empty, the name follows from the
+            field. `--on/--off` is a flag that can be switched off. `/--off` can only switch off.
+        takes: Placeholder of the value in help. If empty, it follows from the type.
         panel: The group in `--help-all`, one of PANELS.
         is_common: Whether `--help` shows the option.
         choices: All valid values.
@@ -84,7 +84,8 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Options that belong together. Raises UserError for a value beyond its option's limits."""
+    """Base class of questions: options that belong together. Raises UserError for a value outside
+    its limits."""
 
     def __post_init__(self) -> None:
         for parameter in parameters_in(type(self)):
@@ -96,8 +97,8 @@ class Parameter(NamedTuple):
     """An option or argument of a question or a command.
 
     Attributes:
-        parse: Returns the value of (text, option name) and raises UserError. Without it, the
-            value has the type of the field.
+        parse: Function of a text and the option's name that returns the value or raises UserError.
+            Without it, the text is converted to the type of the field.
         is_argument: Whether it is a word without a name, such as MODEL.
     """
 
@@ -128,7 +129,7 @@ class Parameter(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether the command line passes the value on as a text."""
+        """Whether the command line leaves the value as a text."""
         return bool(self.parse or self.option.list_order or self.is_tuple)
 
     @property
@@ -151,7 +152,7 @@ class Parameter(NamedTuple):
         return self.option.takes or numbers.get(kind, "WORD")
 
     def check(self, value: Any) -> None:
-        """Raise UserError if the value is beyond the option's limits."""
+        """Raise UserError if the value is outside the option's limits."""
         if self.is_tuple and isinstance(value, tuple):
             for item in value:
                 self.check(item)
@@ -173,10 +174,10 @@ class Parameter(NamedTuple):
         return value is None or (isinstance(value, str) and not value and not self.default)
 
     def read(self, value: Any) -> Any:
-        """Return the typed value of a text or a Python value.
+        """Return the value of an option from a text or a Python value.
 
         Raises:
-            UserError: The value has another form, or is a list.
+            UserError: The value has an invalid form, or is a list.
         """
         if self.is_tuple:
             return tuple(map(self.read_item, items_of(value, spelled(self.name))))
@@ -188,7 +189,7 @@ class Parameter(NamedTuple):
         return self.read_item(value)
 
     def read_item(self, value: Any) -> Any:
-        """Return the typed value of one item of a list."""
+        """Return the value of one item of a list, in the type of the option."""
         name, value = spelled(self.name), plain(value)
         if isinstance(value, msgspec.Struct):
             return value
@@ -214,8 +215,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 def option_of(owner: Any, name: str) -> Option | None:
     """Return the entry of an option; None for a field that is no option.
 
-    The entry of the name is for all owners. `OWNER.NAME` replaces parts of it, if the owner is
-    this question or this module of a command.
+    The entry `NAME` applies to all owners. The entry `OWNER.NAME` replaces parts of it for one
+    question or one module of a command.
     """
     if isinstance(owner, type):
         owners = [base.__name__ for base in reversed(owner.__mro__)]
@@ -257,7 +258,7 @@ def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
 
 
 def question_in(annotation: Any) -> type[Question] | None:
-    """Return the question of an annotation: `Q`, `list[Q]` or `Annotated[dict, Q]`."""
+    """Return the question class in an annotation: `Q`, `list[Q]` or `Annotated[dict, Q]`."""
     spec = get_args(annotation)[-1] if get_args(annotation) else annotation
     return spec if isinstance(spec, type) and issubclass(spec, Question) else None
 
@@ -290,10 +291,10 @@ Spec = TypeVar("Spec", bound=Question)
 
 
 def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
-    """Return the question of values by option name. None keeps the default.
+    """Return a question from values by option name. The value None keeps the default.
 
     Raises:
-        UserError: A value is wrong, or is a list.
+        UserError: A value is invalid, or is a list.
     """
     typed = _typed_parameters(spec, values)
     return spec(**{p.name: p.read(values[p.name]) for p in typed})
@@ -339,7 +340,7 @@ def items_of(value: Any, name: str = "list") -> list[Any]:
 
 
 def check_number(name: str, limit: int, *lists: Sequence[Any]) -> None:
-    """Raise UserError if the lists have more than `limit` combinations."""
+    """Raise UserError if lists of options have more than `limit` combinations."""
     combinations = prod(map(len, lists))
     if combinations > limit:
         raise UserError(f"{combinations:,} {name}; the maximum is {limit:,}", "Shorten a list")
@@ -354,22 +355,23 @@ def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
 
 
 def spelled(name: str) -> str:
-    """Return an option's name as messages write it."""
+    """Return an option's name as it is written in messages."""
     return name.strip("_").replace("_", "-")
 
 
 def tokens_or_none(text: str, name: str) -> int:
-    """Return a token count from 0 up."""
+    """Return a token count of at least 0 from a text."""
     return parse_tokens(text, name, minimum=0)
 
 
 def bytes_or_none(text: str, name: str) -> int:
-    """Return bytes from 0 up."""
+    """Return a number of bytes of at least 0 from a text."""
     return 0 if text.strip() == "0" else parse_bytes(text, name)
 
 
 def host_bytes(text: str, name: str) -> int:
-    """Return bytes. Raise UserError for a small number without a unit."""
+    """Return a number of bytes in host memory from a text. Raises UserError for a small number
+    without a unit."""
     size = bytes_or_none(text, name)
     if 0 < size < MIN_HOST_BYTES and text.strip().isdigit():
         raise UserError(f"{name} {text!r} is {size:,} bytes", f"Write {text.strip()}GiB")
@@ -377,12 +379,12 @@ def host_bytes(text: str, name: str) -> int:
 
 
 def seconds_or_none(text: str, name: str) -> float:
-    """Return seconds as `parse_seconds`; 0 means no time."""
+    """Return seconds from a text such as `50ms`; 0 is allowed and means no time."""
     return 0.0 if text.strip() in ("0", "0.0") else parse_seconds(text, name)
 
 
 def memory_share(text: str, name: str) -> float:
-    """Return a share of the memory above 0."""
+    """Return a share of the memory from a text. Raises UserError unless it is above 0."""
     value = number_or_nan(text)
     if not 0 < value <= 1:
         raise UserError(f"{name} {text} is not above 0 and at most 1", "Write 0.9 for 90 %")
@@ -390,7 +392,7 @@ def memory_share(text: str, name: str) -> float:
 
 
 def parse_number(text: str, name: str) -> float:
-    """Return a finite number from 0 up. Raises UserError otherwise."""
+    """Return a finite number of at least 0 from a text. Raises UserError for another text."""
     value = number_or_nan(text)
     if not 0 <= value < 1e15:
         raise UserError(f"{name} {text!r} is not a number from 0 up")

@@ -16,12 +16,12 @@ SEQUENCE_COUNTS = (
 
 
 class RequestLengths(msgspec.Struct, frozen=True):
-    """Tokens of a request.
+    """Numbers of tokens of a request.
 
     Attributes:
         prompt: Tokens before the first output token.
-        context: Tokens at the end.
-        output: Output tokens; 0 if unknown. A step is then timed at the end.
+        context: Tokens of the sequence at the end of the request.
+        output: Output tokens; 0 if unknown. If unknown, a step is timed at the full context.
         cached: Tokens of the prompt that are a cached prefix.
     """
 
@@ -37,11 +37,11 @@ class RequestLengths(msgspec.Struct, frozen=True):
 
 
 class Requirement(Question, frozen=True, kw_only=True):
-    """The load and the targets of a plan. 0 leaves a figure out.
+    """The load and the targets of a plan. 0 means that the user did not give the figure.
 
     Attributes:
         users: Concurrent sequences over all replicas.
-        context: Tokens of each request. Alternative: input_len and output_len.
+        context: Tokens of each request; alternatively, input_len and output_len.
         rate: Requests per second, instead of users.
         max_ttft: Maximum seconds to the first token.
         max_tpot: Maximum seconds per further token.
@@ -124,7 +124,8 @@ GpuCounts = Annotated[Sizes, gpu_count]
 
 
 class SpaceOptions(Question, frozen=True):
-    """The deployments to try. Every combination of the tuples is one; () is every size."""
+    """The deployments to try: every combination of the items of the tuples. () means every possible
+    size."""
 
     gpu: Names = ("all",)
     max_gpus: int = 16

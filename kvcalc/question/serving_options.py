@@ -24,7 +24,7 @@ def _as_typed(text: str, name: str) -> str:
 
 
 def check_draft(draft: str, num_tokens: int, acceptance: float | None) -> None:
-    """Raise UserError for options of a draft without a draft."""
+    """Raise UserError if options of speculative decoding are given without a draft."""
     if not draft and (num_tokens or acceptance is not None):
         raise UserError(
             "num-speculative-tokens and acceptance-rate are of a draft, and there is none"
@@ -66,7 +66,7 @@ class LatencyOptions(Question, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """Whole chunks of the prompt."""
+        """Number of complete chunks of the prompt."""
         return self.input_len // (self.max_num_batched_tokens or self.input_len)
 
     @property
@@ -81,7 +81,7 @@ class LatencyOptions(Question, frozen=True):
 
 
 def check_steps(name: str, count: int, max_count: int = MAX_STEPS) -> None:
-    """Check that `count` is at most `max_count`. Raises UserError otherwise."""
+    """Raise UserError if `count` is above `max_count`."""
     if count > max_count:
         raise UserError(f"{count:,} {name} are more than the {max_count:,} that are timed")
 
@@ -89,10 +89,10 @@ def check_steps(name: str, count: int, max_count: int = MAX_STEPS) -> None:
 class Workload(Question, frozen=True):
     """The requests of a server: a trace, or requests drawn at a rate.
 
-    Benchmark clients send prompts through the engine's front end, so its time counts for users.
-    Warm-up requests come before. Default lengths have the mean and 99th percentile of Azure's
-    conversation trace of 2023, with 19,366 requests (github.com/Azure/AzurePublicDataset,
-    data/AzureLLMInferenceTrace_conv.csv).
+    Benchmark clients send prompts through the engine's front end, so the front end's time is part
+    of TTFT. The clients send warm-up requests first. Default lengths have the mean and 99th
+    percentile of Azure's conversation trace of 2023, with 19,366 requests
+    (github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_conv.csv).
 
     Attributes:
         requests: File of a trace; '' draws requests.
@@ -100,9 +100,10 @@ class Workload(Question, frozen=True):
         max_concurrency: Clients in a closed loop; 0 for an open loop.
         num_prompts: Number of requests; 0 for 1000, or for all requests of a trace.
         client: '' derives the client from the other options. `inferencex` sends 10 prompts per
-            client, the next when an answer comes, with lengths uniform from 0.8 of the nominal
-            length, without a prefix cache. `aiperf` does the same with the given lengths.
-        prefix_hit_rate: Share of each prompt that a prefix cache stores already. All prompts begin
+            client, each after the previous answer, without a prefix cache. Its lengths are uniform
+            between 0.8 times the nominal length and the nominal length. `aiperf` does the same with
+            exactly the nominal lengths.
+        prefix_hit_rate: Share of each prompt that is already in a prefix cache. All prompts begin
             with one prefix, which is stored once.
     """
 
@@ -138,7 +139,7 @@ class Workload(Question, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Name of the client."""
+        """Name of the client that sends the requests."""
         return self.client or (CLOSED if self.max_concurrency else OPEN)
 
     @property
@@ -160,12 +161,12 @@ class ServerSettings(Question, frozen=True):
         max_num_batched_tokens: Tokens of a pass of one data-parallel rank; 0 for the engine's
             default.
         max_model_len: Tokens of a request; 0 for the longest request.
-        kv_cache_memory_bytes: Bytes of the cache; None derives them as in `fit`.
+        kv_cache_memory_bytes: Bytes of the cache; None means the budget that `fit` computes.
         slo_ttft: Latency target in seconds; 0 sets no target.
         slo_tpot: Latency target in seconds per token; 0 sets no target.
-        draft: '' or a draft for `draft_model`.
-        num_speculative_tokens: Draft tokens per step; 0 for the number of prediction layers, or for
-            the best number of one request.
+        draft: Name of a draft, as in `draft_model`; '' for none.
+        num_speculative_tokens: Draft tokens per step. 0 means the number of prediction layers, or
+            for other drafts the number that is fastest for a single request.
         acceptance_rate: Acceptance rate of a draft token; None for 0.8.
     """
 

@@ -1,4 +1,4 @@
-"""Contexts, batch sizes, and dimensions of layers without a model."""
+"""Options for output, contexts and batch sizes, and dimensions without a model."""
 
 from kvcalc.errors import UserError
 from kvcalc.question.options import Question, Tokens
@@ -15,7 +15,7 @@ class Printing(Question, frozen=True):
 
     @property
     def is_table(self) -> bool:
-        """Whether a table is printed, under its sentence."""
+        """Whether the answer is printed as a table, with a sentence above it."""
         return self.format in ("table", "markdown")
 
 
@@ -45,7 +45,8 @@ class SizeOptions(ContextOptions, frozen=True):
 
 
 class DimensionOptions(Question, frozen=True):
-    """The dimensions of layers of one kind; 0 means that the user did not give the value."""
+    """The dimensions of a model whose layers are all equal; 0 means that the user did not give the
+    value."""
 
     layers: int = 0
     kv_heads: int = 0

@@ -1,1 +1,1 @@
-"""Policies over passes: one request, a server under load."""
+"""Times of one request, and simulations of servers under load, from the times of passes."""

@@ -1,10 +1,10 @@
 """Static and continuous batching, simulated event by event.
 
-Static batching: a batch starts when the server is free. It takes the requests that wait then, first
-come first served, up to max_num_seqs and up to the memory at their longest. Prompts are padded to
-the
-longest one in the batch and processed in one pass. Then every row decodes until the last one is
-done; the slot of a completed row is padding. Clients receive tokens as they are made.
+Static batching: a batch starts when the server is free. It takes the waiting requests, first come
+first served, up to max_num_seqs and up to the memory that they need at their full length. Prompts
+are padded to the longest prompt in the batch and processed in one pass. Then every row decodes
+until the last request is done; the slot of a completed row is padding. Clients receive each token
+immediately.
 
 Continuous batching (Orca, Yu et al., OSDI 2022): the batch is chosen again before every pass. A
 request is admitted if max_num_seqs and the free memory allow it. If a decode finds no block, the
@@ -14,8 +14,8 @@ the prompt. Consecutive passes in which only lengths change are one event. With 
 verifies the draft tokens of every decoding sequence.
 `Scheduling` describes how engines differ.
 
-Without a draft every sequence gains one token per pass, so consecutive passes are one event. With a
-draft each sequence gains the accepted draft tokens, drawn at random, and one more.
+Without a draft, every sequence gains one token per pass. With a draft, each sequence gains the
+accepted draft tokens, whose number is drawn at random, and one more token.
 """
 
 from collections import deque
@@ -60,11 +60,11 @@ class Scheduling(NamedTuple):
 
     Attributes:
         decodes_wait: Whether passes with prompts contain no decodes and come first (SGLang).
-        whole_prompts: Whether a prompt is processed in one pass, with others that its tokens allow
-            (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
-        reserve: Share of an answer whose cache must be free when a request is admitted. With 1 no
-            request is ever preempted.
-        wait_passes: Decode passes that prompts wait for more prompts.
+        whole_prompts: Whether a prompt is processed in one pass, together with other prompts up to
+            the maximum tokens of a pass (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
+        reserve: Share of the output tokens for which cache must be free when a request is admitted.
+            With 1 no request is ever preempted.
+        wait_passes: Maximum number of decode passes during which prompts wait for more prompts.
         wait_share: Share of a pass that prompts must fill to end the wait.
     """
 
@@ -84,10 +84,12 @@ class RunningRequest:
 
     Attributes:
         target: Tokens to cache before the request decodes.
-        cached: Tokens that are cached now, or were cached when the request began to decode. A
-            waiting request has them if they were computed on a prefill rank.
-        generated: Tokens generated now, or when the request began to decode.
-        order: Number of its last admission; 0 before the first.
+        cached: Cached tokens. While the request decodes, the number at the beginning of its
+            decoding. It is above 0 for a waiting request whose prompt was computed on a prefill
+            rank.
+        generated: Generated tokens. While the request decodes, the number at the beginning of its
+            decoding.
+        order: Sequence number of the last admission of the request; 0 before the first admission.
         reserved: Bytes reserved for the request.
     """
 
@@ -103,9 +105,9 @@ class Decoding:
     """The decoding sequences as arrays. Each gains one token per pass, or more with a draft.
 
     Attributes:
-        running: The sequences. The last one began to decode last.
+        running: The sequences, in the order in which they began to decode.
         cached: Cached tokens of each sequence.
-        remaining: Tokens that each sequence has still to generate.
+        remaining: Tokens that each sequence still has to generate.
     """
 
     def __init__(self, pool: Pool, drafting: Drafting | None, log: Log) -> None:
@@ -179,7 +181,7 @@ class Decoding:
         """Simulate `passes` passes; return their bytes and the completed requests.
 
         Args:
-            line: Seconds of the passes.
+            line: Times of the passes.
             other_allocated: Allocated bytes of requests that do not decode.
             other_stored: Stored bytes of requests that do not decode.
         """
@@ -231,7 +233,7 @@ class ServerSetup(NamedTuple):
 
 
 class RankServer:
-    """The state of a rank under either kind of batching."""
+    """Base class of a rank: the state that static and continuous batching share."""
 
     waiting: Any
 
@@ -274,7 +276,7 @@ class RankServer:
 
 
 class Static(RankServer):
-    """A rank with static batching."""
+    """A data-parallel rank with static batching."""
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         super().__init__(queue, setup)
@@ -290,7 +292,7 @@ class Static(RankServer):
         return self.queue.is_open
 
     def _next_batch(self) -> list[int]:
-        """Return the longest head of the queue that fits if padded and grown to its end."""
+        """Return as many requests from the head of the queue as fit at their padded full length."""
         batch: list[int] = []
         prompt = answer = 0
         while self.waiting and len(batch) < self.limits.max_num_seqs:
@@ -349,12 +351,12 @@ class Static(RankServer):
 
 
 class Continuous(RankServer):
-    """A rank with continuous batching.
+    """A data-parallel rank with continuous batching.
 
     Attributes:
-        waiting: Requests that are not admitted; preempted requests are before all others.
+        waiting: Requests that wait for admission. Preempted requests come first.
         prefixes: The prefix cache. None if the server has no prefix cache.
-        prefill_bytes: Allocated bytes of requests whose prompts are being processed, less shared
+        prefill_bytes: Allocated bytes of requests whose prompts are being processed, minus shared
             bytes.
         reserved: Bytes reserved for admitted requests.
         waited: Consecutive decode passes for which prompts have waited for more prompts.
@@ -395,8 +397,8 @@ class Continuous(RankServer):
         return self.queue.is_open
 
     def _new_request(self, index: int) -> RunningRequest:
-        """Return a request with its whole prompt to be processed, or with its prompt cached and one
-        token generated."""
+        """Return a new `RunningRequest`. If a prefill rank computed its prompt, the prompt is
+        cached and one token is generated."""
         prompt = self.queue.inputs[index]
         if self.queue.is_computed:
             return RunningRequest(index, prompt + 1, cached=prompt, generated=1)
@@ -451,7 +453,7 @@ class Continuous(RankServer):
             self._share(self.prefixes.use(request.index, 0))
 
     def _share(self, shared: int) -> None:
-        """Subtract bytes that running requests share from the held and the reserved bytes."""
+        """Subtract bytes that running requests share from the allocated and the reserved bytes."""
         self.prefill_bytes -= shared
         self.reserved -= shared
 
@@ -513,8 +515,8 @@ class Continuous(RankServer):
                 tokens -= chunks[-1][1]
 
     def _keep_prefix(self, index: int) -> None:
-        """Add a computed prompt's prefix to the prefix cache, and share bytes that are stored
-        already."""
+        """Add the prefix of a computed prompt to the prefix cache, and share bytes that are already
+        stored."""
         if self.prefixes:
             prompt = self.queue.inputs[index]
             tokens = hit_tokens(self.prefixes.rate, prompt, self.pool.block_size)
@@ -604,7 +606,8 @@ class Continuous(RankServer):
         self.queue.leave(request.index, self.now)
 
     def _complete_prompt(self, request: RunningRequest) -> None:
-        """Give a complete prompt its next token and let its request decode."""
+        """Add the first output token to a request whose prompt is complete, and let the request
+        decode."""
         self.prefilling.remove(request)
         self.prefill_bytes -= self.allocated[request.target]
         request.generated += 1

@@ -27,7 +27,7 @@ class Pool(NamedTuple):
     Allocated bytes never shrink while a request grows.
 
     Attributes:
-        budget: Bytes for the cache.
+        budget: KV cache budget in bytes.
         allocated: Allocated bytes of a request, indexed by its tokens (int64).
         stored_bytes: Stored bytes of a request, indexed by its tokens (int64).
         longest: Maximum tokens of a request, independent of free memory.
@@ -150,19 +150,20 @@ class PassRow(NamedTuple):
 
 
 class Log:
-    """Times of every request, as arrays, and sums over the passes.
+    """The log of a run: times of every request as arrays, and sums over the passes.
 
-    A time is NaN if a request did not reach that state. If the timeline is full, every second row
+    A time is NaN if a request did not reach this state. If the timeline is full, every second row
     is dropped.
 
     Attributes:
         arrived: Seconds at which each request was sent.
-        scheduled: Seconds at which its first pass begins.
-        decode_scheduled: Seconds at which its first pass on a separate decode rank begins.
-        first: Seconds of its first token.
-        finished: Seconds of its last token.
-        rejected: Whether it can never fit.
-        slots: Token slots of the passes run.
+        scheduled: Seconds at which the first pass of each request begins.
+        decode_scheduled: Seconds at which the first pass of each request on a separate decode rank
+            begins.
+        first: Seconds at which each request has its first token.
+        finished: Seconds at which each request has its last token.
+        rejected: Whether each request can never fit.
+        slots: Token slots of all passes.
         padded: Token slots that contain padding.
         prefill_tokens: Prompt tokens, including recomputed tokens.
         decode_tokens: Tokens of decoding sequences, including draft tokens.
@@ -190,7 +191,8 @@ class Log:
         self.busy_s = self.sequences_s = 0.0
 
     def for_rank(self, rank: int, num_ranks: int) -> "Log":
-        """Return the log of a rank, whose times are views of every `num_ranks`-th request's."""
+        """Return the log of a rank, whose times are views of the times of every `num_ranks`-th
+        request."""
         log = Log(0, rank)
         for name in (*TIMES, "rejected"):
             setattr(log, name, getattr(self, name)[rank::num_ranks])
@@ -218,7 +220,7 @@ class Log:
 
 
 def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
-    """Return the tokens of a prompt that a prefix cache finds: the whole blocks in the share
+    """Return how many tokens of a prompt a prefix cache contains: the whole blocks in the share
     `rate`.
 
     Example: 0.9 of 1,000 tokens are 56 blocks of 16, so 896 tokens are found.
@@ -227,11 +229,11 @@ def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
 
 
 class PrefixCache:
-    """A prefix cache that finds the share `rate` of every prompt.
+    """A prefix cache that contains the share `rate` of every prompt.
 
     Attributes:
         blocks: Leading blocks of the prefix that each running request uses.
-        users: Number of running requests by the blocks that they use.
+        users: Number of running requests, by the number of blocks that they use.
         shared_blocks: Number of blocks that running requests save by sharing.
     """
 

@@ -1,8 +1,8 @@
-"""Measured servers: formats, ranks and load of published runs, their bounds and simulation.
+"""Simulate published runs of measured servers: their formats, ranks and load, and their bounds.
 
 Each run is simulated from its first request to its last: the burst at the start, queues, the cache
-memory, and the engine's order of passes. The figures are defined as the client reports them: means
-over requests, and output tokens over the whole time.
+memory, and the engine's order of passes. The figures are defined as in the benchmark client: means
+over requests, and output tokens divided by the whole time.
 
 The bound of the time per output token is
 
@@ -65,11 +65,12 @@ def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
 
 
 def precision_of(row: MeasuredRow, model: Model) -> Precision:
-    """Return the formats of a run.
+    """Return the formats of weights and cache in a measured run.
 
-    A checkpoint that is published quantised runs as published, others in the row's format. A run in
-    fp4 of a model that is published in a wider format (DeepSeek-R1 in fp8) is of an NVFP4
-    checkpoint. fp8 mixtures and Qwen's fp8 checkpoints are published in blocks of 128 × 128.
+    A checkpoint that is published quantised runs as published, other checkpoints run in the row's
+    format. A run in fp4 of a model that is published in a wider format (DeepSeek-R1 in fp8) uses an
+    NVFP4 checkpoint. fp8 mixtures of experts and Qwen's fp8 checkpoints are published in blocks of
+    128 × 128.
     """
     quantization = ""
     has_four_bits = any(stored_format(scheme.format).bits == 4 for scheme in model.quantization)
@@ -101,7 +102,7 @@ def _model_key(row: MeasuredRow) -> str:
 
 
 def ranks_of(row: MeasuredRow) -> Parallelism:
-    """Return the ranks of a run."""
+    """Return the parallelism of a measured run."""
     tp, *ep = map(int, row.shape[3:])
     return Parallelism(tp=tp, ep=max([1, *ep]))
 
@@ -145,7 +146,7 @@ class PublishedRun(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """Maximum tokens of a request, and one more."""
+        """Maximum tokens of a request plus one."""
         return self.input_len + self.output_len + 1
 
 
@@ -240,7 +241,7 @@ def served_times(
 def _simulate(
     steps: InterpolatedStepTimer, capacity: Fit | None, run: PublishedRun, clients: Clients
 ) -> ServedTimes:
-    """Return the figures of one run."""
+    """Return TPOT, TTFT and tokens/s of one simulated run."""
     count = run.rounds * run.clients
     rng = np.random.default_rng(0)
     inputs, outputs = (
@@ -268,10 +269,10 @@ def _simulate(
 def steps_validated(
     calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]
 ) -> dict[Any, Validated]:
-    """Return the errors of the three figures for dense and for mixture-of-experts models.
+    """Return the errors of TPOT, TTFT and tokens/s, for dense models and for mixtures of experts.
 
-    Runs that hit a prefix cache or contain measurement artefacts are left out, and so are kinds of
-    model with fewer than MIN_RUNS runs.
+    Runs that hit a prefix cache or contain measurement artefacts are left out. A kind of model with
+    fewer than MIN_RUNS runs is left out too.
     """
     validated: dict[Any, Validated] = {}
     for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):

@@ -4,10 +4,10 @@ e2e = ttft + (output_len − 1) · tpot. The first output token comes from the p
 makes the j-th token (j ≥ 2) runs at context input_len + j − 1.
 
 A KV cache may save almost no time for one request. Without a cache, every step passes all tokens
-through the layers again. All of this work, except the work of a run with a cache, is redundant. It
-may still cost no time: a pass over few tokens takes as long as its launches and the reading of the
-weights, for any number of tokens. A cache saves time only if a pass over all tokens takes longer
-than a pass over a single token.
+through the layers again. All work beyond the work of a run with a cache is redundant. It may still
+cost no time, because a pass over few tokens takes as long as its launches and the reads of the
+weights. A cache saves time only if a pass over all tokens takes longer than a pass over a single
+token.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,7 +104,7 @@ def request(
     Args:
         cached: Leading prompt tokens that are in the cache already (prefix hit).
         chunk: Tokens per pass of the prefill; 0 for the whole prompt.
-        max_points: As in `blocks_of`.
+        max_points: Number of passes up to which NumPy is not used.
         no_cache: Whether each step recomputes all tokens.
         all_positions: Whether the LM head runs on all positions instead of the last one.
 
@@ -176,8 +176,8 @@ def _latency(prompt: _Spent, steps: _Spent) -> Latency:
 
 
 def passes_in_one(model: Model) -> int:
-    """Return how many passes of a model with few kinds of layers take as long to compute as one
-    pass of this model."""
+    """Return how much longer kvcalc takes to time a pass of this model than of a model with few
+    kinds of layers."""
     return max(1, len(model.kinds) // FEW_KINDS)
 
 
@@ -193,7 +193,7 @@ def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> 
     """Yield the integers from `first` to before `end` as arrays of at most `block` elements.
 
     Args:
-        max_points: Number of integers up to which they are `Points`, which do without NumPy.
+        max_points: Number of integers up to which the arrays are `Points`, which need no NumPy.
     """
     if 0 < end - first <= max_points:
         yield Points(range(first, end))
@@ -212,7 +212,7 @@ def _spent(
 ) -> _Spent:
     """Return the total of the passes over `batches`, which may have arrays of passes.
 
-    Seconds are NaN if `timed` is False.
+    Seconds are NaN if `timed` is False, because the GPU has no time for these passes.
     """
     block_seconds, ends = [], []
     passes = flops = moved = 0
@@ -261,7 +261,7 @@ def doubling_context(
 ) -> int | None:
     """Return the smallest context at which a step without the cache takes twice as long as with it.
 
-    None if there is no such context up to 2^20 tokens or the positions of the model.
+    Return None if there is no such context up to 2^20 tokens or up to the model's maximum.
     """
 
     def doubled(context: int) -> bool:
@@ -310,11 +310,10 @@ def latency_records(
 def latency_record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     """Return one configuration as a flat record.
 
-    Fields:
-        uncached_ttft_s: TTFT without the cached prefix; None without a prefix.
-        energy_per_token_j: Energy per output token, with all GPUs at full power for the whole
-            request. None if the GPU's power is unknown.
-        fallback: Sentence with the data type of GEMMs if the GPU has no unit for the chosen one.
+    Fields: uncached_ttft_s: TTFT without the cached prefix; None without a prefix.
+    energy_per_token_j: Energy per output token, with all GPUs at full power for the whole request.
+    None if the GPU's power is unknown. fallback: Sentence with the data type of GEMMs, if the GPU
+    has no unit for the requested data type.
     """
     return latency_records([(deployment, options)])[0]
 
@@ -367,9 +366,8 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
 def _per_token(
     deployment: TimedDeployment, options: LatencyOptions, e2e_s: float | None
 ) -> Record:
-    """Return rate, cost and energy of the output tokens, which take `e2e_s` seconds.
-
-    An embedder has input tokens only.
+    """Return rate, cost and energy per output token, or per input token of an embedder. All tokens
+    take `e2e_s` seconds.
     """
     gpus, power = deployment.parallelism.gpus, deployment.gpu.power_w
     size = options.batch_size
@@ -394,13 +392,11 @@ def _no_cache_fields(
 ) -> Record:
     """Return the fields of the same request without a cache, compared with the `cached` request.
 
-    Fields:
-        no_cache_redundant_flops_share: 1 − FLOPs with the cache / FLOPs without. 0 if chunks of a
-            prompt, each with its LM head, take more FLOPs.
-        no_cache_token_projections: Tokens of all sequences that pass through the layers.
-        tpot_last_bound_s: Lower bound of the last step with the cache, from the datasheet only. It
-            is mostly the reading of the weights; the remaining time of the step is launches.
-        no_cache_doubles_from: Set by `latency_records`.
+    Fields: no_cache_redundant_flops_share: 1 − FLOPs with the cache / FLOPs without. 0 if chunks of
+    a prompt, each with its LM head, take more FLOPs. no_cache_token_projections: Tokens of all
+    sequences that pass through the layers. tpot_last_bound_s: Lower bound of the last step with the
+    cache, from the datasheet only. It consists mostly of reads of the weights. Launches take the
+    remaining time of the step. no_cache_doubles_from: None; `latency_records` sets it.
     """
     lengths, size = (options.input_len, options.output_len), options.batch_size
     plain = request(
@@ -436,7 +432,8 @@ def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> T
 
 
 def drafting(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment | None:
-    """Return the deployment of the draft model, configured as the target; None without a draft."""
+    """Return the deployment of the draft model with the settings of the target; None without a
+    draft."""
     if not options.draft:
         return None
     return replace(
@@ -447,7 +444,7 @@ def drafting(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeplo
 def _speculative(
     deployment: TimedDeployment, draft: TimedDeployment, options: LatencyOptions
 ) -> Record:
-    """Return the fields of one step of speculative decoding at mid length."""
+    """Return the fields about a step of speculative decoding in the middle of the answer."""
     context = options.mid_length
     drafted = options.num_speculative_tokens
     accepted = ACCEPTANCE if options.acceptance_rate is None else options.acceptance_rate

@@ -3,7 +3,7 @@
 A trace is a CSV with the columns `arrival_s, input_len, output_len`, or the columns of the public
 Azure LLM inference traces, `TIMESTAMP, ContextTokens, GeneratedTokens`
 (github.com/Azure/AzurePublicDataset), whose times count from the first row. Clients of a closed
-loop send requests in their order, so their trace needs no arrival_s.
+loop send requests in the order of the file, so the trace needs no arrival_s.
 """
 
 import csv
@@ -63,7 +63,8 @@ class Requests:
 
     @property
     def rate(self) -> float:
-        """Arrivals per second, from the first to the last; 0 if they all come at the same time."""
+        """Arrivals per second, from the first to the last arrival; 0 if all requests arrive
+        together."""
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span if span else 0.0
 
@@ -79,7 +80,7 @@ def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) 
         timed: Whether arrivals are required. Otherwise missing arrivals are 0.
 
     Raises:
-        UserError: The trace is wrong. The error names the file and the line.
+        UserError: The trace is invalid. The message names the file and the line.
     """
     text = read_text(path, MAX_BYTES)
     if not text.strip():
@@ -167,7 +168,7 @@ def length_sampler(text: str, name: str, is_spread: bool = False) -> Callable[[A
         is_spread: Whether a fixed length n is uniform from 0.8 · n to n, as in InferenceX.
 
     Raises:
-        UserError: The text is no distribution.
+        UserError: The text is not a distribution.
     """
     kind, _, numbers = text.strip().partition(":")
     if not numbers:
@@ -245,8 +246,8 @@ class Clients(NamedTuple):
     Attributes:
         concurrency: Number of clients with one request at a time each; 0 for no limit.
         think_s: Seconds from an answer to the client's next request.
-        path_s: Seconds before the engine sees a request: network, HTTP, tokenising, and the first
-            token's way back. Users wait for them too.
+        path_s: Seconds outside the engine that a user waits: network, HTTP, tokenising, and the way
+            back of the first token.
         path_s_per_token: Seconds added to path_s for each token of the prompt.
     """
 
@@ -266,7 +267,7 @@ class Clients(NamedTuple):
         return self._replace(concurrency=max(1, clients + (rank < remainder)))
 
     def through(self, engine: EngineOverheads | None) -> "Clients":
-        """Return the clients with the seconds of an engine's front end and network."""
+        """Return the clients with `path_s` and `path_s_per_token` of an engine."""
         if not engine:
             return self
         return self._replace(
@@ -280,7 +281,7 @@ class ArrivalQueue:
     A request that could never fit is rejected immediately.
 
     Attributes:
-        is_computed: Whether the prompts of the requests are computed already.
+        is_computed: Whether the prompts of the requests are already computed.
         done: Number of requests that are done.
         answers: Times of a closed loop's answers in seconds, sorted.
     """
@@ -338,14 +339,14 @@ class ArrivalQueue:
 
     @property
     def next_s(self) -> float:
-        """Time of the next request in seconds, as far as the simulation knows it.
+        """Time of the next known request in seconds.
 
-        Infinite if no request comes before another request is done.
+        It is infinite if no request arrives before another request is done.
         """
         return self.coming[0][0] if self.coming else inf
 
     def leave(self, index: int, now: float) -> None:
-        """Note that a request is done."""
+        """Record that a request is done at the time `now`."""
         self.log.finished[index] = now
         self.answer(now)
 
@@ -354,10 +355,11 @@ class ArrivalQueue:
         heappush(self.coming, (arrival, index, sent))
 
     def answer(self, now: float) -> None:
-        """Note that a client has its answer. A client of a closed loop sends its next request.
+        """Record that a client has its answer. A client of a closed loop then sends its next
+        request.
 
-        Separate servers may report a later answer first. An earlier answer then moves the later
-        answers, and the requests that follow them, one place back.
+        Disaggregated servers may report a later answer first. An earlier answer is then inserted
+        before the later answers, and the requests that follow them are shifted.
         """
         self.done += 1
         clients, position = self.clients, bisect(self.answers, now)

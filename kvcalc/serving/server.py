@@ -1,6 +1,6 @@
-"""`serve` as a call: a server that is set up for a workload, and the record of a simulated run.
+"""Set up a server for a workload, and return the records of simulated runs.
 
-A sweep simulates a server at several rates, and finds the rate that it sustains.
+A sweep simulates a server at several rates, and finds the highest rate that the server sustains.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ def _ratio(part: float, total: float) -> float | None:
 
 
 def _utilization(logs: Sequence[Log], span: float) -> float | None:
-    """Return the share of `span` seconds in which the ranks work, at most 1; None without them."""
+    """Return the share of `span` seconds in which the ranks work, at most 1; None without ranks."""
     busy_share = _ratio(sum(log.busy_s for log in logs), span * len(logs))
     return None if busy_share is None else min(1.0, busy_share)
 
@@ -152,12 +152,14 @@ def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
 
 
 def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Requests:
-    """Return requests that all wait from the start, with the lengths of a load or its trace.
+    """Return a backlog: requests that all wait from the start, with the lengths of a load or its
+    trace.
 
     Their number does not depend on the number of requests of the load. The first `max_num_seqs`
-    have a random part of their answer left, as if they had begun earlier. Otherwise answers of
-    equal length would all end in the same step, and begin again together: gpt-oss-20b on an H100
-    would then serve 39.4 requests/s instead of 35.9 of a Poisson process.
+    requests need only a random part of their output tokens, as if they had begun earlier. Otherwise
+    answers of equal length would all end in the same step, and the next answers would begin
+    together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but with Poisson arrivals
+    it serves 35.9.
     """
     started = min(max_num_seqs, MAX_STARTED)
     count = STEADY_REQUESTS + PER_STARTED * started
@@ -172,12 +174,11 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
 
 
 def saturated_rate(served: Served, started: int) -> float | None:
-    """Return the requests per second that a server completed of a backlog; None if it completed
-    none.
+    """Return the requests per second that a server completed of a backlog; None if it completed no
+    request.
 
-    The rate is counted from the moment at which the requests that it started with are gone, to the
-    moment at which the last request starts. A backlog that is never longer than the server's
-    concurrent requests counts whole.
+    Counting begins when the first concurrent requests are done, and ends when the last request
+    starts. If all requests of the backlog run concurrently, the whole run counts.
     """
     finished = _sorted_times(served, "finished")
     if not len(finished):
@@ -192,7 +193,7 @@ def saturated_rate(served: Served, started: int) -> float | None:
 
 
 def _sorted_times(served: Served, name: str) -> Any:
-    """Return the known times of all ranks that decode, in order."""
+    """Return the times `name` in the logs of all decoding ranks, sorted and without NaN."""
     times = np.sort(np.concatenate([getattr(log, name) for log in served.logs]))
     return times[times == times]
 
@@ -213,7 +214,7 @@ class Server:
         requests: Requests of the workload, at any rate.
 
     Attributes:
-        drafting: How the server speculates. None without a draft.
+        drafting: Settings of speculative decoding. None without a draft.
         capacity: Memory of the cache.
         transfer: Prefill replicas of a disaggregated server.
         saturation_rate: Requests per second that the server completes while requests always wait.
@@ -305,10 +306,9 @@ class Server:
         return served, pool
 
     def _choose_drafting(self, requests: Requests, seed: int) -> Drafting | None:
-        """Return how the server speculates.
-
-        By default it drafts one token per prediction layer, or the best number for one request at a
-        time.
+        """Return the settings of speculative decoding. The default number of draft tokens is the
+        number of prediction layers. For other drafts it is the number that is fastest for a single
+        request.
         """
         settings, deployment = self.settings, self.deployment
         if not settings.draft:
@@ -346,7 +346,7 @@ class Server:
         )
 
     def _choose_limits(self) -> Limits:
-        """Return the limits of a rank: the settings, or else the engine's."""
+        """Return the limits of a rank, from the settings or from the engine's defaults."""
         settings, deployment = self.settings, self.deployment
         tokens = self.capacity.settings.max_num_batched_tokens
         if settings.max_num_seqs:
@@ -377,10 +377,9 @@ class Server:
     def _record(self, load: Workload, clients: Clients, served: Served) -> Record:
         """Return the record of a run.
 
-        Fields:
-            prefix_hit_share: Share of the prompts' tokens that a prefix cache held.
-            total_gpus: GPUs of the replica and of its prefill replicas.
-            transfer_s: Mean seconds that a prompt's cache takes on the link.
+        Fields: prefix_hit_share: Share of the prompt tokens that were found in a prefix cache.
+        total_gpus: GPUs of the replica and of its prefill replicas. transfer_s: Mean seconds in
+        which the cache of a prompt crosses the link.
         """
         deployment, settings, requests = self.deployment, self.settings, served.requests
         mean_input = float(requests.input_len.mean())
@@ -436,10 +435,10 @@ class Server:
         return record
 
     def _draft_fields(self, served: Served) -> Record:
-        """Return the fields of a server that speculates; all None without a draft.
+        """Return the fields about speculative decoding; all None without a draft.
 
-        Fields:
-            tokens_per_step: Tokens that a verification produced, up to the end of the answer.
+        Fields: tokens_per_step: Mean tokens per verification and sequence. Tokens beyond the end of
+        an answer are not counted.
         """
         settings, drafting = self.settings, self.drafting
         verified = sum(log.verified for log in served.logs)
@@ -459,11 +458,11 @@ class Server:
 
 
 def _diverges(load: Workload, served: Served, saturation_rate: float | None) -> bool | None:
-    """Return whether the queue grows without end: more requests come than the saturated server
-    completes.
+    """Return whether the queue grows without end, because more requests arrive than the saturated
+    server completes.
 
-    None if requests wait for answers, or if a trace has too few of them. Requests that are too long
-    to be served do not count.
+    Return None if clients wait for answers, or if a trace has too few requests. Requests that are
+    too long to be served are not counted.
     """
     count = len(served.requests)
     has_rate = load.rate != inf
@@ -479,7 +478,7 @@ def server_errors(
 ) -> dict[str, float | None]:
     """Return the 90th percentile of each figure's error against measured servers.
 
-    None if it is unknown: for disaggregated servers, and for steps without an error in `latency`.
+    It is None if unknown: for disaggregated servers, and for steps without an error in `latency`.
     `time_p90_error` is the error of the time per output token, as in `latency`.
     """
     calibration = deployment.calibration
@@ -506,18 +505,18 @@ class Sweep:
     """A server simulated at rates up to saturation and beyond, and the rate that it sustains.
 
     The sustained rate is the highest rate, to 2%, at which 99% of the requests meet the goals of
-    the settings. It is at most 95% of the saturation rate. Each rate is rounded to three digits and
-    simulated once. Ctrl-C ends the search and keeps the rates already tried.
+    the settings. The sustained rate is at most 95% of the saturation rate. Each rate is rounded to
+    three digits and simulated once. Ctrl-C ends the search and keeps the rates already tried.
 
     Attributes:
         runs: The runs by rate.
         sustained: The run at the highest rate that the server sustains. Its record has the rate as
             `found_rate`; 0 if not even single requests meet the goals.
         tried: A run for each rate that was tried, from the lowest rate on.
-        is_complete: Whether no Ctrl-C ended the search.
+        is_complete: Whether the search ended without Ctrl-C.
 
     Raises:
-        UserError: The load has arrival times or a rate already, or is a closed loop.
+        UserError: The load already has arrival times or a rate, or is a closed loop.
     """
 
     def __init__(
@@ -559,7 +558,8 @@ class Sweep:
         self.sustained = run._replace(record=record)
 
     def _is_good(self, rate: float) -> bool:
-        """Return whether the required share of requests meets the goals. Without goals it does.
+        """Return whether the required share of requests meets the goals at a rate. Without goals,
+        return True.
 
         Raises:
             KeyboardInterrupt: Ctrl-C ended the simulation.
@@ -578,7 +578,7 @@ class Sweep:
     def _sustained_rate(self, max_rate: float) -> float:
         """Return the highest rate tried that meets the goals and is at most `max_rate`.
 
-        The rate is 0 if no rate tried is sustained.
+        The result is 0 if the server sustains no rate that was tried.
         """
         rates = [rate for rate in self.runs if rate <= max_rate and self._is_good(rate)]
         return max(rates, default=0.0)

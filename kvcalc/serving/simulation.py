@@ -1,7 +1,8 @@
 """A server under load, simulated pass by pass, with one log for each data-parallel rank.
 
-Requests go to the ranks in turn. Each rank has its own queue and memory; a pass of one is timed as
-if the others ran an equal batch. Pipeline stages work on different micro-batches of a pass.
+Requests go to the ranks in turn. Each rank has its own queue and memory. A pass of one rank is
+timed as if the other ranks ran an equal batch. Pipeline stages work on different micro-batches of a
+pass.
 
 Disaggregated prefill: separate replicas process prompts and decodes.
 
@@ -32,7 +33,7 @@ class KVTransfer(NamedTuple):
     """The prefill replicas and their link.
 
     Attributes:
-        replicas: Number of prefill replicas, in addition to the one that decodes.
+        replicas: Number of prefill replicas, in addition to the decode replica.
         seconds: Returns the seconds that the cache of a prompt of `n` tokens takes on the link.
     """
 
@@ -60,7 +61,8 @@ class PrefillArrivals(ArrivalQueue):
 
     Attributes:
         receivers: Arrivals of the decode ranks.
-        transfer_s: As `KVTransfer.seconds`.
+        transfer_s: Returns the seconds in which the cache of a prompt of `n` tokens crosses the
+            link.
     """
 
     receivers: list[DecodeArrivals]
@@ -69,7 +71,7 @@ class PrefillArrivals(ArrivalQueue):
     def leave(self, index: int, now: float) -> None:
         """Send a computed prompt to its decode rank.
 
-        An answer of one token is complete when its token arrives.
+        An answer of one token is complete when this token reaches the user.
         """
         arrival = now + self.transfer_s(self.inputs[index])
         self.log.first[index] = arrival
@@ -83,9 +85,8 @@ class PrefillArrivals(ArrivalQueue):
 
 
 class DisaggregatedServer:
-    """The servers of prompts and the servers of decodes, by rank.
-
-    Their logs share the times of the requests. The timer gives the number of ranks of a replica.
+    """The prefill ranks and the decode ranks of a disaggregated deployment. Their logs share the
+    times of the requests. The timer states the number of ranks of a replica.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ PROGRESS_STEP = 100  # requests between two reports of progress
 
 
 class Served(NamedTuple):
-    """Simulated requests.
+    """The result of a simulation.
 
     Attributes:
         times: Log with the times of all requests.
@@ -181,7 +182,7 @@ def simulate(
         progress: Called from time to time with the number of further requests that are done.
 
     Raises:
-        UserError: A pass could not hold a token of every sequence.
+        UserError: The maximum tokens of a pass do not allow one token of every sequence.
     """
     if policy == "continuous":
         _check_tokens(setup)
@@ -219,7 +220,7 @@ def simulate(
 
 
 def _check_tokens(setup: ServerSetup) -> None:
-    """Check that a pass can hold a token of every sequence. Raises UserError otherwise."""
+    """Raise UserError unless the maximum tokens of a pass allow one token of every sequence."""
     tokens, num_seqs = setup.limits.max_num_batched_tokens, setup.limits.max_num_seqs
     queries = setup.steps.queries
     if tokens < num_seqs * queries:

@@ -31,7 +31,7 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
 
 
 class Drafting(NamedTuple):
-    """How a server speculates.
+    """Settings of speculative decoding.
 
     Attributes:
         draft: The draft model.
@@ -46,7 +46,7 @@ class Drafting(NamedTuple):
     seed: int = 0
 
     def draw_tokens(self, rng: Any, count: int) -> Any:
-        """Return the tokens of one step of `count` sequences, as an array.
+        """Return how many tokens each of `count` sequences gains in one step, as an array.
 
         A sequence gains the tokens before the first rejection, and one token of the verification.
         """
@@ -55,11 +55,11 @@ class Drafting(NamedTuple):
 
 
 class StepTimes(NamedTuple):
-    """Seconds of one step of speculative decoding; arrays if the batch size is one.
+    """Seconds of one step of speculative decoding. They are arrays if the batch size is an array.
 
     Attributes:
         drafted: Draft tokens.
-        plain_s: Seconds of a plain decode pass.
+        plain_s: Seconds of a decode pass without a draft.
         draft_s: Seconds of the drafting passes.
         verify_s: Seconds of the verifying pass.
     """
@@ -112,7 +112,7 @@ def best_drafted(
     batch_size: int,
     acceptance: float,
 ) -> StepTimes:
-    """Return the step with the least time per token among 1 to 16 draft tokens."""
+    """Return the times of the step with the fastest number of draft tokens, from 1 to 16."""
     numbers = range(1, MAX_BEST_DRAFTED + 1)
     drafted = float_array(numbers)
     tokens = float_array([expected_tokens(acceptance, number) for number in numbers])
@@ -130,8 +130,10 @@ def stops_paying(
     drafted: int,
     acceptance: float,
 ) -> int | None:
-    """Return the first power of two of sequences at which the speed-up is below 1; None if it pays
-    up to MAX_BATCH."""
+    """Return the smallest batch size at which speculation is slower than plain decoding.
+
+    Only powers of two are tried. Return None if speculation is faster up to MAX_BATCH.
+    """
     batches = [1 << n for n in range(MAX_BATCH.bit_length())]
     times = step_times(target, draft, context, float_array(batches), drafted)
     speedups = times.speedup(acceptance)
@@ -139,7 +141,7 @@ def stops_paying(
 
 
 def float_array(values: Sequence[float]) -> Any:
-    """Return numbers as the array that formulas take."""
+    """Return numbers as an array of floats."""
     import numpy as np
 
     return np.array(values, dtype=float)
@@ -148,11 +150,12 @@ def float_array(values: Sequence[float]) -> Any:
 def draft_model(target: Model, name: str) -> Model:
     """Return the draft called `name`.
 
-    It is a model, `layers=N` (the target's first N), or `mtp` (its multi-token-prediction layers).
+    The name is a model, `layers=N` (the first N layers of the target), or `mtp` (the
+    multi-token-prediction layers of the target).
 
     Raises:
-        UserError: The target has no such layers, or the draft has another vocabulary. Also as
-            `load_model`.
+        UserError: The target lacks these layers, the draft has another vocabulary, or the draft
+            cannot be loaded.
     """
     if name.startswith("layers="):
         small = edited(target, [name])

@@ -1,10 +1,11 @@
-"""Seconds of a server's passes.
+"""Times of a server's passes.
 
-A pass is chunks of prompts and a group of decodes at their mean context. For full attention the
-mean is exact, because time is linear in context between the points at which a bound changes.
+A pass consists of chunks of prompts and a group of decodes at their mean context. For full
+attention the mean is exact, because time is linear in context between the points at which a bound
+changes.
 
 `StepTimer` times whole passes, and interpolates between close contexts. `InterpolatedStepTimer`
-adds up tables, which is fast if hardly two passes are equal:
+adds up tables, which is fast if almost all passes differ:
 
     pass = GEMMs and all other work that depends on the number of tokens only
          + LM head, by the number of sequences
@@ -49,9 +50,9 @@ class StepTimeSegment(NamedTuple):
 
     Attributes:
         first: Seconds of the first pass.
-        rise: Seconds that each pass takes more than the pass before.
+        rise: Seconds by which each pass takes longer than the previous pass.
         passes: Number of passes for which this holds.
-        exact_seconds: Seconds of each pass, if they are not on a line.
+        exact_seconds: Seconds of each pass, if they do not grow linearly.
     """
 
     first: float
@@ -88,7 +89,7 @@ def largest_micro_batch(
 
 
 class StepTimer:
-    """Times whole passes of one data-parallel rank; every other rank runs the same batch.
+    """Computes the times of passes of one data-parallel rank. Every other rank runs an equal batch.
 
     Attributes:
         queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
@@ -107,10 +108,10 @@ class StepTimer:
         self._prompts: dict[Chunks, float] = {}
 
     def reset(self) -> None:
-        """Start a new run."""
+        """Discard the state of the last simulated run."""
 
     def prefill(self, chunks: Chunks) -> float:
-        """Return the seconds of a pass with prompts only."""
+        """Return the seconds of a pass that has only prompts."""
         chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         if chunks not in self._prompts:
             groups = tuple(
@@ -121,7 +122,8 @@ class StepTimer:
         return self._prompts[chunks]
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the seconds of decode passes; the first has the mean context `context`."""
+        """Return the times of consecutive decode passes. The first pass has the mean context
+        `context`."""
         _, count = largest_micro_batch(self.deployment, (), count)
         spacing = SPACING if count > 1 else 1
         width = spacing * INTERVALS
@@ -158,8 +160,11 @@ def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
 
 
 def part_of(operator: Operator) -> str:
-    """Return the quantity that determines an operator's time: TOKENS of the pass, sequences with a
-    HEAD, or each GROUP of sequences."""
+    """Return the quantity that determines the time of an operator.
+
+    It is TOKENS (tokens of the pass), HEAD (sequences that need the LM head) or GROUP (each group
+    of sequences).
+    """
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD
     if isinstance(operator.shape, AttentionShape) or operator.role is Role.CORE:
@@ -190,15 +195,15 @@ def make_table(points: Sequence[int], seconds: Any) -> Callable[[float], float]:
 
 
 class InterpolatedStepTimer(StepTimer):
-    """Times passes like `StepTimer`, and passes with prompts and decodes, from tables.
+    """Computes the times of passes from tables, also of passes with both prompts and decodes.
 
     Args:
         max_len: Maximum tokens of a sequence.
         max_tokens: Maximum tokens of a pass.
         max_num_seqs: Maximum number of sequences of a pass.
-        queries: As in `StepTimer`.
-        rows_at_once: Numbers of sequences whose decode passes are timed in one call. More than 1 is
-            faster if the number of sequences changes often, as with a draft.
+        queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
+        rows_at_once: How many table rows are filled in one call; a row has one number of sequences.
+            More than 1 is faster if the number of sequences changes often, as it does with a draft.
     """
 
     def __init__(
@@ -321,7 +326,8 @@ class InterpolatedStepTimer(StepTimer):
         return low + (self._chunk_table(step + 1)(new) - low) * (past / PAST_SPACING - step)
 
     def _chunk_table(self, step: int) -> Callable[[float], float]:
-        """Return the seconds of chunks behind `step` · PAST_SPACING tokens, by their length."""
+        """Return a table of the seconds of chunks by length, with `step` · PAST_SPACING cached
+        tokens before them."""
         if step not in self._chunk_tables:
             chunks = Sequences(self.ranks, np.array(self.lengths), PAST_SPACING * step)
             seconds = self._attention(chunks, self.length_seconds)
@@ -329,15 +335,17 @@ class InterpolatedStepTimer(StepTimer):
         return self._chunk_tables[step]
 
     def _prompt_seconds(self, tokens: Sequence[int]) -> Any:
-        """Return the seconds of a prompt of each length that depend on tokens only."""
+        """Return the part of a prompt's seconds that depends only on the number of tokens, for each
+        length."""
         parts = self._parts(Sequences(self.ranks, np.array(tokens), 0))
         return np.broadcast_to(parts[TOKENS], (len(tokens),))
 
     def _attention(self, sequences: Sequences, prompt_seconds: Any) -> Any:
-        """Return the seconds that depend on the group of sequences: mostly attention.
+        """Return the part of a pass's seconds that depends on the group of sequences: mostly
+        attention.
 
-        Included is the difference between the other seconds and the `prompt_seconds` of equally
-        many tokens.
+        It includes the difference between the other seconds of the pass and `prompt_seconds` for
+        the same number of tokens.
         """
         parts = self._parts(sequences)
         return prompt_seconds * 0 + parts[GROUP] + (parts[TOKENS] - prompt_seconds)
@@ -360,13 +368,13 @@ class InterpolatedStepTimer(StepTimer):
 
 
 class SpeculativeStepTimer(StepTimer):
-    """Times passes of a server with a draft model.
+    """Computes the times of passes of a server with a draft model.
 
-    Decodes are verifications. The draft processes the prompts too, and runs one decode pass per
-    draft token.
+    Each decode pass verifies draft tokens. The draft model also processes the prompts, and runs one
+    decode pass per draft token.
 
     Attributes:
-        target: Timer of the model; its queries are the draft tokens and one more.
+        target: Timer of the model. Its number of queries is the number of draft tokens plus one.
         draft: Timer of the draft model.
     """
 
@@ -383,12 +391,12 @@ class SpeculativeStepTimer(StepTimer):
         self.draft.reset()
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
-        """Return the seconds of a pass, as in `StepTimer`."""
+        """Return the seconds of a pass with chunks of prompts and `count` decodes."""
         seconds = self.target.mixed(chunks, count, context) + self.draft.prefill(chunks)
         return seconds + (self._draft_seconds(count, context) if count else 0.0)
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the seconds of one pass with decodes only."""
+        """Return the time of one pass that has only decodes."""
         seconds = self.target.line(count, context).first + self._draft_seconds(count, context)
         return StepTimeSegment(seconds)
 

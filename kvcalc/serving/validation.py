@@ -5,7 +5,7 @@ The error of a row is exp(|ln(predicted/measured)|) − 1: twice too fast and tw
 unknown GPUs are counted and listed by line.
 
 Layers: rows of `layer` name a model and one of its kinds of layer. `batch` sequences of query_len
-new tokens attend to kv_len tokens, which include the new ones. Caches are cold. A layer does not
+new tokens attend to kv_len tokens, which include the new tokens. Caches are cold. A layer does not
 include the overhead of the engine.
 """
 
@@ -60,7 +60,7 @@ BoundAndTime = tuple[Array, Array]  # bounds and predictions in microseconds, Na
 def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> BoundAndTime:
     """Return the bound and the prediction of one layer.
 
-    Its formats are as published if the row's dtype names the published format. Otherwise all
+    If the row's dtype is the published format, the layer has the published formats. Otherwise all
     matrices have the row's dtype.
     """
     model = served_model(row.model)
@@ -95,9 +95,10 @@ class Validation(NamedTuple):
         table: The rows.
         bound: Bounds [rows].
         calibrated: Predictions [rows].
-        gpus: Name of each row's GPU: its preset's, or the row's own if there is no preset.
+        gpus: Name of each row's GPU: the name of its preset, or the name in the row if there is no
+            preset.
         unknown: Lines of rows with an unknown GPU, by GPU and operation.
-        served: All figures of each simulated server, by the index of its row.
+        served: TPOT, TTFT and tokens/s of each simulated server, by the index of its row.
     """
 
     table: MeasurementFile
@@ -114,12 +115,12 @@ def validate(
     """Return the tables with bounds and predictions.
 
     Args:
-        tables: Rows, as `read_rows` gives them.
+        tables: Files of rows, as `read_rows` returns them.
         stack: Calibration to use instead of each row's framework.
         source: GPU whose calibration all GPUs use.
 
     Raises:
-        UserError: There is no calibration with that name or of that GPU, or a file is invalid.
+        UserError: There is no calibration with this name or for this GPU, or a file is invalid.
     """
     stacks = [*all_stacks(), DATASHEET]
     if stack and stack not in stacks:
