@@ -184,7 +184,7 @@ def _read_models(
     """Return words and models of a list, options of an engine's command line, and notes."""
     if len(words) > 1 or " " in words[0].strip():
         from kvcalc.capacity.command_line import is_command, read_command
-        from kvcalc.capacity.dialects import DIALECTS
+        from kvcalc.capacity.engine_flags import DIALECTS
         from kvcalc.library.load import edited
 
         if is_command(words):
@@ -199,7 +199,8 @@ def _read_models(
             dialect = DIALECTS[command.engine]
             if dialect.max_num_seqs_is_cap and "max_num_seqs" in stated:
                 stated["users"] = 1  # the engine starts if one sequence fits
-            if dialect.flag("all_experts") and stated.pop("ep", 1) > 1:
+            expert_flag = dialect.flag("ep")
+            if expert_flag and expert_flag.is_switch and stated.pop("ep", 1) > 1:
                 # over the GPUs that an option before the line may change
                 stated["enable_expert_parallel"] = True
             return [command.named], [edited(command.model, remaining)], stated, notes

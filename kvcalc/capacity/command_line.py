@@ -1,25 +1,23 @@
 """Read and write the command lines of engines.
 
-`dialects` lists the flags of each engine. The rules here are for flags that depend on more than
-their own value. A deployment that is written and read again is the same deployment. Options of
-`fit` that no flag expresses, such as the engine's version, are written separately. No command is
-run.
+`engine_flags` has the flags of each engine. A deployment that is written and read again is the same
+deployment. Options of `fit` that no flag expresses, such as the engine's version, are written
+separately. No command is run.
 """
 
 import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from kvcalc.capacity.dialects import DIALECTS, MAPPINGS, Dialect
+from kvcalc.capacity.engine_flags import DIALECTS, MAPPINGS, Dialect, hub_name, json_value
 from kvcalc.capacity.fit_options import FitOptions
-from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
@@ -33,6 +31,8 @@ from kvcalc.storage.formats import canonical
 from kvcalc.storage.quantization import load_weight_format
 from kvcalc.timing.deployment import TimedDeployment
 
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
 FORMS = (
     "Write vllm serve MODEL …, python -m sglang.launch_server …, llama-server … or "
     "trtllm-serve MODEL …"
@@ -43,13 +43,13 @@ AS_PUBLISHED = """
     quark mxfp4 inc torchao ptpc_fp8 w8a8_fp8 w8a8_int8 petit_nvfp4 qoq humming gpt_oss_mxfp4 none
 """
 QUANTIZATION_FORMATS = {
-    "fp8": "fp8",
     "bitsandbytes": "nf4",
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
     "moe_wna16": "int4",
     "marlin": "gptq",
 }
+RANKS = ("tp", "pp", "dp", "dcp", "ep")
 
 
 class Command(NamedTuple):
@@ -71,18 +71,20 @@ class Command(NamedTuple):
 
     def deployment(self, gpu: Gpu) -> TimedDeployment:
         """Return the deployment of the command line on a GPU."""
-        precision, ranks = self._settings(Precision), self._settings(Parallelism)
-        return TimedDeployment(self.model, gpu, precision, ranks)
+        precision = with_values(Precision(), self.given)
+        return TimedDeployment(
+            self.model, gpu, precision, with_values(Parallelism(), self.given)
+        )
 
     @property
     def options(self) -> FitOptions:
-        options: FitOptions = self._settings(FitOptions, engine=self.engine)
-        return options
+        return with_values(FitOptions(engine=self.engine), self.given)
 
-    def _settings(self, kind: Any, **others: str) -> Any:
-        """Return the fields of a struct that the command line sets."""
-        names = set(kind.__struct_fields__) & set(self.given)
-        return kind(**others, **{name: self.given[name] for name in names})
+
+def with_values(struct: Struct, values: Mapping[str, Any]) -> Struct:
+    """Return a struct with the values that are its fields."""
+    names = values.keys() & set(struct.__struct_fields__)
+    return replace(struct, **{name: values[name] for name in names})
 
 
 def split(words: Sequence[str]) -> list[str]:
@@ -95,8 +97,8 @@ def split(words: Sequence[str]) -> list[str]:
         raise UserError("the command line has a quotation mark without its partner") from None
 
 
-def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str], str] | None:
-    """Return the engine, the words after its start, and the version in an image's tag, or ""."""
+def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str]] | None:
+    """Return the engine that a command line starts, and the words after its start."""
     starts = [(start, dialect) for dialect in DIALECTS.values() for start in dialect.starts]
     starts.sort(key=lambda pair: -len(pair[0]))
     programs = [*map(_program, words[:100])]
@@ -104,8 +106,7 @@ def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str], str] | None:
         for start, dialect in starts:
             end = index + len(start)
             if tuple(programs[index:end]) == start:
-                tag = re.search(r"openai:v?(\d+\.\d+(?:\.\d+)?)", words[index])
-                return dialect, list(words[end:]), tag[1] if tag else ""
+                return dialect, list(words[end:])
     return None
 
 
@@ -115,6 +116,12 @@ def _program(word: str) -> str:
         return "llama-server" if ":" in image[1] else "vllm/vllm-openai"
     name = PurePath(word).name if "/" in word else word
     return "python" if re.fullmatch(r"python[0-9.]*", name) else name.removesuffix(".exe")
+
+
+def image_version(text: str) -> str:
+    """Return the engine's version in the tag of an image; "" if there is none."""
+    tag = re.search(r"(?:openai|sglang):v?(\d+\.\d+(?:\.\d+)?)", text)
+    return tag[1] if tag else ""
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -137,8 +144,8 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     start = find_engine(words)
     if start is None:
         raise UserError(f"{shlex.join(words)[:100]!r} starts no engine that is known", FORMS)
-    dialect, flag_words, version = start
-    values, ignored, others = parse_flags(dialect, flag_words)
+    dialect, flag_words = start
+    values, ignored, others = _parse_flags(dialect, flag_words)
     # else the value of an unknown flag that looks like a path
     names = [values.get("model", ""), *(word for word in others if word != "serve")]
     names += [value for flag in ignored if "/" in (value := flag.partition(" ")[2])]
@@ -146,11 +153,12 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     if not name:
         raise UserError(f"that {dialect.engine} command line names no model", FORMS)
     command = interpret_flags(dialect, name, values, changes)
+    version = image_version(" ".join(words[: len(words) - len(flag_words)]))
     release = {"engine_version": version} if version else {}
     return command._replace(ignored=tuple(ignored), given=command.given | release)
 
 
-def parse_flags(
+def _parse_flags(
     dialect: Dialect, words: Sequence[str]
 ) -> tuple[Settings, list[str], list[str]]:
     """Return values of flags by name, flags that are not modelled, and words that belong to no
@@ -172,21 +180,23 @@ def parse_flags(
             old, new = "-_" if dialect.engine == "trtllm" else "_-"
             spelling = "--" + option[2:].replace(old, new)
         flag = flags.get(spelling)
-        has_next = not has_value and bool(waiting) and not _is_flag(waiting[-1])
-        if not flag or (keys and (flag.name not in MAPPINGS or keys.count(".") > 1)):
-            if has_next and spelling not in dialect.switches:
-                word = f"{word} {waiting.pop()}"
-            ignored.append(word)
-        elif flag.is_switch:
-            if has_next and waiting[-1].lower() in ("true", "false"):
-                text = waiting.pop()
-            values[flag.name] = text.lower() not in ("false", "0")
-        elif not (has_value or has_next):
+        if flag and keys and (flag.name not in MAPPINGS or keys.count(".") > 1):
+            flag = None
+        is_switch = flag is not None and flag.is_switch
+        next_word = waiting[-1] if waiting and not has_value else "-none"
+        can_take = not is_switch or next_word.lower() in ("true", "false")
+        if can_take and not _is_flag(next_word):
+            text = waiting.pop()
+        if flag is None or flag.name == "-":
+            ignored.append(word if has_value or not text else f"{word} {text}")
+        elif is_switch:
+            if text.lower() not in ("false", "0"):
+                values[flag.name] = flag.setting
+        elif not (has_value or text):
             raise UserError(f"{option} has no value")
         else:
-            text = text if has_value else waiting.pop()
             try:
-                value = _json_value(text) if keys else flag.read(text)
+                value = json_value(text) if keys else flag.read(text)
             except UserError as error:
                 raise UserError(f"{option}: {error.what}", error.hint) from None
             key, _, inner_key = keys.partition(".")
@@ -202,14 +212,6 @@ def _is_flag(word: str) -> bool:
     return bool(re.match("--?[A-Za-z]", word))
 
 
-def _json_value(text: str) -> Any:
-    """Return a number or truth value; another text as it is."""
-    try:
-        return msgspec.json.decode(text.lower())
-    except msgspec.MsgspecError:
-        return text
-
-
 def interpret_flags(
     dialect: Dialect,
     named: str,
@@ -221,14 +223,14 @@ def interpret_flags(
     model = load_model(source.name, changes)
     settings: Settings = {}
     for name, value in values.items():
-        if value and name.startswith("not_"):
-            settings[name.removeprefix("not_")] = False
-        elif name != "model" and (value or name in ("n_cpu_moe", "n_gpu_layers")):
+        # 0 and "" leave a choice to the engine
+        if name != "model" and (value or value is False or name == "n_gpu_layers"):
             settings[name] = value
     remarks = [source.remark] if source.remark else []
     model = _read_formats(source, model, settings, remarks)
-    if dialect.engine in _RULES:
-        _RULES[dialect.engine][0](settings, remarks)
+    dialect.read(settings, remarks)
+    if not settings.pop("shared_attention", False) and "max_num_seqs" in settings:
+        settings["max_num_seqs"] *= settings.get("dp", 1)  # the engine counts one dp rank
     _read_draft(settings, remarks)
     if "mtp" in settings and not model.mtp:
         del settings["mtp"]
@@ -312,76 +314,6 @@ def _read_draft(settings: Settings, remarks: list[str]) -> None:
             remarks.append(f"the draft is left out: {error}")
 
 
-def _read_vllm(settings: Settings, remarks: list[str]) -> None:
-    tp, pp, dp = (settings.get(name, 1) for name in ("tp", "pp", "dp"))
-    if settings.pop("all_experts", False):
-        settings["ep"] = tp * dp
-    if "max_num_seqs" in settings:
-        settings["max_num_seqs"] *= dp
-    if settings.pop("text_only", False):
-        settings["limit_mm_per_prompt"] = '{"image": 0, "video": 0}'
-    one_flight, two_flights = (
-        settings.pop("one_in_flight", False),
-        settings.pop("two_in_flight", False),
-    )
-    if one_flight:
-        settings["max_in_flight_batches"] = pp
-    elif two_flights and pp == 1:
-        settings["max_in_flight_batches"] = 2
-    if size := settings.pop("kv_offloading_size", 0):
-        settings["kv_offloading_bytes"] = int(size * GIB) // (tp * pp)
-
-
-def _read_sglang(settings: Settings, remarks: list[str]) -> None:
-    tp, dp = settings.get("tp", 1), settings.get("dp", 1)
-    if settings.pop("shared_attention", False):
-        if tp % dp:
-            raise UserError(
-                f"SGLang's --dp-size {dp} with --enable-dp-attention does not divide --tp-size {tp}"
-            )
-        settings["tp"] = tp // dp
-    elif "max_num_seqs" in settings:
-        settings["max_num_seqs"] *= dp
-    if settings.get("max_num_batched_tokens", 0) < 0:
-        settings.pop("max_num_batched_tokens")
-        remarks.append("prefill is not chunked: the engine's own chunk is counted")
-    algorithm = settings.pop("prediction", "")
-    if "draft_name" not in settings and algorithm in ("nextn", "eagle", "mtp"):
-        settings["mtp"] = True
-    branches, steps, verified = (
-        settings.pop(name, 0)
-        for name in ("drafted_branches", "drafting_steps", "verified_tokens")
-    )
-    if verified and (branches > 1 or not steps):
-        steps = verified - 1
-    if algorithm and (steps or verified):
-        settings["num_speculative_tokens"] = steps
-
-
-def _read_llama_cpp(settings: Settings, remarks: list[str]) -> None:
-    settings.pop("batch", None)
-    slots = settings.pop("max_num_seqs", 0)
-    if slots < 1:
-        slots = 1
-        settings.setdefault("kv_unified", True)
-    settings["max_num_seqs"] = slots
-    if cells := settings.pop("cells", 0):
-        settings["max_model_len"] = max(1, cells // slots)
-    key_type, value_type = (
-        settings.get(name, "fp16") for name in ("cache_type_k", "cache_type_v")
-    )
-    if key_type == value_type:
-        settings["kv_cache_dtype"] = key_type
-        settings.pop("cache_type_k", None)
-        settings.pop("cache_type_v", None)
-    mode, shares = settings.pop("split_mode", "layer"), settings.pop("tensor_split", "")
-    gpus = sum(share.strip() not in ("", "0") for share in re.split("[/,]", shares))
-    if gpus > 1 and mode != "none":
-        settings["pp" if mode == "layer" else "tp"] = gpus
-        if len(set(shares.split(","))) > 1:
-            remarks.append(f"--tensor-split {shares} is counted as equal parts")
-
-
 class EngineCommand(NamedTuple):
     """An engine's command line in parts.
 
@@ -412,34 +344,32 @@ def command_of(
         named: The model's name in the request. The command line uses this name if the engine
             understands it.
     """
-    dialect = DIALECTS.get(options.engine)
-    ranks = _write_ranks(dialect, deployment) if dialect else None
-    if dialect is None or ranks is None:
+    dialect, ranks = DIALECTS.get(options.engine), deployment.parallelism
+    if dialect is None:
         return None
-    settings = ranks | _changed_options(dialect, options)
+    sizes = {name: getattr(ranks, name) for name in RANKS}
+    settings: Settings = {name: size for name, size in sizes.items() if size > 1}
+    settings |= _changed_options(dialect, options)
+    cache_dtype = canonical(deployment.precision.kv_cache_dtype)
+    if cache_dtype != "auto":
+        settings["kv_cache_dtype"] = cache_dtype
+    if "max_loras" in settings:
+        settings["lora"] = True
+    dialect.write(settings, deployment)
     if "shared_attention" not in settings and (count := settings.pop("max_num_seqs", 0)):
         # the engine counts one dp rank
-        count_per_rank, remainder = divmod(count, deployment.parallelism.dp)
+        count_per_rank, remainder = divmod(count, ranks.dp)
         if remainder:
             settings["fit_max_num_seqs"] = count
         else:
             settings["max_num_seqs"] = count_per_rank
-    cache_dtype = canonical(deployment.precision.kv_cache_dtype)
-    if cache_dtype != "auto" and dialect.engine != "llama.cpp":
-        settings["kv_cache_dtype"] = cache_dtype
-    if dialect.engine in _RULES:
-        _RULES[dialect.engine][1](settings, deployment)
-    if "max_loras" in settings:
-        settings["lora"] = True
     model = _write_weights(dialect, deployment, named, settings)
     words = {}
     for flag in dialect.flags:
-        name = flag.name.removeprefix("not_")
-        value = settings.get(name)
-        is_off = value is None or value is False
-        if value is False if name != flag.name else not is_off:
-            words[flag.name] = flag.words(value)
-            del settings[name]
+        if flag.can_write(settings):
+            words[flag.name] = flag.words(settings.pop(flag.name))
+    if not settings.keys().isdisjoint(RANKS):
+        return None
     extra = [word for name, value in settings.items() for word in option_words(name, value)]
     start = dialect.starts[0]
     max_context, variable = deployment.model.max_context, options.rules.long_context_variable
@@ -466,82 +396,6 @@ def _changed_options(dialect: Dialect, options: FitOptions) -> Settings:
     return changed
 
 
-def _hub_name(model: Model) -> str:
-    return model.huggingface_id or model.name
-
-
-def _write_ranks(dialect: Dialect, deployment: TimedDeployment) -> Settings | None:
-    """Return the flags for the parallelism; None if the engine has no flags for it."""
-    ranks = deployment.parallelism
-    sizes = {name: getattr(ranks, name) for name in ("tp", "pp", "dp", "dcp", "ep")}
-    values: Settings = {name: size for name, size in sizes.items() if size > 1}
-    if dialect.engine == "vllm" and ranks.ep == ranks.tp * ranks.dp and values.pop("ep", 0):
-        values["all_experts"] = True
-    if dialect.engine == "llama.cpp" and len(values) == 1 and ranks.dp == 1:
-        mode = "layer" if ranks.pp > 1 else "tensor"
-        return {"split_mode": mode, "tensor_split": ",".join("1" * ranks.gpus)}
-    has_experts = any(weight.expert for _, weight, _ in deployment.model.walk())
-    if dialect.engine == "sglang" and ranks.dp > 1 and has_experts:
-        values |= {"tp": ranks.tp * ranks.dp, "shared_attention": True}
-    return None if any(dialect.flag(name) is None for name in values) else values
-
-
-def _write_vllm(settings: Settings, deployment: TimedDeployment) -> None:
-    ranks = deployment.parallelism
-    if settings.get("max_in_flight_batches") in (1, 2) and ranks.pp == 1:
-        is_one = settings.pop("max_in_flight_batches") == 1
-        settings["one_in_flight" if is_one else "two_in_flight"] = True
-    if size := settings.pop("kv_offloading_bytes", 0):
-        settings["kv_offloading_size"] = size * ranks.tp * ranks.pp / GIB
-    tokens = settings.pop("num_speculative_tokens", 0)
-    drafter = {"method": "ngram"} if tokens else {}
-    if settings.pop("mtp", False):
-        drafter = {"method": "mtp"}
-    elif "draft" in settings:
-        drafter = {"model": _hub_name(settings.pop("draft"))}
-    if drafter:
-        settings["speculation"] = json.dumps({**drafter, "num_speculative_tokens": tokens or 1})
-
-
-def _write_sglang(settings: Settings, deployment: TimedDeployment) -> None:
-    if "draft" in settings:
-        settings["prediction"] = "STANDALONE"
-        settings["draft_name"] = _hub_name(settings.pop("draft"))
-    elif settings.pop("mtp", False):
-        settings["prediction"] = "EAGLE"
-    tokens = settings.pop("num_speculative_tokens", 0)
-    if tokens and "prediction" in settings:
-        settings |= {
-            "drafting_steps": tokens,
-            "drafted_branches": 1,
-            "verified_tokens": tokens + 1,
-        }
-
-
-def _write_llama_cpp(settings: Settings, deployment: TimedDeployment) -> None:
-    """Add llama.cpp's flags: the context as cells of all sequences, and the types of keys and
-    values."""
-    slots = settings.setdefault("max_num_seqs", 1)
-    length = settings.pop("max_model_len", 0) or deployment.model.max_context or 4096
-    settings["cells"] = slots * length
-    for name in ("cache_type_k", "cache_type_v"):
-        requested = settings.pop(name, "") or deployment.precision.kv_cache_dtype
-        dtype = canonical(requested)
-        if dtype not in ("auto", "fp16"):
-            settings[name] = dtype
-    if "draft" in settings:
-        settings["draft_name"] = f"./{settings.pop('draft').name}.gguf"
-
-
-Reader = Callable[[Settings, list[str]], None]
-Writer = Callable[[Settings, TimedDeployment], None]
-_RULES: dict[str, tuple[Reader, Writer]] = {
-    "vllm": (_read_vllm, _write_vllm),
-    "sglang": (_read_sglang, _write_sglang),
-    "llama.cpp": (_read_llama_cpp, _write_llama_cpp),
-}
-
-
 def option_words(name: str, value: Any) -> list[str]:
     """Return an option of `fit` as words of a command line."""
     if name == "hybrid":
@@ -549,7 +403,7 @@ def option_words(name: str, value: Any) -> list[str]:
     option = "--" + spelled(name.removeprefix("fit_"))
     if value is True:
         return [option]
-    return [option, _hub_name(value) if isinstance(value, Model) else str(value)]
+    return [option, hub_name(value) if isinstance(value, Model) else str(value)]
 
 
 def _write_weights(
@@ -571,7 +425,7 @@ def _write_weights(
         # a file, or an unknown name on the Hub
         formats = {"fit_dtype": dtype, "fit_quantization": format_}
         settings |= {name: value for name, value in formats.items() if value}
-        return model.file or _hub_name(model)
+        return model.file or hub_name(model)
     takes_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
     # the engine accepts a checkpoint's name, not a preset's
     is_llama_cpp = dialect.engine == "llama.cpp"
@@ -598,4 +452,4 @@ def _write_weights(
     name = "-".join([preset.name, *endings])
     if is_llama_cpp:
         return f"./{name}.gguf"
-    return f"./{name}" if endings else _hub_name(model)
+    return f"./{name}" if endings else hub_name(model)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcalc.capacity.command_line import find_engine, is_command, split
+from kvcalc.capacity.command_line import find_engine, image_version, is_command, split
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import MOST_YAML, parse_documents, read_text
@@ -37,16 +37,6 @@ PARALLELISM_FLAGS = {
 MOUNT = "/mnt/models"  # where KServe puts the model
 # $(NAME) of Kubernetes; $NAME, ${NAME} and ${NAME:-default} of shells and Compose
 _VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
-_VERSION = re.compile(r"(?:openai|sglang):v?(\d+\.\d+(?:\.\d+)?)")
-# image and port of each engine
-IMAGES = {
-    "vllm": ("vllm/vllm-openai", 8000),
-    "sglang": ("lmsysorg/sglang", 30000),
-    "trtllm": ("nvcr.io/nvidia/tensorrt-llm/release", 8000),
-    "llama.cpp": ("ghcr.io/ggml-org/llama.cpp:server-cuda", 8080),
-}
-
-
 CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
 
 
@@ -178,15 +168,14 @@ def _server(
     engine = find_engine(words) or find_engine([image, *words])
     if not engine:
         return None
-    dialect, words, _ = engine
-    version = _VERSION.search(image)
+    dialect, words = engine
     return DeclaredServer(
         name=scope.name or scope.key,
         words=[
             word.replace(MOUNT, scope.model or MOUNT) for word in [*dialect.starts[0], *words]
         ],
         num_gpus=0 if scope.has_workers else _num_gpus(node),
-        version=version[1] if version else "",
+        version=image_version(image),
     )
 
 
@@ -294,8 +283,8 @@ def _image_of(words: list[str], version: str) -> tuple[str, int, list[str]]:
     """Return the image of an engine's command line, its port, and the words after the image."""
     engine = find_engine(words)
     assert engine
-    dialect, arguments, _ = engine
-    image, port = IMAGES[dialect.engine]
+    dialect, arguments = engine
+    image, port = dialect.image, dialect.port
     if ":" not in image:
         patch = ".0" if version.count(".") == 1 else ""
         image += f":v{version}{patch}" if version else ":latest"

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kvcalc.capacity.dialects import limits_as_json
+from kvcalc.capacity.engine_flags import limits_as_json
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.capacity.engines.engine import Engine
 from kvcalc.capacity.memory_budget import LogCorrections, read_learned

@@ -4,7 +4,7 @@ Each change is tried before it is named.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import floor
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kvcalc.capacity.command_line import command_of, option_words
+from kvcalc.capacity.command_line import command_of, option_words, with_values
 from kvcalc.capacity.deployment_fit import Fit, fit
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
@@ -59,14 +59,14 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         """Return this change with further changed ranks, formats or options, by their names."""
         deployment = replace(
             self.deployment,
-            precision=_replaced(self.deployment.precision, values),
-            parallelism=_replaced(self.deployment.parallelism, values),
+            precision=with_values(self.deployment.precision, values),
+            parallelism=with_values(self.deployment.parallelism, values),
         )
         words = [word for name, value in values.items() for word in option_words(name, value)]
         return ConfigChange(
             request=self.request,
             deployment=deployment,
-            options=_replaced(self.options, values),
+            options=with_values(self.options, values),
             words=(*self.words, *words),
             cost=cost or self.cost,
         )
@@ -100,12 +100,6 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
             return ""
         changed = [w for name, w in after.words.items() if w != before.words.get(name)]
         return shlex.join(word for words in changed for word in words)
-
-
-def _replaced(struct: Any, values: Mapping[str, Any]) -> Any:
-    """Return a struct with the values that are its fields."""
-    names = values.keys() & set(struct.__struct_fields__)
-    return replace(struct, **{name: values[name] for name in names})
 
 
 class Advice(NamedTuple):

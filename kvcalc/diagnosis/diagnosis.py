@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import Command, interpret_flags
-from kvcalc.capacity.dialects import DIALECTS
+from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.diagnosis.log_reader import (
     Boot,

@@ -6,6 +6,7 @@ At most MAX_BYTES of a log and MAX_LINE_CHARACTERS of a line are read.
 import json
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kvcalc.capacity.dialects import DIALECTS, MAPPINGS, Flag
+from kvcalc.capacity.engine_flags import DIALECTS, MAPPINGS, Flag
 from kvcalc.capacity.memory_budget import GIB, MIB
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
@@ -503,11 +504,12 @@ def _record_arguments(boot: Boot, name: str, text: str) -> None:
             }
             if items:
                 boot.flags.setdefault(flag.name, json.dumps(items))
-        elif flag.is_switch == isinstance(value, bool):
-            try:
-                boot.flags.setdefault(flag.name, value if flag.is_switch else flag.read(value))
-            except UserError:
-                continue
+        elif flag.is_switch:
+            if value is True:
+                boot.flags.setdefault(flag.name, flag.setting)
+        elif not isinstance(value, bool):
+            with suppress(UserError):
+                boot.flags.setdefault(flag.name, flag.read(value))
 
 
 @cache

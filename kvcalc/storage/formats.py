@@ -98,6 +98,7 @@ _SPELLINGS = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
     "fp8_inc": "fp8",
+    "fp4_e2m1": "nvfp4",
     "torch.bfloat16": "bf16",
     "torch.float16": "fp16",
     "torch.float32": "fp32",
