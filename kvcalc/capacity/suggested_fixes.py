@@ -4,8 +4,10 @@ Each change is tried before it is named.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from math import floor
 from typing import Any, NamedTuple
 
@@ -31,6 +33,7 @@ SMALLER_WEIGHTS = 0.9
 NO_FIX = f"no smaller format helps, nor `--tp` up to {MAX_RANKS}"
 # a cache of half the bytes, by the engines' names
 EIGHT_BITS = ("fp8", "q8_0")
+SMALL_CACHES = (*EIGHT_BITS, "fp8_ds_mla", "q4_0", "nvfp4")
 
 
 class ConfigChange(msgspec.Struct, frozen=True, dict=True):
@@ -141,20 +144,56 @@ def joined(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
+def smaller_cache(start: ConfigChange) -> ConfigChange | None:
+    """Return the change to an 8-bit cache; None if GPU or engine do not support it, or if the cache
+    is as small."""
+    options, deployment = start.options, start.deployment
+    dtypes = options.rules.dtypes or EIGHT_BITS
+    dtype = next(name for name in EIGHT_BITS if name in dtypes)
+    lacks_fp8 = dtype == "fp8" and "fp8" not in deployment.gpu.flops_per_s
+    if lacks_fp8 or deployment.formats.kv_cache_dtype in SMALL_CACHES:
+        return None
+    has_two_types = options.cache_type_k or options.cache_type_v
+    names = ("cache_type_k", "cache_type_v") if has_two_types else ("kv_cache_dtype",)
+    cost = f"cache in {dtype}: {loss_of('cache', dtype)}"
+    return start.changed(cost, **dict.fromkeys(names, dtype))
+
+
 def small_cache(result: Fit) -> ConfigChange | None:
     """Return the change to an 8-bit cache; None if GPU or engine do not support it, or if it fits
     no more sequences."""
-    dtypes = result.engine.dtypes or EIGHT_BITS
-    dtype = next(name for name in EIGHT_BITS if name in dtypes)
-    if dtype == "fp8" and "fp8" not in result.gpu.flops_per_s:
-        return None
-    cost = f"cache in {dtype}: {loss_of('cache', dtype)}"
-    request = ConfigChange.of(result)
-    if result.options.cache_type_k or result.options.cache_type_v:
-        change = request.changed(cost, cache_type_k=dtype, cache_type_v=dtype)
-    else:
-        change = request.changed(cost, kv_cache_dtype=dtype)
-    return change if change.sequences > result.sequences else None
+    change = smaller_cache(ConfigChange.of(result))
+    return change if change and change.sequences > result.sequences else None
+
+
+def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
+    """Yield the changes to smaller formats of the weights, the largest first.
+
+    fp8 needs a GPU that computes in it. Other engines than llama.cpp do not convert GGUF files.
+    """
+    deployment, options = start.deployment, start.options
+    model, precision = deployment.model, deployment.precision
+    is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in model.quantization)
+    is_fixed = is_gguf and options.engine != "llama.cpp"
+    if canonical(precision.dtype) == "fp8" or is_fixed:
+        return
+    limit = SMALLER_WEIGHTS * weight_bytes(model, precision)
+    for name in options.rules.smaller_weights:
+        if name == "fp8" and ("fp8" not in deployment.gpu.flops_per_s or model.quantization):
+            continue
+        cost = f"weights in {name}: {loss_of('weights', name)}"
+        change = start.changed(cost, quantization=name)
+        with suppress(UserError):  # the model cannot have this format
+            if weight_bytes(model, change.deployment.precision) <= limit:
+                yield change
+
+
+def first_fitting(
+    kinds: Iterable[Iterable[ConfigChange]], fits: Callable[[ConfigChange], Any]
+) -> Iterator[ConfigChange]:
+    """Yield the first change of each kind that fits."""
+    for changes in kinds:
+        yield from islice(filter(fits, changes), 1)
 
 
 def advice(
@@ -172,12 +211,12 @@ def advice(
     if result.fits:
         return None
     fixes = {}
-    for changes in (_same_gpus(result), _more_gpus(result, all_experts), _shorter(result)):
-        fitting = (c for c in changes if c and c.sequences >= result.options.wanted)
-        if change := next(fitting, None):
-            words = change.flags(model_name) if as_command else shlex.join(change.words)
-            if words:
-                fixes[words] = change
+    kinds = _same_gpus(result), _more_gpus(result, all_experts), _shorter(result)
+    wanted = result.options.wanted
+    for change in first_fitting(kinds, lambda change: change.sequences >= wanted):
+        words = change.flags(model_name) if as_command else shlex.join(change.words)
+        if words:
+            fixes[words] = change
     return Advice(_missing(result), result.sequences, fixes, result.ranks.gpus)
 
 
@@ -196,7 +235,7 @@ def _missing(result: Fit) -> str:
     return f"needs {format_bytes(result.needed.cache)} of KV cache, has {format_bytes(pool)}"
 
 
-def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
+def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
     """Yield changes on the same GPUs: a larger share, a smaller cache format and smaller weights,
     the smallest change first.
 
@@ -211,24 +250,9 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange | None]:
     is_larger = share and result.utilization < share <= MAX_SHARE
     if is_larger and not result.has_given_cache:
         yield request.changed(gpu_memory_utilization=share)
-    yield small_cache(result)
-    precision = result.requested.precision
-    is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in result.model.quantization)
-    is_fixed = is_gguf and result.options.engine != "llama.cpp"
-    if canonical(precision.dtype) == "fp8" or is_fixed:
-        return
-    limit = SMALLER_WEIGHTS * weight_bytes(result.model, precision)
-    for name in result.engine.smaller_weights:
-        if name == "fp8" and ("fp8" not in result.gpu.flops_per_s or result.model.quantization):
-            continue
-        cost = f"weights in {name}: {loss_of('weights', name)}"
-        change = request.changed(cost, quantization=name)
-        try:
-            is_smaller = weight_bytes(result.model, change.deployment.precision) <= limit
-        except UserError:  # the model cannot have this format
-            continue
-        if is_smaller:
-            yield change
+    if cache := smaller_cache(request):
+        yield cache
+    yield from smaller_weights(request)
 
 
 def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange]:

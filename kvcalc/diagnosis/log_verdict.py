@@ -16,16 +16,21 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, command_lines
 from kvcalc.capacity.memory_budget import LogCorrections
-from kvcalc.capacity.suggested_fixes import MAX_SHARE, ConfigChange, joined, wider_requests
+from kvcalc.capacity.suggested_fixes import (
+    MAX_SHARE,
+    ConfigChange,
+    joined,
+    smaller_cache,
+    smaller_weights,
+    wider_requests,
+)
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
-from kvcalc.storage.quantization import loss_of
 from kvcalc.units import format_bytes
 
 MIN_TOKENS, MIN_SEQUENCES, MAX_CHANGES = 512, 8, 5
-SMALL_CACHES = ("fp8", "fp8_ds_mla", "q8_0", "q4_0", "nvfp4")
 FAILURES = {
     "no_blocks": "nothing is left for the KV cache",
     "occupied": "less memory is free than the engine's share",
@@ -80,10 +85,9 @@ class Adviser(NamedTuple):
 
     def advice(self, change: ConfigChange) -> AdviceRecord | None:
         """Return the advice of a change; None if it does not help."""
-        after = self.fit(change)
-        if after is None:
+        after, flags = self.fit(change), change.flags()
+        if after is None or not flags:
             return None
-        flags = change.flags()
         longest = max(
             change.options.max_model_len or self.diagnosis.predicted.length, self.tokens
         )
@@ -147,12 +151,9 @@ class Adviser(NamedTuple):
         """Yield the changes of each kind, the smallest first.
 
         First are changes that need less memory outside the cache, then changes of the deployment.
-        fp8 needs a GPU that computes in it.
         """
         start, options, deployment = self.start, self.start.options, self.start.deployment
-        model, precision = deployment.model, deployment.precision
         is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
-        has_fp8 = "fp8" in deployment.gpu.flops_per_s
         tokens = self.diagnosis.predicted.settings.max_num_batched_tokens
         yield (
             start.changed("longer prompts take more passes", max_num_batched_tokens=count)
@@ -167,15 +168,14 @@ class Adviser(NamedTuple):
             )
         if not is_llama_cpp and not options.enforce_eager:
             yield [start.changed("slower steps", enforce_eager=True)]
-        if is_vllm and model.vision and options.images != 0:
+        if is_vllm and deployment.model.vision and options.images != 0:
             limits = '{"image": 0, "video": 0}'
             yield [start.changed("text alone", limit_mm_per_prompt=limits)]
-        is_narrow = deployment.formats.kv_cache_dtype in SMALL_CACHES
-        if (is_llama_cpp or has_fp8) and not is_narrow:
-            dtype = "q8_0" if is_llama_cpp else "fp8"
-            yield [start.changed(loss_of("cache", dtype), kv_cache_dtype=dtype)]
+        yield filter(None, [smaller_cache(start)])
         if is_llama_cpp:
-            layers = options.n_gpu_layers if options.n_gpu_layers >= 0 else model.layers + 1
+            layers = options.n_gpu_layers
+            if layers < 0:
+                layers = deployment.model.layers + 1
             layer_counts = range(layers - 1, 1, -1) if deployment.gpu.per != "SoC" else ()
             cost = "the other layers run on the host, slower"
             yield self._first_that_fits(
@@ -186,10 +186,7 @@ class Adviser(NamedTuple):
             wider.changed(f"{wider.deployment.parallelism.gpus} GPUs")
             for wider in wider_requests(start, "tp")
         )
-        is_quantized = precision.quantization or model.quantization or precision.dtype == "fp8"
-        if has_fp8 and not is_quantized:
-            cost = loss_of("weights", "fp8")
-            yield [start.changed(cost, dtype="auto", quantization="fp8")]
+        yield smaller_weights(start)
 
     def longest_flag(self) -> str:
         """Return the flag of the longest max_model_len with which one sequence fits, by the rules
