@@ -30,6 +30,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 MAX_WIDTH = 13.33  # inches of a page
 MIN_FONT = 8.0  # points, unless the page is of a fixed size
 MIN_SHARE = 0.59  # smallest font of a page of a fixed size, as a share of its usual font
+MAX_PAGE_CHARTS = 9  # on a page of a fixed size; a page with more charts grows
 
 
 def save(chart: Chart, target: str, style: str = "light") -> None:
@@ -141,6 +142,8 @@ def figure(chart: Chart, style: Style) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     charts = drawable(chart).chain()
+    if len(charts) > MAX_PAGE_CHARTS:
+        style = style._replace(is_page=False)
     columns = 2 if len(charts) == 4 else min(len(charts), 3 if len(charts) < 10 else 4)
     rows = -(-len(charts) // columns)
     width = min(style.size[0] * columns, MAX_WIDTH)

@@ -235,11 +235,11 @@ def time_footnotes(records: Sequence[Record]) -> list[str]:
     return [basis, " ".join(accuracy), *dict.fromkeys(reasons)]
 
 
-def time_details(records: Sequence[Record], has_versions: bool = True) -> list[str]:
+def time_details(records: Sequence[Record]) -> list[str]:
     """Return the footnotes on times in full, for `--verbose`."""
     lines = [line for line in time_footnotes(records) if line]
     bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
-    if bases and has_versions:
+    if bases:
         lines.append(f"Calibrations: {', '.join(bases)}.".replace(" calibration", ""))
     if bases and any(r["time_basis"] == BOUND for r in records):
         lines.append("Bounds are not ranked against predictions.")
@@ -248,9 +248,8 @@ def time_details(records: Sequence[Record], has_versions: bool = True) -> list[s
 
 def time_note(records: Sequence[Record]) -> str:
     """Return the basis of the times and their accuracy in one line, for pictures."""
-    return "; ".join(
-        line.removesuffix(".") for line in time_details(records, has_versions=False)
-    )
+    basis, accuracy, *_ = time_footnotes(records)
+    return "; ".join(text.removesuffix(".") for text in (basis, accuracy) if text)
 
 
 def predictions_first(records: Sequence[Record]) -> list[Record]:
