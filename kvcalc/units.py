@@ -121,13 +121,15 @@ def format_bytes(count: float, digits: int = 2) -> str:
 
     In a `bytes_shown_in` block, 2^30 gives '1.07 GB' (si) or '1,073,741,824 B' (bytes).
     """
+    if count < 0:
+        return f"−{format_bytes(-count, digits)}"
     base, steps = UNITS[_BYTE_UNITS.get()]
-    if not steps or abs(count) < base:
+    if not steps or count < base:
         return f"{count:,.0f} B"
     value, unit = float(count), ""
     for step in steps:
         value, unit = value / base, step
-        if abs(value) < 999.995:
+        if value < 999.995:
             break
     return f"{value:,.{digits}f} {unit}"
 

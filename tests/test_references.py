@@ -10,8 +10,9 @@ from references import PAGES
 
 from kvcalc import UserError, record_keys
 from kvcalc.cli.commands import COMMANDS
-from kvcalc.records.figures import FORMATS_OF_UNITS, UNITS_OF_ENDINGS, UNITS_OF_TYPES, record_schema
+from kvcalc.records.figures import UNITS_OF_ENDINGS, UNITS_OF_TYPES, record_schema
 from kvcalc.report.export import RECORD_CLASSES, kinds, record_class
+from kvcalc.report.text.tables import FORMATS
 
 DOCS = Path(__file__).parent.parent / "docs"
 WITHOUT = {"plot", "report", "schema", "mcp"}  # which print no records
@@ -29,7 +30,7 @@ def test_every_command_with_records_is_described() -> None:
 @pytest.mark.parametrize("kind", kinds())
 def test_every_key_has_a_unit_and_a_meaning(kind: str) -> None:
     for figure in kinds()[kind].values():
-        assert figure.unit in {*UNITS_OF_ENDINGS.values(), *UNITS_OF_TYPES.values(), *FORMATS_OF_UNITS} and figure.meaning, figure
+        assert figure.unit in {*UNITS_OF_ENDINGS.values(), *UNITS_OF_TYPES.values(), *FORMATS} and figure.meaning, figure
         assert figure.nullable == ("null" in figure.meaning), figure
 
 

@@ -11,8 +11,7 @@ class QualityRecord(TypedDict):
     """Published quality of an attention variant."""
 
     head_diversity: Annotated[
-        TextOrNull,
-        "how different keys and values of the heads can be; null if unknown",
+        TextOrNull, "how different keys and values of the heads can be; null if unknown"
     ]
     quality_share: Annotated[
         FloatOrNull,
@@ -29,38 +28,30 @@ class VariantRecord(SizeRecord, QualityRecord):
     """KV cache of an attention variant, compared with the first variant."""
 
     variant: Annotated[
-        str,
-        Figure("the attention variant, as on the command line", "variant", "variant"),
+        str, "the attention variant, as on the command line", "variant", "variant"
     ]
     reduction: Annotated[FloatOrNull, "same as stored_reduction; null in the same cases"]
     reference: Annotated[str, "the variant with which the others are compared"]
     stored_reduction: Annotated[
         FloatOrNull,
-        Figure(
-            "stored bytes of the reference ÷ stored bytes; null if the variant stores nothing",
-            "stores less",
-        ),
+        "stored bytes of the reference ÷ stored bytes; null if the variant stores nothing",
+        "stores less",
     ]
     read_reduction: Annotated[
         FloatOrNull,
-        Figure(
-            "bytes read by the reference ÷ bytes read; null if the variant reads nothing",
-            "reads less",
-        ),
+        "bytes read by the reference ÷ bytes read; null if the variant reads nothing",
+        "reads less",
     ]
     attention_intensity: Annotated[
         FloatOrNull,
-        Figure(
-            "FLOP of attention per byte of KV cache that it reads; null if it reads none",
-            "FLOP/B",
-            is_noted=True,
-        ),
+        "FLOP of attention per byte of KV cache that it reads; null if it reads none",
+        "FLOP/B",
     ]
     attention_flops_per_s: Annotated[
         FloatOrNull, "FLOPs of attention ÷ its datasheet bound; null in the same case"
     ]
     eviction_flops: Annotated[int, "vector FLOPs of the choice of tokens to evict"]
-    phase: Annotated[str, Figure("decode, prefill or mixed", "phase")]
+    phase: Annotated[str, "decode, prefill or mixed", "phase"]
     held_equal: Annotated[str, "properties that all variants share"]
 
 
@@ -71,14 +62,8 @@ class CompareRecord(
 
     ttft_s: Annotated[
         FloatOrNull,
-        Figure(
-            "time to the first token of a prompt of context tokens; null without a matrix peak",
-            "TTFT",
-            mark="time",
-        ),
+        "time to the first token of a prompt of context tokens; null without a matrix peak",
+        "TTFT",
     ]
-    prefill_flops: Annotated[int, Figure("matrix FLOPs of this prompt", "prefill FLOP")]
-    mha_parameters: Annotated[
-        int,
-        "parameters of the model with multi-head attention",
-    ]
+    prefill_flops: Annotated[int, "matrix FLOPs of this prompt", "prefill FLOP"]
+    mha_parameters: Annotated[int, "parameters of the model with multi-head attention"]

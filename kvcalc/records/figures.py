@@ -1,10 +1,12 @@
 """Read the declarations of records.
 
-A record class declares each key with its type, and with its meaning or a `Figure`.
+A record class declares each key with its type and its meaning. A key that tables show has a heading
+too, and a format if its unit has none that suits. A `Figure` gives further attributes.
 
     class SizeRecord(TypedDict):
-        kv_cache_bytes: Annotated[int, Figure("stored by all sequences on one GPU", "KV cache")]
+        kv_cache_bytes: Annotated[int, "stored by all sequences on one GPU", "KV cache"]
         eviction_score_bytes: Annotated[int, "scores that an eviction policy stores"]
+        receptive_field: Annotated[IntOrNull, Figure("maximum distance; null …", unit="tokens")]
 
 The columns of tables, the labels of `--explain`, the reference and the JSON Schema follow from it.
 Do not import annotations from `__future__` in this package, because `figures_of` reads them.
@@ -66,27 +68,6 @@ UNITS_OF_TYPES = {
     "list": "list",
     "object": "figures",
 }
-# The format of a value by its unit, for tables. Values of other units are written as text.
-FORMATS_OF_UNITS = {
-    "count": "int",
-    "tokens": "int",
-    "sequences": "int",
-    "bytes": "bytes",
-    "bytes a token": "per token",
-    "bytes a second": "si B/s",
-    "FLOP": "si",
-    "FLOP a second": "si",
-    "FLOP per byte": "digits",
-    "seconds": "seconds",
-    "tokens a second": "{:,.0f}",
-    "requests a second": "digits",
-    "ratio": "ratio",
-    "share": "{:.1%}",
-    "number": "digits",
-    "money": "{:,.2f}",
-    "joules": "{:.3g}",
-    "yes or no": "yes/no",
-}
 JSON_TYPES = {
     bool: "boolean",
     int: "integer",
@@ -106,10 +87,7 @@ class Figure(msgspec.Struct, frozen=True):
         heading: Heading of the column; '' if no table shows the key.
         format: Format of a table cell, a name in `report.text.tables.FORMATS` or a template such as
             `{:,.1f}`. By default it follows from the unit.
-        unit: A key of FORMATS_OF_UNITS, or a unit without a format. By default it follows from the
-            ending of the key, then from the type.
-        mark: `time` if `≥` marks the value of a bound, `rate` if `≤` does. `~` marks scaled values.
-        is_noted: Whether the meaning is a note below tables.
+        unit: The unit. By default it follows from the ending of the key, then from the type.
         formula: Formula with keys in braces, such as `{flops} / {bytes}`. `--explain` replaces the
             keys with their values.
         name: The key.
@@ -122,8 +100,6 @@ class Figure(msgspec.Struct, frozen=True):
     heading: str = ""
     format: str = ""
     unit: str = ""
-    mark: str = ""
-    is_noted: bool = False
     formula: str = ""
     name: str = ""
     type: str = ""
@@ -148,25 +124,23 @@ def figures_of(record: type) -> dict[str, Figure]:
 
 
 def _complete(key: str, declaration: Any) -> Figure:
-    """Return the figure of a declaration, with name, type, unit and format."""
+    """Return the figure of a declaration, with name, type and unit."""
     origin: Any = get_origin(declaration)
     if origin is NotRequired:
         (declaration,) = get_args(declaration)
-    value_type, description = get_args(declaration)
-    figure = Figure(description) if isinstance(description, str) else description
+    value_type, *description = get_args(declaration)
+    figure = description[0] if isinstance(description[0], Figure) else Figure(*description)
     is_union = isinstance(value_type, UnionType)
     members = get_args(value_type) if is_union else (value_type,)
     value_types = [get_origin(member) or member for member in members]
     json_type = next(JSON_TYPES.get(member, "object") for member in value_types)
-    unit = figure.unit or unit_of_key(key) or UNITS_OF_TYPES[json_type]
     complete: Figure = replace(
         figure,
         name=key,
         type=json_type,
         nullable=NoneType in value_types,
         required=origin is not NotRequired,
-        unit=unit,
-        format=figure.format or FORMATS_OF_UNITS.get(unit, "text"),
+        unit=figure.unit or unit_of_key(key) or UNITS_OF_TYPES[json_type],
     )
     return complete
 

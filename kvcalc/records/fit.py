@@ -9,49 +9,41 @@ from kvcalc.records.size import HostWeightsRecord, ShardedRecord
 class FitMemoryRecord(ShardedRecord):
     """The deployment, and the memory of one GPU."""
 
-    engine: Annotated[str, Figure("engine whose rules apply", "engine")]
-    dtype: Annotated[str, Figure("format of the weights", "weights in")]
-    fits: Annotated[bool, Figure("whether the request fits", "fits")]
+    engine: Annotated[str, "engine whose rules apply", "engine"]
+    dtype: Annotated[str, "format of the weights", "weights in"]
+    fits: Annotated[bool, "whether the request fits", "fits"]
     weights_fit: Annotated[bool, "whether the weights fit"]
     memory_bytes: Annotated[int, "memory of one GPU"]
     server: NotRequired[Annotated[str, "server in a deployment file; absent without one"]]
     gpu_memory_utilization: Annotated[float, "share of the memory that the engine uses"]
     utilization_of: Annotated[str, "total or free memory"]
     share_bytes: Annotated[int, "memory that the engine uses"]
-    weight_bytes: Annotated[int, Figure("weights of one GPU", "weights/GPU")]
+    weight_bytes: Annotated[int, "weights of one GPU", "weights/GPU"]
     language_weight_bytes: Annotated[int, "weights of the language model"]
     extra_weight_bytes: Annotated[int, "other weights that the engine loads"]
     host_weight_bytes: NotRequired[
         Annotated[int, "in CPU memory, by llama.cpp, or a table of n-grams by vLLM"]
     ]
     mtp_weight_bytes: Annotated[
-        IntOrNull,
-        "bytes of multi-token-prediction layers; null if they are not loaded",
+        IntOrNull, "bytes of multi-token-prediction layers; null if they are not loaded"
     ]
     draft_weight_bytes: Annotated[IntOrNull, "weights of the draft; null without a draft"]
-    activation_bytes: Annotated[
-        int, Figure("activations of the largest pass", "activations/GPU")
-    ]
+    activation_bytes: Annotated[int, "activations of the largest pass", "activations/GPU"]
     overhead_bytes: Annotated[
-        int, Figure("libraries, CUDA graphs and buffers of the engine", "overhead/GPU")
+        int, "libraries, CUDA graphs and buffers of the engine", "overhead/GPU"
     ]
-    kv_budget_bytes: Annotated[
-        int, Figure("KV cache budget, the middle of the range", "KV cache/GPU")
-    ]
+    kv_budget_bytes: Annotated[int, "KV cache budget, the middle of the range", "KV cache/GPU"]
     kv_budget_low_bytes: Annotated[
-        IntOrNull,
-        "low end of the range of 90 % of published starts; null without a range",
+        IntOrNull, "low end of the range of 90 % of published starts; null without a range"
     ]
     kv_budget_high_bytes: Annotated[IntOrNull, "high end of the range; null without a range"]
     budget: Annotated[str, "the end of the range that the answers use"]
     shortage_bytes: Annotated[int, "missing memory of one GPU"]
     advice: Annotated[
-        TextOrNull,
-        "missing memory, and changes that were tried; null if the request fits",
+        TextOrNull, "missing memory, and changes that were tried; null if the request fits"
     ]
     advice_quality: Annotated[
-        TextOrNull,
-        "published quality of the formats in the advice; null if it names none",
+        TextOrNull, "published quality of the formats in the advice; null if it names none"
     ]
 
 
@@ -65,10 +57,7 @@ class LoggedCacheRecord(TypedDict):
         Annotated[int, "bytes of recurrent states, if the engine logs them separately"]
     ]
     host_cache_bytes: NotRequired[
-        Annotated[
-            int,
-            "bytes of llama.cpp layers in CPU memory; only if there are such layers",
-        ]
+        Annotated[int, "bytes of llama.cpp layers in CPU memory; only if there are such layers"]
     ]
 
 
@@ -86,8 +75,7 @@ class ImageRecord(TypedDict):
     ]
     frame_tokens: NotRequired[
         Annotated[
-            IntOrNull,
-            "tokens of a video frame of this size; null if frames share no tokens",
+            IntOrNull, "tokens of a video frame of this size; null if frames share no tokens"
         ]
     ]
 
@@ -97,58 +85,43 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
 
     block_size: Annotated[IntOrNull, "per block; null if the engine has no blocks"]
     page_bytes: Annotated[
-        IntOrNull,
-        "bytes of a page of one layer; null if pages differ or there are none",
+        IntOrNull, "bytes of a page of one layer; null if pages differ or there are none"
     ]
     bytes_per_block: Annotated[
-        IntOrNull,
-        Figure("bytes of a block of all layers; null without blocks", unit="bytes"),
+        IntOrNull, Figure("bytes of a block of all layers; null without blocks", unit="bytes")
     ]
-    num_blocks: Annotated[IntOrNull, Figure("in the pool; null without blocks", "blocks/GPU")]
+    num_blocks: Annotated[IntOrNull, "in the pool; null without blocks", "blocks/GPU"]
     blocks_per_request: Annotated[
-        IntOrNull, Figure("maximum of one sequence; null without blocks", "blocks/user")
+        IntOrNull, "maximum of one sequence; null without blocks", "blocks/user"
     ]
-    kv_tokens: Annotated[int, Figure("in the pool", "tokens/GPU")]
+    kv_tokens: Annotated[int, "in the pool", "tokens/GPU"]
     max_concurrency: Annotated[
         FloatOrNull,
-        Figure(
-            "vLLM's maximum concurrency per dp rank; sequences of this length in the pool, as a "
-            "fraction; null without a limit",
-            "concurrency",
-            "{:,.2f}",
-            is_noted=True,
-        ),
+        "vLLM's maximum concurrency per dp rank; sequences of this length in the pool, as a "
+        "fraction; null without a limit",
+        "concurrency",
+        "{:,.2f}",
     ]
     max_num_seqs: Annotated[
         IntOrNull,
-        Figure(
-            "full-length requests at the same time, on all GPUs; sequences of this length that "
-            "fit on the replica; null without a limit",
-            "users",
-            is_noted=True,
-        ),
+        "full-length requests at the same time, on all GPUs; sequences of this length that "
+        "fit on the replica; null without a limit",
+        "users",
     ]
     max_model_len: Annotated[
-        IntOrNull,
-        "maximum length of this number of sequences; null without a limit",
+        IntOrNull, "maximum length of this number of sequences; null without a limit"
     ]
-    requested_model_len: Annotated[int, Figure("requested length", "context")]
+    requested_model_len: Annotated[int, "requested length", "context"]
     requested_num_seqs: Annotated[int, "requested sequences"]
     low_num_seqs: Annotated[
         IntOrNull,
-        Figure(
-            "users at the low end of the range; sequences that fit there; null without a range",
-            "at least",
-            is_noted=True,
-        ),
+        "users at the low end of the range; sequences that fit there; null without a range",
+        "at least",
     ]
     unshared_num_seqs: Annotated[
         IntOrNull,
-        Figure(
-            "users without the shared prefix; sequences that fit; null without a prefix",
-            "not shared",
-            is_noted=True,
-        ),
+        "users without the shared prefix; sequences that fit; null without a prefix",
+        "not shared",
     ]
     longest_context: Annotated[
         IntOrNull,
@@ -161,8 +134,7 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         "more other memory",
     ]
     needed_utilization: Annotated[
-        FloatOrNull,
-        "smallest share that fits the request; null if none does",
+        FloatOrNull, "smallest share that fits the request; null if none does"
     ]
     needed_kv_cache_memory_bytes: Annotated[
         IntOrNull, "smallest cache that fits the request; null if none does"
@@ -187,9 +159,7 @@ class CacheTransferRecord(TypedDict):
         FloatOrNull, "time on the link between GPUs; null if the rate is unknown"
     ]
     offload_num_seqs: NotRequired[
-        Annotated[
-            int, Figure("more users, in CPU memory; sequences", "in CPU memory", is_noted=True)
-        ]
+        Annotated[int, "more users, in CPU memory; sequences", "in CPU memory"]
     ]
     offload_step_bytes: NotRequired[Annotated[int, "traffic of a step over these sequences"]]
     offload_step_s: NotRequired[
@@ -197,10 +167,7 @@ class CacheTransferRecord(TypedDict):
     ]
     offload_tokens: NotRequired[Annotated[int, "tokens that CPU memory stores"]]
     offload_return_s: NotRequired[
-        Annotated[
-            FloatOrNull,
-            "time to copy one sequence back; null if the rate is unknown",
-        ]
+        Annotated[FloatOrNull, "time to copy one sequence back; null if the rate is unknown"]
     ]
     recompute_s: NotRequired[
         Annotated[
@@ -216,16 +183,14 @@ class LoadingRecord(HostWeightsRecord):
 
     machine_memory_bytes: Annotated[int, "total memory of one GPU"]
     startup_bytes: Annotated[
-        int,
-        "CUDA context and collectives, if the share is of free memory; otherwise 0",
+        int, "CUDA context and collectives, if the share is of free memory; otherwise 0"
     ]
     replicated_weight_bytes: Annotated[int, "weights that several GPUs store"]
     kv_copies: Annotated[int, "copies of a token's cache"]
     checkpoint_bytes: Annotated[int, "bytes of the files"]
     load_disk_s: Annotated[FloatOrNull, "time to read the files; null if the rate is unknown"]
     load_link_s: Annotated[
-        FloatOrNull,
-        "time to copy the weights to the GPUs; null if the rate is unknown",
+        FloatOrNull, "time to copy the weights to the GPUs; null if the rate is unknown"
     ]
     load_s: Annotated[FloatOrNull, "the longer of both times; null if both are unknown"]
 
@@ -234,12 +199,10 @@ class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRec
     """One configuration of `fit`."""
 
     command: Annotated[
-        TextOrNull,
-        "the engine's command line of the answer; null if the engine has none",
+        TextOrNull, "the engine's command line of the answer; null if the engine has none"
     ]
     kvcalc_command: Annotated[
-        TextOrNull,
-        "the same as a `kvcalc fit` command; null if the engine has none",
+        TextOrNull, "the same as a `kvcalc fit` command; null if the engine has none"
     ]
     breakpoints: Annotated[
         list[object],
@@ -254,17 +217,13 @@ class FitRow(FitRecord):
     required_users: NotRequired[
         Annotated[int, Figure("users that must fit", "required users", unit="sequences")]
     ]
-    verdict: Annotated[TextOrNull, Figure("yes or no; null if all configurations fit", "fits")]
-    missing_bytes: Annotated[IntOrNull, Figure("null if the request fits", "missing/GPU")]
+    verdict: Annotated[TextOrNull, "yes or no; null if all configurations fit", "fits"]
+    missing_bytes: Annotated[IntOrNull, "null if the request fits", "missing/GPU"]
     longest: Annotated[
-        int | str,
-        Figure(
-            "the longest context of the required users", "max context", "text", is_noted=True
-        ),
+        int | str, "the longest context of the required users", "max context", "text"
     ]
     range: Annotated[
-        int | str | None,
-        Figure("low and high end; null without a range", "KV cache range/GPU", "text"),
+        int | str | None, "low and high end; null without a range", "KV cache range/GPU", "text"
     ]
 
 
@@ -295,7 +254,7 @@ class WasteRecord(TypedDict):
 class MatrixCellRecord(TypedDict):
     """Free memory of one cell of users and context."""
 
-    users: Annotated[int, Figure("users of this cell", "users")]
+    users: Annotated[int, "users of this cell", "users"]
     context: Annotated[int, "per user"]
     headroom_bytes: Annotated[
         int, "free budget with these users; negative if memory is missing"
@@ -306,31 +265,27 @@ class AllocationRecord(TypedDict):
     """One step of three allocators."""
 
     line: Annotated[int, "line of the file, or number of the step"]
-    request: Annotated[str, Figure("the line", "request")]
+    request: Annotated[str, "the line", "request"]
     tokens: Annotated[IntOrNull, "requested; null for a release"]
     memory_tokens: Annotated[int, "size of the memory"]
     contiguous: Annotated[
         bool | None,
-        Figure(
-            "whether a slot of the maximum length is free; null for a release", "contiguous"
-        ),
+        "whether a slot of the maximum length is free; null for a release",
+        "contiguous",
     ]
     contiguous_free_tokens: Annotated[int, "after the line"]
     contiguous_wasted_tokens: Annotated[int, "reserved, but empty"]
     first_fit: Annotated[
-        bool | None,
-        Figure("whether an exact-size piece is free; null for a release", "first fit"),
+        bool | None, "whether an exact-size piece is free; null for a release", "first fit"
     ]
-    first_fit_free_tokens: Annotated[int, Figure("after the line", "tokens free")]
-    first_fit_wasted_tokens: Annotated[int, Figure("reserved, but empty", "wasted")]
-    paged: Annotated[
-        bool | None, Figure("whether enough pages are free; null for a release", "pages")
-    ]
+    first_fit_free_tokens: Annotated[int, "after the line", "tokens free"]
+    first_fit_wasted_tokens: Annotated[int, "reserved, but empty", "wasted"]
+    paged: Annotated[bool | None, "whether enough pages are free; null for a release", "pages"]
     paged_free_tokens: Annotated[int, "after the line"]
     paged_wasted_tokens: Annotated[int, "reserved, but empty"]
-    contiguous_free_slots: Annotated[int, Figure("after the line", "slots free")]
+    contiguous_free_slots: Annotated[int, "after the line", "slots free"]
     first_fit_largest_hole: Annotated[
         int, Figure("after the line", "largest hole", unit="tokens")
     ]
-    paged_free_blocks: Annotated[int, Figure("after the line", "blocks free")]
+    paged_free_blocks: Annotated[int, "after the line", "blocks free"]
     block_table: Annotated[list[object] | None, "blocks of the sequence; null without blocks"]

@@ -8,27 +8,23 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 class KernelModelRecord(TypedDict):
     """The kernel model of a family and kind of data, with its errors."""
 
-    gpu: NotRequired[Annotated[str, Figure("with --all", "GPU")]]
-    stack: NotRequired[Annotated[str, Figure("with --all", "stack")]]
-    family: Annotated[str, Figure("family of operators", "family")]
-    kind: Annotated[str, Figure("data type or kernel", "kind")]
-    form: Annotated[TextOrNull, Figure("kernel model; null without a fit", "time model")]
-    rows: Annotated[int, Figure("rows of the fit", "rows")]
+    gpu: NotRequired[Annotated[str, "with --all", "GPU"]]
+    stack: NotRequired[Annotated[str, "with --all", "stack"]]
+    family: Annotated[str, "family of operators", "family"]
+    kind: Annotated[str, "data type or kernel", "kind"]
+    form: Annotated[TextOrNull, "kernel model; null without a fit", "time model"]
+    rows: Annotated[int, "rows of the fit", "rows"]
     median_abs_error: Annotated[
-        FloatOrNull,
-        Figure("on held-out rows; null without a kernel model", "held-out median"),
+        FloatOrNull, "on held-out rows; null without a kernel model", "held-out median"
     ]
     p90_abs_error: Annotated[
-        FloatOrNull,
-        Figure("on held-out rows; null without a kernel model", "held-out p90"),
+        FloatOrNull, "on held-out rows; null without a kernel model", "held-out p90"
     ]
     fitted_median_abs_error: Annotated[
-        FloatOrNull,
-        Figure("on the rows of the fit; null without a kernel model", "fitted median"),
+        FloatOrNull, "on the rows of the fit; null without a kernel model", "fitted median"
     ]
     fitted_p90_abs_error: Annotated[
-        FloatOrNull,
-        Figure("on the rows of the fit; null without a kernel model", "fitted p90"),
+        FloatOrNull, "on the rows of the fit; null without a kernel model", "fitted p90"
     ]
     parameters: Annotated[
         dict[str, float], Figure("parameters of the kernel model, by name", unit="figures")
@@ -40,20 +36,14 @@ class ErrorRecord(TypedDict):
     """Errors of bounds and predictions on a group of measured rows. `--by` selects the first
     keys."""
 
-    op: NotRequired[Annotated[str, Figure("operation", "operation")]]
-    gpu: NotRequired[Annotated[str, Figure("GPU name", "GPU")]]
-    framework: NotRequired[Annotated[str, Figure("measured framework", "framework")]]
-    dtype: NotRequired[Annotated[str, Figure("data type of the operation", "dtype")]]
-    model: NotRequired[
-        Annotated[str, Figure("model of serving rows, with --by model", "model")]
-    ]
-    client: NotRequired[
-        Annotated[str, Figure("client of serving rows, with --by client", "client")]
-    ]
-    rows: Annotated[int, Figure("rows of the group", "rows")]
-    predicted_rows: Annotated[
-        int, Figure("rows with a prediction", "predicted", "int", "count")
-    ]
+    op: NotRequired[Annotated[str, "operation", "operation"]]
+    gpu: NotRequired[Annotated[str, "GPU name", "GPU"]]
+    framework: NotRequired[Annotated[str, "measured framework", "framework"]]
+    dtype: NotRequired[Annotated[str, "data type of the operation", "dtype"]]
+    model: NotRequired[Annotated[str, "model of serving rows, with --by model", "model"]]
+    client: NotRequired[Annotated[str, "client of serving rows, with --by client", "client"]]
+    rows: Annotated[int, "rows of the group", "rows"]
+    predicted_rows: Annotated[int, "rows with a prediction", "predicted"]
     median_abs_error: Annotated[
         FloatOrNull,
         Figure(
@@ -73,59 +63,45 @@ class ErrorRecord(TypedDict):
         ),
     ]
     median_ratio: Annotated[
-        FloatOrNull,
-        Figure("predicted ÷ measured; null without predictions", "median ratio", "{:.3f}"),
+        FloatOrNull, "predicted ÷ measured; null without predictions", "median ratio", "{:.3f}"
     ]
-    basis: Annotated[
-        str, Figure("calibrated, or roofline without a kernel model", "basis", "text")
-    ]
+    basis: Annotated[str, "calibrated, or roofline without a kernel model", "basis", "text"]
     roofline_median_abs_error: Annotated[
-        FloatOrNull,
-        Figure("error of the datasheet bound; null without a bound", "roofline median"),
+        FloatOrNull, "error of the datasheet bound; null without a bound", "roofline median"
     ]
     roofline_p90_abs_error: Annotated[
-        FloatOrNull,
-        Figure("error of the datasheet bound; null without a bound", "roofline p90"),
+        FloatOrNull, "error of the datasheet bound; null without a bound", "roofline p90"
     ]
     ttft_median_abs_error: Annotated[
         FloatOrNull,
-        Figure(
-            "error of the time to first token of servers; null for other rows",
-            "TTFT median",
-        ),
+        "error of the time to first token of servers; null for other rows",
+        "TTFT median",
     ]
     ttft_p90_abs_error: Annotated[
         FloatOrNull,
-        Figure(
-            "error of the time to first token of servers; null for other rows",
-            "TTFT p90",
-        ),
+        "error of the time to first token of servers; null for other rows",
+        "TTFT p90",
     ]
     throughput_median_abs_error: Annotated[
-        FloatOrNull,
-        Figure("error of tokens/s of servers; null for other rows", "tokens/s median"),
+        FloatOrNull, "error of tokens/s of servers; null for other rows", "tokens/s median"
     ]
     throughput_p90_abs_error: Annotated[
-        FloatOrNull,
-        Figure("error of tokens/s of servers; null for other rows", "tokens/s p90"),
+        FloatOrNull, "error of tokens/s of servers; null for other rows", "tokens/s p90"
     ]
 
 
 class MachineRecord(TypedDict):
     """Machine and settings of a measurement."""
 
-    variant: Annotated[
-        str, Figure("attention variant, as on the command line", "variant", "variant")
-    ]
-    attention: Annotated[str, Figure("attention variant of the model", "attention")]
-    batch_size: Annotated[int, Figure("concurrent sequences", "batch")]
+    variant: Annotated[str, "attention variant, as on the command line", "variant", "variant"]
+    attention: Annotated[str, "attention variant of the model", "attention"]
+    batch_size: Annotated[int, "concurrent sequences", "batch"]
     dtype: Annotated[str, "data type of weights, products and cache"]
     device: Annotated[str, "device of the measurement"]
     threads: Annotated[IntOrNull, "CPU threads; null on a GPU"]
     clock: Annotated[str, "clock of the times"]
     core_share: Annotated[
-        FloatOrNull,
-        "share of the cores that other programs did not use; null on a GPU",
+        FloatOrNull, "share of the cores that other programs did not use; null on a GPU"
     ]
     ratio: Annotated[
         float,
@@ -133,10 +109,8 @@ class MachineRecord(TypedDict):
             "measured ÷ predicted", "ratio", "{:.2f}×", formula="{measured_s} / {predicted_s}"
         ),
     ]
-    predicted_bytes: Annotated[int, Figure("bytes of the cache", "cache predicted", "int")]
-    allocated_bytes: Annotated[
-        int, Figure("storage of the cache's tensors", "in tensors", "int")
-    ]
+    predicted_bytes: Annotated[int, "bytes of the cache", "cache predicted", "int"]
+    allocated_bytes: Annotated[int, "storage of the cache's tensors", "in tensors", "int"]
 
 
 class CeilingsRecord(TypedDict):
@@ -152,13 +126,13 @@ class CeilingsRecord(TypedDict):
 class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     """Times and bytes of one layer. Keys that begin with `attention_` are of attention only."""
 
-    phase: Annotated[str, Figure("decode or prefill", "phase")]
-    context: Annotated[int, Figure("per sequence", "context")]
+    phase: Annotated[str, "decode or prefill", "phase"]
+    context: Annotated[int, "per sequence", "context"]
     layers: Annotated[int, "measured layers"]
     kernel: Annotated[str, "attention kernel"]
-    predicted_s: Annotated[float, Figure("by rates measured before the layer", "predicted")]
-    bound_s: Annotated[float, Figure("bound on this machine's measured ceilings", "bound")]
-    measured_s: Annotated[float, Figure("median", "measured")]
+    predicted_s: Annotated[float, "by rates measured before the layer", "predicted"]
+    bound_s: Annotated[float, "bound on this machine's measured ceilings", "bound"]
+    measured_s: Annotated[float, "median", "measured"]
     spread: Annotated[
         float,
         Figure(
@@ -172,23 +146,21 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     bandwidth_share: Annotated[float, "reached part of the measured bandwidth"]
     flops_share: Annotated[float, "reached part of the measured matrix rate"]
     attention_predicted_s: Annotated[
-        float, Figure("predicted_s of attention only", "attention: predicted")
+        float, "predicted_s of attention only", "attention: predicted"
     ]
-    attention_bound_s: Annotated[float, Figure("bound_s of attention only", "attention bound")]
-    attention_measured_s: Annotated[float, Figure("measured_s of attention only", "measured")]
+    attention_bound_s: Annotated[float, "bound_s of attention only", "attention bound"]
+    attention_measured_s: Annotated[float, "measured_s of attention only", "measured"]
     attention_predicted_speedup: Annotated[
         FloatOrNull,
-        Figure(
-            "predicted time of mha's attention ÷ this; null without mha",
-            "vs mha",
-            "{:.2f}×",
-        ),
+        "predicted time of mha's attention ÷ this; null without mha",
+        "vs mha",
+        "{:.2f}×",
     ]
     attention_measured_speedup: Annotated[
         FloatOrNull,
-        Figure(
-            "measured time of mha's attention ÷ this; null without mha", "measured", "{:.2f}×"
-        ),
+        "measured time of mha's attention ÷ this; null without mha",
+        "measured",
+        "{:.2f}×",
     ]
     cache_error: Annotated[
         float,
@@ -199,25 +171,23 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
             unit="ratio",
         ),
     ]
-    attention_ratio: Annotated[float, Figure("ratio of attention only", "ratio", "{:.2f}×")]
+    attention_ratio: Annotated[float, "ratio of attention only", "ratio", "{:.2f}×"]
     attention_spread: Annotated[float, Figure("spread of attention only", unit="share")]
     attention_graph: Annotated[bool, "graph of attention only"]
     attention_bound: Annotated[str, "bound of attention only"]
     attention_bytes: Annotated[int, "bytes of attention only"]
     attention_flops: Annotated[int, "flops of attention only"]
     attention_bandwidth_share: Annotated[
-        float, Figure("bandwidth_share of attention only", "of bandwidth", "{:.0%}")
+        float, "bandwidth_share of attention only", "of bandwidth", "{:.0%}"
     ]
     attention_flops_share: Annotated[
-        float, Figure("flops_share of attention only", "of FLOP/s", "{:.0%}")
+        float, "flops_share of attention only", "of FLOP/s", "{:.0%}"
     ]
     allocator_bytes: Annotated[
         IntOrNull,
-        Figure(
-            "allocated for the cache by the allocator; null if it does not report this",
-            "allocator",
-            "int",
-        ),
+        "allocated for the cache by the allocator; null if it does not report this",
+        "allocator",
+        "int",
     ]
 
 
@@ -225,18 +195,18 @@ class GenerationRecord(MachineRecord):
     """Times and bytes of one way to generate tokens."""
 
     model: Annotated[str, "model name"]
-    mode: Annotated[str, Figure("cached or uncached", "cache", "mode")]
-    head: Annotated[str, Figure("positions of the LM head", "head on")]
-    prompt_len: Annotated[int, Figure("tokens of the prompt", "prompt")]
+    mode: Annotated[str, "cached or uncached", "cache", "mode"]
+    head: Annotated[str, "positions of the LM head", "head on"]
+    prompt_len: Annotated[int, "tokens of the prompt", "prompt"]
     new_tokens: Annotated[int, "generated tokens"]
-    total_s: Annotated[float, Figure("time of all tokens", "measured")]
-    tokens_per_s: Annotated[float, Figure("rate of all sequences", "tokens/s", "{:.1f}")]
-    first_token_s: Annotated[float, Figure("measured", "first token")]
-    last_token_s: Annotated[float, Figure("median of the last five tokens", "last token")]
+    total_s: Annotated[float, "time of all tokens", "measured"]
+    tokens_per_s: Annotated[float, "rate of all sequences", "tokens/s", "{:.1f}"]
+    first_token_s: Annotated[float, "measured", "first token"]
+    last_token_s: Annotated[float, "median of the last five tokens", "last token"]
     predicted_total_s: Annotated[
-        float, Figure("by the rates of this machine during the run", "predicted")
+        float, "by the rates of this machine during the run", "predicted"
     ]
-    bound_total_s: Annotated[float, Figure("on the machine's ceilings", "bound")]
+    bound_total_s: Annotated[float, "on the machine's ceilings", "bound"]
     host_s: Annotated[float, "CPU time of a pass"]
     token_s: Annotated[list[float], Figure("seconds of each token", unit="list")]
     predicted_token_s: Annotated[
@@ -251,14 +221,11 @@ class GenerationRecord(MachineRecord):
         ),
     ]
     speedup: Annotated[
-        float,
-        Figure("total time ÷ total time of the cached run", "cache saves", "{:.2f}×"),
+        float, "total time ÷ total time of the cached run", "cache saves", "{:.2f}×"
     ]
     predicted_speedup: Annotated[
         float,
-        Figure(
-            "predicted total time ÷ predicted total time of the cached run",
-            "predicted",
-            "{:.2f}×",
-        ),
+        "predicted total time ÷ predicted total time of the cached run",
+        "predicted",
+        "{:.2f}×",
     ]

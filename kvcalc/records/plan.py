@@ -34,28 +34,20 @@ class DiagnoseRecord(TypedDict):
     model: Annotated[str, "preset of the model"]
     gpu: Annotated[str, "GPU name"]
     gpus: Annotated[int, "GPUs of the replica"]
-    term: Annotated[
-        str, Figure("memory item; the last record of a start is `what fits`", "of one GPU")
-    ]
-    logged_bytes: Annotated[
-        IntOrNull, Figure("in the log; null if it is not in the log", "logged", "signed bytes")
-    ]
-    predicted_bytes: Annotated[
-        IntOrNull, Figure("null without a prediction", "predicted", "signed bytes")
-    ]
+    term: Annotated[str, "memory item; the last record of a start is `what fits`", "of one GPU"]
+    logged_bytes: Annotated[IntOrNull, "in the log; null if it is not in the log", "logged"]
+    predicted_bytes: Annotated[IntOrNull, "null without a prediction", "predicted"]
     difference_bytes: Annotated[
         IntOrNull,
-        Figure(
-            "logged − predicted; null without one of them", "logged − predicted", "signed bytes"
-        ),
+        "logged − predicted; null without one of them",
+        "logged − predicted",
+        "signed bytes",
     ]
     fits: Annotated[
-        bool | None,
-        "whether the request fits by the log's figures; null for memory items",
+        bool | None, "whether the request fits by the log's figures; null for memory items"
     ]
     failure: Annotated[
-        TextOrNull,
-        "reason of a failed start; null if it did not fail, and for memory items",
+        TextOrNull, "reason of a failed start; null if it did not fail, and for memory items"
     ]
     tokens: Annotated[IntOrNull, "in the cache, by the log; null if they are not in the log"]
     max_num_seqs: Annotated[
@@ -76,16 +68,9 @@ class DiagnoseRecord(TypedDict):
 class RequirementRecord(TypedDict):
     """The load of a plan."""
 
-    users: Annotated[IntOrNull, Figure("requested concurrent users; null with a rate", "users")]
-    rate: Annotated[
-        FloatOrNull,
-        Figure(
-            "requested rate; null with users",
-            "requests/s",
-            "{:g}",
-        ),
-    ]
-    context: Annotated[int, Figure("per user", "context")]
+    users: Annotated[IntOrNull, "requested concurrent users; null with a rate", "users"]
+    rate: Annotated[FloatOrNull, "requested rate; null with users", "requests/s", "{:g}"]
+    context: Annotated[int, "per user", "context"]
     input_len: Annotated[IntOrNull, "null if only a context was requested"]
     output_len: Annotated[IntOrNull, "null if only a context was requested"]
 
@@ -93,84 +78,50 @@ class RequirementRecord(TypedDict):
 class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     """A deployment in some number of replicas under one requirement."""
 
-    nodes: Annotated[int, Figure("nodes of one replica", "servers")]
+    nodes: Annotated[int, "nodes of one replica", "servers"]
     expert_parallel_size: Annotated[int, "GPUs that share the experts"]
-    dtype: Annotated[str, Figure("format of the weights", "weights in")]
+    dtype: Annotated[str, "format of the weights", "weights in"]
     quantization: Annotated[TextOrNull, "requested weight format; null as published"]
-    replicas: Annotated[int, Figure("replicas of the deployment", "replicas")]
-    prefill_replicas: Annotated[
-        int, Figure("replicas that process only prompts", "prefill replicas")
-    ]
-    total_gpus: Annotated[int, Figure("all replicas", "GPUs", is_noted=True)]
-    max_num_seqs: Annotated[int, Figure("setting of the engine", "target users/replica")]
+    replicas: Annotated[int, "replicas of the deployment", "replicas"]
+    prefill_replicas: Annotated[int, "replicas that process only prompts", "prefill replicas"]
+    total_gpus: Annotated[int, "all replicas", "GPUs"]
+    max_num_seqs: Annotated[int, "setting of the engine", "target users/replica"]
     capacity_sequences: Annotated[int, "maximum that fits on a replica"]
     kv_budget_low_bytes: Annotated[int, "KV cache budget of one GPU, low end of the range"]
     ttft_s: Annotated[
         FloatOrNull,
-        Figure(
-            "one prompt on an idle replica; null without a bound, or if no prompt was requested",
-            "TTFT",
-            mark="time",
-            is_noted=True,
-        ),
+        "one prompt on an idle replica; null without a bound, or if no prompt was requested",
+        "TTFT",
     ]
-    tpot_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "with the target users; null if nothing fits", "TPOT", mark="time", is_noted=True
-        ),
-    ]
+    tpot_s: Annotated[FloatOrNull, "with the target users; null if nothing fits", "TPOT"]
     e2e_s: Annotated[FloatOrNull, "time of a request; null without its lengths"]
     tokens_per_s: Annotated[
         FloatOrNull, "rate of a replica at this setting; null if nothing fits"
     ]
     tokens_per_s_per_gpu: Annotated[
         FloatOrNull,
-        Figure(
-            "per GPU; null if nothing fits",
-            "tokens/s/GPU",
-            unit="tokens a second",
-            mark="rate",
-        ),
+        Figure("per GPU; null if nothing fits", "tokens/s/GPU", unit="tokens a second"),
     ]
     total_tokens_per_s: Annotated[
         FloatOrNull,
-        Figure(
-            "rate of all replicas at the requested load; null if nothing fits",
-            "tokens/s",
-            mark="rate",
-        ),
+        "rate of all replicas at the requested load; null if nothing fits",
+        "tokens/s",
     ]
     cost_per_hour: Annotated[
         FloatOrNull,
-        Figure(
-            "all GPUs, in the unit of --price-per-hour; null without a price",
-            "cost/hour",
-            is_noted=True,
-        ),
+        "all GPUs, in the unit of --price-per-hour; null without a price",
+        "cost/hour",
     ]
     cost_per_million_tokens: Annotated[
-        FloatOrNull,
-        Figure(
-            "output tokens; null without a price",
-            "cost/1M tokens",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "output tokens; null without a price", "cost/1M tokens"
     ]
     energy_per_token_j: Annotated[
-        FloatOrNull,
-        Figure(
-            "all GPUs at full power; null if the power is unknown",
-            "J/token",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "all GPUs at full power; null if the power is unknown", "J/token"
     ]
     time_basis: Annotated[str, "calibrated, scaled or bound"]
     meets: Annotated[bool, "whether all targets are met"]
     reason: Annotated[
-        TextOrNull, Figure("the first missed target; null if all are met", "missed target")
+        TextOrNull, "the first missed target; null if all are met", "missed target"
     ]
 
 
@@ -178,7 +129,7 @@ class PlanRecord(CandidateRecord):
     """One of the best candidates, with its time model and its command lines."""
 
     pareto: Annotated[
-        bool, Figure("Pareto-optimal in TPOT and tokens/s per GPU or price", "Pareto-optimal")
+        bool, "Pareto-optimal in TPOT and tokens/s per GPU or price", "Pareto-optimal"
     ]
     basis: Annotated[str, "name of the time model"]
     uncalibrated_share: Annotated[
@@ -188,8 +139,7 @@ class PlanRecord(CandidateRecord):
         FloatOrNull, "90 % of such steps are within this error; null if unknown"
     ]
     quality: Annotated[
-        TextOrNull,
-        "published quality of lower precision; null at the published precision",
+        TextOrNull, "published quality of lower precision; null at the published precision"
     ]
     engine: Annotated[str, "engine whose rules apply"]
     command: Annotated[
@@ -197,6 +147,5 @@ class PlanRecord(CandidateRecord):
         "the engine's command line of one decode replica; null if the engine has none",
     ]
     commands: Annotated[
-        list[str],
-        "command lines of every replica, and of the proxy of disaggregated prefill",
+        list[str], "command lines of every replica, and of the proxy of disaggregated prefill"
     ]

@@ -10,27 +10,24 @@ MatrixPeak = Annotated[FloatOrNull, "dense matrix peak; null without such a unit
 class ModelPresetRecord(TypedDict):
     """A model preset."""
 
-    model: Annotated[str, Figure("preset name", "model")]
-    family: Annotated[str, Figure("model family", "family")]
+    model: Annotated[str, "preset name", "model"]
+    family: Annotated[str, "model family", "family"]
     parameters: Annotated[
         int,
-        Figure(
-            "parameters of the language model; tied embeddings count once",
-            "parameters",
-            "count",
-        ),
+        "parameters of the language model; tied embeddings count once",
+        "parameters",
+        "parameters",
     ]
     active_parameters: Annotated[
-        int, Figure("without the experts beyond top-k", "active", "count")
+        int, "without the experts beyond top-k", "active", "parameters"
     ]
     parameters_exact: Annotated[bool, "whether the parameters are exact counts"]
-    layers: Annotated[int, Figure("number of layers", "layers")]
-    hidden_size: Annotated[int, Figure("width of the residual stream", "hidden")]
-    attention: Annotated[str, Figure("attention variant", "attention")]
-    bytes_per_token: Annotated[float, Figure("at 8,192 tokens in bf16", "per token")]
+    layers: Annotated[int, "number of layers", "layers"]
+    hidden_size: Annotated[int, "width of the residual stream", "hidden"]
+    attention: Annotated[str, "attention variant", "attention"]
+    bytes_per_token: Annotated[float, "at 8,192 tokens in bf16", "per token"]
     max_context: Annotated[
-        IntOrNull,
-        Figure("the model's maximum; null without a limit", "max context"),
+        IntOrNull, "the model's maximum; null without a limit", "max context"
     ]
     huggingface_id: Annotated[TextOrNull, "name on huggingface.co; null if the model has none"]
     source: Annotated[str, "addresses"]
@@ -43,36 +40,31 @@ class PeaksRecord(TypedDict):
     fp32_flops_per_s: MatrixPeak
     tf32_flops_per_s: MatrixPeak
     bf16_flops_per_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "dense matrix peak; null without such a unit",
-            "bf16 FLOP/s",
-            is_noted=True,
-        ),
+        FloatOrNull, "dense matrix peak; null without such a unit", "bf16 FLOP/s"
     ]
     fp16_flops_per_s: MatrixPeak
     fp8_flops_per_s: Annotated[
-        FloatOrNull, Figure("dense matrix peak; null without such a unit", "fp8")
+        FloatOrNull, "dense matrix peak; null without such a unit", "fp8"
     ]
     int8_flops_per_s: MatrixPeak
     fp6_flops_per_s: MatrixPeak
     fp4_flops_per_s: Annotated[
-        FloatOrNull, Figure("dense matrix peak; null without such a unit", "fp4")
+        FloatOrNull, "dense matrix peak; null without such a unit", "fp4"
     ]
 
 
 class GpuPresetRecord(PeaksRecord):
     """A GPU preset; null if the vendor does not publish a figure."""
 
-    gpu: Annotated[str, Figure("preset name", "GPU")]
-    vendor: Annotated[str, Figure("vendor", "vendor")]
+    gpu: Annotated[str, "preset name", "GPU"]
+    vendor: Annotated[str, "vendor", "vendor"]
     architecture: Annotated[str, "GPU generation"]
     memory_bytes: Annotated[
-        int, Figure("as the driver reports it, if known", "memory", "bytes1")
+        int, "as the driver reports it, if known", "memory", "bytes, one digit"
     ]
     usable_bytes: Annotated[int, "memory that the system lets the GPU use"]
     memory_type: Annotated[TextOrNull, "such as HBM3; null if unknown"]
-    bandwidth_bytes_per_s: Annotated[float, Figure("rate of the GPU's memory", "bandwidth")]
+    bandwidth_bytes_per_s: Annotated[float, "rate of the GPU's memory", "bandwidth"]
     vector_fp32_flops_per_s: Annotated[FloatOrNull, "outside the matrix units; null if unknown"]
     knee: Annotated[
         FloatOrNull,
@@ -80,13 +72,11 @@ class GpuPresetRecord(PeaksRecord):
             "FLOP per byte where bf16 products turn compute-bound; null without a bf16 peak",
             "ridge point",
             "{:.1f}",
-            is_noted=True,
             formula="{bf16_flops_per_s} / {bandwidth_bytes_per_s}",
         ),
     ]
     sms: Annotated[
-        IntOrNull,
-        "streaming multiprocessors or the vendor's equivalent; null if unknown",
+        IntOrNull, "streaming multiprocessors or the vendor's equivalent; null if unknown"
     ]
     register_bytes_per_sm: Annotated[
         IntOrNull, Figure("registers; null if unknown", unit="bytes")
@@ -100,12 +90,7 @@ class GpuPresetRecord(PeaksRecord):
     l2_bytes: Annotated[IntOrNull, "L2 cache; null if unknown"]
     l2_bytes_per_s: Annotated[FloatOrNull, "rate of the L2 cache; null if unknown"]
     link_bytes_per_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "to other GPUs, in one direction; null without a link",
-            "link",
-            is_noted=True,
-        ),
+        FloatOrNull, "to other GPUs, in one direction; null without a link", "link"
     ]
     host_link_bytes_per_s: Annotated[
         FloatOrNull, "to the host, in one direction; null if unknown"

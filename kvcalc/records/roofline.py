@@ -9,57 +9,42 @@ from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, Tim
 class WorkRecord(TypedDict):
     """Work and time of an operator or of a pass, without the bytes of the weights."""
 
-    phase: Annotated[str, Figure("decode, prefill or mixed", "phase")]
-    operator: Annotated[str, Figure("operator name; total is the sum of the pass", "operator")]
-    layer: Annotated[str, Figure("kind of layer; '' outside layers", "layer")]
+    phase: Annotated[str, "decode, prefill or mixed", "phase"]
+    operator: Annotated[str, "operator name; total is the sum of the pass", "operator"]
+    layer: Annotated[str, "kind of layer; '' outside layers", "layer"]
     role: Annotated[str, "kind of work; '' for the total"]
     count: Annotated[
-        int, Figure("runs in the pass; all other figures are for all runs together", "runs")
+        int, "runs in the pass; all other figures are for all runs together", "runs"
     ]
-    flops: Annotated[int, Figure("matrix products only, two per multiply-add", "FLOP")]
+    flops: Annotated[int, "matrix products only, two per multiply-add", "FLOP"]
     vector_flops: Annotated[
-        int, Figure("norms, softmax, activation functions and similar", "vector FLOP")
+        int, "norms, softmax, activation functions and similar", "vector FLOP"
     ]
-    cache_bytes: Annotated[int, Figure("cache read and written", "cache", "si B")]
+    cache_bytes: Annotated[int, "cache read and written", "cache", "decimal bytes"]
     cache_read_bytes: Annotated[int, "cache read"]
     cache_write_bytes: Annotated[int, "cache written"]
     activation_bytes: Annotated[
-        int, Figure("activations read and written", "activations", "si B")
+        int, "activations read and written", "activations", "decimal bytes"
     ]
-    bytes: Annotated[int, Figure("all traffic of the GPU's memory", "bytes", "si B")]
+    bytes: Annotated[int, "all traffic of the GPU's memory", "bytes", "decimal bytes"]
     network_bytes: Annotated[int, "sent between GPUs"]
     inter_node_bytes: Annotated[int, "sent between nodes"]
     intensity: Annotated[
         FloatOrNull,
-        Figure(
-            "flops ÷ bytes; null without traffic",
-            "FLOP/B",
-            formula="{flops} / {bytes}",
-        ),
+        Figure("flops ÷ bytes; null without traffic", "FLOP/B", formula="{flops} / {bytes}"),
     ]
     bound: Annotated[
         TextOrNull,
-        Figure(
-            "compute, memory or network, by the roofline; null for engine_overhead and "
-            "module_overhead",
-            "bound",
-        ),
+        "compute, memory or network, by the roofline; null for engine_overhead and "
+        "module_overhead",
+        "bound",
     ]
     computed_in: Annotated[TextOrNull, "dtypes of the matrix units; null without a product"]
     roofline_s: Annotated[
-        float,
-        Figure(
-            "datasheet bound with full overlap and no launches",
-            "at least",
-            "kernel",
-            is_noted=True,
-        ),
+        float, "datasheet bound with full overlap and no launches", "at least", "kernel"
     ]
     time_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "predicted time; null without a calibration", "predicted", "kernel", mark="time"
-        ),
+        FloatOrNull, "predicted time; null without a calibration", "predicted", "kernel"
     ]
     overhead: Annotated[
         FloatOrNull,
@@ -68,17 +53,11 @@ class WorkRecord(TypedDict):
             "overhead",
             "{:.3g}×",
             unit="ratio",
-            is_noted=True,
             formula="{time_s} / {roofline_s}",
         ),
     ]
     share: Annotated[
-        float,
-        Figure(
-            "share of the time of the pass; by time_s or else roofline_s",
-            "share",
-            is_noted=True,
-        ),
+        float, "share of the time of the pass; by time_s or else roofline_s", "share"
     ]
 
 
@@ -86,12 +65,10 @@ class PassTotalRecord(WorkRecord):
     """Sum of a pass, without the bytes of the weights."""
 
     mla_form: Annotated[
-        TextOrNull,
-        Figure("absorbed, expanded or mixed; null without latent attention", "MLA form"),
+        TextOrNull, "absorbed, expanded or mixed; null without latent attention", "MLA form"
     ]
     time_note: Annotated[
-        TextOrNull,
-        "a warning on the measured rows behind a time; null if there is none",
+        TextOrNull, "a warning on the measured rows behind a time; null if there is none"
     ]
     equal_reads_context: Annotated[
         IntOrNull,
@@ -107,7 +84,7 @@ class PassTotalRecord(WorkRecord):
 class TimedWorkRecord(DeploymentRecord, BatchRecord, WorkRecord, TimeBasisRecord):
     """Work and time of an operator or of a pass of a deployment."""
 
-    weight_bytes: Annotated[int, Figure("weights read", "weights", "si B")]
+    weight_bytes: Annotated[int, "weights read", "weights", "decimal bytes"]
 
 
 class RooflineRecord(TimedWorkRecord, PassTotalRecord, MemoryRecord):
@@ -121,12 +98,10 @@ class OperatorRecord(TimedWorkRecord):
         IntOrNull, Figure("heads of attention; null for other operators", unit="count")
     ]
     m: Annotated[
-        IntOrNull,
-        "rows of a product, or queries of attention; null for other operators",
+        IntOrNull, "rows of a product, or queries of attention; null for other operators"
     ]
     k: Annotated[
-        IntOrNull,
-        "inner width of a product, or width of a key; null for other operators",
+        IntOrNull, "inner width of a product, or width of a key; null for other operators"
     ]
     n: Annotated[
         FloatOrNull,
@@ -143,8 +118,7 @@ class OperatorRecord(TimedWorkRecord):
     ]
     time_note: NotRequired[
         Annotated[
-            TextOrNull,
-            "a warning on the measured rows behind a time; null if there is none",
+            TextOrNull, "a warning on the measured rows behind a time; null if there is none"
         ]
     ]
 
@@ -152,37 +126,28 @@ class OperatorRecord(TimedWorkRecord):
 class AttentionRecord(BatchRecord):
     """Attention of a variant in one layer, without projections."""
 
-    gpu: Annotated[str, Figure("GPU name", "GPU")]
-    attention: Annotated[str, Figure("model family with this shape", "attention")]
+    gpu: Annotated[str, "GPU name", "GPU"]
+    attention: Annotated[str, "model family with this shape", "attention"]
     variant: Annotated[str, "the shape as `compare` reads it"]
     phase: Annotated[str, "decode or prefill"]
     mla_form: Annotated[
-        TextOrNull,
-        Figure("absorbed or expanded; null without latent attention", "MLA form"),
+        TextOrNull, "absorbed or expanded; null without latent attention", "MLA form"
     ]
-    kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
+    kv_cache_dtype: Annotated[str, "format of the cache", "cache in"]
     flops: Annotated[
-        int, Figure("FLOPs of attention, its indexer and its expansions in one layer", "FLOP")
+        int, "FLOPs of attention, its indexer and its expansions in one layer", "FLOP"
     ]
-    bytes: Annotated[int, Figure("traffic of the same operators", "bytes")]
+    bytes: Annotated[int, "traffic of the same operators", "bytes"]
     intensity: Annotated[
-        float,
-        Figure(
-            "flops ÷ bytes",
-            "FLOP/B",
-            "{:,.1f}",
-            formula="{flops} / {bytes}",
-        ),
+        float, Figure("flops ÷ bytes", "FLOP/B", "{:,.1f}", formula="{flops} / {bytes}")
     ]
-    bound: Annotated[str, Figure("compute or memory", "bound")]
-    roofline_s: Annotated[float, Figure("datasheet bound", "at least", "kernel")]
+    bound: Annotated[str, "compute or memory", "bound"]
+    roofline_s: Annotated[float, "datasheet bound", "at least", "kernel"]
     knee: Annotated[
         float,
-        Figure(
-            "ridge point of this GPU, from which products are compute-bound",
-            "ridge point",
-            "{:.1f}",
-        ),
+        "ridge point of this GPU, from which products are compute-bound",
+        "ridge point",
+        "{:.1f}",
     ]
     to_knee: Annotated[
         float,

@@ -15,69 +15,45 @@ from kvcalc.records.size import (
 class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeightsRecord):
     """A batch of equal requests."""
 
-    batch_size: Annotated[int, Figure("equal concurrent sequences", "batch")]
-    input_len: Annotated[int, Figure("tokens of the prompt", "in")]
-    output_len: Annotated[int, Figure("tokens of the answer", "out")]
+    batch_size: Annotated[int, "equal concurrent sequences", "batch"]
+    input_len: Annotated[int, "tokens of the prompt", "in"]
+    output_len: Annotated[int, "tokens of the answer", "out"]
     prefix_len: Annotated[int, "leading tokens of the prompt that are already cached"]
     ttft_s: Annotated[
         FloatOrNull,
         Figure(
             "until the first token; null if the GPU has no bound for a prompt",
             "TTFT",
-            mark="time",
-            is_noted=True,
             formula="Σ operators of the prefill of {input_len} − {prefix_len} cached tokens",
         ),
     ]
     uncached_ttft_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "without the cached prefix; null without a prefix",
-            "TTFT uncached",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "without the cached prefix; null without a prefix", "TTFT uncached"
     ]
     tpot_s: Annotated[
         FloatOrNull,
         Figure(
             "from one token to the next; null for an answer of one token",
             "TPOT",
-            mark="time",
-            is_noted=True,
             formula="mean of {output_len} − 1 decode steps, {tpot_first_s} to {tpot_last_s}",
         ),
     ]
     tpot_first_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "after the shortest cache; null for an answer of one token",
-            "TPOT first",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "after the shortest cache; null for an answer of one token", "TPOT first"
     ]
     tpot_last_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "after the longest; null for an answer of one token",
-            "TPOT last",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "after the longest; null for an answer of one token", "TPOT last"
     ]
     e2e_s: Annotated[
         FloatOrNull,
         Figure(
             "TTFT + (out − 1) · TPOT; null without ttft_s",
             "end to end",
-            mark="time",
-            is_noted=True,
             formula="{ttft_s} + ({output_len} − 1) · {tpot_s}",
         ),
     ]
-    flops: Annotated[int, Figure("FLOPs of all passes", "FLOP")]
-    bytes: Annotated[int, Figure("traffic of all passes", "bytes", "si B")]
+    flops: Annotated[int, "FLOPs of all passes", "FLOP"]
+    bytes: Annotated[int, "traffic of all passes", "bytes", "decimal bytes"]
     speedup: Annotated[
         FloatOrNull,
         Figure(
@@ -93,7 +69,6 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
             "rate of all sequences; null without e2e_s",
             "tokens/s",
             "{:,.1f}",
-            mark="rate",
             formula="{batch_size} · {output_len} / {e2e_s}",
         ),
     ]
@@ -104,7 +79,6 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
                 "sequences that an embedder or reranker reads; null without e2e_s",
                 "sequences/s",
                 "{:,.1f}",
-                mark="rate",
                 formula="{batch_size} / {e2e_s}",
             ),
         ]
@@ -115,8 +89,6 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
             Figure(
                 "currency of --price-per-hour; null without e2e_s",
                 "per 1M tokens",
-                mark="time",
-                is_noted=True,
                 formula=(
                     "price · {gpus} GPUs · {e2e_s} / 3600 s / ({batch_size} · {output_len}) · "
                     "10^6"
@@ -126,11 +98,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
     ]
     energy_per_token_j: Annotated[
         FloatOrNull,
-        Figure(
-            "all GPUs at full power all the time; null if the power or e2e_s is unknown",
-            "J/token",
-            is_noted=True,
-        ),
+        "all GPUs at full power all the time; null if the power or e2e_s is unknown",
+        "J/token",
     ]
 
 
@@ -138,44 +107,35 @@ class NoCacheRecord(LatencyRecord):
     """A batch of equal requests, also without a cache."""
 
     no_cache_ttft_s: Annotated[
-        FloatOrNull,
-        Figure("ttft_s without a cache; null if it is null", "first token", mark="time"),
+        FloatOrNull, "ttft_s without a cache; null if it is null", "first token"
     ]
     no_cache_tpot_s: Annotated[
         FloatOrNull, "tpot_s without a cache; null for an answer of one token"
     ]
     no_cache_tpot_first_s: Annotated[
-        FloatOrNull,
-        "tpot_first_s without a cache; null for an answer of one token",
+        FloatOrNull, "tpot_first_s without a cache; null for an answer of one token"
     ]
     no_cache_tpot_last_s: Annotated[
         FloatOrNull,
-        Figure(
-            "tpot_last_s without a cache; null for an answer of one token",
-            "last token",
-            mark="time",
-        ),
+        "tpot_last_s without a cache; null for an answer of one token",
+        "last token",
     ]
     no_cache_e2e_s: Annotated[
-        FloatOrNull,
-        Figure("e2e_s without a cache; null if it is null", "end to end", mark="time"),
+        FloatOrNull, "e2e_s without a cache; null if it is null", "end to end"
     ]
-    no_cache_flops: Annotated[int, Figure("flops without a cache", "FLOP")]
+    no_cache_flops: Annotated[int, "flops without a cache", "FLOP"]
     no_cache_bytes: Annotated[int, "bytes without a cache"]
-    no_cache_head: Annotated[str, Figure("positions of the LM head, last or all", "head on")]
+    no_cache_head: Annotated[str, "positions of the LM head, last or all", "head on"]
     no_cache_redundant_flops_share: Annotated[
         float,
-        Figure(
-            "1 − FLOPs with the cache ÷ FLOPs without it; 0 if chunks of a prompt need more",
-            "redundant",
-        ),
+        "1 − FLOPs with the cache ÷ FLOPs without it; 0 if chunks of a prompt need more",
+        "redundant",
     ]
     no_cache_token_projections: Annotated[
-        int,
-        Figure("tokens that pass through the layers, for all sequences", "token projections"),
+        int, "tokens that pass through the layers, for all sequences", "token projections"
     ]
     no_cache_redundant_projections: Annotated[
-        int, Figure("token projections beyond one per token", "redundant")
+        int, "token projections beyond one per token", "redundant"
     ]
     tpot_last_bound_s: Annotated[float, "datasheet bound of the last step with the cache"]
     no_cache_doubles_from: Annotated[
@@ -191,12 +151,9 @@ class NoCacheRecord(LatencyRecord):
 class SpeculationRecord(TypedDict):
     """One step of speculative decoding at mid length."""
 
-    draft: Annotated[str, Figure("draft model or method", "draft")]
-    num_speculative_tokens: Annotated[int, Figure("drafted per step", "drafted")]
-    acceptance_rate: Annotated[
-        float,
-        Figure("accepted part of drafted tokens", "accepted", "{:.0%}"),
-    ]
+    draft: Annotated[str, "draft model or method", "draft"]
+    num_speculative_tokens: Annotated[int, "drafted per step", "drafted"]
+    acceptance_rate: Annotated[float, "accepted part of drafted tokens", "accepted", "{:.0%}"]
     tokens_per_step: Annotated[
         float,
         Figure(
@@ -206,19 +163,18 @@ class SpeculationRecord(TypedDict):
             formula="Σ {acceptance_rate}^i for i from 0 to {num_speculative_tokens}",
         ),
     ]
-    draft_s: Annotated[float, Figure("time to draft the tokens", "drafting", mark="time")]
-    verify_s: Annotated[float, Figure("time to verify the tokens", "verifying", mark="time")]
+    draft_s: Annotated[float, "time to draft the tokens", "drafting"]
+    verify_s: Annotated[float, "time to verify the tokens", "verifying"]
     speculative_tpot_s: Annotated[
         float,
         Figure(
             "time per further token",
             "TPOT",
-            mark="time",
             formula="({draft_s} + {verify_s}) / {tokens_per_step}",
         ),
     ]
     speculative_speedup: Annotated[
-        float, Figure("tpot_s without the draft ÷ tpot_s with it", "speed-up", "{:.2f}×")
+        float, "tpot_s without the draft ÷ tpot_s with it", "speed-up", "{:.2f}×"
     ]
     stops_paying_at_batch: Annotated[
         IntOrNull,
@@ -228,10 +184,8 @@ class SpeculationRecord(TypedDict):
             unit="sequences",
         ),
     ]
-    draft_weight_bytes: Annotated[int, Figure("weights of the draft", "draft weights")]
-    draft_cache_bytes: Annotated[
-        int, Figure("cache of the draft, for all sequences", "draft cache")
-    ]
+    draft_weight_bytes: Annotated[int, "weights of the draft", "draft weights"]
+    draft_cache_bytes: Annotated[int, "cache of the draft, for all sequences", "draft cache"]
 
 
 class LoadRecord(TypedDict):
@@ -239,39 +193,30 @@ class LoadRecord(TypedDict):
 
     client: Annotated[str, "arrival process: open, closed, inferencex or aiperf"]
     think_time_s: Annotated[
-        FloatOrNull,
-        "from an answer to the client's next request; null in an open loop",
+        FloatOrNull, "from an answer to the client's next request; null in an open loop"
     ]
     front_end_s: Annotated[
-        FloatOrNull,
-        "time of a request before and after the engine; null if unknown",
+        FloatOrNull, "time of a request before and after the engine; null if unknown"
     ]
     prefix_hit_rate: Annotated[
         FloatOrNull,
-        Figure(
-            "part of each prompt that begins with the cached prefix, as requested; null without "
-            "a prefix",
-            "prefix hits",
-            "{:.3g}",
-        ),
+        "part of each prompt that begins with the cached prefix, as requested; null without "
+        "a prefix",
+        "prefix hits",
+        "{:.3g}",
     ]
     prefix_hit_share: Annotated[
-        FloatOrNull,
-        "part of prompt tokens found in a prefix cache; null without a prefix",
+        FloatOrNull, "part of prompt tokens found in a prefix cache; null without a prefix"
     ]
-    policy: Annotated[str, Figure("static or continuous", "policy")]
-    cache: Annotated[str, Figure("contiguous or paged", "cache")]
+    policy: Annotated[str, "static or continuous", "policy"]
+    cache: Annotated[str, "contiguous or paged", "cache"]
     rate: Annotated[
         FloatOrNull,
-        Figure(
-            "offered requests; null if all arrive together or in a closed loop",
-            "offered req/s",
-            "{:.4g}",
-        ),
+        "offered requests; null if all arrive together or in a closed loop",
+        "offered req/s",
+        "{:.4g}",
     ]
-    max_concurrency: Annotated[
-        IntOrNull, Figure("concurrent clients; null in an open loop", "clients")
-    ]
+    max_concurrency: Annotated[IntOrNull, "concurrent clients; null in an open loop", "clients"]
     max_num_seqs: Annotated[int, "setting of the engine"]
     max_num_batched_tokens: Annotated[int, "setting of the engine"]
     seed: Annotated[int, "seed of random numbers"]
@@ -289,8 +234,7 @@ class LoadRecord(TypedDict):
         "source of a default num_speculative_tokens; null if it was given, or without a draft",
     ]
     prefill_replicas: Annotated[
-        int,
-        "replicas that process only prompts; 0 if prompts and decodes share a replica",
+        int, "replicas that process only prompts; 0 if prompts and decodes share a replica"
     ]
     total_gpus: Annotated[int, "GPUs of the replica and of prefill replicas"]
     transfer_s: Annotated[
@@ -299,8 +243,7 @@ class LoadRecord(TypedDict):
         "disaggregated prefill",
     ]
     tokens_per_step: Annotated[
-        FloatOrNull,
-        Figure("per verification; null without a draft", "tokens/step", "{:.2f}"),
+        FloatOrNull, "per verification; null without a draft", "tokens/step", "{:.2f}"
     ]
 
 
@@ -308,8 +251,8 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     """A server under load."""
 
     requests: Annotated[int, "arrived requests"]
-    completed: Annotated[int, Figure("answered requests", "done")]
-    rejected: Annotated[int, Figure("requests that can never fit", "rejected")]
+    completed: Annotated[int, "answered requests", "done"]
+    rejected: Annotated[int, "requests that can never fit", "rejected"]
     input_tokens: Annotated[int, "tokens of answered requests"]
     output_tokens: Annotated[int, "tokens of answered requests"]
     duration_s: Annotated[float, "from the first arrival to the last token"]
@@ -318,8 +261,6 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         Figure(
             "output tokens; null without an answer",
             "tokens/s",
-            mark="rate",
-            is_noted=True,
             formula="{output_tokens} tokens / {duration_s}",
         ),
     ]
@@ -331,66 +272,38 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         Figure(
             "answered requests; null without an answer",
             "req/s",
-            mark="rate",
             formula="{completed} requests / {duration_s}",
         ),
     ]
     ttft_mean_s: Annotated[FloatOrNull, "from arrival to first token; null without an answer"]
     ttft_p50_s: Annotated[
         FloatOrNull,
-        Figure(
-            "until the first token, for half of the requests; null without an answer",
-            "TTFT p50",
-            mark="time",
-            is_noted=True,
-        ),
+        "until the first token, for half of the requests; null without an answer",
+        "TTFT p50",
     ]
     ttft_p90_s: Annotated[FloatOrNull, "90th percentile; null without an answer"]
-    ttft_p99_s: Annotated[
-        FloatOrNull, Figure("99th percentile; null without an answer", "TTFT p99", mark="time")
-    ]
+    ttft_p99_s: Annotated[FloatOrNull, "99th percentile; null without an answer", "TTFT p99"]
     tpot_mean_s: Annotated[
-        FloatOrNull,
-        "time after the first token ÷ further tokens; null without further tokens",
+        FloatOrNull, "time after the first token ÷ further tokens; null without further tokens"
     ]
     tpot_p50_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "from one token to the next; null without further tokens",
-            "TPOT p50",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "from one token to the next; null without further tokens", "TPOT p50"
     ]
     tpot_p90_s: Annotated[FloatOrNull, "90th percentile; null without further tokens"]
     tpot_p99_s: Annotated[
-        FloatOrNull,
-        Figure("99th percentile; null without further tokens", "TPOT p99", mark="time"),
+        FloatOrNull, "99th percentile; null without further tokens", "TPOT p99"
     ]
     e2e_mean_s: Annotated[FloatOrNull, "from arrival to last token; null without an answer"]
     e2e_p50_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "until the last token, median; null without an answer",
-            "end to end p50",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "until the last token, median; null without an answer", "end to end p50"
     ]
     e2e_p90_s: Annotated[FloatOrNull, "90th percentile; null without an answer"]
     e2e_p99_s: Annotated[FloatOrNull, "99th percentile; null without an answer"]
     queueing_mean_s: Annotated[
-        FloatOrNull,
-        Figure(
-            "mean until work begins; null without an answer",
-            "queueing",
-            mark="time",
-            is_noted=True,
-        ),
+        FloatOrNull, "mean until work begins; null without an answer", "queueing"
     ]
     prefill_utilization: Annotated[
-        FloatOrNull,
-        "busy time of prefill replicas; null without prefill replicas",
+        FloatOrNull, "busy time of prefill replicas; null without prefill replicas"
     ]
     decode_queueing_mean_s: Annotated[
         FloatOrNull,
@@ -406,7 +319,6 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
             "answered requests that meet every target; null without a target",
             "within SLO",
             unit="share",
-            mark="rate",
         ),
     ]
     padding_waste: Annotated[
@@ -420,12 +332,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     padded_slots: Annotated[int, "token slots with padding"]
     token_slots: Annotated[int, "token slots of all passes"]
     kv_waste: Annotated[
-        FloatOrNull,
-        Figure(
-            "allocated, but no token in it; null without an allocation",
-            "KV waste",
-            is_noted=True,
-        ),
+        FloatOrNull, "allocated, but no token in it; null without an allocation", "KV waste"
     ]
     kv_peak: Annotated[
         FloatOrNull,
@@ -438,48 +345,39 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     kv_peak_bytes: Annotated[int, "maximum allocated bytes"]
     kv_budget_bytes: Annotated[int, "KV cache budget"]
-    preemptions: Annotated[int, Figure("preempted requests", "preempted")]
+    preemptions: Annotated[int, "preempted requests", "preempted"]
     recomputed_tokens: Annotated[int, "tokens of preempted requests"]
     passes: Annotated[int, "executed passes"]
     mean_batch_size: Annotated[
         FloatOrNull,
-        Figure(
-            "sequences per pass, weighted by time; null without a pass",
-            "batch",
-            "{:.1f}",
-        ),
+        "sequences per pass, weighted by time; null without a pass",
+        "batch",
+        "{:.1f}",
     ]
     utilization: Annotated[FloatOrNull, "busy time of the GPU; null without an answer"]
     mean_in_system: Annotated[
-        FloatOrNull,
-        "waiting and running requests, weighted by time; null without an answer",
+        FloatOrNull, "waiting and running requests, weighted by time; null without an answer"
     ]
     diverges: Annotated[
         bool | None,
-        Figure(
-            "whether the rate exceeds capacity_requests_per_s; null in a closed loop, or with "
-            "too few requests",
-            "queue",
-            "queue",
-        ),
+        "whether the rate exceeds capacity_requests_per_s; null in a closed loop, or with "
+        "too few requests",
+        "queue",
+        "queue",
     ]
     capacity_requests_per_s: Annotated[
-        FloatOrNull,
-        "maximum rate if requests always wait; null if the server serves none",
+        FloatOrNull, "maximum rate if requests always wait; null if the server serves none"
     ]
     cost_per_million_tokens: Annotated[
         FloatOrNull,
         Figure(
             "currency of --price-per-hour; null without a price",
             "per 1M tokens",
-            mark="time",
-            is_noted=True,
             formula="price · {gpus} GPUs · {duration_s} / 3600 s / {output_tokens} tokens · 10^6",
         ),
     ]
     tpot_p90_error: Annotated[
-        FloatOrNull,
-        "90th percentile of the error of TPOT on measured servers; null if unknown",
+        FloatOrNull, "90th percentile of the error of TPOT on measured servers; null if unknown"
     ]
     ttft_p90_error: Annotated[
         FloatOrNull, "90th percentile of the error of TTFT; null if unknown"

@@ -8,16 +8,16 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 class ReplicaRecord(TypedDict):
     """Model, formats and GPUs of a replica."""
 
-    model: Annotated[str, Figure("model name", "model")]
-    gpus: Annotated[int, Figure("GPUs of the replica", "GPUs")]
-    tensor_parallel_size: Annotated[int, Figure("GPUs that share heads and columns", "tp")]
-    kv_cache_dtype: Annotated[str, Figure("format of the cache", "cache in")]
+    model: Annotated[str, "model name", "model"]
+    gpus: Annotated[int, "GPUs of the replica", "GPUs"]
+    tensor_parallel_size: Annotated[int, "GPUs that share heads and columns", "tp"]
+    kv_cache_dtype: Annotated[str, "format of the cache", "cache in"]
 
 
 class ShardedRecord(ReplicaRecord):
     """A replica on GPUs of one model, and how it is split."""
 
-    gpu: Annotated[str, Figure("GPU name", "GPU")]
+    gpu: Annotated[str, "GPU name", "GPU"]
     pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
     data_parallel_size: Annotated[int, "groups that share the sequences"]
 
@@ -25,13 +25,11 @@ class ShardedRecord(ReplicaRecord):
 class BatchRecord(TypedDict):
     """Concurrent sequences of equal length."""
 
-    batch_size: Annotated[int, Figure("concurrent sequences", "batch")]
+    batch_size: Annotated[int, "concurrent sequences", "batch"]
     context: Annotated[
         int,
-        Figure(
-            "tokens of each sequence, with the token of the step; in a mixed pass the longest",
-            "context",
-        ),
+        "tokens of each sequence, with the token of the step; in a mixed pass the longest",
+        "context",
     ]
 
 
@@ -40,19 +38,15 @@ class WeightsRecord(TypedDict):
 
     parameters: Annotated[
         IntOrNull,
-        Figure(
-            "parameters of the language model; tied embeddings count once; null without a model",
-            "parameters",
-            "count",
-        ),
+        "parameters of the language model; tied embeddings count once; null without a model",
+        "parameters",
+        "parameters",
     ]
     active_parameters: Annotated[
         IntOrNull,
-        Figure(
-            "parameters without the experts beyond top-k; null without a model",
-            "active",
-            "count",
-        ),
+        "parameters without the experts beyond top-k; null without a model",
+        "active",
+        "parameters",
     ]
     parameters_exact: Annotated[
         bool | None,
@@ -64,9 +58,7 @@ class WeightsRecord(TypedDict):
         "parameters of multi-token-prediction layers, not in `parameters`; null without a "
         "model",
     ]
-    weight_bytes: Annotated[
-        IntOrNull, Figure("weights of one GPU; null without a model", "weights")
-    ]
+    weight_bytes: Annotated[IntOrNull, "weights of one GPU; null without a model", "weights"]
     cache_share_of_weights: Annotated[
         FloatOrNull,
         Figure(
@@ -77,42 +69,29 @@ class WeightsRecord(TypedDict):
     ]
     equal_weights_context: Annotated[
         IntOrNull,
-        Figure(
-            "smallest context at which the KV cache equals the weights; null if there is none",
-            "= weights",
-            is_noted=True,
-        ),
+        "smallest context at which the KV cache equals the weights; null if there is none",
+        "= weights",
     ]
-    dtype: Annotated[
-        TextOrNull, Figure("format of the weights; null without a model", "weights in")
-    ]
+    dtype: Annotated[TextOrNull, "format of the weights; null without a model", "weights in"]
 
 
 class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
     """KV cache of a model at one context and batch size, and its weights."""
 
-    attention: Annotated[str, Figure("attention variant", "attention")]
-    kv_cache_bytes: Annotated[int, Figure("stored by all sequences on one GPU", "KV cache")]
-    kv_cache_read_bytes: Annotated[int, Figure("read by one decode step", "read per step")]
+    attention: Annotated[str, "attention variant", "attention"]
+    kv_cache_bytes: Annotated[int, "stored by all sequences on one GPU", "KV cache"]
+    kv_cache_read_bytes: Annotated[int, "read by one decode step", "read per step"]
     kv_cache_allocated_bytes: Annotated[
-        int, Figure("in whole blocks; the stored bytes, rounded up", "allocated", is_noted=True)
+        int, "in whole blocks; the stored bytes, rounded up", "allocated"
     ]
     bytes_per_token: Annotated[
         float,
-        Figure(
-            "bytes per further token, 0 B if all windows are full; for one sequence at this "
-            "context, an integer if it is whole",
-            "per token",
-            is_noted=True,
-        ),
+        "bytes per further token, 0 B if all windows are full; for one sequence at this "
+        "context, an integer if it is whole",
+        "per token",
     ]
     fixed_bytes: Annotated[
-        int,
-        Figure(
-            "full windows and recurrent states of one sequence; they no longer grow",
-            "fixed",
-            is_noted=True,
-        ),
+        int, "full windows and recurrent states of one sequence; they no longer grow", "fixed"
     ]
     eviction_score_bytes: Annotated[
         int, "scores that an eviction policy stores with keys and values"
@@ -126,11 +105,8 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
     ]
     mha_ratio: Annotated[
         FloatOrNull,
-        Figure(
-            "KV cache of multi-head attention ÷ this KV cache; null without a cache or a model",
-            "MHA needs",
-            is_noted=True,
-        ),
+        "KV cache of multi-head attention ÷ this KV cache; null without a cache or a model",
+        "MHA needs",
     ]
     block_size: Annotated[int, "tokens per block of the cache"]
 
@@ -138,32 +114,28 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
 class DeploymentRecord(ReplicaRecord):
     """A replica on GPUs, with the engine and the time model."""
 
-    dtype: Annotated[
-        TextOrNull, Figure("format of the weights; null without a model", "weights in")
-    ]
-    gpu: Annotated[str, Figure("GPU name", "GPU")]
+    dtype: Annotated[TextOrNull, "format of the weights; null without a model", "weights in"]
+    gpu: Annotated[str, "GPU name", "GPU"]
     nodes: Annotated[int, "nodes of the replica"]
     inter_node_bytes_per_s: Annotated[
         FloatOrNull, "per GPU between nodes, in one direction; null on one node"
     ]
-    engine: Annotated[str, Figure("engine whose memory rules and times apply", "engine")]
-    basis: Annotated[str, Figure("name of the time model", "times by", "basis")]
+    engine: Annotated[str, "engine whose memory rules and times apply", "engine"]
+    basis: Annotated[str, "name of the time model", "times by", "basis"]
     calibration_from: Annotated[
-        TextOrNull,
-        "GPU whose kernel models were scaled; null if they are of this GPU",
+        TextOrNull, "GPU whose kernel models were scaled; null if they are of this GPU"
     ]
 
 
 class DraftRecord(TypedDict):
     """Speculative decoding of a deployment; null without a draft."""
 
-    draft: Annotated[TextOrNull, Figure("draft model or method; null without a draft", "draft")]
+    draft: Annotated[TextOrNull, "draft model or method; null without a draft", "draft"]
     num_speculative_tokens: Annotated[
-        IntOrNull, Figure("drafted per step; null without a draft", "draft tokens")
+        IntOrNull, "drafted per step; null without a draft", "draft tokens"
     ]
     acceptance_rate: Annotated[
-        FloatOrNull,
-        "accepted part of drafted tokens; null without a draft",
+        FloatOrNull, "accepted part of drafted tokens; null without a draft"
     ]
 
 
@@ -188,8 +160,7 @@ class MemoryRecord(TypedDict):
     """Memory of the GPUs for a batch."""
 
     fits: Annotated[
-        bool | None,
-        Figure("whether the batch fits; null if the engine refuses the model", "fits"),
+        bool | None, "whether the batch fits; null if the engine refuses the model", "fits"
     ]
     kv_budget_bytes: Annotated[
         IntOrNull,
@@ -197,8 +168,7 @@ class MemoryRecord(TypedDict):
         "model",
     ]
     kv_needed_bytes: Annotated[
-        IntOrNull,
-        "KV cache of the batch on one GPU; null if the engine refuses the model",
+        IntOrNull, "KV cache of the batch on one GPU; null if the engine refuses the model"
     ]
     max_num_seqs: Annotated[
         IntOrNull,
@@ -206,13 +176,11 @@ class MemoryRecord(TypedDict):
             "requests that fit after the weights; sequences of this length on the replica; null if "
             "the engine refuses the model",
             "users",
-            is_noted=True,
             formula="⌊{kv_budget_bytes} / ({kv_needed_bytes} / {batch_size} sequences)⌋",
         ),
     ]
     memory_note: Annotated[
-        TextOrNull,
-        "reason why the engine refuses the model; null if it does not",
+        TextOrNull, "reason why the engine refuses the model; null if it does not"
     ]
 
 

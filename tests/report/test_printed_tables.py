@@ -64,8 +64,8 @@ def check(shown: Table, records: list[dict[str, Any]], contract: Contract, neede
 
 def unmarked(cell: str, heading: str, key: str, record: dict[str, Any]) -> str:
     """A cell without the mark that its basis asks for: every time and rate of the record has it, nothing else has."""
-    timed = key.endswith("_s") and not key.endswith("_per_s") and key != "roofline_s"
-    rests = (timed or heading in RATES or key == "cost_per_million_tokens") and record.get(key) is not None
+    timed = key.endswith(("_s", "_j", "per_million_tokens")) and not key.endswith("_per_s") and key != "roofline_s"
+    rests = (timed or heading in RATES) and record.get(key) is not None
     mark = MARKS[record["time_basis"]][heading in RATES] if rests else ""
     mark = "" if cell.startswith("<") else mark  # a time shorter than a kernel
     assert cell.startswith(mark) and (mark or cell[:1] not in ("≥", "≤", "~")), (heading, cell)

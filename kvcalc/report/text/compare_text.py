@@ -9,7 +9,6 @@ from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord
-from kvcalc.records.figures import Figure
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.row_names import alike, shared_words, sides
 from kvcalc.report.text.fit_text import marked_columns, memory_notes, memory_sentences
@@ -136,23 +135,16 @@ def load(record: Mapping[str, Any]) -> str:
 class CompareRow(CompareRecord):
     """A record of `compare` with the time of its decode step, predicted or else the bound."""
 
-    step_s: Annotated[
-        float, Figure("time of one decode step", "step", mark="time", is_noted=True)
-    ]
-    heads: Annotated[str | None, Figure("diversity of the KV heads", "heads", is_noted=True)]
+    step_s: Annotated[float, "time of one decode step", "step"]
+    heads: Annotated[str | None, "diversity of the KV heads", "heads"]
     measured_quality: Annotated[
         str,
-        Figure(
-            "share of the score with 16 bits, if measured on this model",
-            "quality",
-            is_noted=True,
-        ),
+        "share of the score with 16 bits, if measured on this model",
+        "quality",
     ]
-    roofline_s: Annotated[
-        float, Figure("datasheet bound of the step", "at least", is_noted=True)
-    ]
+    roofline_s: Annotated[float, "datasheet bound of the step", "at least"]
     intensity: Annotated[
-        float | None, Figure("flops ÷ bytes; null without traffic", "FLOP/B of the step")
+        float | None, "flops ÷ bytes; null without traffic", "FLOP/B of the step"
     ]
 
 

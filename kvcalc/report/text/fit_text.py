@@ -466,17 +466,15 @@ def matrix_table(records: Sequence[Record]) -> Table:
         rows.setdefault(r["users"], {"users": r["users"]})[key] = r["headroom_bytes"]
         contexts[key] = _context_name(r["context"])
     table_columns = [Column("users", "users", FORMATS["int"])]
-    table_columns += [Column(key, name, _signed) for key, name in contexts.items()]
+    table_columns += [
+        Column(key, name, FORMATS["bytes, one digit"]) for key, name in contexts.items()
+    ]
     notes = [
         "",
         "Cells: free KV cache per GPU, negative if it does not fit; contexts: 4k is 4,096 tokens",
         ", ".join([f"engine {first['engine']}", *_utilization([first]), _batched([first])]),
     ]
     return Table(list(rows.values()), table_columns, title, notes)
-
-
-def _signed(size: int) -> str:
-    return f"{'−' * (size < 0)}{format_bytes(abs(size), 1)}"
 
 
 def _context_name(tokens: int) -> str:

@@ -7,7 +7,7 @@ from statistics import median
 from kvcalc.records import Record
 from kvcalc.records.measure import GenerationRecord, MeasuredLayerRecord
 from kvcalc.report.text.table_layout import Table
-from kvcalc.report.text.tables import FORMATS, columns, seconds
+from kvcalc.report.text.tables import columns, seconds
 from kvcalc.units import format_bytes, format_si
 
 
@@ -47,11 +47,6 @@ def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[..., 
 
 
 times = "{:.2f}×".format
-MODES = {"cached": "with", "uncached": "without"}
-MEASURE_FORMATS = FORMATS | {
-    "variant": lambda name: name or "its own",
-    "mode": MODES.__getitem__,
-}
 MEASURE_COLUMNS = columns(
     MeasuredLayerRecord,
     "variant phase batch_size context attention_predicted_s attention_measured_s attention_ratio "
@@ -59,7 +54,6 @@ MEASURE_COLUMNS = columns(
     "ratio predicted_s measured_s bound_s spread predicted_bytes "
     "allocated_bytes allocator_bytes attention_bandwidth_share attention_flops_share attention",
     inputs="batch_size context",
-    formats=MEASURE_FORMATS,
 )
 GENERATE_COLUMNS = columns(
     GenerationRecord,
@@ -67,7 +61,6 @@ GENERATE_COLUMNS = columns(
     "predicted_speedup same_tokens first_token_s last_token_s tokens_per_s "
     "bound_total_s",
     inputs="variant prompt_len batch_size",
-    formats=MEASURE_FORMATS,
 )
 
 

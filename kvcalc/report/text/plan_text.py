@@ -11,19 +11,16 @@ from kvcalc.planning.search import SearchResult, changes_that_help
 from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.records import JsonObject, Record
-from kvcalc.records.figures import Figure
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
 from kvcalc.report.text.fit_text import format_words, is_measured_on
 from kvcalc.report.text.table_layout import MAX_NOTES, Table
 from kvcalc.report.text.tables import (
-    FORMATS,
     columns,
     distinct_notes,
     seconds,
     time_details,
     time_footnotes,
 )
-from kvcalc.units import format_bytes
 
 MAX_PRINTED_COMMANDS = 12
 MAX_WORDS = 25  # in the sentence
@@ -32,10 +29,11 @@ MAX_WORDS = 25  # in the sentence
 class PlanRow(PlanRecord):
     """A record with its split in words, and the users that fit in all replicas."""
 
-    split: Annotated[str, Figure("parallelism of each replica", "split", is_noted=True)]
+    split: Annotated[str, "parallelism of each replica", "split"]
     max_users: Annotated[
         int | None,
-        Figure("requests that fit on all GPUs, at least", "max users", is_noted=True),
+        "requests that fit on all GPUs, at least",
+        "max users",
     ]
 
 
@@ -225,14 +223,8 @@ def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     return Table(rows, PLAN_COLUMNS, title, notes, details=details)
 
 
-def _signed_bytes(size: int) -> str:
-    return f"−{format_bytes(-size)}" if size < 0 else format_bytes(size)
-
-
 DIAGNOSIS_COLUMNS = columns(
-    DiagnoseRecord,
-    "term logged_bytes predicted_bytes difference_bytes",
-    formats=FORMATS | {"signed bytes": _signed_bytes},
+    DiagnoseRecord, "term logged_bytes predicted_bytes difference_bytes"
 )
 
 

@@ -32,9 +32,7 @@ from kvcalc.timing.deployment import TimedDeployment
 class OperatorRow(OperatorRecord):
     """A record of an operator with its shape."""
 
-    shape: Annotated[
-        str | None, Figure("m × k × n, or heads × queries × keys × width", "shape")
-    ]
+    shape: Annotated[str | None, "m × k × n, or heads × queries × keys × width", "shape"]
 
 
 ROOFLINE_COLUMNS = columns(
@@ -194,20 +192,19 @@ OPERAND_BYTES = 6
 class MemoryLevel(TypedDict):
     """One memory of a GPU or of its machine; null without a figure."""
 
-    level: Annotated[str, Figure("registers, a cache, memory or disk", "memory")]
+    level: Annotated[str, "registers, a cache, memory or disk", "memory"]
     each: Annotated[int | None, Figure("bytes of one SM", "per unit", unit="bytes")]
-    units: Annotated[int | None, Figure("number of units", "units", "text")]
+    units: Annotated[int | None, "number of units", "units", "text"]
     bytes: Annotated[
         int | None, Figure("bytes of all units", "total", formula="{units} · {each} B")
     ]
-    bytes_per_s: Annotated[float | None, Figure("in one direction", "bandwidth")]
+    bytes_per_s: Annotated[float | None, "in one direction", "bandwidth"]
     seconds: Annotated[
         float | None,
         Figure(
             "time of all bytes; ≥ by a documented rate, ~ by a measured rate",
             "time to read",
             unit="seconds",
-            mark="time",
             formula="{bytes} / {bytes_per_s}",
         ),
     ]

@@ -12,7 +12,6 @@ from kvcalc.report.text.fit_text import FITS, marked_columns, memory_notes, memo
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     BOUND,
-    FORMATS,
     answer_sentence,
     budget_warning,
     columns,
@@ -195,8 +194,6 @@ def _where(record: Record) -> str:
     return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
 
 
-SUSTAINED = "sustained"
-QUEUES = {True: "diverges", False: "stable", None: "stable", SUSTAINED: SUSTAINED}
 SERVE = (
     *DEPLOYMENT_COLUMNS,
     *columns(
@@ -207,7 +204,6 @@ SERVE = (
         "tokens_per_step kv_peak kv_waste padding_waste queueing_mean_s e2e_p50_s",
         inputs="policy cache rate max_concurrency prefix_hit_rate",
         wide="e2e_p50_s",
-        formats=FORMATS | {"queue": QUEUES.__getitem__},
     ),
 )
 CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
@@ -244,7 +240,7 @@ def serve_table(records: Sequence[Record], lengths_note: str = "") -> Table:
         if goals := _goals(first):
             limit = f"the highest rate with {goals}, at most"
         details += [
-            f"{SUSTAINED}: {limit} 95% of saturation",
+            f"sustained: {limit} 95% of saturation",
             f"tokens/s: of {first['requests']:,} requests per rate, start and end included",
         ]
     accuracy = dict.fromkeys(map(_accuracy, rows))
@@ -276,7 +272,7 @@ def _tried(records: Sequence[Record]) -> list[Record]:
         if r["found_rate"] is not None:
             sustained = r["rate"]
         else:
-            rows.append({**r, "diverges": SUSTAINED} if r["rate"] == sustained else r)
+            rows.append({**r, "diverges": "sustained"} if r["rate"] == sustained else r)
     return rows
 
 

@@ -35,9 +35,7 @@ class Column(msgspec.Struct, frozen=True):
         wide: Whether only `--wide` shows the column.
         is_input: Whether equal values of all rows become a note.
         is_optional: Whether the column is hidden if model and GPU determine its value.
-        mark: `time` if ≥ marks bounds, `rate` if ≤ does.
-        note: Meaning of the heading, for a note below the table.
-        meaning: Meaning of the value, for `--explain`.
+        meaning: Meaning of the value, for `--explain` and `--verbose`.
         formula: Formula of the value with keys in braces, for `--explain`.
     """
 
@@ -48,8 +46,6 @@ class Column(msgspec.Struct, frozen=True):
     wide: bool = False
     is_input: bool = False
     is_optional: bool = False
-    mark: str = ""
-    note: str = ""
     meaning: str = ""
     formula: str = ""
 
@@ -282,21 +278,18 @@ def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
     lines = list(choice.remarks)
     if hidden:
         lines.append(f"{len(hidden)} more with --wide: {', '.join(hidden)}")
-    meanings = [
-        f"{column.title}: {column.note}" for column in choice.shown[:count] if column.note
-    ]
-    lines += filter(None, ["; ".join(dict.fromkeys(meanings))])
+    if table.verbose:
+        defined = [c for c in choice.shown[:count] if c.meaning and not c.is_input]
+        lines.append("; ".join(f"{c.title}: {c.meaning}" for c in defined))
     lines += [*table.notes[1:], *table.details]
     unique = [n for i, n in enumerate(lines) if not n or n not in (table.title, *lines[:i])]
     return [*table.notes[:1], *unique, *commands]
 
 
-MARKS = {
-    ("time", "bound"): "≥ ",
-    ("rate", "bound"): "≤ ",
-    ("time", "scaled"): "~ ",
-    ("rate", "scaled"): "~ ",
-}
+# Endings of the keys that a bound limits: times and what grows with them, and rates.
+TIMES = ("_s", "seconds", "_j", "per_million_tokens")
+RATES = ("_per_s", "_per_s_per_gpu", "slo_attainment")
+UNMARKED = ("roofline_s", "bytes_per_s")
 PARAMETER_KEYS = ("parameters", "active_parameters", "weight_bytes")
 
 
@@ -309,12 +302,13 @@ def written(column: Column, record: Row) -> str:
     value = record.get(column.key)
     if value is None:
         return "–"
-    text = column.show(value)
-    if text.startswith("<"):
-        return text
-    if column.key in PARAMETER_KEYS and record.get("parameters_exact") is False:
+    text, key = column.show(value), column.key
+    if key in PARAMETER_KEYS and record.get("parameters_exact") is False:
         return f"≈ {text}"
-    return MARKS.get((column.mark, record.get("time_basis", "")), "") + text
+    if not key.endswith((*TIMES, *RATES)) or key.endswith(UNMARKED) or text.startswith("<"):
+        return text
+    marks = {"bound": "≤ " if key.endswith(RATES) else "≥ ", "scaled": "~ "}
+    return marks.get(record.get("time_basis", ""), "") + text
 
 
 class TableParts(NamedTuple):

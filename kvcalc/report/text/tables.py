@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,24 +75,37 @@ def basis_name(basis: str) -> str:
 
 def variant_name(variant: str) -> str:
     """Return the name of a variant in tables. `none` is the model's own attention."""
-    return "original" if variant.lower() == "none" else variant
+    return {"none": "original", "": "its own"}.get(variant.lower(), variant)
 
 
+# Functions that write values, by the unit or by the format of their figure.
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "int": "{:,}".format,
-    "count": format_count,
+    "count": "{:,}".format,
+    "tokens": "{:,}".format,
+    "sequences": "{:,}".format,
+    "parameters": format_count,
     "bytes": format_bytes,
-    "bytes1": partial(format_bytes, digits=1),
-    "per token": per_token,
+    "bytes, one digit": partial(format_bytes, digits=1),
+    "bytes a token": per_token,
+    "decimal bytes": partial(format_si, unit="B"),
+    "bytes a second": partial(format_si, unit="B/s"),
+    "FLOP": format_si,
+    "FLOP a second": format_si,
+    "FLOP per byte": digits,
     "seconds": seconds,
     "kernel": kernel_seconds,
-    "digits": digits,
+    "tokens a second": "{:,.0f}".format,
+    "requests a second": digits,
     "ratio": ratio,
-    "si": format_si,
-    "si B": partial(format_si, unit="B"),
-    "si B/s": partial(format_si, unit="B/s"),
-    "yes/no": lambda value: "yes" if value else "no",
+    "share": "{:.1%}".format,
+    "number": digits,
+    "money": "{:,.2f}".format,
+    "joules": "{:.3g}".format,
+    "yes or no": lambda value: "yes" if value else "no",
+    "queue": lambda value: {True: "diverges", False: "stable"}.get(value, value),
+    "mode": lambda mode: {"cached": "with", "uncached": "without"}[mode],
     "basis": lambda basis: basis.replace(" calibration", ""),
     "variant": variant_name,
 }
@@ -105,7 +118,6 @@ def columns(
     inputs: str = "",
     optional: str = "",
     wide: str = "",
-    formats: Mapping[str, Callable[[Any], str]] = FORMATS,
 ) -> tuple[Column, ...]:
     """Return the columns of a table of records.
 
@@ -115,25 +127,21 @@ def columns(
         inputs: Those of the keys that are inputs. Equal inputs of all rows become a note.
         optional: Those that are hidden if model and GPU determine the value.
         wide: Those that only `--wide` shows.
-        formats: Formats of the figures by name, FORMATS and those of this table.
     """
     figures = figures_of(record)
     results = []
     for key in keys.split():
         figure = figures[key]
-        meaning = figure.meaning.partition(";")[0]
         results.append(
             Column(
                 key,
                 figure.heading,
-                show=formats.get(figure.format) or figure.format.format,
+                show=FORMATS.get(figure.format or figure.unit, (figure.format or "{}").format),
                 right=figure.type in ("integer", "number"),
                 wide=key in wide.split(),
                 is_input=key in inputs.split(),
                 is_optional=key in optional.split(),
-                mark=figure.mark,
-                note=meaning * figure.is_noted,
-                meaning=meaning,
+                meaning=figure.meaning.partition(";")[0],
                 formula=figure.formula,
             )
         )
