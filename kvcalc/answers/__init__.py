@@ -1,1 +1,1 @@
-"""Questions to records, tables, charts and formulas: one file per command."""
+"""Answer questions with records, tables, charts and formulas: one file per command."""

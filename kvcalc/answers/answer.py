@@ -1,4 +1,4 @@
-"""The answer of a command: records that print as a table, convert and draw; notes and files."""
+"""The answer of a command: records that can be printed as a table, converted and drawn."""
 
 import shutil
 import sys
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Print lines on stdout. A terminal gets lines of its width, a pipe gets whole lines."""
+    """Print lines on stdout. They are wrapped on a terminal, but not in a pipe."""
     output = visible(text)
     if sys.stdout.isatty():
         lines = []
@@ -64,7 +64,7 @@ MAX_TABLE_ROWS = 20_000
 
 
 class LazyRecords(Sequence[Mapping[str, Any]]):
-    """Records that are computed whenever they are read, because there may be many."""
+    """Records that are computed each time they are read, because there may be many."""
 
     def __init__(
         self, make_records: Callable[[], Iterable[Mapping[str, Any]]], length: int
@@ -83,7 +83,7 @@ class LazyRecords(Sequence[Mapping[str, Any]]):
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
-    """One or several records. Printed, it is the command's table; in a notebook, HTML.
+    """The records of an answer. They print as the command's table, and in a notebook as HTML.
 
     Attributes are the JSON keys of the main record, in bytes, FLOPs and seconds. The main record
     is the total of a pass, otherwise the first. `dir(answer)` lists the keys.

@@ -42,7 +42,7 @@ ERROR_NOTE = "error of a row: exp(|ln(predicted/measured)|) − 1"
 
 
 class SourceOptions(Question, frozen=True):
-    """The source of measured rows, which the calibration repeats."""
+    """The source of measured rows. The calibration file contains it."""
 
     origin: str = ""
     commit: str = ""
@@ -125,7 +125,7 @@ def one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings
 
 
 def _every_stack(tables: list[MeasurementFile], out: str, about: Settings) -> Answer:
-    """Fit each GPU and stack that the rows name, side by side on all cores.
+    """Fit the time models of each GPU and stack that the rows name, in parallel on all cores.
 
     Each file depends only on its own rows, so its bytes do not depend on the number of cores.
     """
@@ -171,7 +171,8 @@ class ValidationOptions(Question, frozen=True):
 
 
 def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
-    """Compare predictions with measured rows. The status is 1 if `--fail-above` fails."""
+    """Compare predictions with measured rows. The exit status is 1 if an error exceeds
+    `--fail-above`."""
     limit = options.fail_above
     source = load_gpu(options.calibration_from) if options.calibration_from else None
     validations = validate(map(read_rows, rows), options.stack, source)

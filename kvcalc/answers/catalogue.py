@@ -81,7 +81,7 @@ def run_gpus(
 
 
 def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
-    """Return the memories of a GPU, and its preset with the sources."""
+    """Return the answer about one GPU: its memories, and its preset with the sources."""
     from kvcalc.library.load import gpu_record, preset_text
     from kvcalc.report.text.roofline_text import hierarchy_table
     from kvcalc.report.text.table_layout import WIDTH, laid_out

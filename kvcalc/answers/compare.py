@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class VariantOptions(Question, frozen=True):
-    """Variants of the attention; empty for the usual ones."""
+    """Variants of the attention; empty for the default variants."""
 
     variants: tuple[str, ...] = ()
 
@@ -65,8 +65,8 @@ def compare_answer(
     """Return a record for each deployment, variant and shape. The first variant is the reference.
 
     Args:
-        names: Variants; empty for the usual ones.
-        is_typed: Whether the dimensions of the layers were typed, without a model.
+        names: Names of variants; empty for the default variants.
+        is_typed: Whether the user gave dimensions of layers instead of a model.
     """
     from kvcalc.planning.comparison import compare_records, of_dimensions, usual_variants
     from kvcalc.planning.variants import variant

@@ -1,4 +1,4 @@
-"""Load the models and GPUs that names stand for, and deploy them."""
+"""Load models and GPUs by name, and combine them into deployments."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,8 @@ Sharding = TypeVar("Sharding", bound=ShardingOptions)
 
 
 def model_words(names: Sequence[str]) -> list[str]:
-    """Return the items of lists of models. A file whose name has a comma is one item."""
+    """Return the items of comma-separated lists of models. The name of a file may contain a
+    comma."""
     words: list[str] = []
     for name in names:
         words += [name] if os.path.exists(name) else items_of(name)  # noqa: PTH110
@@ -40,9 +41,9 @@ def model_words(names: Sequence[str]) -> list[str]:
 
 
 def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]":
-    """Return the models of words and lists, changed by `--set`.
+    """Return the models named by words and comma-separated lists, changed by `--set`.
 
-    Models that share a name get the words that were typed, because answers are listed by name.
+    Models with equal names are named by the typed words, because answers are listed by name.
     Example: `a/m.json` and `b/m.json` are both called `m`.
     """
     from msgspec.structs import replace
@@ -70,10 +71,10 @@ def model_of(name: str, changes: Sequence[str] = ()) -> "Model":
 def typed_dimensions(
     options: "DimensionOptions", models: Sequence[str], changes: Sequence[str]
 ) -> "Dimensions | None":
-    """Return the dimensions if no model is named, and None if one is.
+    """Return the dimensions if no model is named; None if a model is named.
 
     Raises:
-        UserError: There are both or neither.
+        UserError: Both a model and dimensions are given, or neither.
     """
     import msgspec
 
@@ -122,10 +123,11 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
 
 
 def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
-    """Return a GPU of this machine, the bytes that are in use on each, and notes on their users.
+    """Return a GPU of this machine, the bytes in use on each GPU, and notes on the processes that
+    use them.
 
-    The GPUs are the `num_gpus` of the first GPU's model with the least memory in use. The bytes
-    are those of the fullest of them.
+    Of the GPUs that have the model of the first GPU, the `num_gpus` with the least memory in use
+    are selected. The bytes are the largest number in use on a selected GPU.
 
     Raises:
         UserError: The machine has no GPU, or too few.

@@ -8,7 +8,7 @@ FLAGS = ("dtype", "kv_cache_dtype", "quantization", "tp")
 
 
 class DiagnoseOptions(Question, frozen=True):
-    """Values that replace those of the log, the users that must fit, and the diagnosed start."""
+    """Values that replace values in the log, the users that must fit, and the start to diagnose."""
 
     model: str = ""
     gpu: str = ""

@@ -35,13 +35,13 @@ MAX_LAYERS = 1 << 17  # layers of all pipeline stages
 
 
 class TypedWords(NamedTuple):
-    """The words of a request, for the command that repeats it.
+    """The typed words of a request, from which the command that repeats it is written.
 
     Attributes:
-        names: Word for each model and GPU, by its name.
-        extra_words: Options that no engine's command line has.
+        names: Typed word for each model and GPU, by its name.
+        extra_words: Options of `fit` that no engine's command line has.
         has_all_experts: Whether expert parallelism covers all GPUs.
-        stated: Options of an engine's command line; empty if there is none.
+        stated: Options stated in an engine's command line; empty without a command line.
         notes: Notes about the command line.
     """
 
@@ -63,7 +63,7 @@ def run(
     file: str = "",
     emit: str = "",
 ) -> Answer:
-    """Compute how many users and tokens fit. The status is 1 if nothing fits."""
+    """Compute how many users and tokens fit. The exit status is 1 if nothing fits."""
     if not models and not file:
         line = "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k"
         raise UserError("MODEL… is missing", f"Write `{line}`, or a file with -f")
@@ -83,7 +83,8 @@ def _file_answer(
     fit_values: "JsonObject",
     studies: StudyOptions,
 ) -> Answer:
-    """Return the capacity of each server in a file. The status is 1 if one of them cannot start."""
+    """Return the capacity of each server in a file. The exit status is 1 if a server cannot
+    start."""
     from msgspec.structs import replace
 
     from kvcalc.capacity.deployment_files import read_servers
@@ -130,7 +131,7 @@ def _file_answer(
 def fit_points(
     models: Sequence[str], placing: dict[str, Any], fit_values: dict[str, Any]
 ) -> "tuple[list[Point], TypedWords]":
-    """Return each deployment with its options, and the words of the request."""
+    """Return each deployment with its options, and the typed words of the request."""
     from kvcalc.capacity.fit_options import read_fit_options
     from kvcalc.library.load import AUTO, with_memory
     from kvcalc.timing.deployment import TimedDeployment
@@ -181,7 +182,8 @@ def fit_points(
 def _read_models(
     words: Sequence[str], changes: Sequence[str]
 ) -> "tuple[list[str], list[Model], dict[str, Any], list[str]]":
-    """Return words and models of a list, options of an engine's command line, and notes."""
+    """Return the typed words with their models, the options stated in an engine's command line, and
+    notes."""
     if len(words) > 1 or " " in words[0].strip():
         from kvcalc.capacity.command_line import is_command, read_command
         from kvcalc.capacity.engine_flags import DIALECTS
@@ -290,7 +292,8 @@ def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":
 def _shortage_notes(
     fits: "Sequence[Fit]", advice: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return notes on too large caches, and notes on shortages, which a table's sentence states."""
+    """Return two lists: notes on caches that are too large, and notes on shortages. A table's
+    sentence already states shortages."""
     from kvcalc.units import format_bytes
 
     notes, without_table = [], []
@@ -332,7 +335,8 @@ def _beyond_maximum(points: "Iterable[Point]") -> list[str]:
 def _matrix_answer(
     points: "Sequence[Point]", fit_values: Mapping[str, Any], words: TypedWords
 ) -> Answer:
-    """Return users × contexts of each deployment, from the lists if they are given."""
+    """Return a matrix of users × contexts for each deployment. Users and contexts come from the
+    lists in the options, if given."""
     from msgspec.structs import replace
 
     from kvcalc.capacity.fit_records import USERS, contexts_of, matrix_records

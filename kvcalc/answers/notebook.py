@@ -44,7 +44,8 @@ Options: TypeAlias = dict[str, Any]
 def takes(
     *questions: type[Question],
 ) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
-    """Return a decorator that gives a method the options of questions, and describes them.
+    """Return a decorator that lets a method take the options of questions, and describes them in
+    its docstring.
 
     The method gets a dictionary of the options. Positional arguments are the first options.
     """
@@ -68,7 +69,7 @@ def takes(
 
 
 class Deployment(deployment.TimedDeployment, frozen=True):
-    """A model on GPUs. Each method is the command of its name and raises the same UserError.
+    """A model on GPUs. Each method is the command of the same name and raises the same errors.
 
     An option is a text as on the command line or a Python value. A list makes more records if the
     option takes a list.
@@ -89,7 +90,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         """Compute the capacity: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` …
 
         Without max_model_len, the length is the model's maximum, or the longest that fits. The
-        engine is the deployment's by default.
+        default engine is the engine of the deployment.
         """
         if options.get("engine", self.engine) == self.engine:
             options = {"engine": self.engine, "engine_version": self.engine_version} | options
@@ -121,7 +122,8 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes(VariantOptions, SizeOptions)
     def compare(self, options: Options) -> Answer:
-        """Compare variants of the attention, one record each. The first is the reference."""
+        """Compare variants of the attention, with one record per variant. The first variant is the
+        reference."""
         names = read_question(VariantOptions, options).variants
         return compare_answer([self], names, read_questions(SizeOptions, options))
 
@@ -192,7 +194,7 @@ compare = _command(Deployment.compare)
 
 
 def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> Answer:
-    """Find the five best deployments. Attributes are keys of the best.
+    """Find the five best deployments. Attributes of the answer are keys of the best deployment.
 
     Args:
         models: A model or a list.

@@ -31,7 +31,7 @@ class PageRequest(NamedTuple):
 
     Attributes:
         model: The model and how it is stored and sharded, as words of a command line.
-        run: Its GPU and engine, as words of a command line.
+        run: The GPU and engine, as words of a command line.
         context: Tokens of each user.
         users: Concurrent users.
     """

@@ -18,10 +18,10 @@ class StandardFigure(NamedTuple):
     """A standard figure.
 
     Attributes:
-        summary: Text of the list of figures.
+        summary: Text in the list of figures.
         formula: Text of `--explain`.
         models: Names of the models that it shows by default, separated by spaces.
-        context: Tokens by default.
+        context: Default context in tokens.
     """
 
     summary: str
@@ -178,7 +178,7 @@ def _measured_chart(models: list[str], rows: str) -> "Chart":
 
 
 class PageOptions(Question, frozen=True):
-    """The load of a page."""
+    """The load for which the report page is written."""
 
     context: Tokens = 8192
     users: int = 8

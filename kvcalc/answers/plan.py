@@ -24,7 +24,7 @@ def run(
     emit: str = "",
     set_: list[str] = [],  # noqa: B006
 ) -> Answer:
-    """Find the best deployments. The status is 1 if none meets the targets."""
+    """Find the best deployments. The exit status is 1 if no deployment meets the targets."""
     loaded = models_of(models, set_)
     return plan_answer(loaded, need | space, points, emit)
 
@@ -39,8 +39,9 @@ def plan_answer(
 
     Args:
         options: Values of `Requirement` and `SpaceOptions` by name.
-        points: The file for all configurations.
-        emit: What is printed of the best deployment, instead of tables.
+        points: Path of a file to which all tried configurations are written.
+        emit: Form in which the best deployment is printed instead of tables, such as a command
+            line.
     """
     from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.planning.best_configs import answer_records

@@ -50,12 +50,12 @@ def _operators(values: Iterable[Operator]) -> list[Operator]:
 
 
 def as_model(value: ModelOrName) -> Model:
-    """Return a model, or the model of a name."""
+    """Return a model from a model or a name."""
     return value if isinstance(value, Model) else load_model(value)
 
 
 def as_gpu(value: GpuOrName) -> Gpu:
-    """Return a GPU, or the GPU of a name."""
+    """Return a GPU from a GPU or a name."""
     return value if isinstance(value, Gpu) else load_gpu(value)
 
 
@@ -66,7 +66,7 @@ def as_tokens(value: int | str, noun: str) -> int:
 
 
 def of_kind(value: Value, noun: str, *kinds: type) -> Value:
-    """Return the value. Raise UserError if it has none of the types."""
+    """Return the value unchanged. Raises UserError if its type is none of `kinds`."""
     if not isinstance(value, kinds):
         raise UserError(f"{value!r:.80} is no {noun}")
     return value

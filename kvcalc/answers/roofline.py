@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PassOptions(Question, frozen=True):
-    """The kind of a pass."""
+    """The options that select a pass: prefill, decode or a mixed batch."""
 
     phase: str = "decode"
     batch: str = ""

@@ -111,7 +111,8 @@ def serve_answer(
 def _describe_lengths(
     requests: Sequence[Any], load: Mapping[str, Any], records: Sequence[Record]
 ) -> str:
-    """Return what static batching loses by different lengths, and whether they are the default."""
+    """Return a note on the padding of static batching for unequal lengths, and whether the lengths
+    are the default."""
     padding = [r["padding_waste"] or 0.0 for r in records if r["policy"] == "static"]
     lengths = [column for drawn in requests for column in (drawn.input_len, drawn.output_len)]
     if all(column.min() == column.max() for column in lengths):
@@ -177,7 +178,8 @@ def _simulate(
 
 
 def _write_timeline(path: str, run: "SimulationResult") -> None:
-    """Write the passes of a run as CSV. Prefill replicas are numbered after the others."""
+    """Write the passes of a run as CSV. Ranks of prefill replicas are numbered after the decode
+    ranks."""
     from kvcalc.answers.answer import save_text
     from kvcalc.report.export import to_csv
     from kvcalc.serving.cache_accounting import PassRow

@@ -50,7 +50,7 @@ def size_answer(
 
     Args:
         gpus: GPUs whose memory the picture shows.
-        make_record: Makes a record, by default `size_record`.
+        make_record: Function that makes a record, by default `size_record`.
     """
     from kvcalc.model.memory import size_record
     from kvcalc.report.text.compare_text import size_table

@@ -8,7 +8,7 @@ from kvcalc.records.size import DeploymentRecord, MemoryRecord, SizeRecord, Time
 
 
 class QualityRecord(TypedDict):
-    """Published quality of an attention variant."""
+    """The keys about the published quality of an attention variant."""
 
     head_diversity: Annotated[
         TextOrNull, "how different keys and values of the heads can be; null if unknown"

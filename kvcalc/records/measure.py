@@ -33,8 +33,8 @@ class KernelModelRecord(TypedDict):
 
 
 class ErrorRecord(TypedDict):
-    """Errors of bounds and predictions on a group of measured rows. `--by` selects the first
-    keys."""
+    """Errors of bounds and predictions on a group of measured rows. `--by` selects the keys that
+    name a group."""
 
     op: NotRequired[Annotated[str, "operation", "operation"]]
     gpu: NotRequired[Annotated[str, "GPU name", "GPU"]]

@@ -7,14 +7,14 @@ from kvcalc.records.size import DraftRecord, ShardedRecord
 
 
 class AdviceRecord(TypedDict):
-    """A change of flags that helps.
+    """A change of flags after which the users fit.
 
     Attributes:
         flags: The flags to type.
         cost: The disadvantage of the change, in words; '' for none.
         command: The engine's command line with the change.
         kvcalc_command: The `kvcalc fit` command of the changed deployment.
-        holds: Users that fit after the change.
+        holds: Number of users that fit after the change.
     """
 
     flags: str
@@ -76,7 +76,7 @@ class RequirementRecord(TypedDict):
 
 
 class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
-    """A deployment in some number of replicas under one requirement."""
+    """A deployment with a number of replicas, under one requirement."""
 
     nodes: Annotated[int, "nodes of one replica", "servers"]
     expert_parallel_size: Annotated[int, "GPUs that share the experts"]

@@ -1,1 +1,1 @@
-"""What people see: tables, exports, plots."""
+"""Output for people: tables, files and plots."""

@@ -1,4 +1,4 @@
-"""Write tables, pictures and sizes as formulas with their numbers, for `--explain`."""
+"""Write the figures of tables, pictures and sizes as formulas with numbers, for `--explain`."""
 
 import re
 import shlex
@@ -68,7 +68,8 @@ def with_numbers(formula: str, record: Mapping[str, object]) -> str:
 
 
 def operand(key: str, value: object) -> str:
-    """Return a value as a number of a formula: bytes in full, other numbers with six digits."""
+    """Return a value as it is written in a formula: bytes in full, other numbers with six
+    digits."""
     if not isinstance(value, int | float):
         return str(value)
     texts = {
@@ -81,7 +82,7 @@ def operand(key: str, value: object) -> str:
 
 
 def charted(chart: Chart) -> str:
-    """Return the first and the last point of each curve of a picture, as its axes write them."""
+    """Return the first and the last point of each curve of a picture, formatted as on its axes."""
     lines = [chart.title, chart.subtitle, ""]
     for series in chart.series:
         points = list(dict.fromkeys(zip(series.xs, series.ys, strict=False)))
@@ -118,7 +119,8 @@ def explain_size(
     block_size: int,
     parallelism: Parallelism,
 ) -> str:
-    """Return the sums behind a record of `size`. Figures that the record lacks are left out."""
+    """Return the sums from which the figures of a `size` record result. Missing figures are left
+    out."""
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     sequences = parallelism.sequences(batch_size)
@@ -213,7 +215,7 @@ def _row_line(
 
 
 def explain_fit(fitted: Fit, record: Record) -> str:
-    """Return the sums from the memory of a GPU to the number of sequences that fit."""
+    """Return the sums that lead from the memory of a GPU to the number of sequences that fit."""
     budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
     remaining, margin = fitted.remaining[fitted.estimate], fitted.margin
     taken = (
@@ -445,7 +447,7 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
 def _letters(
     deployment: TimedDeployment, batch: Batch, operator: Operator
 ) -> tuple[str, str, str]:
-    """Return m, k and n of a GEMM in letters, or in words if no letters are known.
+    """Return m, k and n of a GEMM as products of letters, or as words if no letters are known.
 
     The new tokens of a batch are B in a decode, B·S in a prefill and T in a mixed pass.
     """

@@ -53,7 +53,7 @@ def record_class(kind: str) -> type:
 
 @cache
 def kinds() -> dict[str, dict[str, Figure]]:
-    """Return the figures of each kind of records by key."""
+    """Return the figures of each kind of records, such as `fit --matrix`, by kind and key."""
     return {kind: figures_of(record_class(kind)) for kind in RECORD_CLASSES}
 
 
@@ -147,7 +147,7 @@ class _Lines:
 
 
 def _escaped(text: str) -> str:
-    """Return JSON with escapes instead of control characters of a terminal."""
+    """Return JSON text in which control characters of a terminal are escaped."""
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 

@@ -28,7 +28,7 @@ SERVER = tuple(WORDING)[:10]
 
 
 class Sides(NamedTuple):
-    """What distinguishes records.
+    """The keys and names that distinguish records.
 
     Attributes:
         keys: Keys of which each separates records that the earlier keys do not.
@@ -44,7 +44,8 @@ def sides(
     keys: Iterable[str] = DEPLOYMENT,
     wording: Mapping[str, str] = WORDING,
 ) -> Sides:
-    """Return the keys that distinguish records, the weightiest first, and each record's name.
+    """Return the keys that distinguish records, the most important key first, and a name for each
+    record.
 
     Example: llama on h100 and llama on h200 differ in `gpu` and are called h100 and h200.
     """
@@ -63,7 +64,11 @@ def sides(
 
 
 def shared_words(records: Sequence[Mapping[str, Any]], wording: Mapping[str, str]) -> list[str]:
-    """Return the values that all records share, in words. wording: A template per key."""
+    """Return the values that all records share, in words.
+
+    Args:
+        wording: A template of words for each key.
+    """
     words = []
     for key, text in wording.items():
         values = {record[key] for record in records}
@@ -73,5 +78,5 @@ def shared_words(records: Sequence[Mapping[str, Any]], wording: Mapping[str, str
 
 
 def alike(records: Sequence[Record], first: Mapping[str, Any], *keys: str) -> list[Record]:
-    """Return the records that have the values of the first under all keys."""
+    """Return the records that are equal to `first` under all keys."""
     return [r for r in records if all(r.get(key) == first.get(key) for key in keys)]

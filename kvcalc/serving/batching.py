@@ -606,7 +606,7 @@ class Continuous(RankServer):
         self.queue.leave(request.index, self.now)
 
     def _complete_prompt(self, request: RunningRequest) -> None:
-        """Add the first output token to a request whose prompt is complete, and let the request
+        """Add the next output token to a request whose prompt is complete, and let the request
         decode."""
         self.prefilling.remove(request)
         self.prefill_bytes -= self.allocated[request.target]

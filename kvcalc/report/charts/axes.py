@@ -1,4 +1,5 @@
-"""One chart on matplotlib's axes: curves and points, bars, or a heat map, with scales and ticks."""
+"""Draw one chart on matplotlib's axes: curves and points, bars, or a heat map, with scales and
+ticks."""
 
 import math
 from itertools import pairwise
@@ -61,13 +62,13 @@ def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
 
 
 class Panel:
-    """The axes of one chart, and the labels to place once the sizes are known.
+    """The axes of one chart, and the labels that are placed after all sizes are known.
 
     Attributes:
         axes: The matplotlib axes.
         chart: The chart.
         style: Style of the picture.
-        axis_specs: Axes with ticks, by matplotlib's name, `x` or `y`.
+        axis_specs: The chart's axes that have ticks, by matplotlib's name, `x` or `y`.
         title: Text of the title.
         ends: Labels of lines, right of the axes.
         points: Labels of points, on the axes.
@@ -77,7 +78,7 @@ class Panel:
     def __init__(
         self, axes: Any, chart: Chart, style: Style, width: float, height: float
     ) -> None:
-        """Draw a chart on axes that have `width` by `height` inches with all texts."""
+        """Draw a chart. The axes and all texts together have `width` by `height` inches."""
         self.axes = axes
         self.chart = chart
         self.style = style
@@ -163,7 +164,7 @@ class Panel:
                     break
 
     def _draw_series(self, series: Series, number: int) -> None:
-        """Draw one series in the style of that number."""
+        """Draw one series in the style with index `number`."""
         axes, xs, ys = self.axes, series.xs, series.ys
         width = self.style.font / 5
         usual = {"dashed": "--", "solid": "-"}
@@ -189,7 +190,7 @@ class Panel:
         axes.plot(xs, ys, linewidth=width, **line)
 
     def _draw_markers(self, series: Series, number: int) -> None:
-        """Draw the markers of a series, small ones over large ones."""
+        """Draw the markers of a series, small markers over large markers."""
         is_crowd = len(series.xs) > CROWD
         sizes = series.sizes or [-0.02 if is_crowd else 0.02]
         paint, paper = colour(number, self.style), self.style.paper
@@ -223,7 +224,7 @@ class Panel:
         )
 
     def _label_point(self, text: str, place: tuple[float, float], radius: float) -> None:
-        """Add the label of a marker with that radius in points, to be placed later."""
+        """Add the label of a marker with a radius in points. It is placed later."""
         leader = {"alpha": 0.7, "shrinkA": 1, "shrinkB": radius}
         label = self._annotate(
             text, place, leader, xytext=(0, 0), textcoords="offset points", zorder=4
@@ -240,7 +241,7 @@ class Panel:
     def _label_end(
         self, text: str, place: Any, leader: dict[str, Any], system: Any = "data"
     ) -> None:
-        """Add a label right of the axes, joined to a place."""
+        """Add a label right of the axes, with a line to a place."""
         from matplotlib.transforms import ScaledTranslation
 
         scale = self.axes.figure.dpi_scale_trans
@@ -297,7 +298,8 @@ class Panel:
             label.set_bbox({"facecolor": style.paper, "edgecolor": "none", "pad": 1})
 
     def _draw_cells(self, width: float) -> None:
-        """Draw a heat map: depths of 0 to 1 in shades of one colour, -1 in another colour."""
+        """Draw a heat map: depths from 0 to 1 in shades of one colour, depth -1 in another
+        colour."""
         from matplotlib.colors import LinearSegmentedColormap
 
         axes, chart, style = self.axes, self.chart, self.style

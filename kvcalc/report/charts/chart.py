@@ -1,4 +1,5 @@
-"""Pictures as data. Builders make charts from records; `drawing` and `terminal` draw them."""
+"""Pictures as data. The `*_plot` modules make charts from records; `drawing` and `terminal` draw
+them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ MARKERS = ("points", "hollow")
 
 
 class Series(NamedTuple):
-    """Numbers that belong together.
+    """One data series of a chart.
 
     Attributes:
         label: Name in the key or at the end of a line.
@@ -32,7 +33,7 @@ class Series(NamedTuple):
             - `cells`: one row of a heat map
         sizes: Areas of markers, from 0 to 1.
         labels: Texts at points, in cells, or at the ends of bars.
-        colour: Index into the palette. -1 takes the number of the series.
+        colour: Index into the palette. -1 means the index of the series in the chart.
     """
 
     label: str
@@ -50,8 +51,8 @@ class Axis(NamedTuple):
     Attributes:
         title: Quantity and unit.
         log: Whether the axis is logarithmic.
-        tick: Function that writes a value.
-        shown: Values that the axis includes.
+        tick: Function that formats a value.
+        shown: Values that the axis must include.
     """
 
     title: str
@@ -147,7 +148,7 @@ def _drawable_series(series: Series, chart: Chart) -> Series:
 
 
 def tokens_tick(value: float) -> str:
-    """Return tokens in binary thousands: 4096 gives 4k, 131072 gives 128k."""
+    """Return a number of tokens in multiples of 1,024: 4096 gives 4k, 131072 gives 128k."""
     for step, suffix in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= step:
             return f"{value / step:.4g}{suffix}"
@@ -155,7 +156,7 @@ def tokens_tick(value: float) -> str:
 
 
 def bytes_tick(value: float) -> str:
-    """Return bytes without needless digits: 1 GiB, 0.5 GiB."""
+    """Return bytes without trailing zeros: 1 GiB, 0.5 GiB."""
     return format_bytes(value, 1).replace(".0 ", " ")
 
 
@@ -165,7 +166,8 @@ def whole_tick(value: float) -> str:
 
 
 def plain_tick(value: float) -> str:
-    """Return a number of four digits, or a whole number: 0.05, 12.34, 12,345."""
+    """Return a number with four significant digits, or from 1,000 on as a whole number: 0.05,
+    12,345."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -175,7 +177,7 @@ def time_tick(value: float) -> str:
 
 
 def si_tick(unit: str = "") -> Callable[[float], str]:
-    """Return a function that writes values with decimal prefixes: 1e12 gives 1 T."""
+    """Return a function that formats values with decimal prefixes: 1e12 gives 1 T."""
     return lambda value: format_si(value, unit)
 
 
@@ -200,9 +202,9 @@ def bar_chart(
         subtitle: Assumptions.
         names: Names of the bars.
         parts: Lengths of the bars, or lengths of stacked parts by name.
-        tick: Function that writes a length.
+        tick: Function that formats a length.
         labels: Texts at the ends of the bars, instead of their lengths.
-        limits: Vertical lines through all bars, by name.
+        limits: Positions of vertical lines through all bars, by name.
     """
     if not isinstance(parts, Mapping):
         parts = {"": parts}

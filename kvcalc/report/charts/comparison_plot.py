@@ -36,7 +36,8 @@ MAX_POINTS = 2000  # points of a series; if there are more, every n-th is drawn
 
 
 def measured_chart(records: Sequence[Record]) -> Chart:
-    """Return attention (or the scan) of each record under the roof of the measured ceilings."""
+    """Return a chart of the attention or scan of each record, under the roof of the measured
+    ceilings."""
     first = records[0]
     bandwidth, peak = first["bandwidth_bytes_per_s"], first["flops_per_s"]
     ridge = peak / bandwidth
@@ -66,7 +67,7 @@ def measured_chart(records: Sequence[Record]) -> Chart:
 
 
 def generation_chart(records: Sequence[Record]) -> Chart:
-    """Return the time of each generated token, measured and predicted."""
+    """Return a chart of the time of each generated token, measured and predicted."""
     first = records[0]
     start = first["prompt_len"] + 1
     lengths = range(start, start + first["new_tokens"])
@@ -87,7 +88,7 @@ def predicted_against_measured(
     subtitle: str,
     title: str = "Predicted against measured",
 ) -> Chart:
-    """Return predicted over measured times; points on the diagonal are exact.
+    """Return charts of predicted over measured times. Points on the diagonal are exact.
 
     Several operations have a chart each. Rows without a prediction (NaN) are left out.
 
@@ -131,7 +132,7 @@ def compare_chart(
     records: Sequence[Record],
     sweep: "Sequence[Sequence[CacheCurve]]",
 ) -> Chart:
-    """Return the figures of each variant, their cache over contexts.
+    """Return charts of the figures of each variant, and of their caches over contexts.
 
     Args:
         deployments: Deployments of one model.
@@ -175,7 +176,8 @@ def compare_chart(
 
 
 def _attention_roof(gpu: "Gpu", records: Sequence[Record]) -> Chart:
-    """Return attention of each variant under the roof of a GPU, at its datasheet bound."""
+    """Return a chart of the attention of each variant under the roof of a GPU, at its datasheet
+    bound."""
     drawn = [record for record in records if record["attention_intensity"]]
     xs = [record["attention_intensity"] for record in drawn]
     ys = [record["attention_flops_per_s"] for record in drawn]
@@ -198,7 +200,7 @@ def _load(record: Record) -> str:
 
 
 def _bars(title: str, key: str, rows: Sequence[Record], tick: Callable[[float], str]) -> Chart:
-    """Return bars of a figure of each variant."""
+    """Return a bar chart of one figure of each variant."""
     names = _variant_names(rows)
     if key == "time_s":
         texts = [": does not fit" * (record["fits"] is False) for record in rows]
@@ -217,7 +219,8 @@ def front_charts(answers: "Sequence[BestConfigs]") -> tuple[list[Chart], list[st
 
 
 def front_chart(answer: "BestConfigs") -> Chart:
-    """Return TPOT against throughput per GPU (or per price), with the answer and the limit."""
+    """Return a chart of TPOT against throughput per GPU, or per cost, with the best deployment and
+    the target."""
     front = answer.front
     tpot_s, rates = front.xs.tolist(), front.ys.tolist()
     best = answer.best[0] if answer.best else None

@@ -1,7 +1,7 @@
-"""Pictures of charts, drawn with matplotlib: the layout of the page, and files of each kind.
+"""Draw charts with matplotlib: lay out the page, and write files of each kind.
 
-The same chart gives the same bytes for one matplotlib version. Text stays text in SVG and is never
-parsed as mathematics.
+The same chart gives the same bytes for one matplotlib version. Text in SVG files stays text, and is
+never parsed as mathematics.
 """
 
 import io
@@ -114,7 +114,7 @@ def figure_of(chart: Chart, style: str = "light") -> Any:
 
 @contextmanager
 def _settings(style: Style) -> Iterator[None]:
-    """Set matplotlib up for a style, independent of the user's settings."""
+    """Set up matplotlib for a style, independent of the user's settings."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no remarks on stderr
     import matplotlib as mpl
 
@@ -164,7 +164,8 @@ def figure(chart: Chart, style: Style) -> Any:
 def _fit_style(
     charts: Sequence[Chart], style: Style, width: float, rows: int
 ) -> tuple[Style, float]:
-    """Return the style with its font and characters per label, and the inches of a row.
+    """Return the style with fitted font size and characters per label, and the height of a row in
+    inches.
 
     Args:
         charts: Charts of the picture.
@@ -220,10 +221,10 @@ def _add_legend(page: Any, style: Style) -> None:
 
 
 def _write_head(title: Any, texts: tuple[str, str], font: float, inches: float) -> Any:
-    """Write a title, and the assumptions below it, in lines of about that many inches.
+    """Write a title and the assumptions below it, in lines about `inches` inches wide.
 
     Returns:
-        Text of the assumptions, which follows the title.
+        The matplotlib text of the assumptions.
     """
     from matplotlib.text import Annotation
 
@@ -248,7 +249,7 @@ def _num_lines(text: Any) -> int:
 
 
 def _settle(page: Any, panels: Sequence[Panel], columns: int) -> None:
-    """Lay the page out and move every text to its place."""
+    """Lay out the page, and move every text to its place."""
     font = panels[0].style.font
     renderer = page.canvas.get_renderer()
     inches = page.get_size_inches()[0]
@@ -288,7 +289,8 @@ def _settle(page: Any, panels: Sequence[Panel], columns: int) -> None:
 
 
 def _place_end_labels(panel: Panel, renderer: Any) -> None:
-    """Move the labels right of axes to the ends of their lines, so small that all fit."""
+    """Move the labels right of the axes to the ends of their lines, and reduce their font until all
+    fit."""
     frame = panel.axes.get_window_extent(renderer)
     heights = [1.1 * text_box(label, renderer).height for label in panel.ends]
     share = min(1.0, frame.height / (sum(heights) or 1.0))

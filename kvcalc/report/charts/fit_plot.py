@@ -1,4 +1,4 @@
-"""Pictures of GPU memory: its parts, its use by allocators, and the memories of GPUs."""
+"""Pictures of GPU memory: its parts, and its use by allocators."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -39,7 +39,8 @@ WORDING = {
 
 
 def memory_chart(records: Sequence[Record]) -> Chart:
-    """Return bars of one GPU's memory: weights, activations, overhead, cache and the rest."""
+    """Return a bar chart of one GPU's memory: weights, activations, overhead, cache and the
+    rest."""
     deployed = [{**r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
     parts = {name: [record[key] for record in records] for name, key in PARTS.items()}
     sizes = [record["memory_bytes"] for record in records]
@@ -61,7 +62,7 @@ def memory_chart(records: Sequence[Record]) -> Chart:
 
 
 def _users(record: Record) -> str:
-    """Return the users of the requested length that fit in the memory."""
+    """Return the label of a bar: the users of the requested length that fit in the memory."""
     memory = format_bytes(record["memory_bytes"], 1)
     if not record["weights_fit"]:
         return f"the weights do not fit in {memory}"
@@ -71,9 +72,8 @@ def _users(record: Record) -> str:
 
 
 def allocations_chart(run: "AllocationRun") -> Chart:
-    """Return bars of the memory, in tokens, at the end of a script, under three allocators.
-
-    Out of reach are rests that make no complete slot or page, and all holes but the largest.
+    """Return a bar chart of the memory of three allocators in tokens, at the end of a script. "Out
+    of reach" is memory that forms no complete slot or page, and all holes except the largest.
     """
     last = run.records[-1]
     memory, slots, pages = last["memory_tokens"], run.slots, run.pages

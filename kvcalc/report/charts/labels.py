@@ -1,4 +1,4 @@
-"""Texts on a picture: their line breaks, and positions at which they cover nothing.
+"""Break texts on a picture into lines, and find positions at which they cover nothing.
 
 Positions and boxes are in pixels.
 """
@@ -33,7 +33,7 @@ def text_box(text: Any, renderer: Any) -> Any:
 
 
 def anchor(text: Any) -> tuple[float, float]:
-    """Return the place of an annotation's point."""
+    """Return the place of the point to which an annotation belongs."""
     transform = text.axes.transData if text.xycoords == "data" else text.xycoords
     x, y = transform.transform(text.xy)
     return float(x), float(y)
@@ -83,8 +83,8 @@ class LabelPosition(NamedTuple):
 
     Attributes:
         box: Box of the text with a margin.
-        leader: Places from the marker, over the place at which it is free, to the text. Empty for
-            a label near its marker.
+        leader: Places of the line from the marker to the text, with a bend outside other markers.
+            Empty for a label near its marker.
         centre: Offset of the text's centre from its marker, in pixels.
         distance: Pixels from the box to the marker's edge.
     """
@@ -100,9 +100,9 @@ def place_labels(
 ) -> list[Any]:
     """Move the labels of points to free positions, one after the other.
 
-    A label takes the nearest position without a fault, or the position with the smallest fault.
-    Faults, the worst first: the label covers something, it may be read as the label of another
-    point, its line crosses something.
+    A label takes the nearest position without a fault, or the position with the smallest fault. The
+    faults are, from the worst on: the label covers something, it may be read as the label of
+    another point, or its line crosses something.
 
     Args:
         end_texts: Annotations right of the axes. Labels avoid their leaders.

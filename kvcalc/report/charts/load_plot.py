@@ -1,4 +1,4 @@
-"""Pictures of requests and simulated servers: by length, over the load, and over time."""
+"""Pictures of requests and simulated servers: over batch size, over the load, and over time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -41,7 +41,7 @@ BATCH_AXIS = Axis("concurrent sequences", tick=tokens_tick)
 
 
 def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> Chart:
-    """Return the charts of `latency_sweep`, whose kind depends on the request."""
+    """Return the charts of the curves of `latency_sweep`. The request determines their kind."""
     if request.draft:
         return speculation_chart(curves, request)
     if request.no_cache:
@@ -114,7 +114,8 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
 
 
 def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
-    """Return the curves that one picture compares, and a note on the others for the subtitle.
+    """Return the curves that one picture may compare, and a note for the subtitle on curves that
+    are left out.
 
     Predictions are not drawn next to bounds. The note is '' if all curves are drawn.
     """
@@ -231,11 +232,11 @@ def _common_words(records: Sequence[Record]) -> str:
 
 
 def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
-    """Return figures of each server over the load.
+    """Return the series of figures of each server over the load.
 
     Args:
         servers: Records of each server.
-        keys: Keys of the figures by their names.
+        keys: Record keys of the figures, by printed name.
     """
     series = []
     for number, (name, points) in enumerate(servers.items()):

@@ -1,4 +1,4 @@
-"""Pictures under the roofs of GPUs: operators of passes, and variants of attention."""
+"""Roofline pictures: operators of passes, and variants of attention."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
@@ -43,7 +43,7 @@ class RooflinePoint(NamedTuple):
     """Operators of one pass with similar intensities.
 
     Attributes:
-        kind: Name of their kind.
+        kind: Name of the kind of the operators.
         name: Names of the operators, or their kind.
         x: FLOP per byte.
         y: FLOP per second at the datasheet bound.
@@ -62,7 +62,7 @@ class RooflinePoint(NamedTuple):
 
 
 def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
-    """Return the operators of passes under the roofs of their GPUs.
+    """Return charts of the operators of passes under the roofs of their GPUs.
 
     Each deployment and phase has a separate chart. Charts have equal axes.
 
@@ -107,7 +107,7 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
 
 
 def _operators(rows: Pass) -> list[Record]:
-    """Return the operators of a pass that are drawn."""
+    """Return the operators of a pass that the chart shows."""
     return [
         row for row in rows[:-1] if row["flops"] and row["intensity"] and row["role"] in ROLES
     ]
@@ -124,7 +124,8 @@ def _deployment_chart(
     ends: Sequence[float],
     is_brief: bool,
 ) -> Chart:
-    """Return the passes of one deployment in one phase. Brief charts name roofs in words."""
+    """Return the chart of the passes of one deployment in one phase. Brief charts name roofs in
+    words."""
     (gpu,) = {gpu.name: gpu for gpu in gpus if gpu.name == passes[0][0]["gpu"]}.values()
     series = [
         roof._replace(label="", kind="quiet")
@@ -150,7 +151,7 @@ def _deployment_chart(
 
 
 def _listed(values: Iterable[int]) -> str:
-    """Return 1, 8, 64, or the first and the last of many values."""
+    """Return values as text, such as `1, 8, 64`; of many values, only the first and the last."""
     ordered = sorted(values)
     if len(ordered) > MAX_NAMES:
         return f"{ordered[0]:,} to {ordered[-1]:,}"
@@ -158,7 +159,7 @@ def _listed(values: Iterable[int]) -> str:
 
 
 def _clusters(items: Iterable[Item], intensity: Callable[[Item], float]) -> list[list[Item]]:
-    """Return the items in groups of similar intensity, by intensity."""
+    """Return the items in groups of similar intensity, in ascending order."""
     groups: list[list[Item]] = []
     for item in sorted(items, key=intensity):
         if not groups or intensity(item) > NEAR * intensity(groups[-1][-1]):
@@ -193,7 +194,7 @@ def _points(rows: Pass, kind: str) -> list[RooflinePoint]:
 
 
 def _point_series(passes: Sequence[Pass]) -> list[Series]:
-    """Return the points of each kind, and the kind with the largest point first."""
+    """Return a series of points for each kind; the kind with the largest point is first."""
     points = [point for kind in KINDS for rows in passes for point in _points(rows, kind)]
     points.sort(key=lambda point: -point.share)
     labels = _labels(points)
@@ -218,10 +219,10 @@ def _point_series(passes: Sequence[Pass]) -> list[Series]:
 
 
 def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
-    """Return labels by id of the point: its name, and its steps of a sweep.
+    """Return labels by id of the point: the name of the point, and its steps in a sweep.
 
-    A label is at the largest of the points of a name that are close together. If attention and
-    GEMMs both move in a sweep, only the ends of their ways have labels.
+    Of points with one name that are close together, only the largest has a label. If attention and
+    GEMMs both move in a sweep, only their first and last points have labels.
     """
     by_name: dict[str, list[RooflinePoint]] = {}
     for point in points:
@@ -247,7 +248,8 @@ def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
 
 
 def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series]:
-    """Return a roof and its ridge point for each peak of a GPU, between intensities, in grey.
+    """Return grey series for each peak of a GPU: the roof between two intensities, and its ridge
+    point.
 
     A first intensity of 0 begins each roof just below its ridge point.
 
@@ -272,11 +274,11 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
 
 
 def attention_chart(records: Sequence[Record], gpus: Sequence[Gpu], shape: str) -> Chart:
-    """Return every variant of attention under the roof of the first GPU.
+    """Return a chart of every variant of attention under the roof of the first GPU.
 
     Args:
         records: Records of attention on the first GPU.
-        gpus: GPUs; the roofs of the others are thin, from just below their ridge points.
+        gpus: GPUs. Roofs of GPUs after the first are thin, and begin just below their ridge points.
         shape: Shape of the layer.
     """
     gpu, *others = gpus
@@ -298,7 +300,8 @@ def attention_chart(records: Sequence[Record], gpus: Sequence[Gpu], shape: str) 
 
 
 def _attention_point(record: Record) -> Series:
-    """Return the point of a variant. The key names compute-bound prefill, which is crowded."""
+    """Return the point of a variant. Compute-bound prefill points are crowded, so the key names
+    them."""
     name = record["attention"]
     colour = next(n for n, family in enumerate(FAMILIES) if name.startswith(family))
     key, labels = f"{name}: {record['intensity']:,.0f}", []

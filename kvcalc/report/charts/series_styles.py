@@ -1,4 +1,4 @@
-"""Colours, dashes and markers that distinguish series, and the styles of whole pictures."""
+"""Colours, dashes and markers that distinguish series, and the styles of complete pictures."""
 
 from typing import Any, NamedTuple
 
@@ -69,16 +69,17 @@ STYLES = {
 
 
 def colour(number: int, style: Style) -> str:
-    """Return the colour of a series; the style has its own blue."""
+    """Return the colour of a series. The first colour is the blue of the style."""
     place = number % len(PALETTE)
     return PALETTE[place] if place else style.blue
 
 
 def dashes(number: int) -> Any:
-    """Return the dashes of a line. They shift when colours repeat, so 64 lines differ."""
+    """Return the dashes of a line. If colours repeat, the dashes differ, so 64 lines can be
+    distinguished."""
     return DASHES[(number + number // len(PALETTE)) % len(DASHES)]
 
 
 def marker(number: int) -> str:
-    """Return the marker of points. It shifts like `dashes`."""
+    """Return the marker of points. If colours repeat, the markers differ."""
     return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]

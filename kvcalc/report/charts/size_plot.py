@@ -37,7 +37,7 @@ def cache_vs_context(
     Args:
         curves: Curves over equal contexts.
         batch_size: Number of sequences.
-        gpus: GPUs; the memory that the weights of the first model leave is a limit.
+        gpus: GPUs. The memory of each after loading the first model's weights is drawn as a limit.
     """
     first = curves[0]
     last = first.contexts[-1]
@@ -69,7 +69,7 @@ def _cache_dtypes(curves: "Sequence[CacheCurve]") -> str:
 
 
 def _names_by_size(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return sizes in bytes, the smallest first, by the names that have the size and its text."""
+    """Return sizes in bytes, the smallest first, by a text with the names and the size."""
     names: dict[int, list[str]] = {}
     for name, size in sizes:
         names.setdefault(size, []).append(name)
@@ -77,9 +77,10 @@ def _names_by_size(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
-    """Return a chart of the cache of one sequence over parameters, with a point per context.
+    """Return a chart of the cache of one sequence over parameters. Each model has one point per
+    context.
 
-    A line joins the sizes of a family. A second line is in proportion to the parameters.
+    A line joins the models of a family. A second line is proportional to the parameters.
 
     Raises:
         UserError: There are fewer than two models.

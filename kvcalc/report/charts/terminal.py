@@ -1,4 +1,4 @@
-"""Charts as characters, for a glance in the terminal.
+"""Draw charts with characters in a terminal.
 
 Lines are drawn in braille, eight dots per cell, with a mark at the end. Bars are drawn in whole
 cells.
@@ -47,7 +47,7 @@ def sketch(chart: Chart, width: int = 0) -> str:
 
 
 def _key_lines(entries: Iterable[tuple[str, str]], columns: int) -> list[str]:
-    """Return the key, from the sign and the name of each series."""
+    """Return the lines of the key, from the sign and the name of each series."""
     lines = []
     for sign, name in entries:
         lines += textwrap.wrap(
@@ -57,7 +57,8 @@ def _key_lines(entries: Iterable[tuple[str, str]], columns: int) -> list[str]:
 
 
 def _share_of(axis: Axis, values: Sequence[float]) -> Callable[[float], float]:
-    """Return a function from values to shares of an axis that ends at the outermost values."""
+    """Return a function that maps a value to its position on an axis, from 0 at the smallest value
+    to 1 at the largest."""
     scale: Callable[[float], float] = math.log if axis.log else float
     low = scale(min(values))
     length = scale(max(values)) - low or 1.0
@@ -78,7 +79,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
     cells: dict[tuple[int, int], str] = {}  # signs by row from below, and column
 
     def place(x: float, y: float) -> tuple[int, int]:
-        """Return the row and the column of the dot at shares of the axes."""
+        """Return the row and the column of the dot at a position (x, y), both from 0 to 1."""
         return round(y * (4 * HEIGHT - 1)), round(x * (2 * width - 1))
 
     for series in levels:
@@ -115,7 +116,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
 def _draw_line(
     cells: dict[tuple[int, int], str], start: tuple[int, int], end: tuple[int, int]
 ) -> None:
-    """Add the dots of a straight line to cells. Marks stay."""
+    """Add the dots of a straight line to cells. Cells with a mark do not change."""
     steps = max(1, abs(end[0] - start[0]), abs(end[1] - start[1]))
     for step in range(steps + 1):
         row, column = (
@@ -128,7 +129,8 @@ def _draw_line(
 
 
 def _bar_lines(chart: Chart, columns: int) -> list[str]:
-    """Return bars with their texts behind them, and limits as rows of their own."""
+    """Return the lines of a bar chart: bars followed by their texts, and a separate row for each
+    limit."""
     parts = [s for s in chart.series if s.kind == "bar"]
     bars = [*zip(*(part.ys for part in parts), strict=True)]
     texts = parts[-1].labels or [chart.y.tick(sum(lengths)) for lengths in bars]

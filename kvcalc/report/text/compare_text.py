@@ -75,9 +75,10 @@ def size_table(
 
 
 def _size_sentence(records: Sequence[SizeRecord]) -> str:
-    """Return the size of the KV cache. For several models or formats, name the extremes.
+    """Return a sentence on the size of the KV cache. Of several models or formats, it names the
+    smallest and largest.
 
-    They are compared at the last context and batch size.
+    The sizes are compared at the last context and batch size.
     """
     first, last = records[0], records[-1]
     equal = alike(records, last, *LOAD)
@@ -127,13 +128,13 @@ def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -
 
 
 def load(record: Mapping[str, Any]) -> str:
-    """Return the load in words: 4,096 tokens, or 8 × 4,096 tokens."""
+    """Return context and batch size in words: 4,096 tokens, or 8 × 4,096 tokens."""
     batch, context = record["batch_size"], record["context"]
     return f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
 
 
 class CompareRow(CompareRecord):
-    """A record of `compare` with the time of its decode step, predicted or else the bound."""
+    """A record of `compare` with the time of its decode step: the prediction, or else the bound."""
 
     step_s: Annotated[float, "time of one decode step", "step"]
     heads: Annotated[str | None, "diversity of the KV heads", "heads"]
@@ -217,9 +218,10 @@ def compare_tables(
 
 
 def _intensity_notes(records: Sequence[Record]) -> list[str]:
-    """Return why a variant that reads only a part of its cache is faster at a lower intensity.
+    """Return notes on why a variant that reads only a part of its cache is faster at a lower
+    intensity.
 
-    Return [] if no variant is.
+    Return [] if there is no such variant.
 
     Example: DSA omits 13.4 times the FLOPs of MLA, but only 4.2 times the bytes.
     """
@@ -242,7 +244,7 @@ def _intensity_notes(records: Sequence[Record]) -> list[str]:
 
 
 def compared(deployments: Sequence[TimedDeployment], records: Sequence[Record]) -> str:
-    """Return the variant of the first deployment that needs least memory, in one sentence.
+    """Return a sentence on the variant of the first deployment that needs the least memory.
 
     A single variant is compared with the model's own attention.
     """
@@ -268,7 +270,8 @@ def compared(deployments: Sequence[TimedDeployment], records: Sequence[Record]) 
 
 
 def _against_own_attention(deployment: TimedDeployment, record: Record) -> list[str]:
-    """Return clauses on the KV cache of the model's own attention, if the variant is another."""
+    """Return clauses that compare a variant with the KV cache of the model's own attention, if it
+    is another attention."""
     if record["variant"].lower() == "none" or not record["kv_cache_bytes"]:
         return []
     own_bytes = cache_size(
@@ -291,13 +294,13 @@ def _less(reduction: float) -> str:
 
 
 def _variant(record: Record) -> str:
-    """Return a variant as a sentence names it."""
+    """Return the name of a variant in a sentence."""
     name = str(record["variant"])
     return "its own attention" if name.lower() == "none" else name
 
 
 def _quality_lines(by_variant: Mapping[str, Record]) -> list[str]:
-    """Return what is equal in all variants and their published quality.
+    """Return lines on the properties that are equal in all variants, and on published quality.
 
     Variants with equal text share a line.
     """

@@ -68,11 +68,12 @@ def fit_table(
     typed: Mapping[str, str] | None = None,
     all_experts: bool = False,
 ) -> Table:
-    """Return one row per configuration, under a sentence about the smallest that fits.
+    """Return a table with one row per configuration, and a sentence about the smallest
+    configuration that fits.
 
     Args:
         records: Records of the configurations.
-        fits: The answers of the records. The smallest that fits is the first.
+        fits: The `Fit` of each record. The smallest configuration that fits is the first.
         typed: The word for each model in an engine's command line. The fixes are then the engine's
             own flags.
         all_experts: Whether the request has `--enable-expert-parallel`.
@@ -130,7 +131,7 @@ def fit_table(
 
 
 def _image_notes(records: Sequence[Record]) -> list[str]:
-    """Return the share of a request that the images of `--limit-mm-per-prompt` take."""
+    """Return notes on the tokens of a request that the images of `--limit-mm-per-prompt` take."""
     first = records[0]
     images, length = first.get("images") or 0, first["requested_model_len"]
     tokens = images * first.get("image_tokens", 0)
@@ -143,7 +144,8 @@ def _image_notes(records: Sequence[Record]) -> list[str]:
 
 
 def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
-    """Return the users that fit on the first configuration, at its shortest and longest length."""
+    """Return a sentence on the users that fit on the first configuration, at its shortest and
+    longest length."""
     record, first = records[0], fits[0]
     place, users = place_of(record), plural(first.sequences, "user")
     last = [f for f in fits if f.requested == first.requested and f.engine is first.engine][-1]
@@ -179,8 +181,7 @@ def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
 def _missing_sentence(
     record: Record, closest: Fit, num_configs: int, advised: Advice | None, name: str
 ) -> tuple[str, str, str | None]:
-    """Return the missing memory, the options that help, and the command line with the first of
-    them.
+    """Return the missing memory, the options that help, and the command line with the first option.
 
     Args:
         num_configs: Number of configurations, of which none fits.
@@ -229,7 +230,8 @@ def format_words(records: Sequence[Record]) -> list[str]:
 
 
 def _utilization(records: Sequence[Record]) -> list[str]:
-    """Return the setting for the share of memory, by the engine's name for it."""
+    """Return the share of memory with the engine's name of the option, such as
+    `--gpu-memory-utilization`."""
     name = UTILIZATION_NAMES.get(records[0]["engine"])
     if not name:
         return [f"all {records[0]['utilization_of']} memory"]
@@ -247,7 +249,7 @@ def _value_range(records: Sequence[Record], key: str, form: str) -> str:
 
 
 def _accuracy(result: Fit, num_configs: int) -> list[str]:
-    """Return the range of the KV cache budget, if the engine's memory has one."""
+    """Return a note on the range of the KV cache budget, if the engine's memory has a range."""
     has_range = result.engine.has_memory_range and not result.has_given_cache
     if not has_range or not result.budget_at("high"):
         return []
@@ -302,7 +304,8 @@ def memory_line(result: Fit) -> str:
 
 
 def cost_lines(record: Record) -> list[str]:
-    """Return the bytes of one request, from each breakpoint on."""
+    """Return lines with the bytes of one request as a function of its tokens, from each breakpoint
+    on."""
     lines = []
     for piece in record["breakpoints"]:
         slope, fixed = piece["bytes_per_token"], piece["fixed_bytes"]
@@ -335,7 +338,8 @@ at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least 
 
 
 def placement_lines(record: Record) -> list[str]:
-    """Return the data in CPU memory, on several GPUs and transferred, with the times."""
+    """Return lines on weights and cache in CPU memory, on copies on several GPUs, and on transfers
+    with their times."""
     lines = []
     for note in PLACEMENT_NOTES.strip().splitlines():
         parts = []
@@ -366,10 +370,10 @@ def memory_sentences(records: Sequence[Record]) -> list[str]:
 
 
 def _memory_sentence(record: Record, some_fit: bool) -> str:
-    """Return the need of a batch on one GPU, and the budget.
+    """Return a sentence with the bytes that a batch needs on one GPU, and the budget.
 
     Args:
-        some_fit: Whether other weights leave a budget.
+        some_fit: Whether some variant leaves a budget. The sentence then names the variant.
     """
     count, gpus = record["batch_size"], record["gpus"]
     place = f"each of {gpus}× {record['gpu']}" if gpus > 1 else f"one {record['gpu']}"
@@ -392,7 +396,7 @@ def memory_notes(records: Sequence[Record]) -> list[str]:
 
 
 def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
-    """Return the columns with `fits` after the inputs, if something does not fit."""
+    """Return the columns, with `fits` after the inputs if some batch does not fit."""
     table_columns = without_named_engine(records, columns)
     if not any(record.get("fits") is False for record in records):
         return table_columns
@@ -402,7 +406,7 @@ def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list
 
 
 def within_memory(series: Series, max_num_seqs: int | None) -> Series:
-    """Return a curve over the batch up to the largest batch that fits.
+    """Return a curve over batch sizes up to the largest batch that fits.
 
     A curve without a point that fits is dashed, and its label says so. None sets no limit, because
     the engine's budget is unknown.
@@ -424,7 +428,7 @@ ALLOCATION_COLUMNS = columns(
 
 
 def allocation_table(run: AllocationRun) -> Table:
-    """Return the steps of three allocators, and the slots and pages of the memory."""
+    """Return a table of the steps of three allocators, with the slots and pages of the memory."""
     pages, slots = run.pages, run.slots
     num_slots = len(slots.queue) + len(slots.tables)
     wastes = [
@@ -478,7 +482,8 @@ def matrix_table(records: Sequence[Record]) -> Table:
 
 
 def _context_name(tokens: int) -> str:
-    """Return 4k for 4,096; other than multiples of 1,024 are written out."""
+    """Return a context as text: 4k for 4,096. Numbers that are not multiples of 1,024 are written
+    in full."""
     return f"{tokens:,}" if tokens % 1024 else tokens_tick(tokens)
 
 
@@ -494,7 +499,7 @@ def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
 
 
 def _heat_map(records: Sequence[Record], size: int) -> Chart:
-    """Return a map with users upwards and contexts to the right.
+    """Return a heat map with users on the vertical axis and contexts on the horizontal axis.
 
     Args:
         records: The cells. Their texts are free or missing memory.

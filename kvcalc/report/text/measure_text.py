@@ -13,9 +13,10 @@ from kvcalc.units import format_bytes, format_si
 
 @contextmanager
 def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[..., None] | None]:
-    """Show a bar if stderr is a terminal, and yield the function that moves it; else yield None.
+    """Show a progress bar if stderr is a terminal, and yield the function that advances it;
+    otherwise yield None.
 
-    The function takes `advance`, `completed` and `description`, as `rich.progress` does.
+    The function takes `advance`, `completed` and `description`, like `rich.progress`.
     """
     import sys
 
@@ -65,7 +66,8 @@ GENERATE_COLUMNS = columns(
 
 
 def measured_table(rows: list[Record], version: str) -> Table:
-    """Return the table of layers: attention first, then complete layers and their bytes."""
+    """Return the table of measured layers: times of attention, then of complete layers, and their
+    bytes."""
     medians = []
     for phase in dict.fromkeys(r["phase"] for r in rows):
         ratio = median(r["attention_ratio"] for r in rows if r["phase"] == phase)
@@ -94,13 +96,13 @@ def measured_table(rows: list[Record], version: str) -> Table:
 
 
 def _basis(rows: list[Record], version: str) -> list[str]:
-    """Return the footnote on the machine."""
+    """Return the footnote on the measured machine and its settings."""
     first = rows[0]
     return ["", f"{first['device']}, {first['dtype']}, torch {version}, medians"]
 
 
 def _clock(record: Record, events: str) -> str:
-    """Return the clock of the times, which is `events` on a GPU."""
+    """Return a description of the clock; for the event clock of a GPU, the text `events`."""
     clocks = {
         "cpu": "one thread, timed by its own CPU time",
         "wall": f"{record['threads']} threads, wall clock",

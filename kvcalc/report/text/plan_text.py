@@ -50,11 +50,13 @@ PLAN_COLUMNS = columns(
 
 
 def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> list[Table]:
-    """Return the best deployments of one requirement, or the first of each of several.
+    """Return tables of the best deployments of one requirement, or of the best deployment of each
+    requirement.
 
     Args:
         plan: The answers.
-        records: Records of each answer: the ranked ones, then records with datasheet bounds.
+        records: Records of each answer: first the ranked records, then records with datasheet
+            bounds.
     """
     if len(plan.answers) > 1:
         return [_several(plan, [rows[0] for rows in records if rows])]
@@ -152,7 +154,7 @@ def deployment_words(candidate: Candidate) -> str:
 
 
 def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
-    """Return the best deployment, or the closest if none meets the targets.
+    """Return a sentence on the best deployment, or on the closest if none meets the targets.
 
     Args:
         answer: The best deployments of a requirement.
@@ -179,7 +181,7 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
 
 
 def _also(answer: BestConfigs, rows: Sequence[Record]) -> list[str]:
-    """Return further GPU models that meet the targets, and GPU models that cannot."""
+    """Return notes on further GPU models that meet the targets, and on GPU models that cannot."""
     lines = []
     listed = {row["gpu"] for row in rows}
     more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
@@ -209,7 +211,7 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
 
 
 def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
-    """Return the best deployment of each requirement, one row each."""
+    """Return a table with the best deployment of each requirement."""
     rows = [_row(record) for record in firsts]
     met = sum(row["meets"] for row in rows)
     tried = sum(answer.num_tried for answer in plan.answers)
@@ -231,11 +233,11 @@ DIAGNOSIS_COLUMNS = columns(
 def diagnosis_table(
     summary: DiagnosisSummary, log: str = "", number: int = 1, boots: int = 1
 ) -> Table:
-    """Return the memory of one boot, logged and predicted.
+    """Return a table of the memory of one engine start, logged and predicted.
 
     Args:
-        number: Number of the boot in its log.
-        boots: Number of boots in the log.
+        number: Number of the start in its log, from 1 on.
+        boots: Number of starts in the log.
     """
     records = summary.records(log, number)
     notes = ["", summary.basis, summary.capacity, *filter(None, [summary.remedy])]

@@ -68,7 +68,8 @@ def pass_table(
     Args:
         deployment: Deployment of the pass.
         records: Records of the operators, the total last.
-        turning: Sentence on the batches from which on compute limits; None to compute it.
+        turning: Sentence on the batch sizes from which on compute is the limit; None to compute it
+            here.
     """
     total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
     rows: list[Record] = []
@@ -113,7 +114,8 @@ def pass_table(
 
 
 def _answers(deployment: TimedDeployment, total: Record) -> tuple[str, str]:
-    """Return the time of the pass and its limit, with and without the deployment."""
+    """Return sentences on the time of the pass and its limit, one with and one without the
+    deployment."""
     phase = PHASES.get(total["phase"], "a mixed pass")
     subject = f"{phase} of {deployment.model.name} on {deployment.gpu.name}"
     stages = deployment.parallelism.pp
@@ -129,7 +131,8 @@ def _answers(deployment: TimedDeployment, total: Record) -> tuple[str, str]:
 
 
 def _ordered_columns(records: Sequence[Record]) -> list[Column]:
-    """Return the columns: the share follows its time; layer kinds only if there are several."""
+    """Return the columns of the table. A share follows its time, and layer kinds are shown only if
+    there are several."""
     has_layers = len({r["layer"] for r in records} - {""}) > 1
     by_key = {c.key: c for c in ROOFLINE_COLUMNS if c.key != "layer" or has_layers}
     share = by_key.pop("share")
@@ -153,7 +156,8 @@ def _part_row(part: Record) -> Record:
 
 
 def _turning(deployment: TimedDeployment, context: int) -> str:
-    """Return from which batch on FFN and attention are compute-bound; '' without a matrix peak."""
+    """Return a sentence on the batch sizes from which on FFN and attention are compute-bound; ''
+    without a matrix peak."""
     if not all(map(deployment.gpu.computes, deployment.formats.product_dtypes)):
         return ""
     placed = cache(lambda batch: deployment.placed(Batch.decode(context, batch)))
@@ -169,7 +173,7 @@ def _has_role(role: Role, operator: Operator) -> bool:
 
 
 def _assumptions(deployment: TimedDeployment) -> str:
-    """Return the formats and the ridge points of the GPU."""
+    """Return a line with the formats and the ridge points of the GPU."""
     formats, gpu = deployment.formats, deployment.gpu
     ridges = [
         f"{gpu.knee_of(dtype):.1f} FLOP/B in {dtype}"
@@ -190,7 +194,8 @@ OPERAND_BYTES = 6
 
 
 class MemoryLevel(TypedDict):
-    """One memory of a GPU or of its machine; null without a figure."""
+    """One memory of a GPU or of its machine, such as L2 or disk. A figure that is unknown is
+    null."""
 
     level: Annotated[str, "registers, a cache, memory or disk", "memory"]
     each: Annotated[int | None, Figure("bytes of one SM", "per unit", unit="bytes")]
@@ -267,7 +272,7 @@ ATTENTION_COLUMNS = columns(
 
 
 def attention_table(records: Sequence[Record]) -> Table:
-    """Return a row per variant and GPU, with the layer's shape below."""
+    """Return a table with a row per variant and GPU, and the layer's shape in a note."""
     ridges = dict.fromkeys(
         f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records
     )
@@ -286,7 +291,8 @@ def attention_table(records: Sequence[Record]) -> Table:
 
 
 def _attention_sentence(records: Sequence[Record]) -> str:
-    """Return how many variants of decode attention are memory-bound on the first GPU."""
+    """Return a sentence on how many variants of decode attention are memory-bound on the first
+    GPU."""
     first = records[0]
     load = ("gpu", "context", "batch_size", "phase")
     decode = [r for r in records if all(r[key] == first[key] for key in load)]

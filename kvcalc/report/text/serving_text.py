@@ -77,7 +77,8 @@ SPECULATION = (
 
 
 def latency_tables(records: Sequence[Record]) -> list[Table]:
-    """Return the requests, then the same without a cache and with speculative decoding."""
+    """Return tables of the requests, of the requests without a cache, and of speculative
+    decoding."""
     records = predictions_first(records)
     keys = [c.key for c in (*LATENCY, FITS)]
     rows = list({tuple(r.get(key) for key in keys): r for r in records}.values())
@@ -113,7 +114,8 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _per_server(records: Sequence[Record], describe: Callable[[Record], str]) -> list[str]:
-    """Return a line per text, with the names of its servers if the texts differ."""
+    """Return a line per distinct text. If texts differ between servers, a line names its
+    servers."""
     names: dict[str, dict[str, None]] = {}
     for name, record in zip(sides(records).names, records, strict=True):
         names.setdefault(describe(record), {})[name] = None
@@ -123,7 +125,7 @@ def _per_server(records: Sequence[Record], describe: Callable[[Record], str]) ->
 
 
 def _offloaded(record: Record) -> str:
-    """Return what weights in CPU memory cost."""
+    """Return a line on the time that reading weights from CPU memory takes."""
     if not record["cpu_offload_bytes"]:
         return ""
     overlap = "parallel to" if record["basis"] == "datasheet" else "in addition to"
@@ -138,7 +140,8 @@ def _offloaded(record: Record) -> str:
 
 
 def _latency_sentence(records: Sequence[Record]) -> str:
-    """Return the time of the fastest deployment for the first request, and what else was asked."""
+    """Return a sentence on the fastest deployment for the first request, with the further requested
+    figures."""
     first = records[0]
     equal = alike(comparable(records), first, "batch_size", "input_len", "output_len")
     equal = [r for r in equal if r["e2e_s"]]
@@ -185,12 +188,13 @@ def _latency_sentence(records: Sequence[Record]) -> str:
 
 
 def _bound_words(record: Record) -> tuple[str, str]:
-    """Return the words before a time and before a rate, if they are bounds."""
+    """Return the words before a time and before a rate that are bounds, such as `at least` and `at
+    most`."""
     return ("at least ", "at most ") if record["time_basis"] == BOUND else ("", "")
 
 
 def _where(record: Record) -> str:
-    """Return the model and all GPUs, those of prefill replicas included."""
+    """Return the model and all GPUs, including the GPUs of prefill replicas."""
     return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
 
 
@@ -212,7 +216,7 @@ QUIET = ("rejected", "preemptions", "padding_waste")  # columns that are hidden 
 
 
 def serve_table(records: Sequence[Record], lengths_note: str = "") -> Table:
-    """Return the table of servers under load; of a sweep, one row per rate that was tried."""
+    """Return the table of servers under load. A sweep has one row per rate that was tried."""
     summaries = predictions_first([r for r in records if r.get("found_rate") is not None])
     is_sweep = 0 < len(summaries) < len(records)
     rows = predictions_first(_tried(records) if is_sweep else records)
@@ -265,7 +269,7 @@ def serve_table(records: Sequence[Record], lengths_note: str = "") -> Table:
 
 
 def _tried(records: Sequence[Record]) -> list[Record]:
-    """Return a sweep's rows, one per rate that was tried. The sustained rate is marked as such."""
+    """Return the rows of a sweep, one per rate that was tried. The sustained rate is marked."""
     rows: list[Record] = []
     sustained = None
     for r in records:
@@ -277,7 +281,7 @@ def _tried(records: Sequence[Record]) -> list[Record]:
 
 
 def _sustained(summaries: Sequence[Record]) -> str:
-    """Return the highest sustained rate and its median TTFT, in one sentence.
+    """Return a sentence with the highest sustained rate and its median TTFT.
 
     Of servers with similar rates, the one with the shortest TTFT is named.
     """
@@ -299,7 +303,7 @@ def _sustained(summaries: Sequence[Record]) -> str:
 
 
 def _server_name(record: Record, records: Sequence[Record]) -> str:
-    """Return model and GPUs, and what else distinguishes a record from the others."""
+    """Return model and GPUs, and other values that distinguish a record from the other records."""
     keys = [key for key in SERVER if key not in ("model", "gpu")]
     same = alike(records, record, "model", "gpu")
     name = sides(same, keys).names[same.index(record)]
@@ -317,7 +321,7 @@ def _limits(record: Record) -> str:
 
 
 def _accuracy(record: Record) -> str:
-    """Return the errors of simulated servers against measured ones; '' if none are known."""
+    """Return a line on the errors of simulated servers against measured servers; '' if unknown."""
     titles = {"tpot": "TPOT", "ttft": "mean TTFT", "throughput": "tokens/s"}
     errors = {title: record.get(f"{name}_p90_error") for name, title in titles.items()}
     if None in errors.values():
@@ -338,15 +342,16 @@ def _disaggregated(record: Record) -> str:
 
 
 def _goals(record: Record) -> str:
-    """Return the requested limits on times; '' without one."""
+    """Return the requested latency targets in words; '' without a target."""
     limits = (("TTFT", record.get("slo_ttft")), ("TPOT", record.get("slo_tpot")))
     return " and ".join(f"{name} within {seconds(limit)}" for name, limit in limits if limit)
 
 
 def _served(records: Sequence[Record]) -> str:
-    """Return what the best server achieves under the first load, in one sentence.
+    """Return a sentence on the figures of the best server under the first load.
 
-    The best has the shortest median latency at a rate, else the most tokens per second.
+    At a given rate, the best server has the shortest median latency. Otherwise it has the most
+    tokens per second.
     """
     first = records[0]
     equal = alike(comparable(records), first, "rate", "max_concurrency")

@@ -1,7 +1,7 @@
 """Lay out tables as plain text, Markdown and HTML, and fold command lines.
 
-A table's title is its answer. At most MAX_COLUMNS columns are next to each other, and fewer if the
-width has less room. `--wide` shows all columns, in bands on a terminal.
+A table's title is its answer. At most MAX_COLUMNS columns are shown, fewer if the output is narrow.
+`--wide` shows all columns, on a terminal in bands below each other.
 """
 
 import re
@@ -33,7 +33,7 @@ class Column(msgspec.Struct, frozen=True):
         show: Function that formats a value.
         right: Whether cells are aligned to the right and never shortened.
         wide: Whether only `--wide` shows the column.
-        is_input: Whether equal values of all rows become a note.
+        is_input: Whether the column becomes a note if all rows have the same value.
         is_optional: Whether the column is hidden if model and GPU determine its value.
         meaning: Meaning of the value, for `--explain` and `--verbose`.
         formula: Formula of the value with keys in braces, for `--explain`.
@@ -51,7 +51,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Records under a title as columns. `str` is the plain text.
+    """A table: a title, records as rows, and notes. `str` gives the plain text.
 
     Attributes:
         records: One record per row.
@@ -59,9 +59,9 @@ class Table(msgspec.Struct, frozen=True):
         title: The answer in one sentence.
         notes: Footnotes, at most three.
         wide: Whether all columns are shown.
-        details: Further notes, for `--verbose` only. A table that has some leaves the meanings of
-            headings and the values equal in all rows to `--verbose` too.
-        commands: Command lines to run, the last lines of the output.
+        details: Further notes that only `--verbose` prints. If there are any, only `--verbose`
+            prints the meanings of headings and the values that are equal in all rows.
+        commands: Command lines that the user can run; they are the last lines of the output.
         verbose: Whether all notes are shown.
     """
 
@@ -85,7 +85,7 @@ class CommandLine(str):
 
 
 class LaidOutTable(NamedTuple):
-    """The lines of a table by their emphasis."""
+    """The lines of a table, grouped by their emphasis."""
 
     title: list[str]
     head: list[str]
@@ -117,8 +117,8 @@ def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
     Args:
         table: The table.
         width: Characters of a line.
-        bands: Whether columns that do not fit continue in a further band. It needs `table.wide`;
-            without it, wide tables have long lines.
+        bands: Whether columns that do not fit continue in a band below, if `table.wide` is set.
+            Otherwise wide tables have long lines.
     """
     choice = choose_columns(table)
     columns, cells = choice.shown, _cells(table, choice.shown)
@@ -147,8 +147,7 @@ def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Return the words of a text in lines of at most `width` characters, indented from the
-    second."""
+    """Return a text in lines of at most `width` characters. Lines after the first are indented."""
     return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
@@ -156,7 +155,7 @@ def shell_lines(command: str, width: int) -> list[str]:
     """Return a command line in lines of at most `width`, each but the last with a backslash.
 
     Lines break before flags, and at spaces if a flag with its value is longer. A line that ends
-    inside quotes has no backslash. A longer word stays whole.
+    inside quotes has no backslash. A word that is longer than a line is not divided.
     """
     lines: list[str] = []
     line = ""
@@ -181,7 +180,7 @@ def _total_width(widths: Sequence[int]) -> int:
 
 
 def _column_widths(columns: Sequence[Column], sizes: Sequence[int], width: int) -> list[int]:
-    """Return the widths of the columns that fit, with words shortened if that shows more columns.
+    """Return the widths of the columns that fit. Words are shortened if more columns then fit.
 
     The first column names the row. It is shortened only if no other column fits next to it.
     """
@@ -243,7 +242,7 @@ SAME_FIGURES = {
 
 
 def choose_columns(table: Table) -> ColumnChoice:
-    """Return the columns to show, without those that have nothing to say."""
+    """Return the columns to show, and remarks that replace columns without further information."""
     records = table.records
     choice, inputs = ColumnChoice([], [], []), []
     for column in filled_columns(table):
@@ -312,7 +311,7 @@ def written(column: Column, record: Row) -> str:
 
 
 class TableParts(NamedTuple):
-    """A table for formats without a width: its title, columns, cells of each row and notes."""
+    """The parts of a table for Markdown and HTML: title, columns, cells of each row and notes."""
 
     title: str
     columns: list[Column]

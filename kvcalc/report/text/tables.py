@@ -1,4 +1,5 @@
-"""Columns of the tables, formats of their figures, and the sentences and notes around them."""
+"""Columns of tables, formats of their figures, and the sentences and notes above and below
+tables."""
 
 import os
 import shutil
@@ -36,7 +37,7 @@ SHORTEST_KERNEL_S = 1e-6
 
 
 def kernel_seconds(value: float) -> str:
-    """Return a time of kernels to three digits, or `< 1 µs` if no kernel is as short."""
+    """Return a time of kernels with three digits, or `< 1 µs`, because no kernel is that short."""
     return "< 1 µs" if 0 < value < SHORTEST_KERNEL_S else seconds(value)
 
 
@@ -124,9 +125,9 @@ def columns(
     Args:
         record: The class of the records.
         keys: Keys of the columns in the order of importance.
-        inputs: Those of the keys that are inputs. Equal inputs of all rows become a note.
-        optional: Those that are hidden if model and GPU determine the value.
-        wide: Those that only `--wide` shows.
+        inputs: Keys of columns with inputs. If all rows have the same input, it becomes a note.
+        optional: Keys of columns that are hidden if model and GPU determine the value.
+        wide: Keys of columns that only `--wide` shows.
     """
     figures = figures_of(record)
     results = []
@@ -151,7 +152,8 @@ def columns(
 def show(*tables: Table, as_markdown: bool = False) -> None:
     """Print tables, with emphasis on a terminal.
 
-    A pipe gets plain tables of COLUMNS or WIDTH characters. FORCE_COLOR gives it the emphasis.
+    Output to a pipe has no emphasis unless FORCE_COLOR is set, and lines of COLUMNS or WIDTH
+    characters.
     """
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     if as_markdown:
@@ -168,7 +170,8 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
 
 
 def answer_sentence(first: str, *clauses: str) -> str:
-    """Return one sentence: the first clause, and those of the others that fit in MAX_WORDS."""
+    """Return one sentence: the first clause, and further clauses while the sentence has at most
+    MAX_WORDS words."""
     text = first
     for clause in clauses:
         words = [word for word in f"{text}{clause}".split() if any(map(str.isalnum, word))]
@@ -178,7 +181,7 @@ def answer_sentence(first: str, *clauses: str) -> str:
 
 
 def footnotes(*notes: str) -> list[str]:
-    """Return a blank line and the first three notes that are not empty and take one line."""
+    """Return a blank line, and the first three notes that are not empty and fit on one line."""
     short = dict.fromkeys(note for note in notes if note and len(note) <= MAX_FOOTNOTE)
     return ["", *list(short)[:MAX_NOTES]]
 
@@ -189,17 +192,18 @@ def plural(count: int, noun: str) -> str:
 
 
 def distinct_notes(records: Sequence[Record], key: str) -> list[str]:
-    """Return the different texts of the records under a key."""
+    """Return the distinct texts that the records have under a key."""
     return list(dict.fromkeys(r[key] for r in records if r.get(key)))
 
 
 def fitting(records: Sequence[Record]) -> list[Record]:
-    """Return the records of batches that fit in memory, or of which the budget is unknown."""
+    """Return the records of batches that fit in memory or whose budget is unknown."""
     return [r for r in records if r.get("fits") is not False]
 
 
 def memory_warning(records: Sequence[Record]) -> str:
-    """Return how many of several rows do not fit in memory; '' if all or none do."""
+    """Return a sentence on how many rows do not fit in memory; '' if all rows fit or no row
+    fits."""
     count = len(records) - len(fitting(records))
     if count in (0, len(records)):
         return ""
@@ -207,13 +211,14 @@ def memory_warning(records: Sequence[Record]) -> str:
 
 
 def budget_warning(records: Sequence[Record]) -> str:
-    """Return that the engine's rules give no budget; '' if they do."""
+    """Return a sentence that the engine's rules give no budget; '' if there is a budget."""
     unknown = any(r.get("memory_note") for r in records)
     return "The KV cache budget of this engine is unknown for this model." if unknown else ""
 
 
 def time_footnotes(records: Sequence[Record]) -> list[str]:
-    """Return the basis of the times, their accuracy, and why some are bounds, one line each."""
+    """Return lines on the basis of the times, on their accuracy, and on the reason why some times
+    are bounds."""
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
     marks = {BOUND: "≥ marks datasheet bounds", "scaled": "~ marks scaled times"}
@@ -266,8 +271,8 @@ def predictions_first(records: Sequence[Record]) -> list[Record]:
 
 
 def comparable(records: Sequence[Record]) -> list[Record]:
-    """Return the records whose times can be compared with those of the first: predictions, or
-    bounds."""
+    """Return the records whose times can be compared with the first record: only predictions, or
+    only bounds."""
     return [
         r for r in records if (r["time_basis"] == BOUND) == (records[0]["time_basis"] == BOUND)
     ]
@@ -280,7 +285,8 @@ def without_named_engine(records: Sequence[Record], columns: Sequence[Column]) -
 
 
 def node_notes(records: Sequence[Record]) -> list[str]:
-    """Return what is on several nodes, and the rate between them, a line each."""
+    """Return a line for each deployment that is spread over several nodes, with the rate between
+    the nodes."""
     lines = []
     for r in records:
         if r.get("nodes", 1) > 1:
