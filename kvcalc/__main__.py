@@ -36,12 +36,12 @@ def main() -> None:
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
-    """Exit in a way that runs `finally` blocks, which remove files that are not complete."""
+    """Exit on a signal so that `finally` blocks run, which remove incomplete files."""
     sys.exit(128 + number)
 
 
 def _prepare_output() -> None:
-    """Let stdout and stderr replace characters that their encoding does not have."""
+    """Make stdout and stderr replace characters that their encoding does not have."""
     codecs.register_error("marks", _replace_unencodable)
     for stream, encoding in (
         (sys.stdout, "ascii" if _wants_ascii() else None),

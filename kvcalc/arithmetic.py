@@ -49,7 +49,8 @@ class Points(tuple[Any, ...]):
 
 
 def _by_point(of_numbers: Callable[..., Any], values: Sequence[Value]) -> Points:
-    """Return the function of numbers for each point; numbers are equal for all points."""
+    """Return the function applied to each point. A plain number has the same value at all
+    points."""
     columns = (value if isinstance(value, Points) else repeat(value) for value in values)
     return Points(map(of_numbers, *columns))
 
@@ -104,7 +105,7 @@ where = _function(lambda condition, a, b: a if condition else b, "where")
 
 
 def clip(value: Value, low: float, high: float) -> Value:
-    """Return the value, or the nearest number from `low` to `high`."""
+    """Return the value limited to the range from `low` to `high`."""
     return minimum(maximum(value, low), high)
 
 
@@ -129,7 +130,7 @@ def as_float(value: Value) -> Value:
 def least_over(
     choices: Iterable[tuple[float, ...]], cost: Callable[..., Value], like: Value
 ) -> Value:
-    """Return the least `cost(*choice)` over the choices.
+    """Return the minimum of `cost(*choice)` over the choices.
 
     Args:
         choices: Numbers of each choice, such as the rows and columns of a tile.
@@ -172,7 +173,7 @@ def rounded_down(a: Any) -> Any:
 
 
 def doublings(n: int) -> int:
-    """Return ⌈log2 n⌉."""
+    """Return ⌈log2 n⌉, the number of doublings from 1 to at least n."""
     return (n - 1).bit_length()
 
 

@@ -35,8 +35,8 @@ class UserError(Exception):
 
     Attributes:
         what: The problem.
-        hint: The nearest valid input.
-        where: Its place, such as a file and a key.
+        hint: The text to type instead, or the nearest valid input.
+        where: The place of the problem, such as a file and a key.
     """
 
     def __init__(self, what: str, hint: str = "", where: str = "") -> None:

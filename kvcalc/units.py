@@ -51,7 +51,8 @@ def plain(value: Any) -> Any:
 
 
 def check_whole(words: Sequence[str], noun: str) -> None:
-    """Raise UserError if list items are the parts of one number with a separator, such as 8,000."""
+    """Raise UserError if the items of a list are parts of one number with thousands separators,
+    such as 8,000."""
     if any(re.fullmatch(r"0\d\d", word) for word in words[1:]):
         raise UserError(
             f"{noun} {','.join(words)!r} is a list",
@@ -112,7 +113,7 @@ def bytes_shown_in(units: str) -> Iterator[None]:
 
 
 def shown_in() -> str:
-    """Return the unit system in use: gib, si or bytes."""
+    """Return the unit system that `format_bytes` uses: gib, si or bytes."""
     return _BYTE_UNITS.get()
 
 

@@ -54,7 +54,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     """Return the page as HTML.
 
     Raises:
-        UserError: The model cannot run so.
+        UserError: The model cannot run in this deployment.
     """
     sections = _sections(deployment, request)
     charts = []
@@ -85,7 +85,7 @@ def page_explained(deployment: TimedDeployment, request: PageRequest) -> str:
     """Return the formulas of the page's figures, section by section.
 
     Raises:
-        UserError: The model cannot run so.
+        UserError: The model cannot run in this deployment.
     """
     return "\n".join(
         f"{title}\n{command} --explain\n\n{answer._explanation()}"

@@ -1,1 +1,1 @@
-"""The command line: parse, call the API, render."""
+"""The command line: parse the words, call the API and print the answer."""

@@ -14,8 +14,8 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line and exit.
 
-    The status is 0 if the command is done, 1 if the answer is no, 2 if the request is wrong and
-    130 after Ctrl-C.
+    The exit status is 0 if the command is done, 1 if the answer is no, 2 if the request is invalid,
+    and 130 after Ctrl-C.
     """
     # start-up makes many classes and no garbage; the search for garbage costs 5 % of a short run
     gc.set_threshold(100_000)
@@ -87,7 +87,8 @@ def _show_help(words: list[str]) -> int | None:
 
 
 def _complete(words: list[str]) -> int | None:
-    """Answer a shell or give it the script of completion; return None for other commands."""
+    """Handle a request for completion words or for the completion script. Return None for other
+    commands."""
     instruction = os.environ.get("_KVCALC_COMPLETE")
     is_install = words[:1] == ["--install-completion"]
     if not (instruction or is_install or words[:1] == ["--show-completion"]):
@@ -105,7 +106,8 @@ def _interrupted() -> int:
 
 
 def _report_lost_output(error: OSError) -> int:
-    """Return the status if stdout cannot be written: 0 if its reader, such as `head`, has gone."""
+    """Return the exit status if stdout cannot be written: 0 if the reader of a pipe, such as
+    `head`, has ended."""
     if error.filename is None:  # drop the rest of the output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):

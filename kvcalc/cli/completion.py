@@ -1,7 +1,7 @@
 """Completion in bash, zsh and fish by typer's protocol.
 
 `_KVCALC_COMPLETE=complete_bash kvcalc` prints the words that may follow. Names come from the
-folders of presets; no module that computes is loaded.
+folders of presets. For speed, no module that computes is loaded.
 """
 
 import os
@@ -23,7 +23,7 @@ VARIABLE = "_KVCALC_COMPLETE"
 
 
 class Word(NamedTuple):
-    """A word that may follow, and its meaning."""
+    """A word that completion offers, and its meaning."""
 
     text: str
     help: str = ""
@@ -90,7 +90,7 @@ def _values(parameter: "Parameter", typed: str) -> list[Word]:
 
 
 def _listed(name: str) -> Iterable[str]:
-    """Return the words of a list that an option names."""
+    """Return the words of the list `name`, such as models or GPUs."""
     from kvcalc.library.presets import preset_files
     from kvcalc.question.deployment_options import DATASHEET
     from kvcalc.storage.formats import COMPUTE, cache_dtypes

@@ -1,6 +1,7 @@
-"""Help of a command: three examples, the common options, and with `--help-all` every option.
+"""Write the help of a command: three examples, the common options, and with `--help-all` every
+option.
 
-Refusals of the parser: suggestions for an unknown option or command.
+For an unknown option or command, write a message with suggestions.
 """
 
 import shutil
@@ -85,7 +86,7 @@ def _with_exit_status(lines: list[str], width: int) -> str:
 
 
 def panels(options: Iterable[Parameter]) -> dict[str, list[Parameter]]:
-    """Return options by their group, in the order of PANELS."""
+    """Return the options of each group, in the order of PANELS."""
     groups: dict[str, list[Parameter]] = {panel: [] for panel in PANELS}
     for parameter in options:
         option = parameter.option
@@ -94,7 +95,8 @@ def panels(options: Iterable[Parameter]) -> dict[str, list[Parameter]]:
 
 
 def _row(name: str, text: str, width: int, indent: int) -> list[str]:
-    """Return the lines of a name and its description, which is below a long name."""
+    """Return the lines of a name and its description. Below a long name, the description begins on
+    a new line."""
     lines = [" " * indent + line for line in wrapped(text, width - indent)]
     if len(name) + 4 > indent:
         return [f"  {name}", *lines]
@@ -122,7 +124,7 @@ FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")
 
 
 def parser_message(error: Any, command: str) -> str:
-    """Return typer's refusal in one line: the problem, then the text to type."""
+    """Return an error of the parser in one line: the problem, then the text to type."""
     text = printable(error.format_message(), 600)
     text = text.replace("is not a valid int.", "is not a whole number.")
     text = text.replace("is not a valid float.", "is not a number.")
@@ -184,7 +186,8 @@ def _suggestion(command: str, typed: str) -> str:
 
 
 def _other_commands(command: str, word: str) -> str:
-    """Return which other commands have an option of that name, else of that meaning."""
+    """Return a sentence on other commands that have an option with this name, or else with this
+    meaning."""
     homes: dict[str, list[str]] = {word: []}
     for other in FIT_FIRST:
         for name, called in _long_names(other).items():
@@ -199,7 +202,10 @@ def _other_commands(command: str, word: str) -> str:
 
 
 def _long_names(command: str) -> dict[str, list[str]]:
-    """Return long names of a command's options. The first has the names of other tools."""
+    """Return the names that other tools give to the options of a command, by long name.
+
+    Only the first long name of an option has them; for its other long names the list is empty.
+    """
     names = {}
     for parameter in parameters_of(command):
         called = parameter.option.called.split()

@@ -26,10 +26,11 @@ Tokens = tuple[int, ...]
 
 
 class MeasureOptions(Question, frozen=True):
-    """What to measure, where and how.
+    """The options of `measure`: what to measure, on which device, and how long.
 
     Attributes:
-        context, batch_size: () leaves them to the device and the phase.
+        context, batch_size: Contexts and batch sizes; () means defaults for the device and the
+            phase.
         generate: Tokens to generate, with the cache and without, instead of layers.
         rows: File of measured rows.
         save_gpu: Name for the preset of this machine.
@@ -119,8 +120,8 @@ def _results(
     Ctrl-C keeps the results so far, if there are any.
 
     Args:
-        steps: Number of steps of the job, if it is known.
-        run_job: Yields results; its arguments are the ceilings and a function for progress.
+        steps: Number of steps of the job, if known.
+        run_job: Function of the ceilings and of a function for progress, which yields the results.
         save_gpu: If not empty, the machine is saved as a preset of this name, with the rates of all
             dtypes.
 
@@ -190,7 +191,7 @@ def _calibration_answer(
     """Measure rows, fit the time models, and write the calibration.
 
     Raises:
-        UserError: The machine is no preset and has no name, or no model can be fitted.
+        UserError: The machine has no preset and no name, or no kernel model can be fitted.
     """
     from msgspec.structs import replace
 

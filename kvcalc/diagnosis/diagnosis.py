@@ -43,7 +43,7 @@ OUTSIDE_CACHE = ("activations", "libraries", "graphs")
 
 
 class MemoryItem(NamedTuple):
-    """Bytes of one GPU, logged and predicted; None if unknown."""
+    """One part of a GPU's memory in bytes, logged and predicted; None if unknown."""
 
     logged: int | None
     predicted: int | None
@@ -60,11 +60,11 @@ class Diagnosis(NamedTuple):
     """A logged engine start and its prediction.
 
     Attributes:
-        deployment: On the GPU with the memory that the log states.
-        plain: On the GPU preset.
-        predicted: The fit by the engine's rules.
+        deployment: The deployment on a GPU with the memory that the log states.
+        plain: The deployment on the GPU preset.
+        predicted: The `Fit` that follows from the engine's rules.
         items: Memory items by their keys in ITEM_NAMES.
-        corrections: The differences of the items, for later fits.
+        corrections: Logged minus predicted bytes, for later calls of `fit`.
         remarks: Sentences to print.
     """
 
@@ -84,7 +84,7 @@ class Diagnosis(NamedTuple):
 
 
 class DiagnosisInputs(NamedTuple):
-    """Overrides of the values of a log, with flags by the names of `dialects`; "" for none."""
+    """Values that replace values of a log; "" for none. Flags have the names in `dialects`."""
 
     model: str = ""
     gpu: str = ""
@@ -92,7 +92,7 @@ class DiagnosisInputs(NamedTuple):
 
 
 def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diagnosis:  # noqa: B008
-    """Compare a boot with the prediction.
+    """Compare a logged engine start with the prediction.
 
     Raises:
         UserError: vLLM ran its V0 engine, or model or GPU are neither in the log nor in the
@@ -141,7 +141,7 @@ def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diag
 
 
 def _model_name(boot: Boot) -> str:
-    """Return the model by the log's path, else by the title and type in a GGUF file.
+    """Return the model's name: the path in the log, else the title and file type of a GGUF file.
 
     Example: "Meta Llama 3.1 8B Instruct" in "Q4_K - Medium" is meta-llama-3.1-8b-instruct-q4_k_m.
     """
@@ -168,7 +168,8 @@ def _model_name(boot: Boot) -> str:
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
-    """Return the memory items that the log states or, for vLLM, that are predicted."""
+    """Return the memory items that the log states, and for vLLM also the items that are only
+    predicted."""
     is_vllm, budget = boot.engine == "vllm", predicted.budget
     logged = {name: round(size) for name, size in boot.figures.items()}
     overhead = dict(predicted.terms.overhead)
@@ -210,7 +211,8 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
 
 
 def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> str:
-    """Return a sentence if the log's weights and cache exceed the share of this GPU, else ''."""
+    """Return a sentence if the logged weights and cache exceed the share of this GPU's memory, else
+    ''."""
     share, *parts = (
         items[key].logged or 0 if key in items else 0 for key in ("share", "weights", "cache")
     )
@@ -222,7 +224,7 @@ def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> 
 
 
 def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> LogCorrections:
-    """Return the logged bytes minus the predicted bytes. Only vLLM logs all that it takes."""
+    """Return the logged bytes minus the predicted bytes. Only vLLM logs all its memory."""
     weights, cache = items["weights"].logged, boot.size("cache")
     outside = [items[key].logged for key in OUTSIDE_CACHE if key in items]
     by_rules = predicted.terms.activation + sum(predicted.terms.overhead.values())

@@ -166,7 +166,7 @@ GPU_MAKERS = ("NVIDIA", "GeForce", "Tesla", "Instinct", "Apple M")
 
 
 class LinePattern(NamedTuple):
-    """A pattern, and the text that all of its lines contain."""
+    """A regular expression, and a text that every matching line contains."""
 
     text: str
     expression: re.Pattern[str]
@@ -204,7 +204,7 @@ class Boot(msgspec.Struct):
     """One engine start in a log.
 
     Attributes:
-        lines: First and last line.
+        lines: Numbers of the first and the last line.
         model: The model's name.
         title: The model's title in a GGUF file.
         file_type: The format of the weights in a GGUF file, in words.
@@ -213,14 +213,14 @@ class Boot(msgspec.Struct):
         flags: Values of the engine's flags, by the names of `dialects`.
         figures: Bytes of one GPU by memory item.
         buffers: Bytes of llama.cpp's buffers by memory item and device.
-        counts: Tokens, cells and devices.
+        counts: Numbers of tokens, cells and devices, by name.
         failure: Why the start failed: no_blocks (no memory left for the cache), too_long (one
             sequence of the maximum length does not fit), occupied (less memory is free than the
             share), out_of_memory or weights. '' if the log states no failure.
-        has_started: Whether the engine served.
+        has_started: Whether the engine started successfully.
         is_v0: Whether vLLM ran its V0 engine.
         has_draft: Whether llama.cpp loaded a second model, as a draft.
-        start_lines: The kinds of lines at the beginning of a start that were read.
+        start_lines: The kinds of lines from the beginning of a start that were already read.
     """
 
     engine: str
@@ -342,7 +342,7 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
 
 
 def _read_bytes(name: str) -> tuple[bytes, bool]:
-    """Return at most MAX_BYTES of a file or standard input, and whether there are more."""
+    """Return at most MAX_BYTES of a file or standard input, and whether more bytes follow."""
     if name == "-":
         if sys.stdin is None:
             raise UserError("is closed", where="standard input")
@@ -359,7 +359,7 @@ def _read_bytes(name: str) -> tuple[bytes, bool]:
 
 
 def _split_boots(text: str) -> list[Boot]:
-    """Return the engine starts in the text of a log that state anything."""
+    """Return the engine starts in the text of a log. A start without any known line is left out."""
     lines = text.split("\n")
     first, engine = next(
         (
@@ -397,8 +397,9 @@ def _split_boots(text: str) -> list[Boot]:
 def _begins_boot(boot: Boot, line: str) -> bool:
     """Return whether a line begins another start than this one, and record the kind of line.
 
-    A start of vLLM or SGLang has one line of a kind, for vLLM's engine one for each rank, and one
-    version. A start of llama.cpp has one line with the build, or one model before its context.
+    A start of vLLM or SGLang has one version and at most one line of each kind; lines of vLLM's
+    engine occur once for each rank. A start of llama.cpp has one line with the build, or one model
+    before its context.
     """
     if boot.engine == "llama.cpp":
         if line.startswith("build:") or " build: " in line[:60]:
@@ -421,7 +422,7 @@ def _begins_boot(boot: Boot, line: str) -> bool:
 
 
 def _read_line(boot: Boot, line: str) -> None:
-    """Record the groups of all patterns that match a line."""
+    """Store in a boot the groups of all patterns that match a line."""
     for text, expression in compile_patterns(boot.engine):
         if text in line and (match := expression.search(line)):
             for name, value in match.groupdict().items():
@@ -524,8 +525,8 @@ def _flags_by_argument(engine: str) -> dict[str, Flag]:
 
 
 def _parse_arguments(text: str) -> list[tuple[str, Any]]:
-    """Return the items of a mapping or the keyword arguments in a text. Other values than strings,
-    None, True and False stay text."""
+    """Return the items of a Python mapping, or the keyword arguments, in a text. Strings, None,
+    True and False become Python values; other values stay text."""
     pattern = _MAPPING_ITEM if text.startswith("{") else _KEYWORD_ARGUMENT
     constants = {"None": None, "True": True, "False": False}
     return [
@@ -537,8 +538,8 @@ def _parse_arguments(text: str) -> list[tuple[str, Any]]:
 def _complete_figures(boot: Boot) -> None:
     """Compute the figures that a log states only in parts, and the engine of old releases.
 
-    The peak of torch includes weights. SGLang's cache is keys and values of all pools, and states.
-    The fullest of llama.cpp's devices counts.
+    The peak of torch includes weights. SGLang's cache consists of keys and values of all pools, and
+    states. For llama.cpp, the device with the most memory in use counts.
     """
     if boot.engine == "vllm" and boot.version.startswith(V0_RELEASES):
         boot.is_v0 = True

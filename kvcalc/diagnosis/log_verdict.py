@@ -1,4 +1,4 @@
-"""Summarise a diagnosis: the memory of each item, which changes of flags help, and the records.
+"""Summarise a diagnosis: the memory of each item, the changes of flags that help, and the records.
 
 Each change is tried before it is printed: with the engine's rules, and with the rules corrected by
 the log.
@@ -42,7 +42,7 @@ V0_ITEMS = "memory share weights activations libraries graphs cache"
 
 
 class Adviser(NamedTuple):
-    """Tries changes of a diagnosed start.
+    """Tries changes of the flags of a diagnosed start, to find changes that make the users fit.
 
     Attributes:
         users: Users that must fit.
@@ -55,13 +55,13 @@ class Adviser(NamedTuple):
 
     @property
     def start(self) -> ConfigChange:
-        """The start without a change, on the GPU preset."""
+        """The change without any difference from the diagnosed start, on the GPU preset."""
         diagnosis = self.diagnosis
         return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
 
     def fit(self, change: ConfigChange) -> Fit | None:
-        """Return the fit by the engine's rules; None if the users do not fit by the rules or as
-        logged."""
+        """Return the `Fit` of a change by the engine's rules. None means that the users do not fit
+        by the rules or by the corrected rules."""
         corrections = self.diagnosis.corrections
         logged = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
         needed, one_user = (
@@ -125,12 +125,14 @@ class Adviser(NamedTuple):
         return islice(filter(None, map(self.advice, changes)), 1)
 
     def _first_that_fits(self, changes: Sequence[ConfigChange]) -> Sequence[ConfigChange]:
-        """Return the first change that fits, if all after it fit too. Empty if none does."""
+        """Return a list with the first change that fits, if all later changes fit too. It is empty
+        if no change fits."""
         first = bisect_left(changes, True, key=lambda change: bool(self.fit(change)))
         return changes[first : first + 1]
 
     def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
-        """Return the smallest share of the memory that fits, in hundredths, below the free share.
+        """Return the changes to the smallest memory share that fits, in steps of 0.01, below the
+        free share.
 
         If other processes occupy the share, return the next smaller share.
         """
@@ -189,8 +191,8 @@ class Adviser(NamedTuple):
         yield smaller_weights(start)
 
     def longest_flag(self) -> str:
-        """Return the flag of the longest max_model_len with which one sequence fits, by the rules
-        and as logged. Return '' if there is none, or if the logged maximum fits."""
+        """Return the flag for the longest max_model_len at which one sequence fits, by the rules
+        and by the corrected rules. Return '' if there is none, or if the logged maximum fits."""
         diagnosis = self.diagnosis
         one_user = _with_users(diagnosis.options, 1)
         corrected = replace(one_user, from_log=diagnosis.corrections)
@@ -205,7 +207,7 @@ class Adviser(NamedTuple):
 
 
 def _with_users(options: FitOptions, users: int, **changes: int) -> FitOptions:
-    """Return options with the sequences that must fit for the users. llama.cpp allocates all slots
+    """Return the options with the number of sequences that must fit. llama.cpp allocates all slots
     at its start."""
     if options.engine == "llama.cpp":
         users = max(users, options.max_num_seqs or 1)
@@ -213,7 +215,7 @@ def _with_users(options: FitOptions, users: int, **changes: int) -> FitOptions:
 
 
 def _halves(value: int, minimum: int) -> Iterator[int]:
-    """Yield the half of a value, the quarter and so on, down to a minimum."""
+    """Yield half of a value, a quarter and so on, down to a minimum."""
     while value // 2 >= minimum:
         value //= 2
         yield value
@@ -228,8 +230,8 @@ class DiagnosisSummary(NamedTuple):
         items: Memory items by their keys in ITEM_NAMES.
         outcome: Whether the engine started, and its KV cache or the missing memory.
         capacity: The users that fit, as logged and as predicted.
-        fits: Whether the users fit; None without a prediction.
-        max_num_seqs: Sequences that fit by the log's figures.
+        fits: Whether the required users fit; None without a prediction.
+        max_num_seqs: Sequences that fit according to the figures in the log.
         command: The engine's command line.
         remedy: The changes that help in a sentence; '' if none is needed.
         changes: The changes that help.
@@ -309,8 +311,8 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary
     """Return the figures of a log of vLLM's V0 engine, without a prediction.
 
     Args:
-        model: A name instead of the log's.
-        gpu: A name instead of the log's.
+        model: Name that replaces the model's name in the log.
+        gpu: Name that replaces the GPU's name in the log.
     """
     try:
         preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
@@ -390,7 +392,8 @@ def summarize_diagnosis(
 
 
 def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
-    """Return whether the engine started and what the KV cache stores, or what is missing."""
+    """Return a sentence: whether the engine started, and the tokens that the KV cache stores or the
+    missing memory."""
     boot, cache = diagnosis.boot, diagnosis.logged("cache")
     if boot.failure == "occupied":
         free_bytes = boot.size("free") or 0

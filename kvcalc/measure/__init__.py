@@ -1,4 +1,4 @@
-"""Run the real torch layers on this machine and compare them with the prediction.
+"""Run torch layers on this machine and compare their times with the prediction.
 
 Only this package imports torch, which is an optional dependency.
 """

@@ -1,9 +1,9 @@
 """Measure the rows that a GPU without a calibration needs, with torch's own kernels.
 
-One family of kernels needs 25 to 50 shapes. They are chosen among the shapes of real models by
-their time under the measured roofline, evenly in its logarithm, so that launches, memory and
-products each show. Kernels that torch does not have (experts, latent attention, several GPUs) keep
-their bound.
+One family of kernels needs 25 to 50 shapes. They are selected from the shapes of real models,
+evenly in the logarithm of their time under the measured roofline. So launches, memory and products
+each dominate some rows. Kernels that torch does not have (experts, latent attention, several GPUs)
+are not measured, and their times stay bounds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -43,13 +43,14 @@ def _common_columns(op: str, device: str) -> Record:
 
 
 def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]:
-    """Return the CSV rows of measured cases; cases without an operation of the format have none."""
+    """Return the CSV rows of measured cases. Cases whose operation the format does not have give no
+    row."""
     rows = (_row(case, record) for case, record in results if case)
     return [row for row in rows if row]
 
 
 def _row(case: Case, record: Record) -> Record:
-    """Return the CSV row of a case, or an empty one."""
+    """Return the CSV row of a measured case, or an empty row."""
     spec = next(iter(case.model.kinds.values())).mixers[0]
     is_decode = case.phase == "decode"
     dtype = str(DTYPES[record["dtype"]]).removeprefix("torch.")
@@ -91,7 +92,8 @@ def _row(case: Case, record: Record) -> Record:
 
 
 class RowFamily(NamedTuple):
-    """One family of kernels: the CSV columns of a shape, candidate shapes, and rows to measure."""
+    """One family of kernels: the CSV columns of its shapes, the candidate shapes, and the number of
+    rows to measure."""
 
     columns: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -226,8 +228,8 @@ def measured(
 
 
 def _gemm(shape: Shape, machine: Machine) -> list[Step]:
-    """Return matrix products whose weights rotate, so that each read misses the last-level
-    cache."""
+    """Return functions that run matrix products with different weights in turn, so that each read
+    misses the last-level cache."""
     m, n, k = shape.counts
     is_fp8 = shape.dtype == "fp8"
     weight_bytes = n * k * (1 if is_fp8 else 2)
@@ -242,7 +244,7 @@ def _gemm(shape: Shape, machine: Machine) -> list[Step]:
 
 
 def _fp8_linear(x: Tensor, weight: Tensor, unit_scale: Tensor) -> Tensor:
-    """Return an fp8 product with one dynamic scale for the whole input."""
+    """Return the result of an fp8 product with one dynamic scale for the whole input."""
     scale = x.abs().amax().float() / FP8_MAX
     packed = (x / scale).to(torch.float8_e4m3fn)
     return torch._scaled_mm(
@@ -251,7 +253,8 @@ def _fp8_linear(x: Tensor, weight: Tensor, unit_scale: Tensor) -> Tensor:
 
 
 def _attention(shape: Shape, machine: Machine) -> list[Step]:
-    """Return attention of one new token or of whole prompts, including the write to the cache."""
+    """Return functions that run attention of one new token or of whole prompts, including the write
+    to the cache."""
     batch, q_heads, kv_heads, width, length, _ = shape.counts
     new = length if shape.op == "prefill_attention" else 1
     make = partial(torch.randn, device=machine.device, dtype=torch.bfloat16)

@@ -30,7 +30,8 @@ MAX_COMPARED = 256  # tokens of the comparison with and without a cache
 
 
 def standard_model(heads: int) -> Model:
-    """Return one MHA layer with `heads` heads of width 128; the hidden size is heads · 128."""
+    """Return a model with one MHA layer without FFN. The layer has `heads` heads of width 128, and
+    the hidden size is heads · 128."""
     mixer = Grouped(num_attention_heads=heads, num_key_value_heads=heads, head_dim=128)
     kinds = {"full": Layer(parts=(mixer,))}
     model = Model(name="standard", hidden_size=heads * 128, vocab_size=1, layers=1, kinds=kinds)
@@ -38,9 +39,11 @@ def standard_model(heads: int) -> Model:
 
 
 def variant_layers(base: Model, text: str) -> Model:
-    """Return the layers of a variant: one of `NAMES`, or a form of `compare` such as gqa:4.
+    """Return a model with the layers of a variant: one of `NAMES`, or a form of `compare` such as
+    gqa:4.
 
-    There are two layers if they share a cache, otherwise one. Raises UserError for an unknown form.
+    It has two layers if they share a cache, otherwise one layer. Raises UserError for an unknown
+    form.
     """
     layers = 2 if "cla" in _form(base, text) else 1
     return variant_model(replace(base, layers=layers), text)
@@ -76,7 +79,7 @@ def base_of(model: Model) -> Model:
 
 
 def stacks_of(model: Model) -> dict[str, Model]:
-    """Return one stack for each kind of layer in the model.
+    """Return one stack of layers for each kind of layer in the model.
 
     A layer that reads another layer's cache is preceded by that layer.
     """
@@ -94,7 +97,7 @@ def stacks_of(model: Model) -> dict[str, Model]:
 
 
 def _bare(model: Model, *names: str) -> Model:
-    """Return one layer of each of these kinds, without FFNs and norms."""
+    """Return the model with one layer of each kind, without FFNs and norms."""
     kinds = {}
     for name in names:
         layer = model.kinds[name]
@@ -125,7 +128,7 @@ def _recurrent(model: Model) -> Model:
 
 
 class Case(NamedTuple):
-    """One measurement.
+    """One case to measure: layers of a variant in a phase, with context and batch size.
 
     Decode writes token `context` after context − 1 cached tokens. Prefill passes `context` tokens
     into an empty cache. `variant` is the printed name.
@@ -152,7 +155,8 @@ class Case(NamedTuple):
 
 
 def build_mixers(model: Model) -> list[Mixer]:
-    """Return the torch mixer of each layer. Raises UserError if a layer has no torch twin."""
+    """Return the torch mixer of each layer. Raises UserError if kvcalc has no torch layer for one
+    of them."""
     mixers = []
     for kind in model.order:
         layer = model.kinds[kind]
@@ -193,10 +197,11 @@ class LayerStack:
         return x
 
     def cache_error(self) -> float:
-        """Return the largest difference that a cache makes to the last token ÷ its largest output.
+        """Return the largest difference between the last token's output with and without a cache,
+        divided by the largest output.
 
-        One pass has all tokens and no cache; the other has one new token after cached tokens. At
-        most 256 tokens of one sequence are compared.
+        One pass has all tokens and no cache; the other pass has one new token after cached tokens.
+        At most 256 tokens of one sequence are used.
         """
         model, tokens = self.case.model, min(self.case.context, MAX_COMPARED)
         x = self.x.new_empty(1, tokens, model.hidden_size).normal_()
@@ -230,8 +235,8 @@ class AllocatorState(ctypes.Structure):
 
 
 def allocator_bytes(machine: Machine) -> int:
-    """Return the bytes that the allocator has given out: torch's on a GPU, otherwise that of the
-    GNU C library. 0 if torch uses another allocator."""
+    """Return the bytes in use by the allocator: torch's on a GPU, otherwise the allocator of the
+    GNU C library. Return 0 if torch uses another allocator."""
     if machine.cuda:
         return torch.cuda.memory_allocated(machine.device)
     if "mimalloc" in torch.__config__.show().lower():

@@ -4,8 +4,8 @@ A time is the median of repeats after a warm-up. On a GPU, events time a CUDA gr
 be captured. On a CPU with several threads the clock is the wall clock; with one thread it is the
 CPU time of that thread, which stops while other programs use the core.
 
-- Bandwidth: the better of a large copy (bytes read plus bytes written) and of reading only (a sum,
-  a matrix-vector product), over a tensor much larger than the last-level cache.
+- Bandwidth: the higher rate of a large copy (bytes read plus bytes written) and of only reading (a
+  sum, a matrix-vector product), over a tensor much larger than the last-level cache.
 - Matrix rate: the best of square products, which double in size until one takes 0.1 s.
 
 `--save-gpu` saves the ceilings as a GPU preset.
@@ -52,7 +52,7 @@ class Machine(NamedTuple):
         cache_bytes: Size of the last-level cache (the L2 of a GPU).
         threads: CPU threads; 0 on a GPU.
         sms: Streaming multiprocessors; on a CPU, its threads.
-        share: Share of the cores that other programs leave to this process.
+        share: Share of the CPU time of all cores that this process can get.
     """
 
     device: torch.device
@@ -74,7 +74,7 @@ class Machine(NamedTuple):
 
     @property
     def columns(self) -> Record:
-        """The columns of a record that name the machine."""
+        """The record keys that describe the machine."""
         return {
             "device": self.name,
             "threads": self.threads or None,
@@ -83,11 +83,12 @@ class Machine(NamedTuple):
         }
 
     def now(self) -> float:
-        """Return seconds of the clock; of the wall clock if times come from events."""
+        """Return the time of the clock in seconds, or of the wall clock if events are used."""
         return time.thread_time() if self.clock == "cpu" else time.perf_counter()
 
     def free_bytes(self) -> int:
-        """Return the memory to use: 90 % of the free memory of the device or system."""
+        """Return the bytes that a measurement may use: 90 % of the free memory of the device or
+        system."""
         if self.cuda:
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
@@ -109,7 +110,7 @@ class Machine(NamedTuple):
 
 
 def find_machine(device: str = "auto", threads: int = 0) -> Machine:
-    """Return the machine for `--device`. Raises UserError for a missing GPU."""
+    """Return the machine that `--device` names. Raises UserError if it has no such GPU."""
     if device == "cuda" and not torch.cuda.is_available():
         hint = "Use the CPU, or a CUDA build of torch"
         raise UserError("torch sees no CUDA GPU on this machine", hint)
@@ -207,8 +208,8 @@ class Timing(NamedTuple):
 def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
     """Return the time of one of `calls`, which run one after the other for about `seconds`.
 
-    Calls on different inputs prevent that one finds its data in the last-level cache. There are at
-    least five repeats, or three if they take longer than three times `seconds`.
+    Calls on different inputs prevent that a call finds its data in the last-level cache. There are
+    at least five repeats, or three if they take longer than three times `seconds`.
     """
 
     def step() -> None:
@@ -282,7 +283,7 @@ class Ceilings(NamedTuple):
         copy_bytes_per_s: Bytes read plus bytes written by a copy, per second.
         read_bytes_per_s: Bytes per second if data is only read.
         flops_per_s: FLOP/s of the best square product, by dtype.
-        launch_s: Seconds of the smallest operation.
+        launch_s: Seconds of the smallest operation, which are mostly its launch.
     """
 
     copy_bytes_per_s: float
@@ -292,7 +293,7 @@ class Ceilings(NamedTuple):
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """The better of copying and reading."""
+        """The higher of the copy rate and the read rate."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
 
@@ -344,7 +345,7 @@ def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
 
 
 def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
-    """Return this machine as a GPU preset with the measured ceilings.
+    """Return a GPU preset of this machine with the measured ceilings.
 
     On a CPU, vector work has the fp32 rate, because the same units run vectors and products.
     """

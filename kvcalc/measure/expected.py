@@ -1,8 +1,8 @@
-"""Predict the time of a pass on this machine from measured rates, and name differences.
+"""Predict the time of a pass on this machine from measured rates.
 
 Each operator of `forward` is timed at its measured rate, one after the other:
 
-- A matrix product takes the time measured for that number of rows.
+- A matrix product takes the time that was measured for its number of rows.
 - Attention is two products and a softmax. All other operators take their FLOPs or their bytes.
 - The host needs a fixed time for each torch operation. A CPU runs host and kernels in turn. A GPU
   runs its kernels while the host launches the next ones.
@@ -36,7 +36,7 @@ KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
 
 
 class Bound(NamedTuple):
-    """Bound of some operators on the measured ceilings.
+    """Bound of operators under the measured ceilings.
 
     Attributes:
         limit: The limiting resource: memory or compute.
@@ -125,8 +125,8 @@ class MachineRates(NamedTuple):
     def _attention_seconds(self, shape: AttentionShape, absorbed: bool) -> float:
         """Return the seconds of scores, softmax and values of all heads.
 
-        Heads that share keys are rows of one product, except with several new tokens. Torch's fused
-        kernel then skips blocks of keys that no query of a block attends to.
+        For one new token, heads that share keys are rows of one product. For several new tokens,
+        torch's fused kernel skips blocks of keys that no query of a block attends to.
         """
         shared = heads_per_key(shape, absorbed)
         seconds = 0.0
@@ -148,14 +148,15 @@ class MachineRates(NamedTuple):
 
 
 def heads_per_key(shape: AttentionShape, absorbed: bool) -> int:
-    """Return the query heads that read one key; with latents, all heads of the absorbed form."""
+    """Return the number of query heads that read one key. In the absorbed form, all heads read one
+    latent."""
     if shape.kv_heads:
         return shape.heads // shape.kv_heads
     return shape.heads if absorbed else 1
 
 
 def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
-    """Return the query heads that read one key, of each attention of a pass."""
+    """Return the number of query heads that read one key, for each attention of a pass."""
     return {
         heads_per_key(operator.shape, operator.form == "absorbed")
         for operator in operators
@@ -164,7 +165,7 @@ def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
 
 
 class RateSampler:
-    """Samples of the machine's rates.
+    """Takes samples of the machine's rates.
 
     Products use the matrices of one layer after the other, so each use reads its weights from
     memory.
@@ -218,7 +219,8 @@ class RateSampler:
         return MachineRates(self.rows, product_s, attention_s, vector_s, host_s, gpu, is_cuda)
 
     def _narrow_step(self) -> None:
-        """Run two layers of width 8, whose time is that of the host: one with cold code."""
+        """Run two layers of width 8, whose time is only host time. The first of them runs code that
+        is not in the CPU's cache."""
         x = self.narrow
         for _ in range(2):
             heads = split_heads(F.linear(F.layer_norm(x, (8,)), x[0]), 2)

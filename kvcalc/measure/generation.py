@@ -1,7 +1,7 @@
 """Generate tokens with a whole decoder, with a cache and without, and compare with the prediction.
 
-The modes are `cached` and `uncached`. All modes take their first step, then all their second step,
-and so on. All modes decode greedily and must produce the same tokens.
+The modes are `cached` and `uncached`. First all modes take their first step, then all modes take
+their second step, and so on. All modes decode greedily and must produce the same tokens.
 """
 
 import statistics
@@ -89,8 +89,8 @@ class GenerationRequest(NamedTuple):
         return cache_size(self.model, self.tokens, self.batch_size, precision).stored
 
     def operators(self, mode: Mode, step: int) -> tuple[Operator, ...]:
-        """Return the operators of a step: the prompt, then one token, or all tokens without a
-        cache.
+        """Return the operators of a step. With a cache, the first step has the prompt and later
+        steps have one token. Without a cache, every step has all tokens.
 
         MLA is absorbed for one new token and expanded otherwise.
         """
@@ -107,7 +107,7 @@ class GenerationRequest(NamedTuple):
 
     @property
     def rows(self) -> set[int]:
-        """Numbers of rows at which products are sampled."""
+        """Numbers of rows for which the rates of matrix products are measured."""
         lengths = 1, self.prompt_len, self.tokens - 1
         return {*FEW_ROWS, *(self.batch_size * tokens for tokens in lengths)}
 
@@ -135,7 +135,8 @@ class GenerationRun:
 
     Attributes:
         tokens: Prompt and generated tokens, [B, prompt + new].
-        calls: Torch operations of the first pass, and of each later pass of a cached mode.
+        calls: Numbers of torch operations in the first pass, and in each later pass of a cached
+            mode.
         seconds: Measured seconds of every step.
     """
 
@@ -221,10 +222,11 @@ def generated(
     progress: Progress,
     done: int = 0,
 ) -> Iterator[Record]:
-    """Yield one record per mode; `gpu` has the measured ceilings, `done` counts earlier steps.
+    """Yield one record per mode. `gpu` has the measured ceilings. `done` is the number of steps of
+    earlier generations.
 
-    After Ctrl-C, the records cover the tokens that all modes have generated; then KeyboardInterrupt
-    is raised.
+    After Ctrl-C, yield records of the tokens that all modes have generated, then raise
+    KeyboardInterrupt.
     """
     is_interrupted = False
     with torch.no_grad():

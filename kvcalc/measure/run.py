@@ -54,7 +54,8 @@ Result = tuple[Case | None, Record]
 
 
 class MeasureSettings(NamedTuple):
-    """Type of weights, products and cache, and seconds to spend on each time of a case."""
+    """The dtype of weights, products and cache, and the seconds to spend on each measurement of a
+    case."""
 
     dtype: str
     seconds: float
@@ -87,8 +88,8 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
 def measure(
     case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
-    """Return the record of one case: times of complete layers, and of attention (or the scan)
-    only."""
+    """Measure one case and return its record: times of complete layers, and of only attention (or
+    the scan)."""
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
     layer = operators_of(case, dtype)
     core = [operator for operator in layer if operator.role is Role.CORE]
@@ -222,7 +223,7 @@ def generations(
     ceilings: Ceilings,
     progress: Progress,
 ) -> Iterator[Result]:
-    """Yield the records of each generation, without a case."""
+    """Yield the records of each generation. They have None in place of a case."""
     gpu = as_gpu(machine, ceilings)
     done = 0
     for request in requests:
@@ -250,8 +251,8 @@ CONTEXTS = {
 
 
 def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSettings:
-    """Return settings, by default those of the device. Raises UserError for an unsupported
-    dtype."""
+    """Return the settings of a measurement, by default for the device. Raises UserError for an
+    unsupported dtype."""
     name = canonical(dtype)
     if name == "auto":
         name = "bf16" if machine.cuda else "fp32"
@@ -262,8 +263,8 @@ def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSet
 
 
 def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
-    """Return the layers to measure, by variant: the model's own kinds, or variants of one of its
-    layers."""
+    """Return the models to measure by printed name: one for each kind of layer, or variants of one
+    layer."""
     names = _names(variants)
     if model is not None and not names:
         return stacks_of(model)
@@ -280,7 +281,8 @@ def planned(
 ) -> list[Case]:
     """Return the cases in the order variant, phase, batch size, context.
 
-    Empty lists mean the defaults of the device. Raises UserError for a layer without a torch twin.
+    Empty lists mean the defaults of the device. Raises UserError if kvcalc has no torch layer for a
+    layer.
     """
     device = machine.device.type
     cases = []
@@ -308,7 +310,7 @@ def generation_requests(
     """Return a generation for each decoder, prompt length and batch size.
 
     The decoders are the model (GPT-2 small by default) or its variants. Raises UserError for an
-    unknown form, a layer without a torch twin, or a generation that does not fit.
+    unknown variant, a layer that kvcalc does not have in torch, or a generation that does not fit.
     """
     model = model or load_model("gpt2")
     model = replace(model, quantization=(), kv_cache_dtype=None)

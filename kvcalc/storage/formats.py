@@ -1,8 +1,8 @@
 """Storage formats of cache rows: bytes per row, including scales.
 
 A format has bits per element and one scale for every `group` elements. Per-tensor scales are not in
-the cache and count 0 bytes. Block formats (GGUF) store only whole blocks. The dtype of the
-computation is a separate property.
+the cache and count 0 bytes. Block formats (GGUF) store only whole blocks. The dtype of computations
+is a separate property.
 """
 
 from functools import lru_cache
@@ -74,7 +74,8 @@ _FORMAT_TABLE = """
 
 
 def read_table(table: str, spec: type[Format]) -> dict[str, Format]:
-    """Return the formats of a text table by name. Its first row has the names of the fields."""
+    """Return the formats in a text table, by name. The first row of the table has the names of the
+    fields of `spec`."""
     header, *rows = map(str.split, table.strip().splitlines())
     fields = [dict(zip(header, row, strict=False)) for row in rows]
     return {row["name"]: msgspec.convert(row, spec, strict=False) for row in fields}

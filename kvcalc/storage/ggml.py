@@ -95,7 +95,8 @@ _NEED_IMATRIX = {row[1] for row in _FILE_TYPE_ROWS if row[-1] == "imatrix"}
 
 
 def mix_of(name: str) -> tuple[str, bool] | None:
-    """Return (file type, whether an importance matrix was used), or None for other names.
+    """Return the file type in a name and whether it uses an importance matrix; None for other
+    names.
 
     Accepts `q4_k_m`, `Q4_K` and `iq4_xs+imatrix`.
     """
@@ -155,7 +156,7 @@ _EIGHT_EXPERTS_OUTPUTS = [
 
 
 class Use(StrEnum):
-    """Role of a tensor, as far as a mixture distinguishes roles."""
+    """Role of a tensor. Tensors with equal roles follow the same rules of a file type."""
 
     EMBEDDING = "token_embd"
     HEAD = "output"
@@ -196,11 +197,11 @@ class Tensor(NamedTuple):
 
 
 class ModelFacts(NamedTuple):
-    """Properties of a model that affect a mixture.
+    """Properties of a model that affect the types of its tensors.
 
     Attributes:
         queries_per_kv: Query heads per KV head in the first layer.
-        seventy: Whether llama.cpp treats the model as a 70B model.
+        seventy: Whether llama.cpp applies its rules for 70B models.
         tied: Whether the model has no LM head.
     """
 
@@ -234,7 +235,8 @@ def mixed_types(
 
 
 def fitting(type_: str, row: int) -> str:
-    """Return the type, or its replacement if a row is not a whole number of its blocks."""
+    """Return the type, or its replacement if a row does not consist of complete blocks of the
+    type."""
     for candidate in (type_, _FALLBACKS.get(type_, type_)):
         if row % BLOCKS[candidate][0] == 0:
             return candidate
@@ -261,7 +263,8 @@ class _Mixture(NamedTuple):
     values: int
 
     def type_of(self, tensor: Tensor, use: Use, ordinal: int) -> str | None:
-        """Return the type of a tensor before its row length is checked; None for the first type.
+        """Return the type of a tensor before its row length is checked; None for the basic type of
+        the file type.
 
         Args:
             use: Role of the tensor; V for all tensors with values.

@@ -1,4 +1,4 @@
-"""Storage formats of weights, the matrices that a scheme covers, and published quality losses.
+"""Storage formats of weights, the matrices to which a scheme applies, and published quality losses.
 
 A weight-only scheme (int4, awq, `nvfp4_weight_only` …) computes in the model's dtype. `fp8` (W8A8)
 computes in fp8, `nvfp4` and `mxfp4` (4-bit activations) in fp4, and GGUF's blocks in int8. The
@@ -29,12 +29,12 @@ class WeightFormat(msgspec.Struct, frozen=True):
         columns: Elements of a block along the outputs; 0 spans the matrix.
         scale_bytes: Bytes of the scale of each block.
         zero_bits: Bits of the zero point of each block, packed along the outputs.
-        tensor_bytes: Bytes once per matrix.
-        computes: Dtype of the products; '' is the model's own. `fp4/int8` is fp4 on GPUs with such
-            a unit, else int8.
+        tensor_bytes: Additional bytes of each matrix.
+        computes: Dtype of the products; '' is the model's own. `fp4/int8` is fp4 on GPUs with fp4
+            units, else int8.
         flat: Whether blocks of `rows` elements run over the flattened matrix.
         nested: Number of blocks whose scales share one fp32 scale; 0 if none do.
-        input_bytes: Bytes for each input.
+        input_bytes: Additional bytes for each input of a matrix.
         measured: (bytes, elements) of the matrix in its file, instead of all other figures.
     """
 
@@ -256,7 +256,7 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         covers: Patterns of weights in this format.
         kinds: Kinds that may be covered: matrix, table (its rows are the inputs), vector (with
             biases).
-        label: Printed name of the scheme that this entry is a part of.
+        label: Printed name of the scheme to which this entry belongs.
     """
 
     format: str
@@ -286,8 +286,8 @@ _TRADE_OFFS = "the abstract of arXiv 2411.02355"
 
 
 class Score(NamedTuple):
-    """A published score, the score of the same model with full heads or 16 bits, the task, and the
-    source."""
+    """A published score, with its reference, task and source. The reference is the score of the
+    same model with MHA or in 16 bits."""
 
     value: float
     full: float
@@ -312,7 +312,7 @@ class Loss(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """The finding with its source."""
+        """The published finding with its source."""
         return f"{self.note} ({self.source})" if self.source else self.note
 
     def __str__(self) -> str:
@@ -360,8 +360,7 @@ def cache_family(format_: str) -> str:
 
 
 def loss_of(part: str, format_: str) -> str:
-    """Return one published measurement of storing `weights` or `cache` in a format, with its
-    source."""
+    """Return the published quality loss of `weights` or `cache` in a format, with its source."""
     plain = family(format_)
     like = cache_family(format_) if part == "cache" else _SAME_LOSS.get(plain, plain)
     return str(LOSSES.get((part, like), UNKNOWN_LOSS))

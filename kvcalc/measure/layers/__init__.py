@@ -1,4 +1,4 @@
-"""Torch layers of the specs, with the same fields, weights and cache entries."""
+"""Torch layers with the fields, weights and cache entries of `kvcalc.layers`."""
 
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped, Latent, Sparse
@@ -19,7 +19,7 @@ MIXERS: dict[type[Sublayer], type[Mixer]] = {
 def build_mixer(
     spec: Sublayer, hidden_size: int, rotates: bool = True, shares_cache: bool = False
 ) -> Mixer:
-    """Return the torch layer of a mixer. Raises UserError if there is none for its fields."""
+    """Return the torch layer of a mixer. Raises UserError if no torch layer supports its fields."""
     layer_class = MIXERS.get(type(spec))
     stores_cache = spec.storing(own=True) == spec
     if shares_cache and (not isinstance(spec, Grouped) or spec.sliding_window):

@@ -32,7 +32,7 @@ FILL_ELEMENTS = 1 << 20
 class CacheRows:
     """The rows of one cache entry for sequences of up to `capacity` tokens.
 
-    `dtype` is for entries that do not set their own.
+    `dtype` is the dtype of entries that do not fix a dtype.
 
     Attributes:
         tensor: The stored rows, [B, h, rows, w].
@@ -57,8 +57,8 @@ class CacheRows:
 
         One new token overwrites the oldest row of a ring and reads the ring in any order, because
         keys include their positions. Several new tokens read the last limit − 1 rows and their own
-        rows. They are written afterwards, because their first queries still attend to rows that
-        the last new tokens replace.
+        rows. The new rows are written after they are read, because the first queries still attend
+        to rows that the last new tokens replace.
         """
         new = rows.shape[2]
         end = past + new
@@ -79,7 +79,7 @@ class CacheRows:
         return attended
 
     def _slots(self, start: int, end: int) -> Tensor:
-        """Return the slots of positions start … end − 1 in a ring."""
+        """Return the slots in the ring of the positions start … end − 1."""
         return torch.arange(start, end, device=self.tensor.device) % self.limit
 
     def read(self, tokens: int) -> Tensor:
@@ -107,7 +107,7 @@ def model_caches(
 
 
 def cache_tensors(caches: Iterable[LayerCache]) -> list[Tensor]:
-    """Return the tensors of all caches; a shared cache counts once."""
+    """Return the tensors of all caches. The tensors of a shared cache occur once."""
     return [rows.tensor for cache in dict.fromkeys(caches) for rows in cache]
 
 
@@ -117,7 +117,8 @@ def storage_bytes(caches: Iterable[LayerCache]) -> int:
 
 
 def fill(caches: Iterable[LayerCache]) -> None:
-    """Write random rows: the same 2^20 elements repeated, which is fast and enough for timing."""
+    """Fill caches with random rows. The same 2^20 elements are repeated, which is fast and enough
+    for timing."""
     for tensor in cache_tensors(caches):
         flat = tensor.view(-1)
         values = torch.randn(min(flat.numel(), FILL_ELEMENTS), device=tensor.device)
@@ -131,7 +132,8 @@ Prepared = tuple[Tensor, ...]
 
 
 class Parameters(nn.Module):
-    """Random parameters of a spec: `name` [outputs, inputs] or [outputs], and `name_bias`."""
+    """Random parameters for the weights of a part: `name` [outputs, inputs] or [outputs], and
+    `name_bias`."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()
@@ -150,11 +152,11 @@ class Parameters(nn.Module):
         return self.get_parameter(name)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return x [..., inputs] · Wᵀ as [..., outputs], with the bias if the spec has one."""
+        """Return x [..., inputs] · Wᵀ as [..., outputs], plus the bias if the part has one."""
         return F.linear(x, self[name], self._parameters.get(f"{name}_bias"))
 
     def normed(self, name: str, x: Tensor) -> Tensor:
-        """Return the RMSNorm of x, or x if the spec has no such norm."""
+        """Return the RMSNorm of x with the weight `name`, or x if the part has no such weight."""
         return rms_norm(x, self[name]) if name in self._parameters else x
 
 
@@ -169,7 +171,7 @@ class Mixer(nn.Module):
 
     Attributes:
         shares_cache: Whether the layer reads the cache of the layer before it.
-        refused: Fields of the spec that the torch layer does not support.
+        refused: Fields of the part that the torch layer does not support.
     """
 
     refused: tuple[str, ...] = ()
@@ -196,7 +198,8 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Write the rows of the new tokens to the cache, and return the mix [B, H, n, e]."""
+        """Write the rows of the new tokens to the cache, and return the attention outputs [B, H, n,
+        e]."""
         raise NotImplementedError
 
     def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:
@@ -243,7 +246,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Reshape [B, n, h·d] to [B, h, n, d]."""
+    """Reshape [B, n, h·d] to [B, h, n, d], with one axis for the h heads."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 

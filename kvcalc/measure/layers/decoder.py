@@ -49,7 +49,8 @@ class DecoderBlock(nn.Module):
 
 
 def _part(model: Model, layer: Layer, part: Sublayer) -> nn.Module:
-    """Return the torch layer of a mixer or an FFN. Raises UserError if there is none."""
+    """Return the torch layer of a mixer or an FFN. Raises UserError if kvcalc has no torch layer
+    for it."""
     if part.label:
         rotates = not model.position_embeddings
         return build_mixer(part, model.hidden_size, rotates, layer.shares_cache)

@@ -1,4 +1,4 @@
-"""`Grouped` and the delta rule in torch: MHA, GQA, MQA, windows, cross-layer attention, state.
+"""Attention with KV heads and the gated delta rule in torch: `Grouped` and `GatedDeltaNet`.
 
 Shapes: q [B, H, n, d], k [B, G, S, d], v [B, G, S, e] give [B, H, n, e]. Query i has position S − n
 + i. It attends to the positions up to its own, within a window if there is one. Keys and values are
@@ -32,8 +32,8 @@ DT_RANGE = 1e-3, 1e-1
 
 
 class GatedDeltaNetLayer(Mixer):
-    """hk key heads of width dk and hv value heads of width dv; hv / hk value heads share q and
-    k."""
+    """Gated delta net: hk key heads of width dk and hv value heads of width dv; hv / hk value heads
+    share q and k."""
 
     def __init__(self, *options: Any) -> None:
         super().__init__(*options)
@@ -160,8 +160,8 @@ def attend(
 
 
 def visible(n: int, tokens: int, window: int, device: torch.device) -> Tensor:
-    """Return a mask [n, tokens]: query i attends to j if tokens − n + i − window < j ≤ tokens − n +
-    i."""
+    """Return a mask [n, tokens]: query i attends to key j if tokens − n + i − window < j ≤ tokens −
+    n + i."""
     own = torch.arange(tokens - n, tokens, device=device)[:, None]
     positions = torch.arange(tokens, device=device)[None, :]
     mask = positions <= own
@@ -197,7 +197,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 class GroupedLayer(Mixer):
-    """Attention of queries [B, H, n, d] over K and V of G heads."""
+    """Grouped-query attention of queries [B, H, n, d] over keys and values of G heads."""
 
     refused: tuple[str, ...] = (
         "attention_chunk_size",

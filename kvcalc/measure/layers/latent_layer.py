@@ -28,8 +28,8 @@ MAX_SCORED = 1 << 26  # elements of index scores in one operation
 
 
 class LatentLayer(Mixer):
-    """MLA. r is kv_lora_rank; dn and dr are the key widths without and with positions; dv is
-    v_head_dim."""
+    """MLA in torch. r is kv_lora_rank; dn and dr are the key widths without and with positions; dv
+    is v_head_dim."""
 
     refused: tuple[str, ...] = ("sliding_window", "output_gate", "q_up_size", "sinks")
 
@@ -98,7 +98,7 @@ class LatentLayer(Mixer):
 
 
 class SparseLayer(LatentLayer):
-    """DSA. Hi is index_n_heads; di is index_head_dim."""
+    """DSA in torch. Hi is index_n_heads; di is index_head_dim."""
 
     refused = (*LatentLayer.refused, "indexer", "index_pool")
 
