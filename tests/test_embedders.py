@@ -69,6 +69,13 @@ def test_latency_is_one_pass_and_gives_sequences_per_second(tmp_path: Path) -> N
     assert answer.dtype == "bf16"  # vLLM loads a float32 checkpoint so
 
 
+def test_size_counts_the_bytes_of_a_float32_file() -> None:
+    """bge-m3 stores 567,754,752 parameters in four bytes each. `dtype` says otherwise."""
+    assert kvcalc.size("bge-m3").weight_bytes == 4 * 567_754_752
+    assert kvcalc.deploy("bge-m3").size().weight_bytes == 4 * 567_754_752
+    assert kvcalc.size("bge-m3", dtype="bf16").weight_bytes == 2 * 567_754_752
+
+
 def test_a_window_of_both_directions_counts_its_pairs() -> None:
     """ModernBERT: a local layer sees 64 tokens on each side. Pairs are counted one by one here."""
     model = model_from(MODERN | {"architectures": ["ModernBertModel"]}, "config.json", "m")

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.compare import VariantOptions, compare_answer
-from kvcalc.answers.deployments import deployment_of
+from kvcalc.answers.deployments import deployment_of, precision_of
 from kvcalc.answers.fit import fit_answer
 from kvcalc.answers.latency import latency_answer
 from kvcalc.answers.plan import plan_answer
@@ -20,6 +21,7 @@ from kvcalc.capacity.fit_options import read_fit_options
 from kvcalc.errors import UserError
 from kvcalc.library.load import edited, with_memory, with_rate_between
 from kvcalc.model.model import Model
+from kvcalc.model.precision import Precision
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.fit_question import FitQuestion, StudyOptions
 from kvcalc.question.options import (
@@ -73,16 +75,21 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     An option is a text as on the command line or a Python value. A list makes more records if the
     option takes a list.
+
+    Attributes:
+        file_precision: Precision of `size`, if it differs: an engine loads a float32 checkpoint in
+            another dtype.
     """
+
+    file_precision: Precision | None = None
 
     @takes(SizeOptions)
     def size(self, options: Options) -> Answer:
         """Compute KV cache size; `stored`, `read` and `allocated` bytes per GPU.
 
-        `fixed` and `slope` are bytes of one sequence: without its tokens, and per token. A float32
-        checkpoint counts in the dtype in which its engine loads it.
+        `fixed` and `slope` are bytes of one sequence: without its tokens, and per token.
         """
-        variant = self.model, self.precision, self.parallelism
+        variant = self.model, self.file_precision or self.precision, self.parallelism
         return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])
 
     @takes(FitQuestion, StudyOptions)
@@ -161,7 +168,7 @@ def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deplo
         Deployment,
     )
     _ = result.ranks  # raises UserError if the ranks cannot be placed
-    return cast(Deployment, result)
+    return cast(Deployment, replace(result, file_precision=precision_of(deploying[0])))
 
 
 def _command(method: Callable[..., Answer]) -> Callable[..., Answer]:
