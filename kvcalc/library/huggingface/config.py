@@ -41,6 +41,7 @@ class Config:
         read: Keys of the file that a reader used.
         inside: Keys that a reader used inside a nested mapping, by the key of the mapping.
         defaulted: Keys and values that a reader took from the defaults.
+        steps: Computed values, which formulas name like keys of the file.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Config:
         self.read: set[str] = set()
         self.inside: dict[str, set[str]] = {}
         self.defaulted: JsonObject = {}
+        self.steps: JsonObject = {}
         self._layer_keys: dict[int, JsonObject] = {}
         for index, keys in self.table("per_layer_config").items():
             is_index = index.isascii() and index.isdigit() and len(index) <= 6
@@ -224,6 +226,7 @@ def value_of(field: Field, c: Config) -> Any:
     and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic
     must be whole numbers from 1 up, and from 0 up before a `|`. If the first factor of a product is
     0, the other factors are not evaluated. A condition must be true, false, 0, 1 or missing.
+    `len(a)` is the length of a list.
 
     Examples: `n_inner | 4 * hidden_size`; `hidden_size, 2 * head_dim` for the two sides of a
     matrix; `layer_index in full_attn_idxs`.
@@ -252,6 +255,8 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
+        case ast.Name(id=key) if key in c.steps:
+            return c.steps[key]
         case ast.Name(id=key):
             value = getattr(c, _OF_LAYER[key]) if key in _OF_LAYER else c.get(key)
             if isinstance(value, list):
@@ -275,6 +280,8 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
             return _OPERATORS[type(op)](side(left, c), side(right, c))
         case ast.Call(func=ast.Name(id="has"), args=[ast.Name(id=key)]):
             return c.has(key)
+        case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=key)]):
+            return len(c.items(key) or ())
         case ast.Call(func=ast.Name(id=rule)):
             return RULES[rule](c)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -291,7 +298,7 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
 def _number(node: ast.expr, c: Config) -> int:
     """Return the value of a part of a formula. Raises UserError unless it is a whole number."""
     match node:
-        case ast.Name(id=key) if key not in _OF_LAYER:
+        case ast.Name(id=key) if key not in _OF_LAYER and key not in c.steps:
             return c.size(key)
         case ast.BinOp(left=ast.Name(id=key), op=ast.BitOr(), right=right):
             return c.size(key, minimum=0) if c.has(key) else _number(right, c)
