@@ -268,6 +268,8 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
             return tuple(_number(size, c) for size in sizes)
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return _evaluate(body if _is_true(test, c) else orelse, c)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(size))):
+            return -size
         case ast.UnaryOp(operand=operand):
             return not _is_true(operand, c)
         case ast.BoolOp(op=op, values=values):

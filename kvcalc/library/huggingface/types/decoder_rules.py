@@ -6,14 +6,12 @@ name the sources.
 
 from typing import Any
 
-from kvcalc.library.huggingface.config import Config, Field, facts, value_of
+from kvcalc.library.huggingface.config import Config, Field, facts
 from kvcalc.library.huggingface.shapes import (
     FULL,
     SLIDING,
     cycle,
-    even_head_dim,
     every_nth,
-    head_dim,
     typed,
 )
 
@@ -61,46 +59,6 @@ def exaone_order(c: Config) -> list[str]:
     return every_nth(key)(c)
 
 
-def is_newer_falcon(c: Config) -> bool:
-    """Return whether the file has the architecture of Falcon 40B, by a key or by an early type
-    name."""
-    return c.file.get("model_type") == "RefinedWeb" or c.flag("new_decoder_architecture")
-
-
-def falcon_norms(c: Config) -> int:
-    """Return the norms of a layer: 1 for parallel parts, 2 for sequential parts or if each parallel
-    part has a norm."""
-    default = 2 if is_newer_falcon(c) else 1
-    if not c.flag("parallel_attn", True):
-        return 2
-    return 2 if c.size("num_ln_in_parallel_attn", default) == 2 else 1
-
-
-def image_attention(c: Config) -> Matrices:
-    """Return the matrices of cross-attention to the image. Text tokens add nothing to its cache."""
-    width = c.size("hidden_size")
-    head = even_head_dim(c)
-    queries = c.size("num_attention_heads") * head
-    keys = c.size("num_key_value_heads", c.size("num_attention_heads")) * head
-    return {
-        "cross.q": (width, queries),
-        "cross.k": (width, keys),
-        "cross.v": (width, keys),
-        "cross.o": (queries, width),
-    }
-
-
-def shares_gemma_cache(c: Config) -> bool:
-    """Return whether this layer reads the cache of the last layer of its type that has one."""
-    count = c.size("num_kv_shared_layers", 0, minimum=0)
-    if count >= c.layers:
-        raise c.fail(
-            "num_kv_shared_layers",
-            f"{count} of {c.layers} layers leave none that has a cache",
-        )
-    return c.layer >= c.layers - count
-
-
 def gemma4_order(c: Config) -> list[str]:
     """Return the listed layer types, or full attention in each sixth layer. The last layer is
     always full."""
@@ -114,61 +72,11 @@ def altup_projections(c: Config) -> Matrices:
     return {f"stream_{way}_{i}": sides for way in ("in", "out") for i in numbers}
 
 
-def mpt_groups(c: Config) -> int:
-    """Return the number of KV heads, as the code of MPT reads it from `attn_config`."""
-    attention = c.nested("attn_config")
-    kind = attention.word("attn_type", "multihead_attention")
-    heads = c.size("num_attention_heads")
-    if kind == "grouped_query_attention":
-        return attention.size("kv_n_heads", heads)
-    return 1 if kind.startswith("multiquery") else heads
-
-
 def modernbert_window(c: Config) -> int | None:
     """Return half of `local_attention`, unless the file gives the window itself."""
     if c.in_file("sliding_window"):
         return c.size("sliding_window")
     return c.size("local_attention", 0, minimum=0) // 2 or None
-
-
-def hunyuan_shared(c: Config) -> int:
-    """Return the total width of the shared experts of Hunyuan. Tencent's own keys give their
-    number."""
-    if c.flag("use_cla"):
-        raise c.fail("use_cla", "layers that share keys and values are not read in this type")
-    if not c.flag("use_mixed_mlp_moe", True):
-        return 0
-    return c.size("num_shared_expert", 1, minimum=0) * c.size("intermediate_size")
-
-
-def ernie_has_experts(c: Config) -> bool:
-    """Return whether a layer of ERNIE 4.5 has experts. Layers from a first to a last index have
-    experts, at an interval. A last index of -1 means the end of the stack.
-    """
-    first = c.size("moe_layer_start_index", 0, minimum=0)
-    last = c.size("moe_layer_end_index", -1, minimum=-1)
-    is_step = (c.layer + 1) % c.size("moe_layer_interval", 1) == 0
-    return is_step and first <= c.layer and (last == -1 or c.layer <= last)
-
-
-def linear_biases(c: Config) -> int | None:
-    """Return the elements of all biases of linear attention; None without biases."""
-    width = head_dim(c) * c.size("num_attention_heads")
-    biases = 3 * width * c.flag("use_qkv_bias") + c.size("hidden_size") * c.flag("use_bias")
-    return biases or None
-
-
-def half_width(width: Field) -> Field:
-    """Return a rule for half of a width, for files whose width counts gate and up together."""
-
-    def read(c: Config) -> int:
-        joint_width = value_of(width, c)
-        if not isinstance(joint_width, int) or joint_width % 2:
-            text = f"{joint_width} is no width that gate and up share"
-            raise c.fail("intermediate_size", text)
-        return joint_width // 2
-
-    return read
 
 
 def minicpmv_stack(c: Config) -> str:
@@ -220,10 +128,3 @@ def step_expert_count(c: Config) -> Any:
 def has_no_rope_list(c: Config) -> bool:
     """Return whether the file has no list of layers without rotary positions."""
     return c.get("no_rope_layers") in (None, [])
-
-
-def cohere2_order(c: Config) -> list[str]:
-    """Return Cohere2's order of layers: first the dense layers, then the layers with experts."""
-    count = min(c.size("first_k_dense_replace", 0, 0), c.layers)
-    dense_layers = every_nth("prefix_dense_sliding_window_pattern | 1")(c)[:count]
-    return dense_layers + every_nth("sliding_window_pattern")(c)[: c.layers - count]

@@ -12,19 +12,13 @@ from kvcalc.library.huggingface.shapes import (
     FULL,
     LINEAR,
     SLIDING,
-    both,
     check_names,
-    every_nth,
-    full_where,
-    latent,
     nothing,
     pick,
     projections,
     state_dtype,
-    typed,
 )
 from kvcalc.records import JsonObject
-from kvcalc.units import MAX_TOKENS
 
 HYBRID = "hybrid"  # a layer with a recurrence and with attention
 LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
@@ -112,32 +106,6 @@ def nemotron_layers(c: Config) -> int:
     return len(c.items("layer_types") or nemotron_order(c))
 
 
-def zamba_adapters(c: Config) -> dict[str, tuple[int, int]]:
-    """Return the unshared weights of each hybrid layer of Zamba: the output projection, and
-    Zamba2's adapters."""
-    hidden = c.size("hidden_size")
-    width = c.size("attention_hidden_size", 2 * hidden)
-    matrices = {"shared_out": (hidden, hidden)}
-    if c.has("adapter_rank"):
-        rank = c.size("adapter_rank")
-        sides = {"gate_up": (hidden, 2 * c.size("intermediate_size", 4 * hidden))}
-        if c.flag("use_shared_attention_adapter"):
-            sides |= dict.fromkeys("qkv", (width, width))
-        for name, (inputs, outputs) in sides.items():
-            matrices[f"{name}_adapter_down"] = (inputs, rank)
-            matrices[f"{name}_adapter_up"] = (rank, outputs)
-    return matrices
-
-
-def zamba2_order(c: Config) -> list[str]:
-    """Return the order of layers that transformers uses for a Zamba2 file without a list."""
-    hybrids = (6, 12, 18, 24, 30, 36, 42, 47, 51)
-    if c.layers != 54:
-        text = f"is missing, and there are {c.layers} layers rather than 54"
-        raise c.fail("layers_block_type", text)
-    return [HYBRID if i in hybrids else LINEAR for i in range(c.layers)]
-
-
 def zamba2_heads(c: Config) -> int:
     """Return the number of heads of a Mamba-2 layer. Older files give only the width of a head."""
     channels = c.size("mamba_expand") * c.size("hidden_size")
@@ -200,18 +168,6 @@ def rotates_keys(c: Config) -> bool:
     return bool(flags[c.layer])
 
 
-def glm5_order(c: Config) -> list[str]:
-    """Return the listed layer types, or sparse attention in each fourth layer. If there are several
-    lists, they must agree."""
-    names = typed(every_nth(4, "indexed_attention", LINEAR))(c)
-    inner = c.nested("linear_attn_config")
-    for key, is_linear in (("kda_layers", True), ("full_attn_layers", False)):
-        layers = [i for i, name in enumerate(names) if (name == LINEAR) is is_linear]
-        if inner.has(key) and inner.sizes(key) != layers:
-            raise c.fail(f"linear_attn_config.{key}", "names other layers than layer_types")
-    return names
-
-
 def v4_order(c: Config) -> list[str]:
     """Return DeepSeek-V4's listed layer types, or the types for the ratios of older files. By
     default two HCA layers come first, then CSA and HCA alternate.
@@ -226,15 +182,6 @@ def v4_order(c: Config) -> list[str]:
     names = names[: c.layers]
     check_names(c, "layer_types", names, RATIO_TYPES.values())
     return names
-
-
-def v4_ratio(c: Config) -> int:
-    """Return the number of tokens in one compressed entry; 0 if the layer does not compress."""
-    older_keys = {CSA: ("compress_rate_csa", 4), HCA: ("compress_rate_hca", 128)}
-    if c.layer_type not in older_keys:
-        return 0
-    key, default = older_keys[c.layer_type]
-    return c.size(key, c.nested("compress_rates").size(c.layer_type, default))
 
 
 def v4_rotated(c: Config) -> int:
@@ -254,25 +201,10 @@ def v41_ratio(c: Config) -> int:
     return ratios[c.layer]
 
 
-def is_source(key: str) -> Field:
-    """Return a rule: whether the file lists the current layer under `key`. No layer before the
-    first listed layer may compress."""
-
-    def rule(c: Config) -> bool:
-        sources = c.sizes(key)
-        if v41_ratio(c) and not any(source <= c.layer for source in sources):
-            raise c.fail(key, f"names no layer up to layer {c.layer}, which compresses")
-        return c.layer in sources
-
-    return rule
-
-
 def engram_rows(c: Config) -> int:
     """Return the number of rows in the n-gram table of the current layer; 0 if it has none."""
-    layers = c.sizes("engram_layer_ids")
-    rows = c.items("engram_num_embeddings") or []
-    are_sizes = all(type(n) is int and 0 < n <= MAX_TOKENS for n in rows)
-    if len(layers) != len(rows) or not are_sizes:
+    layers, rows = c.sizes("engram_layer_ids"), c.items("engram_num_embeddings") or []
+    if len(layers) != len(rows):
         raise c.fail("engram_num_embeddings", f"does not give the rows of {len(layers)} layers")
     return rows[layers.index(c.layer)] if c.layer in layers else 0
 
@@ -289,50 +221,6 @@ def in_window(key: str, otherwise: str = "") -> Field:
         return value_of(f"swa_{key} | {otherwise or key}" if is_own else key, c)
 
     return read
-
-
-def dots3_rope_dim(c: Config) -> int:
-    """Return the RoPE width of a sliding layer of dots3: head_dim minus the NoPE width, unless the
-    file states it."""
-    if c.layer_type != SLIDING or c.has("per_layer_config"):
-        return c.size("qk_rope_head_dim")
-    remaining_dim = c.size("swa_head_dim", 256) - c.size("swa_qk_nope_head_dim", 192)
-    return c.size("swa_qk_rope_head_dim", max(1, remaining_dim))
-
-
-def dots3_attention(**fields: Any) -> Reader:
-    """Return the reader of dots3's MLA, with a norm on the rope key and a gate per head."""
-    heads = in_window("num_attention_heads", "64")
-    return both(
-        latent(
-            num_attention_heads=heads,
-            q_lora_rank=in_window("q_lora_rank", "1024"),
-            kv_lora_rank=in_window("kv_lora_rank", "1024"),
-            qk_nope_head_dim=in_window("qk_nope_head_dim", "192"),
-            qk_rope_head_dim=dots3_rope_dim,
-            v_head_dim=in_window("v_head_dim", "128"),
-            **fields,
-        ),
-        projections(
-            {"gate": lambda c: (c.size("hidden_size"), heads(c))},
-            {"rope_key_norm": dots3_rope_dim},
-        ),
-    )
-
-
-def dots3_order(c: Config) -> list[str]:
-    """Return the listed layer types of dots3. By default all layers except 0, 1, 5, 9 … have
-    windows.
-
-    `use_dsa` states whether full layers have an indexer.
-    """
-    names = typed(
-        full_where("layer_index < 2 or layer_index % 4 == 1 or not (use_sliding_window | True)")
-    )(c)
-    if c.get("use_dsa") is None and c.has("per_layer_config"):
-        return names
-    full = "indexed_attention" if c.flag("use_dsa", True) else FULL
-    return [name if name == SLIDING else full for name in names]
 
 
 def nas_block(c: Config, part: str) -> JsonObject:
@@ -408,16 +296,3 @@ def zaya_bias(c: Config) -> bool:
                 "Give the config.json of the same weights for transformers",
             )
     return c.flag("attention_bias")
-
-
-def plamo2_order(c: Config) -> list[str]:
-    """Return PLaMo 2's order of layers. The middle layer of every `mamba_step` layers has
-    attention, or the last layer of a short stack. All layers have attention if Mamba is not
-    enabled.
-    """
-    step = c.size("mamba_step", 2)
-    if not c.flag("mamba_enabled", True):
-        return [SLIDING] * c.layers
-    if c.layers <= step // 2:
-        return [*[LINEAR] * (c.layers - 1), SLIDING]
-    return [SLIDING if i % step == step // 2 else LINEAR for i in range(c.layers)]
