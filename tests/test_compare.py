@@ -349,6 +349,15 @@ def test_sparse_attention_has_less_intensity_and_a_lower_bound(kvcalc: Run) -> N
     assert "241.8 to" not in kvcalc(f"{line.replace('128k', '1k')} h100").out  # all 1,024 tokens are read
 
 
+def test_sparse_attention_has_more_intensity_if_tp_splits_the_heads(kvcalc: Run) -> None:
+    """With tp 8, 16 heads per GPU read MLA's 1,152 bytes: 30.22. Each GPU has all 64 index heads.
+
+    DSA: 2,048 · 2·16·(576 + 512) + 131,072 · 2·64·128 FLOPs for 35,913,728 bytes, 61.78.
+    """
+    shown = kvcalc("compare deepseek-v3 --variants mla,dsa --context 128k --tp 8 --gpu h100").out
+    assert "FLOP/B rises, 30.22 to 61.78" in shown and "Bound: " in shown
+
+
 def test_reductions_are_against_the_first_variant_stored_and_read(kvcalc: Run) -> None:
     """DSA stores 128 more than MLA's 576 elements a token, and reads all index keys but 2,048 latents alone."""
     line = "compare deepseek-v3 --variants mla,dsa,mha --dtype bf16 --context 128k --format json"

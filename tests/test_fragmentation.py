@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +61,14 @@ def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("tokens\n50, 100 # a comment\n\n4k\n")
     assert read_lengths(str(path)) == [50, 100, 4096]
+
+
+def test_a_typed_list_pads_5_3_and_4_to_15_slots(kvcalc: Run) -> None:
+    """(3, 5) has 15 slots, 3 of them without a token."""
+    (record,) = kvcalc("fit llama-7b --lengths 5,3,4 --format json").records
+    assert (record["lengths"], record["padding_waste"]) == (3, pytest.approx(3 / 15))
+    assert record["paged_waste_tokens"] == 3 * 16 - 12
+    assert "--lengths, line 1: length 'x'" in kvcalc("fit llama-7b --lengths 5,3,x").err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """From registers to disk: what presets say of each memory, how weights get in, and what lies where."""
 
+from pathlib import Path
+
 import pytest
 from conftest import Run
 
@@ -53,6 +55,13 @@ def test_h100_level_by_level() -> None:
     assert found["HBM3"]["seconds"] == 85_017_755_648 / 3.35e12
     assert (found["the host's"]["bytes"], found["the host's"]["bytes_per_s"]) == (1900 << 30, 64e9)
     assert (found["disk"]["bytes"], found["disk"]["bytes_per_s"]) == (28_000 << 30, 55.4e9)
+
+
+def test_the_hierarchy_is_drawn(kvcalc: Run, tmp_path: Path) -> None:
+    target = tmp_path / "memories.svg"
+    assert kvcalc(f"gpus h100 --plot {target}").code == 0
+    drawn = target.read_text()
+    assert all(name in drawn for name in ("registers", "L2", "HBM3", "disk", "another GPU"))
 
 
 def test_l2_of_a100_by_its_white_paper() -> None:

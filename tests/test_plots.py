@@ -35,7 +35,7 @@ def chart_of(kind: str) -> Chart:
     chosen = [load_model(name) for name in models]
     card = load_gpu("h100")
     if kind == "cache-vs-context":
-        return size_plot.cache_vs_context([cache_curve(m, PLAIN, contexts_up_to(131_072)) for m in chosen], 1, [card])
+        return size_plot.cache_vs_context([cache_curve(m, PLAIN, contexts_up_to(131_072)) for m in chosen], [1], [card])
     if kind == "cache-vs-parameters":
         return size_plot.cache_vs_parameters([cache_curve(m, PLAIN, [1024, 2048]) for m in chosen])
     if kind == "no-cache":
@@ -51,6 +51,18 @@ def texts(svg: bytes) -> str:
     """Every text that an SVG shows, one a line."""
     found = [e for e in ET.fromstring(svg).iter() if e.tag.endswith("}text")]
     return "\n".join("".join(e.itertext()).strip() for e in found)
+
+
+def test_latency_draws_the_passes_of_its_table(kvcalc: Run) -> None:
+    """4,096 tokens after a prompt of 1 need passes of 1 to 4,096 tokens: 4096·4097/2, not 4097·4098/2."""
+    shown = kvcalc("latency gpt2 --input-len 1 --output-len 4096 --no-cache --plot -").joined
+    assert "8,390,656 token projections, 8,386,560 of them redundant" in shown
+
+
+def test_size_draws_each_batch_up_to_the_context(kvcalc: Run) -> None:
+    """1,000 tokens of 512 KiB are 500 MiB, and 64 sequences 31.25 GiB."""
+    shown = kvcalc("size llama-7b --context 50,1000 --batch-size 1,64 --plot -").joined
+    assert "llama-7b batch 1: 500 MiB" in shown and "llama-7b batch 64: 31.2 GiB" in shown
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from kvcalc.gpu.gpu import Gpu
     from kvcalc.model.model import Model
+    from kvcalc.report.charts.chart import Chart
 
 
 def run_models(
@@ -92,7 +93,13 @@ def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     lines = [f"# {line}".rstrip() for line in laid_out(memories, width - 2).lines()]
     text = "\n".join([*lines, "", preset_text(name, "gpus")])
-    return Answer([record], lambda: [gpu_table([record]), memories], _yaml=text)
+
+    def draw() -> "list[Chart]":
+        from kvcalc.report.charts.size_plot import hierarchy_chart
+
+        return [hierarchy_chart(gpu.name, memories.records)]
+
+    return Answer([record], lambda: [gpu_table([record]), memories], draw, _yaml=text)
 
 
 def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:

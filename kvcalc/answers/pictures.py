@@ -134,7 +134,7 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
     if kind == "cache-vs-context":
         axis = sweeps.contexts_up_to(max(contexts))
         curves = [sweeps.cache_curve(model, precision, axis, batch_size) for model in models]
-        return size_plot.cache_vs_context(curves, batch_size, gpus)
+        return size_plot.cache_vs_context(curves, [batch_size], gpus)
     if kind == "cache-vs-parameters":
         curves = [sweeps.cache_curve(model, precision, contexts) for model in models]
         return size_plot.cache_vs_parameters(curves)

@@ -73,15 +73,16 @@ def size_answer(
 
         has_dtypes = len({precision for _, precision, _ in variants}) > 1
         has_sizes = len({parallelism.tp for *_, parallelism in variants}) > 1
-        axis = contexts_up_to(max(*contexts, 1024))
-        batch_size = shapes[0].batch_size
+        axis = contexts_up_to(max(*contexts, 256))
+        batches = list(dict.fromkeys(shape.batch_size for shape in shapes))
         curves = []
-        for model, precision, parallelism in variants:
+        for (model, precision, parallelism), batch_size in product(variants, batches):
             label = model.name
+            label += f" batch {batch_size:,}" if len(batches) > 1 else ""
             label += f" {precision.kv_cache_dtype}" if has_dtypes else ""
             label += f" tp {parallelism.tp}" if has_sizes else ""
             curves.append(cache_curve(model, precision, axis, batch_size, parallelism, label))
-        return [cache_vs_context(curves, batch_size, gpus)]
+        return [cache_vs_context(curves, batches, gpus)]
 
     def formulas() -> str:
         from kvcalc.report.explain import explain_size

@@ -103,7 +103,7 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
     """Read the lengths of `--lengths`.
 
     Args:
-        text: A file of whole numbers, one per line or separated by commas, or `lognormal:MEAN,P99`.
+        text: Whole numbers separated by commas, a file of them, or `lognormal:MEAN,P99`.
 
     Raises:
         UserError: A line of the file is wrong, or there is no such distribution.
@@ -116,7 +116,9 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
             "Write lognormal:MEAN,P99 or the name of a file",
         )
     lengths = []
-    lines = read_text(Path(text), MAX_LENGTHS_FILE_BYTES).splitlines()
+    lines, place = [text], "--lengths"
+    if not text[:1].isdigit() or Path(text).exists():
+        lines, place = read_text(Path(text), MAX_LENGTHS_FILE_BYTES).splitlines(), text
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].replace(",", " ").split()
         # the heading of a CSV column, but not nan
@@ -125,9 +127,11 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
             try:
                 lengths.append(parse_tokens(word))
             except UserError as error:
-                raise UserError(error.what, error.hint, f"{text}, line {number}") from None
+                raise UserError(error.what, error.hint, f"{place}, line {number}") from None
     if not 0 < len(lengths) <= MAX_LENGTHS:
-        raise UserError(f"holds {len(lengths):,} lengths, not 1 to {MAX_LENGTHS:,}", where=text)
+        raise UserError(
+            f"holds {len(lengths):,} lengths, not 1 to {MAX_LENGTHS:,}", where=place
+        )
     return lengths
 
 

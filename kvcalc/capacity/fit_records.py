@@ -247,6 +247,7 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
     return {
         "lengths": len(requests),
         "mean_length": sum(requests) / len(requests),
+        "padding_waste": 1 - sum(requests) / (len(requests) * max(requests)),
         "contiguous_waste": contiguous.share,
         "contiguous_waste_tokens": contiguous.tokens,
         "contiguous_num_seqs": slots // result.length,

@@ -28,7 +28,7 @@ ENTRIES: dict[str, dict[str, Any]] = msgspec.json.decode(COMMANDS_FILE.read_byte
 COMMANDS: dict[str, str] = {name: entry["help"] for name, entry in ENTRIES.items()}
 # Options about printing, if they are not `Output`. The last four print no records.
 _PRINTING: dict[str, type[Question]] = {
-    **dict.fromkeys(("diagnose", "validate", "models", "gpus"), Printing),
+    **dict.fromkeys(("diagnose", "validate", "models"), Printing),
     **dict.fromkeys(("plot", "report", "schema", "mcp"), Question),
 }
 # Options of `kvcalc` itself.

@@ -233,7 +233,7 @@ def latency_sweep(
     by_model: dict[str, TimedDeployment] = {}
     for deployment in deployments:
         by_model.setdefault(deployment.model.name, deployment)
-    length = max(last.context, 64)
+    length = max(last.context - 1, 64)  # the last token goes through no pass
     return [
         generation_work(d.model, length, d.precision, d.parallelism) for d in by_model.values()
     ]

@@ -232,6 +232,7 @@ class WasteRecord(TypedDict):
 
     lengths: Annotated[int, "given or sampled lengths"]
     mean_length: Annotated[float, "tokens"]
+    padding_waste: Annotated[float, "padding share of one batch of all lengths"]
     contiguous_waste: Annotated[float, "wasted share of slots of the maximum length"]
     contiguous_waste_tokens: Annotated[int, "wasted tokens of slots of the maximum length"]
     contiguous_num_seqs: Annotated[int, "sequences that fit in such slots"]

@@ -85,7 +85,7 @@ def test_roofs_bend_at_their_knees() -> None:
 def test_cache_over_context_is_size() -> None:
     models = [(n, load_model(n), Precision(kv_cache_dtype=d)) for n, d in (("llama-3.1-8b", "fp8"), ("gemma-3-27b", "auto"))]
     curves = [cache_curve(m, p, contexts_up_to(50_000), 3, label=label) for label, m, p in models]
-    chart = cache_vs_context(curves, 3, [H100])
+    chart = cache_vs_context(curves, [3], [H100])
     for (label, model, precision), line in zip(models, chart.series, strict=False):
         xs = line.xs
         assert line.label.startswith(f"{label}: ") and (xs[0], xs[-1]) == (128, 50_000) and list(xs) == sorted(set(xs))
@@ -94,7 +94,7 @@ def test_cache_over_context_is_size() -> None:
     assert limit.ys == [H100.memory_bytes - weight_bytes(models[0][1], models[0][2])]
     assert "stored bytes, batch 3; cache dtype: fp8, bf16" in chart.subtitle
     large = cache_curve(load_model("llama-3.1-405b"), PLAIN, contexts_up_to(4096))
-    assert not [s for s in cache_vs_context([large], 1, [H100]).series if s.kind == "limit"]  # no memory beside its weights
+    assert not [s for s in cache_vs_context([large], [1], [H100]).series if s.kind == "limit"]  # no memory beside its weights
 
 
 def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:

@@ -91,7 +91,7 @@ def test_pictures_and_formulas_show_the_bytes_of_the_record(
     cut = Parallelism(tp=tp, pp=pp, dp=dp)
     asked = load_model(name), context, batch, Precision(), 16, cut
     record = size_record(*asked)
-    chart = cache_vs_context([cache_curve(asked[0], Precision(), contexts_up_to(context), batch, cut)], batch)
+    chart = cache_vs_context([cache_curve(asked[0], Precision(), contexts_up_to(context), batch, cut)], [batch])
     assert chart.series[0].ys[-1] == record["kv_cache_bytes"]
     assert f"kv_cache_bytes = Σ × {cut.sequences(batch):,} = {record['kv_cache_bytes']:,} " in explain_size(record, *asked)
     work = generation_work(asked[0], context, Precision(), cut)

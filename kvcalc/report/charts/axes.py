@@ -11,6 +11,7 @@ from kvcalc.report.charts.chart import (
     Chart,
     Series,
     bytes_tick,
+    si_tick,
     tokens_tick,
     whole_tick,
 )
@@ -146,7 +147,9 @@ class Panel:
         low, high = axis.get_view_interval()
         axis.set_major_locator(tick_locator(spec, low, high, max_ticks))
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(lambda value, _: spec.tick(value))
+        is_exact = spec.tick is bytes_tick and shown_in() == "bytes"
+        tick = si_tick("B") if is_exact else spec.tick  # digits would overlap
+        axis.set_major_formatter(lambda value, _: tick(value))
 
     def fit_ticks(self, renderer: Any) -> None:
         """Reduce the number of ticks until their texts do not touch."""

@@ -164,7 +164,7 @@ def compare_chart(
             steps = [{**r, "time_s": r["time_s"] or r["roofline_s"]} for r in group]
             charts.append(_bars(title, "time_s", steps, time_tick))
     gpus = [deployment.gpu for deployment in deployments] if is_timed else []
-    curves = [cache_vs_context(row, first["batch_size"], gpus) for row in sweep]
+    curves = [cache_vs_context(row, [first["batch_size"]], gpus) for row in sweep]
     charts += {str(curve.series): curve for curve in curves}.values()
     about = [loads[0] if len(loads) == 1 else f"{loads[0]}, the first of {len(loads)} loads"]
     if is_timed:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
+from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     CONTEXT_AXIS,
     Axis,
@@ -29,14 +30,14 @@ CACHE_AXIS = Axis("KV cache", tick=bytes_tick)
 
 def cache_vs_context(
     curves: "Sequence[CacheCurve]",
-    batch_size: int = 1,
+    batch_sizes: Sequence[int] = (1,),
     gpus: Sequence[Gpu] = (),
 ) -> Chart:
     """Return a chart of the stored cache over contexts.
 
     Args:
         curves: Curves over equal contexts.
-        batch_size: Number of sequences.
+        batch_sizes: Numbers of sequences.
         gpus: GPUs. The memory of each after loading the first model's weights is drawn as a limit.
     """
     first = curves[0]
@@ -52,7 +53,8 @@ def cache_vs_context(
     )
     series += [limit(name, size) for name, size in limits.items()]
     per_gpu = " per GPU" * any(curve.gpus > 1 for curve in curves)
-    subtitle = f"stored bytes{per_gpu}, batch {batch_size:,}; {_cache_dtypes(curves)}"
+    batches = ", ".join(f"{size:,}" for size in batch_sizes)
+    subtitle = f"stored bytes{per_gpu}, batch {batches}; {_cache_dtypes(curves)}"
     if limits:
         subtitle += f"; dotted: memory without the weights of {first.label}"
     title = f"KV cache of {first.label} against context"
@@ -122,6 +124,26 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
 def _parameters_tick(value: float) -> str:
     """Return parameters as in the names of models: 125M, 7B."""
     return f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
+
+
+def hierarchy_chart(name: str, levels: Sequence[Record]) -> Chart:
+    """Return the bandwidth of a GPU's memories over their sizes, and of its links as lines."""
+    memories = [level for level in levels if level["bytes"]]
+    series = [
+        Series(
+            "",
+            [level["bytes"] for level in memories],
+            [level["bytes_per_s"] for level in memories],
+            "points",
+            labels=[level["level"] for level in memories],
+        )
+    ]
+    for level in levels:
+        if level not in memories and level["bytes_per_s"]:
+            series.append(limit(level["level"], level["bytes_per_s"]))
+    size, rate = Axis("size", tick=bytes_tick), Axis("bandwidth", tick=si_tick("B/s"))
+    title = f"Memory hierarchy of {name}"
+    return Chart(title, "bandwidth is of one direction", size, rate, series)
 
 
 def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:

@@ -218,27 +218,27 @@ def compare_tables(
 
 
 def _intensity_notes(records: Sequence[Record]) -> list[str]:
-    """Return notes on why a variant that reads only a part of its cache is faster at a lower
-    intensity.
+    """Return how intensity and bound change if a variant reads only a part of its cache.
 
-    Return [] if there is no such variant.
+    Return [] if no variant does, or all do.
 
-    Example: DSA omits 13.4 times the FLOPs of MLA, but only 4.2 times the bytes.
+    Example: DSA omits 13.4 times the FLOPs of MLA, but only 4.2 times the bytes. With tp 8, MLA
+    has 16 of its 128 heads per GPU, but DSA still has all index heads: its intensity rises.
     """
     partial = [r for r in records if 0 < r["kv_cache_read_bytes"] < r["kv_cache_bytes"]]
-    if not partial:
+    whole = [r for r in records if r["attention_intensity"] and r not in partial]
+    if not partial or not whole:
         return []
     sparse = min(partial, key=lambda r: r["kv_cache_read_bytes"])
-    dense = max(records, key=lambda r: r["attention_intensity"] or 0)
-    high, low = dense["attention_intensity"], sparse["attention_intensity"]
+    dense = max(whole, key=lambda r: r["attention_intensity"])
+    old, new = dense["attention_intensity"], sparse["attention_intensity"]
     names = " to ".join(variant_name(record["variant"]) for record in (dense, sparse))
-    if low >= high or sparse["roofline_s"] >= dense["roofline_s"]:
-        return []
+    change = "falls" if new < old else "rises"
     bounds = f"{seconds(sparse['roofline_s'])} instead of {seconds(dense['roofline_s'])}"
-    overhead = " `roofline` shows why its prediction is longer."
+    overhead = " `roofline` explains its longer prediction."
     is_longer = (sparse["time_s"] or 0) > (dense["time_s"] or 0)
     return [
-        f"{names}: FLOP/B falls, {high:.4g} to {low:.4g}. If memory-bound, bytes decide.",
+        f"{names}: FLOP/B {change}, {old:.4g} to {new:.4g}. If memory-bound, bytes decide.",
         f"Bound: {bounds}.{overhead * is_longer}",
     ]
 

@@ -56,6 +56,7 @@ UTILIZATION_NAMES = {
     "trtllm": "free_gpu_memory_fraction",
 }
 WASTES = {
+    "padded batch": "padding_waste",
     "contiguous slots": "contiguous_waste",
     "pieces of exact size": "external_waste",
     "pages": "paged_waste",
@@ -174,7 +175,8 @@ def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
         if record.get("offload_num_seqs"):
             place += f", {record['offload_num_seqs']:,} more in CPU memory"
     if varied(records, "model"):
-        return f"{record['model']} on {place} fits {counts.rstrip(',')}."
+        comma = "," * ("," in place)
+        return f"{record['model']} on {place}{comma} fits {counts.rstrip(',')}."
     return f"{counts} fit{'s' * counts.startswith('1 user ')} on {place}."
 
 
