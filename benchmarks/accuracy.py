@@ -1,13 +1,19 @@
 """Make the tables and pictures of docs/reference/accuracy-*.md from measured rows.
 
-    python benchmarks/accuracy.py ROWS.csv...             prints the tables; fits each calibration's folds again, minutes
+    python benchmarks/accuracy.py ROWS.csv...             prints the tables; fits the folds of each calibration again, minutes
     python benchmarks/accuracy.py ROWS.csv... --write     writes the tables into the pages, and the pictures
     python benchmarks/accuracy.py ROWS.csv... --pictures  draws only the pictures, without fitting folds
 
-Without rows, only two tables are made: the errors in the calibrations and the split decode steps. With rows of servers, the
-table of servers is made too. Other tables stay unchanged. Rows count if real models have their shapes: matrix products with n
-and k from 1,024 to 32,768; attention with head_dim 128, 4 to 16 query heads per KV head and no window, decode from 512 and
-prefill from 128 tokens; experts that are no artefact of the measurement; all rows of other operations.
+Without rows, only two tables are made: the errors in the calibrations, and the decode steps by operator. With
+rows of servers, the table of servers is made too. Other tables stay unchanged.
+
+Only rows with the shapes of real models are used:
+
+- matrix products with n and k from 1,024 to 32,768
+- attention with head_dim 128, 4 to 16 query heads per KV head and no window; decode from 512 tokens, prefill
+  from 128 tokens
+- experts, except artefacts of the measurement
+- all rows of other operations
 """
 
 import math
@@ -66,7 +72,7 @@ Pairs = dict[str, list[tuple[float, float, float]]]
 
 
 def scope(row: MeasuredRow) -> str:
-    """The family under which a row is judged; '' where it is out of scope."""
+    """Return the family in whose errors a row counts; '' if the row is out of scope."""
     if row.odd:
         return ""
     if row.op == "gemm":
@@ -88,7 +94,8 @@ def scope(row: MeasuredRow) -> str:
 
 
 def judged(validations: Sequence[Validation], gpus: Sequence[str]) -> Pairs:
-    """(measured, bound, calibrated) by family of the rows of some GPUs, NaN where there is no prediction."""
+    """Return (measured, bound, predicted) microseconds of the rows of some GPUs, by family. NaN means that there
+    is no prediction."""
     found: Pairs = {}
     for v in validations:
         for row, gpu, bound, timed in zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True):
@@ -98,13 +105,13 @@ def judged(validations: Sequence[Validation], gpus: Sequence[str]) -> Pairs:
 
 
 def held_out(tables: Sequence[MeasurementFile], gpus: Sequence[str]) -> Pairs:
-    """(measured, nothing, predicted by a fit that did not see the row) by family."""
+    """Return (measured, NaN, predicted) microseconds by family. Each prediction is from a fit without this row."""
     found: Pairs = {}
     for name in gpus:
         gpu = load_gpu(name)
         for stack in stacks_of(gpu):
             fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
-            for fit in (f for f in fits if f.entry):  # kinds whose law is kept
+            for fit in (f for f in fits if f.entry):  # kinds with a kernel model
                 for row, time, predicted in zip(fit.members, fit.measured.tolist(), fit.predicted.tolist(), strict=True):
                     if family := scope(row):
                         found.setdefault(family, []).append((time, math.nan, predicted))
@@ -112,7 +119,7 @@ def held_out(tables: Sequence[MeasurementFile], gpus: Sequence[str]) -> Pairs:
 
 
 def written(pairs: Sequence[tuple[float, float]]) -> str:
-    """Median / p90 in per cent of the errors of (measured, predicted)."""
+    """Return `median / 90th percentile` of the errors of (measured, predicted) pairs, in percent."""
     errors = sorted(math.exp(abs(math.log(predicted / time))) - 1 for time, predicted in pairs if predicted > 0)
     if not errors:
         return "–"
@@ -142,7 +149,7 @@ def family_table(here: Pairs, kept: Pairs, borrowed: dict[str, Pairs]) -> Iterat
 
 
 def queues_outside(row: MeasuredRow) -> bool:
-    """Whether requests of a run wait where no engine sees them."""
+    """Return whether requests of a run wait before they reach the engine."""
     return row.version.startswith("1.0.0rc3") or (row.framework == "sglang" and "8B" in row.model)
 
 
@@ -176,7 +183,8 @@ def step_table() -> Iterator[str]:
 
 
 def terms(name: str, gpu: str, stack: str, ranks: Parallelism, batch: int, context: int) -> Iterator[str]:
-    """Yield one decode step by operator: kernel model, time, share and the held-out error of the model."""
+    """Yield the rows of a table of one decode step by operator: kernel model, time, share and the model's
+    held-out error."""
     deployed = Deployment(load_model(name), load_gpu(gpu), parallelism=ranks).under(stack)
     laws, operators = deployed.calibration, deployed.operators(Batch.decode(context, batch))
     assert laws is not None
@@ -229,7 +237,7 @@ def draw(stem: str, title: str, series: list[tuple[str, list[float], list[float]
 
 
 def pictures(validations: Sequence[Validation]) -> None:
-    """Every picture whose families have rows."""
+    """Yield every picture for whose families there are rows."""
     here, there = judged(validations, HOPPER), judged(validations, BLACKWELL)
     shown = sorted(f for f in there if f.startswith(("gemm", "decode", "prefill")))
     for stem, title, families, found in [*((s, *p, here) for s, p in PICTURES.items()), ("blackwell", "Blackwell", shown, there)]:

@@ -1,8 +1,8 @@
-"""What all benchmarks have: a line of the table, and times that other work on the machine disturbs least.
+"""Common parts of all benchmarks: a line of the table, and measurement of CPU time.
 
-Every time stands beside that of a yardstick, taken in the same run on the same machine: the ratio of the two travels from one
-machine to another, seconds do not. CPU time is taken, and the least of several repeats: on a shared machine everything else only
-adds.
+Every time is compared with the time of a yardstick, which runs in the same process on the same machine.
+Ratios of the two are comparable between machines, seconds are not. A time is the minimum CPU time of several
+repeats, because other work on the machine can only add time.
 """
 
 import time
@@ -14,9 +14,15 @@ from kvcalc.units import format_seconds
 
 
 class Line(NamedTuple):
-    """What was done and what it took, the yardstick and what that took, and the most that their ratio may be.
+    """One measurement: a time (or a size), the same quantity of a yardstick, and the maximum ratio.
 
-    show: how amounts are written, CPU seconds unless it says otherwise.
+    Attributes:
+        what: The measured work.
+        taken: CPU seconds of the work, or bytes.
+        yardstick: The work of the yardstick.
+        taken_by_it: CPU seconds of the yardstick, or bytes.
+        most: Maximum of `taken` divided by `taken_by_it`.
+        show: Function that formats the two quantities.
     """
 
     what: str
@@ -35,7 +41,7 @@ class Line(NamedTuple):
         return self.ratio <= self.most
 
     def cells(self) -> list[str]:
-        """As a row of the table."""
+        """Return the cells of the line in the table."""
         return [
             self.what,
             self.show(self.taken),
@@ -47,12 +53,12 @@ class Line(NamedTuple):
 
 
 def cpu_seconds(call: Callable[[], object], number: int = 1, repeat: int = 5) -> float:
-    """CPU seconds of one call, all threads together: the best of so many repeats of `number` calls."""
+    """Return the CPU seconds of one call in all threads: the minimum over `repeat` series of `number` calls."""
     return min(timeit.repeat(call, number=number, repeat=repeat, timer=time.process_time)) / number
 
 
 def thousand_additions() -> int:
-    """The yardstick of what takes microseconds: 1,000 additions of plain Python."""
+    """Run the yardstick for work that takes microseconds: 1,000 additions in plain Python."""
     total = 0
     for number in range(1000):
         total += number

@@ -1,12 +1,17 @@
-"""Fits what engines add to their kernels (presets/engines) to measured servers, and says how far the figures are then off.
+"""Fit the engines' overheads (presets/engines) to measured servers, and print the errors of the fits.
 
     python benchmarks/engine_terms.py e2e_dense.csv e2e_moe.csv [--write]
 
-The terms of an engine are fitted apart for dense models and mixtures of experts, and for releases before a change of its host
-loop: at most five numbers a group, drawn to typical values. Figures are nearly linear in them, so that each group is simulated
-once as it is and once for each term moved. *Held out*: each model and GPU of a group predicted by terms fitted to the others
-(to the other runs, where a group has one model and GPU). Runs that hit a prefix cache are left out, and DeepSeek's, of which
-some speculate without saying so. Of mixtures also the least time of a layer with prompts is chosen, out of LAUNCHES.
+The overheads of an engine are fitted separately for dense models and for mixtures of experts, and for
+releases before a change of its host loop. Each group has at most five parameters, which a penalty keeps near
+typical values. For mixtures, the minimum time of a layer with prompts is also selected, from LAUNCHES.
+
+Times are nearly linear in the parameters. So each group is simulated once with base values, and once with a
+change of each parameter.
+
+Held-out errors: each model and GPU of a group is predicted by a fit to the other models and GPUs. A group
+with few models and GPUs is divided into four parts instead. Runs that hit a prefix cache are left out. Runs
+of DeepSeek are left out too, because some of them speculate without stating it.
 """
 
 import sys
@@ -28,12 +33,19 @@ NAMES = ("glue_us", "skew_us", "step_us", "sequence_us", "prompts")
 BASE = np.array([5.0, 1.0, 100.0, 10.0, 1.1])
 MOVED = np.array([10.0, 3.0, 500.0, 25.0, 0.2])
 TYPICAL, SPREAD = np.array([5.0, 0.0, 0.0, 0.0, 1.0]), np.array([15.0, 6.0, 1500.0, 40.0, 0.35])
-PULL, FIRST, MOST = 0.02, 0.3, 1.0  # price of straying, weight of a first token, and the logarithm beyond which a run is odd
+PULL, FIRST, MOST = 0.02, 0.3, 1.0  # weight of the penalty, weight of TTFT, and the largest logarithm of an error that counts in full
 LAUNCHES = (0.0, 800.0, 1600.0, 2800.0)
 
 
 class Run(NamedTuple):
-    """A measured run: logarithms of TPOT and TTFT measured, both simulated at BASE (µs), and their slopes by term."""
+    """A measured run.
+
+    Attributes:
+        row: The measured row.
+        measured: Logarithms of the measured TPOT and TTFT in µs.
+        base: TPOT and TTFT in µs, simulated with the parameters BASE.
+        slopes: Change of the simulated TPOT and TTFT per unit of each parameter.
+    """
 
     row: MeasuredRow
     measured: Any
@@ -42,7 +54,7 @@ class Run(NamedTuple):
 
 
 def simulated(rows: Sequence[MeasuredRow], gpu: Gpu, stack: str, terms: Any, launch: float) -> Any:
-    """µs [rows, 2] per output token and to the first one."""
+    """Return the simulated TPOT and TTFT in µs as an array [rows, 2]."""
     calibration, engine = find_calibration(gpu, stack), engine_of(stack)
     assert calibration is not None and engine is not None
     added = HostOverheads(**dict(zip(NAMES, map(float, terms), strict=True)), launch_us=launch)
@@ -62,23 +74,23 @@ def runs_of(rows: Sequence[MeasuredRow], gpu: Gpu, stack: str, launch: float) ->
 
 
 def errors(terms: Any, runs: Sequence[Run]) -> Any:
-    """Logarithms [runs, 2] of predicted over measured."""
+    """Return ln(predicted / measured) of TPOT and TTFT as an array [runs, 2]."""
     predicted = np.array([np.maximum(r.base + (terms - BASE) @ r.slopes, 0.3 * r.base) for r in runs])
     return np.log(predicted) - np.array([r.measured for r in runs])
 
 
 def loss(terms: Any, runs: Sequence[Run]) -> float:
-    """How far off, with the price of straying from what is typical."""
+    """Return the loss that the fit minimises: mean errors, plus a penalty for atypical parameters."""
     off = np.minimum(np.abs(errors(terms, runs)), MOST)
     soft = np.sqrt(off**2 + 0.02**2) @ np.array([1.0, FIRST])
     return float(soft.mean() + PULL * (np.sqrt(1 + ((terms - TYPICAL) / SPREAD) ** 2) - 1).sum())
 
 
 def fitted(runs: Sequence[Run]) -> Any:
-    """The terms that come nearest, by steps along one term at a time."""
+    """Return the parameters with the smallest loss, found by steps along one parameter at a time."""
     terms, step = TYPICAL.copy(), 0.5 * SPREAD
     best = loss(terms, runs)
-    least = np.array([0.0, 0.0, 0.0, 0.0, 1.0])  # kernels never take less than they do alone
+    least = np.array([0.0, 0.0, 0.0, 0.0, 1.0])  # the factor on kernels is at least 1
     while step[0] > 0.05:
         better = False
         for i in range(len(NAMES)):
@@ -93,7 +105,7 @@ def fitted(runs: Sequence[Run]) -> Any:
 
 
 def held_out(runs: Sequence[Run]) -> Any:
-    """As `errors`, each part of the runs under terms fitted to the others."""
+    """Return held-out errors as `errors` does: each part of the runs is predicted by a fit to the other parts."""
     parts = [f"{r.row.model} {r.row.gpu}" for r in runs]
     if len(set(parts)) < 3:
         parts = [str(i % 4) for i in range(len(runs))]
@@ -113,7 +125,7 @@ def said(off: Any) -> str:
 
 
 def group_of(row: MeasuredRow) -> tuple[str, str, str]:
-    """(stack, dense or mixture, former or current)."""
+    """Return the group of a row: the stack, `dense` or `mixture`, `former` or `current`."""
     engine = engine_of(row.framework)
     assert engine is not None
     former = engine.former and row.version.startswith(engine.former.versions) and bool(row.version)
@@ -150,7 +162,7 @@ def main() -> None:
 
 
 def write(stack: str, named: dict[str, HostOverheads], runs: int) -> None:
-    """The engine's file with these terms in place of its own."""
+    """Replace the overheads in the engine's file by the fitted overheads."""
     import yaml
 
     engine = engine_of(stack)

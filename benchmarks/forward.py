@@ -1,6 +1,8 @@
-"""Passes: one of a 61-layer mixture of experts with its roofline, and a sweep over a million decode steps.
+"""Time passes: one pass of a 61-layer mixture of experts with its roofline, and a sweep over a million decode
+steps.
 
-The million are at random batches and contexts, as arrays in blocks of 16,384 points, which stay in the CPU's cache.
+The million steps have random batch sizes and contexts. They are computed as arrays in blocks of 16,384
+points, which fit in the CPU's cache.
 """
 
 from collections.abc import Iterator
@@ -17,13 +19,13 @@ Floats = NDArray[np.float64]
 
 
 def step_seconds(model: Model, gpu: Gpu, context: int | Floats, batch_size: int | Floats) -> float | Floats:
-    """The bound of a decode step, or of as many as the arrays have points."""
+    """Return the bound of a decode step in seconds, or an array of bounds if the arguments are arrays."""
     found: float | Floats = total_seconds(bounds(forward(model, Batch.decode(context, batch_size)), gpu))
     return found
 
 
 def sweep(model: Model, gpu: Gpu, contexts: Floats, sizes: Floats) -> Floats:
-    """The bound of every point, block by block."""
+    """Compute the bound of every point, block by block."""
     found = np.empty(len(contexts))
     for at in range(0, len(contexts), BLOCK):
         part = slice(at, at + BLOCK)
@@ -32,7 +34,7 @@ def sweep(model: Model, gpu: Gpu, contexts: Floats, sizes: Floats) -> Floats:
 
 
 def multiplied(contexts: Floats, sizes: Floats) -> Floats:
-    """The yardstick of a sweep: the two numbers of every point multiplied and added, in the same blocks."""
+    """Run the yardstick of a sweep: compute x · y + x of every point in equal blocks."""
     found = np.empty(len(contexts))
     for at in range(0, len(contexts), BLOCK):
         part = slice(at, at + BLOCK)
@@ -50,6 +52,6 @@ def lines() -> Iterator[Line]:
         for found, context, size in zip(checked, contexts, sizes, strict=False):
             assert abs(found / step_seconds(model, gpu, int(context), int(size)) - 1) < 1e-9
         spent = cpu_seconds(lambda model=model: step_seconds(model, gpu, 8192, 8), 50)
-        yield Line(f"a pass of {name} under the roof, {model.layers} layers", spent, ADDITIONS, adding, 60)
+        yield Line(f"a pass of {name} with its roofline, {model.layers} layers", spent, ADDITIONS, adding, 60)
         seconds = cpu_seconds(lambda model=model: sweep(model, gpu, contexts, sizes), repeat=3)
         yield Line(f"a sweep of {name}, {POINTS:,} decode steps", seconds, "x·y + x of as many points", product, 1600)

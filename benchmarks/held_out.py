@@ -1,12 +1,14 @@
-"""How sure served figures are of runs that the engines' terms were not fitted to: docs/reference/accuracy-servers.md.
+"""Make the table of held-out errors of simulated servers in docs/reference/accuracy-servers.md.
 
     python benchmarks/held_out.py e2e_dense.csv e2e_moe.csv [--write]
 
-Each run is predicted by terms fitted as engine_terms.py fits them, once without a fifth of the runs (by a hash of the model, the
-GPU and the shape), once without any run of its model and GPU on its engine; where an engine has but one of those, again without
-a fifth. The least time of a layer with prompts is that of the engine's file. Figures are nearly linear in the terms, and are
-taken as such: tokens per second are clients · output / (TTFT + (output − 1) · TPOT), as measured ones are. Runs that are not for
-fitting are predicted all the same.
+Each run is predicted twice by overheads that engine_terms.py's method fits to other runs: once without a
+fifth of the runs, which a hash of model, GPU and shape selects, and once without any run of its model and GPU
+on its engine. If an engine has only one model and GPU, a fifth is left out both times.
+
+The minimum time of a layer with prompts is taken from the engine's file. Times are treated as linear in the
+overheads. Tokens per second are clients · output / (TTFT + (output − 1) · TPOT), predicted and measured. Runs
+that are not used in fits are predicted too.
 """
 
 import sys
@@ -27,7 +29,7 @@ FOLDS = 5
 
 
 def for_fitting(row: MeasuredRow) -> bool:
-    """As engine_terms.py takes them."""
+    """Return whether engine_terms.py uses a row in its fits."""
     return not row.odd and "deepseek" not in row.model.lower()
 
 
@@ -40,7 +42,8 @@ def model_and_gpu(row: MeasuredRow) -> str:
 
 
 def left_out(runs: Sequence[Run], part: Callable[[MeasuredRow], str]) -> Any:
-    """Logarithms [runs, 2] of predicted over measured, each run under terms fitted without its part."""
+    """Return ln(predicted / measured) as an array [runs, 2]. Each run is predicted by overheads that were fitted
+    without its part."""
     fit = [run for run in runs if for_fitting(run.row)]
     if len({part(run.row) for run in fit}) < 2:
         part = fifth
@@ -52,7 +55,7 @@ def left_out(runs: Sequence[Run], part: Callable[[MeasuredRow], str]) -> Any:
 
 
 def rates(runs: Sequence[Run], off: Any) -> Any:
-    """Of tokens per second."""
+    """Return ln(predicted / measured) of the tokens per second of each run."""
     measured = np.exp([run.measured for run in runs])
     tpot, ttft = (measured * np.exp(off)).T
     more = np.array([run.row.shape[1] - 1 for run in runs])
@@ -60,7 +63,7 @@ def rates(runs: Sequence[Run], off: Any) -> Any:
 
 
 def simulated(rows: Sequence[MeasuredRow]) -> Iterator[list[Run]]:
-    """The runs of each engine, kind of model and age."""
+    """Yield the simulated runs of each group: engine, dense or mixture, former or current release."""
     groups: dict[tuple[str, str, str], list[MeasuredRow]] = {}
     for row in rows:
         groups.setdefault(group_of(row), []).append(row)

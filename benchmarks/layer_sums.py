@@ -1,11 +1,14 @@
-"""Errors of sums of kernels like those of one decode layer of a dense model, each kernel predicted by a fit that had not seen it.
+"""Print the errors of sums of kernels that resemble one decode layer of a dense model. Predictions are held out.
 
     python benchmarks/layer_sums.py allreduce.csv decode_attention.csv gemm.csv
 
-Rows of whole layers are not among the measured ones. So LAYERS times for each GPU, stack and format, and the same every time, a
-layer is put together from rows: four products of about as many rows, at most MOST, an attention of about as many sequences, and
-an all-reduce under LONGEST µs twice. Measured and predicted times are summed apart. Prints the errors of each cell, of all sums,
-and of the kernels in them, median / p90 in per cent.
+There are no measured rows of complete layers. So LAYERS layers are composed from rows of each GPU, stack and
+format, always the same for a fixed seed. A layer has four products with similar numbers of rows (at most
+MOST), an attention with a similar number of sequences, and two all-reduces of less than LONGEST µs. Measured
+and predicted times are summed separately.
+
+The script prints the errors of each GPU, stack and format, of all sums, and of the kernels in them, as
+`median / 90th percentile` in percent.
 """
 
 import sys
@@ -22,12 +25,18 @@ from kvcalc.timing.fitting import calibrate, chosen_rows
 from kvcalc.timing.rows import MeasurementFile, read_rows
 
 LAYERS, MOST, LONGEST = 400, 512, 200.0
-LEAST = 20  # products of a format, for layers of it
+LEAST = 20  # minimum number of matrix products of a format
 FORMATS = ("bfloat16", "fp8", "fp8_block")
 
 
 class Kernel(NamedTuple):
-    """A measured kernel. size: rows of a product, sequences of an attention; µs measured, and predicted held out."""
+    """A measured kernel.
+
+    Attributes:
+        size: Rows of a matrix product, sequences of an attention, or bytes of an all-reduce.
+        measured: Measured microseconds.
+        predicted: Held-out prediction in microseconds.
+    """
 
     size: float
     measured: float
@@ -35,7 +44,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(tables: list[MeasurementFile], name: str, stack: str) -> dict[tuple[str, str], list[Kernel]]:
-    """By family and kind of data, in the scopes of `accuracy.py`."""
+    """Return the kernels in the scope of `accuracy.py`, by family and kind of data."""
     gpu = load_gpu(name)
     fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
     found: dict[tuple[str, str], list[Kernel]] = {}
@@ -47,12 +56,12 @@ def kernels(tables: list[MeasurementFile], name: str, stack: str) -> dict[tuple[
 
 
 def near(kernels: list[Kernel], size: float, factor: float) -> list[Kernel]:
-    """Those of about a size; all where there is none."""
+    """Return the kernels whose size is within a factor of `size`; all kernels if there are none."""
     return [k for k in kernels if size / factor <= k.size <= size * factor] or kernels
 
 
 def layers(found: dict[tuple[str, str], list[Kernel]], kind: str) -> Iterator[list[Kernel]]:
-    """The kernels of each layer that is put together from rows of one GPU and stack."""
+    """Yield the kernels of each layer that is composed from rows of one GPU and stack."""
     products = [k for k in found.get(("gemm", kind), []) if k.size <= MOST]
     attention = found.get(("decode_attention", "bfloat16"), [])
     reduces = [k for k in found.get(("allreduce", "bytes"), []) if k.measured < LONGEST]

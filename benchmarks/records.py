@@ -1,18 +1,22 @@
-"""Holds the records of a changed kvcalc against those of a commit before, byte for byte.
+"""Compare the records of a changed kvcalc with the records of an earlier commit, byte for byte.
 
-    PYTHONPATH=BEFORE python benchmarks/records.py write OLD.jsonl        BEFORE: a worktree of the commit before
+    PYTHONPATH=BEFORE python benchmarks/records.py write OLD.jsonl        BEFORE: a worktree of the earlier commit
     PYTHONPATH=. python benchmarks/records.py write NEW.jsonl
     python benchmarks/records.py compare OLD.jsonl NEW.jsonl [--known KNOWN.json]
 
-`write` makes one line a run, by the command line alone: the records printed, the refusal, or how the command crashed.
-`compare` prints every run that differs and exits 1 where KNOWN does not explain all of it. KNOWN maps names to rules:
+`write` runs many commands and writes one line per command: the printed records, the error message, or the
+crash. `compare` prints every command whose line differs, and exits with 1 if KNOWN does not explain all
+differences. KNOWN maps names to rules:
 
     {"2": {"why": "the sampler was counted twice", "commands": "^latency .* --tp", "keys": ["tpot_s", "no_cache_*"]}}
 
-The first rule whose regex is found in the command and one of whose globs matches the changed key explains the change.
-A key within a value is written with the way to it: `parts.flops`. Beside the keys of records there are `status` (an exit
-status other than 0), `refused` and `crashed` (the message), `(rows)`, `(order of keys)`, `(missing run)` and `(added run)`.
-A rule with "refused": true explains that a run becomes or ceases to be a refusal, one with "new_keys": true added keys.
+A rule explains a change if its regex matches the command and one of its globs matches the changed key. The
+first such rule is used. A nested key is written with its path: `parts.flops`. In addition to the keys of
+records there are `status` (an exit status other than 0), `refused` and `crashed` (the message), `(rows)`,
+`(order of keys)`, `(missing run)` and `(added run)`.
+
+A rule with "refused": true explains that a command is refused only before or only after the change. A rule
+with "new_keys": true explains added keys.
 """
 
 import argparse
@@ -35,8 +39,8 @@ from kvcalc.errors import UserError
 
 Run = dict[str, Any]
 
-# A line is a run of each name, in place of {}; a|b makes a run of either. A comma within an option makes more rows, which
-# costs less than more runs, but one refusal then takes them all.
+# Each line is run once for each name in place of {}; a|b gives a run with a and a run with b. Lists in an option give more
+# rows, which is faster than more runs, but one error then fails all rows.
 OF_MODEL = """
 size {} --context 1,100,4k,16k,300k --batch-size 1,7
 size {} --context 5000 --kv-cache-dtype bf16|fp8|int4|fp8_ds_mla|turboquant_4bit_nc --dtype fp32|bf16 -q awq --block-size 64
@@ -118,19 +122,19 @@ nonsense
 
 
 def expanded(lines: str, names: Iterable[str] = ("",)) -> Iterator[str]:
-    """The commands of every line for every name, each choice of a|b made."""
+    """Yield the commands of every line for every name. `a|b` in a line gives one command for a and one for b."""
     for name, line in product(names, lines.strip().splitlines()):
         yield from map(" ".join, product(*(word.split("|") for word in line.format(name).split())))
 
 
 def run(command: str) -> Run:
-    """What one command says: its records, its refusal on one line, or the exception that it crashed with."""
+    """Run a command and return its records, its error message, or the exception with which it crashed."""
     words = [*command.split(), "--format", "json"]
     found: Run = {"command": command}
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         try:
             status = app.build(words[0])(words, standalone_mode=False)
-            status = getattr(status, "status", status)  # a value with the status, since commands return one
+            status = getattr(status, "status", status)  # newer commands return a value with the status
             found |= {"records": json.loads(out.getvalue())} | ({"status": status} if status else {})
         except UserError as error:
             found["refused"] = str(error)
@@ -141,7 +145,7 @@ def run(command: str) -> Run:
 
 
 def write(path: Path) -> None:
-    """Run everything and write one line a run."""
+    """Run all commands and write one line for each."""
     gc.set_threshold(100_000)
     start, count = time.perf_counter(), Counter[str]()
     models, gpus = [r["model"] for r in run("models")["records"]], [r["gpu"] for r in run("gpus")["records"]]
@@ -156,7 +160,11 @@ def write(path: Path) -> None:
 
 
 class Change(NamedTuple):
-    """One difference of a run. kind: changed, new_keys (the key is new) or refused (to or from a refusal)."""
+    """One difference between two runs of a command.
+
+    Attributes:
+        kind: changed, new_keys (the key is new) or refused (only one of the runs was refused).
+    """
 
     key: str
     old: Any
@@ -165,12 +173,12 @@ class Change(NamedTuple):
 
 
 def outcome(found: Run) -> str:
-    """What a run came to: records, refused or crashed."""
+    """Return the outcome of a run: records, refused or crashed."""
     return next(k for k in ("records", "refused", "crashed") if k in found)
 
 
 def changes(old: Run | None, new: Run | None) -> Iterator[Change]:
-    """Every difference between two runs of one command."""
+    """Yield every difference between two runs of one command."""
     if old is None or new is None:
         yield Change("(added run)", None, outcome(new)) if new else Change("(missing run)", old and outcome(old), None)
     elif (kind := outcome(old)) == outcome(new):
@@ -182,7 +190,8 @@ def changes(old: Run | None, new: Run | None) -> Iterator[Change]:
 
 
 def differences(old: Any, new: Any, *way: str) -> Iterator[Change]:
-    """Every difference between two JSON values, keyed by the way to it; 1, 1.0 and true all differ."""
+    """Yield every difference between two JSON values with the path of keys. 1, 1.0 and true are different
+    values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for k in {**old, **new}:
             if k in old and k in new:
@@ -203,7 +212,7 @@ def differences(old: Any, new: Any, *way: str) -> Iterator[Change]:
 
 
 def explanation(command: str, change: Change, rules: dict[str, Run]) -> str:
-    """The name of the first rule that explains a change; '' where none does."""
+    """Return the name of the first rule that explains a change; '' if there is none."""
     for name, rule in rules.items():
         fits = rule.get(change.kind) or any(fnmatchcase(change.key, glob) for glob in rule.get("keys", ()))
         if fits and re.search(rule.get("commands", ""), command):
@@ -212,7 +221,8 @@ def explanation(command: str, change: Change, rules: dict[str, Run]) -> str:
 
 
 def show(command: str, found: list[tuple[str, Change]], most: int = 3) -> None:
-    """Print a run that differs: its first changed keys, unexplained ones first, each with its first values."""
+    """Print a command that differs: its first changed keys, with the first values of each. Unexplained keys come
+    first."""
     print(command)
     times = Counter((why, change.key) for why, change in found)
     first = {(why, change.key): change for why, change in reversed(found)}
@@ -224,7 +234,11 @@ def show(command: str, found: list[tuple[str, Change]], most: int = 3) -> None:
 
 
 def compare(before: Path, after: Path, rules: dict[str, Run]) -> int:
-    """Print every run that differs, and how many each rule explains. 1 where something is unexplained, else 0."""
+    """Print every command that differs, and the number of differences that each rule explains.
+
+    Returns:
+        The exit status: 1 if a difference is unexplained, else 0.
+    """
     texts = [path.read_text(encoding="utf-8").split("\n")[:-1] for path in (before, after)]
     old, new = ({json.loads(line)["command"]: line for line in text} for text in texts)
     equal, changed, values = 0, Counter[str](), Counter[str]()
@@ -245,7 +259,7 @@ def compare(before: Path, after: Path, rules: dict[str, Run]) -> int:
 
 
 def main() -> int:
-    """Read the command line and do what it says."""
+    """Parse the command line and run `write` or `compare`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
     modes.add_parser("write").add_argument("out", type=Path)

@@ -1,6 +1,7 @@
-"""All benchmarks as ratios in one run: `python benchmarks/run.py`, some minutes. Names run some alone, as `run.py size serve`.
+"""Run all benchmarks and print their ratios: `python benchmarks/run.py`, some minutes.
 
-With `--write` the table goes into benchmarks/README.md. Exit status 1 where a ratio is above the most that it may be.
+Names select benchmarks: `python benchmarks/run.py size serve`. `--write` writes the table into
+benchmarks/README.md. The exit status is 1 if a ratio is above its maximum.
 """
 
 import platform
@@ -21,7 +22,7 @@ RECORDED = re.compile(r"(?<=<!-- recorded -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 
 def table(lines: list[Line]) -> str:
-    """The lines in Markdown, and what they were taken with."""
+    """Return the lines as a Markdown table, followed by the versions that were measured."""
     rows = [HEAD, ["---", "---:", "---", "---:", "---:", "---:"], *(line.cells() for line in lines)]
     versions = f"kvcalc {__version__}, Python {platform.python_version()}, NumPy {numpy.__version__}, {platform.machine()}"
     return "".join(f"| {' | '.join(row)} |\n" for row in rows) + f"\n{versions}\n"

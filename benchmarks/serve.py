@@ -1,8 +1,9 @@
-"""A server: 10,000 requests, 1000 tokens in, 200 out, llama-3.1-8b on an H100 at 80 % of its capacity, in calibrated times.
+"""Time a simulated server: 10,000 requests of 1,000 input and 200 output tokens, llama-3.1-8b on an H100 at 80 %
+of its capacity.
 
-The yardstick is a plain Python loop over the same tokens: it visits every sequence in every pass, with a line of arithmetic in
-place of the times of the model. Memory is the peak that Python's allocator sees above the requests and their results, which
-should not grow with the requests.
+The yardstick is a plain Python loop over the same tokens. It visits every sequence in every pass, and
+computes the time of a pass by one line of arithmetic. Memory is the peak of Python's allocator in addition to
+the requests and their results. It should not grow with the number of requests.
 """
 
 import tracemalloc
@@ -23,7 +24,7 @@ REQUESTS, PROMPT, ANSWER, SHARE = 10_000, 1000, 200, 0.8
 
 
 def simulated(load: Workload) -> SimulationResult:
-    """One run of our simulator."""
+    """Return the result of one run of kvcalc's simulator."""
     gpu = load_gpu("h100")
     deployment = TimedDeployment(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
     requests = sample_workload(load)
@@ -31,7 +32,8 @@ def simulated(load: Workload) -> SimulationResult:
 
 
 def reference(arrivals: list[float]) -> float:
-    """The time at which the last request is done, by a loop over sequences: a pass takes 5 ms, and 16 µs a token."""
+    """Run the yardstick, and return the time at which the last request is done. A pass takes 5 ms, and 16 µs per
+    token."""
     waiting, running, now = deque(arrivals), [], 0.0
     while waiting or running:
         if not running:
@@ -47,7 +49,7 @@ def reference(arrivals: list[float]) -> float:
 
 
 def peak(count: int, rate: float) -> int:
-    """Bytes that a run takes at most beyond what it returns."""
+    """Return the peak bytes of a run, minus the bytes of its result."""
     tracemalloc.start()
     run = simulated(Workload(rate=rate, num_prompts=count))
     kept, most = tracemalloc.get_traced_memory()
@@ -63,4 +65,4 @@ def lines() -> Iterator[Line]:
     ours, plain = cpu_seconds(lambda: simulated(load), repeat=3), cpu_seconds(lambda: reference(arrivals), repeat=3)
     yield Line(f"`serve` of {REQUESTS:,} requests", ours, "a loop over every sequence in every pass", plain, 40)
     whole, half = peak(REQUESTS, load.rate), peak(REQUESTS // 2, load.rate)
-    yield Line(f"its memory beside {REQUESTS:,} results", whole, "half as many", half, 2, format_bytes)
+    yield Line(f"its memory in addition to {REQUESTS:,} results", whole, "half as many", half, 2, format_bytes)

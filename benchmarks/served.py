@@ -1,10 +1,11 @@
-"""Makes all that rests on measured servers again, after a law, an engine's order of passes or a published run's script changed.
+"""Remake everything that depends on measured servers, after a change of a time model, of an engine's scheduling
+or of a run's settings.
 
     python benchmarks/served.py e2e_dense.csv e2e_moe.csv
 
-In turn: what engines add to their kernels (engine_terms.py), the errors that calibrations carry (serving_errors.py), the tables
-of servers in docs/reference (accuracy.py, held_out.py), and what commands print in the documents (tests/remake_docs.py).
-Minutes; the same rows give the same bytes.
+The steps are: the engines' overheads (engine_terms.py), the errors in the calibrations (serving_errors.py),
+the tables of servers in docs/reference (accuracy.py, held_out.py), and the output of commands in the
+documents (tests/remake_docs.py). This takes minutes. The same rows give the same bytes.
 """
 
 import subprocess

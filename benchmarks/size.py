@@ -1,7 +1,8 @@
-"""Sizes: the cache of a 61-layer model, and what it takes to read a preset and a config.json, small and very large.
+"""Time sizes: the cache of a 61-layer model, and reading a preset and a small and a very large config.json.
 
-The small config.json is DeepSeek-V3's shape with its fp8 blocks; the large one adds 3 MB of quantisation lists, one name for each
-matrix of 256 experts in 58 layers, as checkpoints that leave modules out have them.
+The small config.json has DeepSeek-V3's shape with its fp8 blocks. The large file adds 3 MB of quantisation
+lists with one name for each matrix of 256 experts in 58 layers, as in checkpoints that exclude modules from
+quantisation.
 """
 
 import json

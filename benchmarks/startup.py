@@ -1,7 +1,8 @@
-"""Start-up of questions about one pass, and of a shell's completion, against the least that a command line in Python can be.
+"""Time the start-up of commands and of shell completion, compared with a minimal command-line program in Python.
 
-The yardstick is a typer program that parses a 40-line YAML file and prints one rich table, in the same environment. All run in
-turn, each in a process of its own; the CPU time (user and system) is the median.
+The yardstick is a typer program that parses a 40-line YAML file and prints one rich table, in the same
+environment. All programs run in turn, each in a separate process. A time is the median CPU time (user and
+system).
 """
 
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from bench import Line
 
 RUNS = 11
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as it is once installed
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # an installed package has compiled bytecode
 COMPLETION = {"_KVCALC_COMPLETE": "complete_bash", "COMP_WORDS": "kvcalc size llama-3.1", "COMP_CWORD": "2"}
 YARDSTICK = """\
 from pathlib import Path
@@ -41,7 +42,7 @@ def show(path: Annotated[Path, typer.Argument(help="A YAML file.")], width: int 
 
 app()
 """
-QUESTIONS = {  # a command, and the most that it may take as a multiple of the least
+QUESTIONS = {  # command → maximum time as a multiple of the yardstick
     "size llama-3.1-8b": 1.2,
     "fit llama-3.1-8b --gpu h100": 1.2,
     "compare llama-3.1-8b --gpu h100": 1.4,
@@ -52,7 +53,7 @@ KVCALC = [sys.executable, "-c", "from kvcalc.cli.app import main; main()"]
 
 
 def process_seconds(words: list[str], **environment: str) -> float:
-    """CPU time of one run of a command."""
+    """Return the CPU seconds of one run of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT | environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -67,7 +68,7 @@ def lines() -> Iterator[Line]:
         least = [sys.executable, str(program), str(data)]
         asked = [[*KVCALC, *line.split()] for line in QUESTIONS]
         for words in (least, *asked):
-            process_seconds(words)  # writes the bytecode
+            process_seconds(words)  # compiles the bytecode
         rounds = []
         for _ in range(RUNS):
             commands = [process_seconds(words) for words in asked]

@@ -1,6 +1,6 @@
-"""Validation: 50,000 measured products in a CSV file, of random shapes, with both predictions.
+"""Time `validate` on a CSV file of 50,000 measured products of random shapes, with bounds and predictions.
 
-The yardstick reads the same file with csv.DictReader and turns every number into a float.
+The yardstick reads the same file with csv.DictReader and converts every number to a float.
 """
 
 import csv
@@ -19,12 +19,12 @@ HEAD = "op,gpu,framework,version,dtype,m,n,k,time_us\n"
 
 
 def validated(path: Path) -> int:
-    """Rows of the file that were predicted."""
+    """Return the number of rows of the file that have a prediction."""
     return sum(record["predicted_rows"] for record in error_records(validate([read_rows(path)])))
 
 
 def read(path: Path) -> float:
-    """The sum of all numbers of the file."""
+    """Run the yardstick, and return the sum of all numbers in the file."""
     with path.open(encoding="utf-8", newline="") as file:
         return sum(float(row["m"]) + float(row["n"]) + float(row["k"]) + float(row["time_us"]) for row in csv.DictReader(file))
 

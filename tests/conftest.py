@@ -1,4 +1,5 @@
-"""What all tests share: no presets of the user's own, the command line in process, reproducible property tests."""
+"""Common fixtures of all tests: no presets of the user, commands that run in this process, reproducible property
+tests."""
 
 import gc
 import json
@@ -21,7 +22,7 @@ settings.load_profile("ci")
 
 
 def pytest_collection_finish() -> None:
-    """Let no garbage collection walk the modules and the collected tests: they stay to the end."""
+    """Exclude modules and collected tests from garbage collection, because they stay until the end."""
     gc.collect()
     gc.freeze()
 
@@ -57,7 +58,8 @@ Run = Callable[..., Result]
 
 
 def unfused(operators: Iterable[Operator]) -> list[Operator]:
-    """The operators of a pass with the experts' parts each as one of its own; together they cost what the whole does."""
+    """Return the operators of a pass with the experts' parts as separate operators. The total cost does not
+    change."""
     found = []
     for operator in operators:
         if operator.kind != "experts":
@@ -72,7 +74,7 @@ def unfused(operators: Iterable[Operator]) -> list[Operator]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_presets_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Presets of whoever runs the tests stay out of them, and the terminal's width too."""
+    """Hide the user's presets and the width of the user's terminal from the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         for name in ("KVCALC_PRESETS", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):

@@ -1,18 +1,26 @@
-"""Breaks the code in one place at a time and asks the tests: `python tests/mutate.py --count 20 --seed 7 kvcalc/serving`.
+"""Change the code in one place at a time, and check that a test fails.
 
-A mutant is a copy of the tree with one change: an operator swapped (+ and −, * and /, // and *, < and <=, == and !=, and and or),
-a whole number one more or less, True for False, min for max, a `not` or a condition turned round, a statement that does nothing.
-Mutants are drawn by the seed from all places in the files named (all of kvcalc but `measure` by default), so that the same
-seed draws the same ones of the same code. Annotations, docstrings, texts and help are left alone.
+    python tests/mutate.py --count 20 --seed 7 kvcalc/serving
 
-Each runs the tests of its room first (`TESTS`), in the order given there, and with --whole all the others if those pass; or
-those of --tests, to see that a new assertion notices it: `--count 20 --seed 7 --only 3,8 --tests test_pool.py kvcalc/serving`.
-Printed are the test that noticed, or, where none did, file, line and change: a survivor is either a line that nothing proves, or
-a change that changes nothing (an equivalent mutant: a cache's size, a faster way to the same figure). It ends with their number.
+A mutant is a copy of the tree with one change: a swapped operator (+ and −, * and /, // and *, < and <=, ==
+and !=, and and or), a whole number increased or decreased by one, True instead of False, min instead of max,
+a negated condition, or a removed statement. Mutants are drawn at random from all places in the given files,
+by default all of kvcalc except `measure`. The same seed and code give the same mutants. Annotations,
+docstrings, texts and help are never changed.
 
-The tree is copied to a temporary folder and never changed in place. A room's tests run without a mutant first: those that fail
-as it is are named and left out. A mutant takes 5 to 60 seconds; one whose tests do not end within --timeout is told as slow: an
-endless loop is found, a busy machine is not, so try those again with more.
+Each mutant first runs the tests that TESTS lists for its folder, in the listed order. With --whole, all other
+tests follow if these pass. --tests selects other tests, for example to check a new assertion:
+
+    python tests/mutate.py --count 20 --seed 7 --only 3,8 --tests test_pool.py kvcalc/serving
+
+The output has the test that failed. If no test failed, the mutant survives, and the output has file, line and
+change. A surviving mutant is either in a line that no test checks, or equivalent to the code (the size of a
+memo, a faster way to the same figure). The last line has the number of survivors.
+
+The tree is copied to a temporary folder and never changed in place. The tests of a folder first run without a
+mutant. Tests that already fail then are printed and left out. A mutant takes 5 to 60 seconds. A mutant whose
+tests take longer than --timeout is printed as `slow`. An endless loop or a busy machine can be the reason, so
+run such mutants again with a larger --timeout.
 """
 
 import argparse
@@ -32,7 +40,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TAKEN = ("kvcalc", "presets", "tests", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
-# Room → the tests that are likeliest to notice, cheapest first, as patterns; a module may have a line of its own.
+# Folder or module → patterns of the tests that are most likely to fail, the fastest first
 TESTS = {
     "layers/": """
         test_cost.py test_batch.py test_labels.py test_dims.py test_cache.py test_reach.py test_parameters.py test_recurrent.py
@@ -95,7 +103,7 @@ TURNED = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"
 
 
 class Mutant(NamedTuple):
-    """A file, the characters from `start` to `end` of its text, and what stands there instead."""
+    """A mutant: a file, and the new text for the characters from `start` to `end`."""
 
     path: Path
     start: int
@@ -103,12 +111,12 @@ class Mutant(NamedTuple):
     new: str
 
     def text(self) -> str:
-        """The file with the change."""
+        """Return the text of the file with the change."""
         old = self.path.read_text(encoding="utf-8")
         return old[: self.start] + self.new + old[self.end :]
 
     def told(self) -> str:
-        """file:line, and the line before and after."""
+        """Return `file:line`, and the line before and after the change."""
         old, new = self.path.read_text(encoding="utf-8"), self.text()
         line = old.count("\n", 0, self.start)
         before, after = (text.splitlines()[line].strip() for text in (old, new))
@@ -116,7 +124,7 @@ class Mutant(NamedTuple):
 
 
 class Places:
-    """Every place of one file that can be changed."""
+    """All places in one file that can be changed."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.text = path, path.read_text(encoding="utf-8")
@@ -125,7 +133,7 @@ class Places:
             self.lines.append(self.lines[-1] + len(line))
 
     def at(self, line: int, column: int) -> int:
-        """The character at a line and a column in bytes, as ast counts them."""
+        """Return the index of the character at a line and a column in bytes, as `ast` counts them."""
         start = self.lines[line - 1]
         return start + len(self.text[start : self.lines[line]].encode()[:column].decode())
 
@@ -190,7 +198,7 @@ class Places:
 
 
 def walked(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node but annotations, decorators, types and texts."""
+    """Yield all nodes except annotations, decorators, types and texts."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -208,13 +216,17 @@ def walked(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def drawn(paths: list[Path], count: int, seed: int) -> list[Mutant]:
-    """So many mutants of these files, by the seed."""
+    """Return `count` random mutants of these files."""
     every = [m for path in paths for m in Places(path).mutants()]
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
 def run(copy: Path, words: list[str], timeout: float) -> tuple[str, str]:
-    """What came of these tests on the copy, "passed", "failed" or "slow" (no end in time), and what they say."""
+    """Run tests on the copy.
+
+    Returns:
+        "passed", "failed" or "slow" (longer than the timeout), and pytest's output.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *words]
     environment = os.environ | {"PYTHONPATH": str(copy), "CI": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -225,23 +237,28 @@ def run(copy: Path, words: list[str], timeout: float) -> tuple[str, str]:
 
 
 def broken(said: str) -> list[str]:
-    """The tests that failed, by what pytest says at the end."""
+    """Return the names of the failed tests in pytest's output."""
     return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
 
 
 @cache
 def likely(patterns: str, copy: Path, timeout: float) -> tuple[str, ...]:
-    """The tests of these patterns that pass as it is, as pytest takes them: the files, and what is left out of them."""
+    """Return pytest arguments: the files that match the patterns, and options that leave out tests that fail
+    without a mutant."""
     found = [p for pattern in patterns.split() for p in sorted((ROOT / "tests").glob(pattern))]
     files = list(dict.fromkeys(p.relative_to(ROOT).as_posix() for p in found))
     came, said = run(copy, files, 10 * timeout)
     if came != "passed":
-        print(f"as it is, {came}: {', '.join(broken(said))}", flush=True)
+        print(f"without a mutant, {came}: {', '.join(broken(said))}", flush=True)
     return (*files, *(f"--deselect={name}" for name in broken(said)))
 
 
 def tried(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeout: float) -> tuple[str, str]:
-    """What came of a mutant, "SURVIVES", "found" or "slow", and the test that found it. The copy is as it was afterwards."""
+    """Test one mutant, then restore the copy.
+
+    Returns:
+        "SURVIVES", "found" or "slow", and the test that failed.
+    """
     target = copy / mutant.path.relative_to(ROOT)
     target.write_text(mutant.text(), encoding="utf-8")
     try:
@@ -255,7 +272,7 @@ def tried(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeo
 
 
 def copied(folder: Path) -> Path:
-    """A copy of the tree without what it does not need."""
+    """Copy the parts of the tree that the tests need, and return the folder of the copy."""
     for name in TAKEN:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -269,11 +286,11 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", help="files or folders below kvcalc", default=["kvcalc"])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip", type=int, default=0, help="of those drawn, the first so many: goes on where a run ended")
-    parser.add_argument("--only", default="", help="numbers of those drawn, as printed: 3,8")
-    parser.add_argument("--tests", default="", help="patterns below tests/, in place of the room's")
-    parser.add_argument("--whole", action="store_true", help="ask the whole suite about what the room's tests let pass")
-    parser.add_argument("--timeout", type=float, default=150.0, help="seconds for the tests of a room")
+    parser.add_argument("--skip", type=int, default=0, help="number of mutants to skip, to continue an earlier run")
+    parser.add_argument("--only", default="", help="numbers of the mutants to run, as printed: 3,8")
+    parser.add_argument("--tests", default="", help="patterns below tests/, instead of the tests of the folder")
+    parser.add_argument("--whole", action="store_true", help="run the whole suite if the tests of the folder pass")
+    parser.add_argument("--timeout", type=float, default=150.0, help="seconds for the tests of a folder")
     asked = parser.parse_args()
     given = [(ROOT / p).resolve() for p in asked.paths]
     files = sorted(f for p in given for f in ([p] if p.is_file() else p.rglob("*.py")))
@@ -292,7 +309,7 @@ def main() -> int:
             alive += came == "SURVIVES"
             place = f"{mutant.told().partition(chr(10))[0]}  {by}" if came == "found" else mutant.told()
             print(f"{number:4} {came:8} {time.monotonic() - begun:5.1f} s  {place}", flush=True)
-    print(f"{alive} of {len(some)} survive")
+    print(f"{alive} of {len(some)} mutants survive")
     return int(alive > 0)
 
 

@@ -1,11 +1,15 @@
-"""Writes kvcalc/library/huggingface/defaults.json: what the installed transformers takes for a key that a config leaves out.
+"""Write kvcalc/library/huggingface/defaults.json: the values that the installed transformers uses for missing
+keys of a config.
 
-For each model type with a causal language model, or whose config is the text part of another: the class defaults of the
-keys that may say something about sizes, the older spellings of keys, and what further keys it has (`more`). A default that
-transformers derives from other keys (a head size, a list of layer types) is left out, for a file's own keys decide it. For
-types with a text part: its type, whether the whole ties its embeddings unless told (`tied`), whether it does where the part
-alone says so (`either`), and what it takes for keys of that part otherwise than the part's own type (`part`). `*` lists all
-other types, which are refused rather than guessed.
+The file has an entry for each model type with a causal language model, and for each type whose config is the
+text part of another type. An entry has the class defaults of keys that may determine sizes, the older
+spellings of keys, and the names of other keys (`more`). A default that transformers derives from other keys
+(a head size, a list of layer types) is left out, because the other keys of a file determine it.
+
+An entry of a type with a text part also has the type of the text part, whether the whole model ties its
+embeddings by default (`tied`), whether it ties them if only the text part says so (`either`), and defaults
+that differ from the defaults of the text part's own type (`part`). `*` lists all other types, which kvcalc
+refuses.
 
     python tests/oracle/defaults.py [FILE]      (needs the extra `oracle`)
 """
@@ -48,7 +52,7 @@ TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", 
 
 
 def instance(cls: Any) -> Any:
-    """A config of all defaults, or None where the class has none."""
+    """Return a config with all defaults, or None if the class cannot be built without arguments."""
     try:
         return cls()
     except Exception:
@@ -56,7 +60,7 @@ def instance(cls: Any) -> Any:
 
 
 def signature(cls: Any) -> dict[str, Any]:
-    """The defaults as the class states them, before it derives one from another."""
+    """Return the defaults in the class's signature, before transformers derives values from other values."""
     found = {}
     for field in dataclasses.fields(cls):
         default = field.default
@@ -67,7 +71,7 @@ def signature(cls: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it; None for what JSON has not."""
+    """Return `value` as a JSON value; None if JSON cannot express it."""
     try:
         return json.loads(json.dumps(value))
     except TypeError:
@@ -75,7 +79,7 @@ def plain(value: Any) -> Any:
 
 
 def defaults(cls: Any, config: Any, everywhere: set[str]) -> dict[str, Any]:
-    """The class defaults of keys that may say something about sizes."""
+    """Return the class defaults of keys that may determine sizes."""
     stated, found = signature(cls), {}
     values = {k: v for k, v in config.to_dict().items() if k not in everywhere and not k.startswith("_") and k != "model_type"}
     for alias in cls.attribute_map:
@@ -92,7 +96,7 @@ def defaults(cls: Any, config: Any, everywhere: set[str]) -> dict[str, Any]:
 
 
 def own_defaults(cls: Any, part: Any) -> dict[str, Any]:
-    """What a class itself takes for keys that its text part leaves out, where it takes anything."""
+    """Return the defaults that a class sets for keys of its text part."""
     stated = getattr(getattr(cls, "sub_configs_defaults", {}).get("text_config"), "init_kwargs", None) or {}
     try:
         taken = cls(text_config={"model_type": part.model_type, "bos_token_id": 1}).text_config.to_dict()
@@ -103,7 +107,7 @@ def own_defaults(cls: Any, part: Any) -> dict[str, Any]:
 
 
 def either(cls: Any, text: str) -> bool:
-    """Whether a class ties the head that its text part ties, although the whole is told not to."""
+    """Return whether a class ties the head if its text part says so and the whole config does not."""
     try:
         config = cls(text_config={"model_type": text, "tie_word_embeddings": True}, tie_word_embeddings=False)
     except Exception:
@@ -112,20 +116,20 @@ def either(cls: Any, text: str) -> bool:
 
 
 def declared(cls: Any, config: Any) -> set[str]:
-    """Every key that the class has, of those that may stand for parameters."""
+    """Return all keys of the class that may determine parameters."""
     names = {*signature(cls), *cls.attribute_map.values(), *(config.to_dict() if config else ())}
     return {name for name in names if may_carry_weights(name)}
 
 
 def keeps(key: str, value: Any) -> bool:
-    """Whether a default belongs into the file."""
+    """Return whether a default belongs in the file."""
     if key in DERIVED or (isinstance(value, dict) and key not in NESTED) or (isinstance(value, str) and len(value) > 60):
         return False
     return bool(SIZES.search(key)) or not NOISE.search(key)
 
 
 def text_parts(config: Any) -> dict[str, Any]:
-    """The configs of language models inside a config, by the path of keys that leads to them."""
+    """Return the configs of language models inside a config, by the path of their keys."""
     found = {}
     for key in config.sub_configs:
         part = getattr(config, key, None)
@@ -137,7 +141,7 @@ def text_parts(config: Any) -> dict[str, Any]:
 
 
 def table() -> dict[str, dict[str, Any]]:
-    """The whole file."""
+    """Return the contents of the file."""
     keep = {"tie_word_embeddings", "is_encoder_decoder", "add_cross_attention", "is_decoder", "num_beams"}
     everywhere = set(PreTrainedConfig().to_dict()) | set(transformers.GenerationConfig().to_dict()) | {"transformers_version"}
     everywhere -= keep

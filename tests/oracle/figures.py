@@ -1,9 +1,10 @@
-"""Writes figures.json: every causal-LM type by its class defaults, with the parameters that transformers itself counts.
+"""Write figures.json: the parameters that transformers counts for each causal-LM type with its class defaults.
 
-Beside them the keys that a config.json has to give, as width and depth have no default, and the bytes of the cache after two
-prompts, which `pytest -m oracle` holds against the cache that transformers leaves. The ordinary tests read the file.
+The file also has the keys that a config.json must give, because width and depth have no default, and the
+bytes of the cache after two prompts. The ordinary tests compare kvcalc with this file; `pytest -m oracle`
+compares the cache with transformers.
 
-    python tests/oracle/figures.py [TYPE …]      (needs the extra `oracle`; a quarter of an hour for all)
+    python tests/oracle/figures.py [TYPE …]      (needs the extra `oracle`; 15 minutes for all types)
 """
 
 import json
@@ -25,14 +26,15 @@ GIVEN = (
 
 
 def given(config: dict[str, Any]) -> dict[str, Any]:
-    """Width and depth of a config, or of the text part where it has them alone."""
+    """Return width and depth of a config, or of its text part if only the text part has them."""
     found = {key: config[key] for key in GIVEN.split() if key in config}
     text = config.get("text_config")
     return found if found or not isinstance(text, dict) else {"text_config": given(text)}
 
 
 def keys_of(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The fewest keys of a config that give its model: width and depth, or all numbers, lists and parts."""
+    """Return the smallest set of keys from which kvcalc reads the model: width and depth, or all numbers, lists
+    and parts."""
     whole = model_from(config, "config.json", model_type)
     few = given(config) | MISSING.get(model_type, {})
     try:
@@ -48,7 +50,7 @@ def keys_of(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(model_type: str) -> dict[str, Any]:
-    """keys, parameters and the cache's bytes by the tokens of a prompt."""
+    """Return the keys, the parameters, and the bytes of the cache by prompt length."""
     config = default_config(model_type)
     model = model_from(config, "config.json", model_type)
     lengths = lengths_of(model, model_type)

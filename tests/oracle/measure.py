@@ -1,7 +1,8 @@
-"""What transformers itself says of a causal language model: its parameters and what its cache holds. No formula is involved.
+"""Count the parameters of a causal language model and the contents of its cache with transformers. No formula is
+involved.
 
-The model is built on torch's `meta` device, where nothing has data and size does not matter: parameters are counted on it, and
-a forward pass with `use_cache=True` leaves a cache whose tensors are looked at.
+The model is built on torch's `meta` device, where tensors have no data and size does not matter. Its
+parameters are counted. A forward pass with `use_cache=True` then leaves a cache, whose tensors are counted.
 """
 
 import contextlib
@@ -44,7 +45,8 @@ class Layer(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """parameters, and the cache by prompt length; `kernels`: columns of the model's convolutions."""
+    """Parameters, tensors of the cache by prompt length, and in `kernels` the columns of the model's
+    convolutions."""
 
     parameters: int
     caches: dict[int, list[Layer]]
@@ -53,7 +55,8 @@ class Measured(NamedTuple):
 
 
 def measure(config: dict[str, Any], lengths: tuple[int, ...]) -> Measured:
-    """The parameters of the language model in a config.json, and its cache after prompts of these lengths."""
+    """Return the parameters of the language model in a config.json, and its cache after prompts of these
+    lengths."""
     text, whole = load(config)
     model, parts = build(text, whole)
     found = {id(p): p for part in parts for name, p in part.named_parameters() if not OTHER.search(name)}
@@ -70,7 +73,7 @@ def measure(config: dict[str, Any], lengths: tuple[int, ...]) -> Measured:
 
 
 def load(config: dict[str, Any]) -> tuple[Any, Any]:
-    """(the config of the language model, that of the whole file)."""
+    """Return the config of the language model, and the config of the whole file."""
     config = copy.deepcopy(config)
     inner = config.get("text_config") or {}
     for part in (config, inner):
@@ -91,7 +94,7 @@ def load(config: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def causal_class(config: Any) -> Any:
-    """The causal-LM class whose own config this is, not that of a multimodal model around it; or None."""
+    """Return the causal-LM class of this config, not the class of a multimodal model that contains it; or None."""
     own = CAUSAL.get(config.model_type)
     for name in [own, *CAUSAL.values()]:
         cls = getattr(transformers, name, None) if name and "ConditionalGeneration" not in name else None
@@ -101,7 +104,7 @@ def causal_class(config: Any) -> Any:
 
 
 def build(text: Any, whole: Any) -> tuple[Any, list[Any]]:
-    """(model on the meta device, the modules to count)."""
+    """Return the model on the meta device, and the modules to count."""
     with no_data():
         if kind := causal_class(text):
             model = kind._from_config(text, dtype=torch.bfloat16, attn_implementation="eager").eval()
@@ -113,9 +116,10 @@ def build(text: Any, whole: Any) -> tuple[Any, list[Any]]:
 
 @contextlib.contextmanager
 def no_data(model: Any = None) -> Iterator[list[int]]:
-    """On `meta` there is no data to route by: what would be read is zero, and routed experts hand back rows of their width.
+    """Replace functions that need data, which the `meta` device does not have.
 
-    Yields a list that gets the layers whose cache is given one tensor as keys and as values.
+    Values that would be read are zero, and routed experts return rows of their width. Yields a list that
+    collects the layers that store one tensor as both keys and values.
     """
 
     def experts(self: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -153,7 +157,7 @@ def no_data(model: Any = None) -> Iterator[list[int]]:
 
 
 def forward(model: Any, tokens: int) -> tuple[Any, bool]:
-    """(the cache that a prompt leaves, whether one tensor is stored as keys and as values)."""
+    """Return the cache after a prompt, and whether some layer stores one tensor as both keys and values."""
     own = DynamicCache(config=model.config) if model.config.model_type == "recurrent_gemma" else None  # hands none back
     rows = model.num_codebooks if "Musicgen" in type(model).__name__ else 1
     for bare in (False, True):  # some old decoders size their cache from the encoder's depth: those get one that grows
@@ -169,7 +173,7 @@ def forward(model: Any, tokens: int) -> tuple[Any, bool]:
 
 
 def layers_of(cache: Any, model: Any) -> list[Any]:
-    """The cache layer by layer, wherever a model keeps it."""
+    """Return the cache by layer, wherever the model stores it."""
     if any(hasattr(m, "conv1d_state") for m in model.modules()):  # RecurrentGemma keeps its state in its modules
         blocks = [layer.temporal_block for layer in model.model.layers]
         states = [
@@ -187,7 +191,7 @@ def layers_of(cache: Any, model: Any) -> list[Any]:
 
 
 def tensors_of(thing: Any, name: str = "", seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Every floating tensor inside a cache layer, whatever it is made of, without the batch."""
+    """Yield all floating-point tensors inside a cache layer of any type, without the batch axis."""
     seen = set() if seen is None else seen
     if id(thing) in seen or isinstance(
         thing, str | int | float | PreTrainedConfig | nn.Module | torch.dtype | torch.device | type

@@ -1,8 +1,9 @@
-"""Every causal-LM type of the installed transformers, by its class defaults: kvcalc says what transformers itself counts.
+"""Compare kvcalc with transformers for every causal-LM type of the installed transformers, with its class
+defaults.
 
-Opt-in, for whoever maintains kvcalc: `pip install -e '.[oracle]' && pytest -m oracle`. A type that a new release of transformers
-brings fails here until it has an entry in kvcalc/library/huggingface/types; `defaults.py` refreshes the class defaults, and
-`figures.py` what the ordinary tests hold every type to.
+For maintainers: `pip install -e '.[oracle]' && pytest -m oracle`. A new type in a release of transformers
+fails here until kvcalc/library/huggingface/types has an entry for it. `defaults.py` updates the class
+defaults. `figures.py` updates the figures that the ordinary tests use.
 """
 
 import json
@@ -64,7 +65,7 @@ def names() -> list[str]:
 
 
 def default_config(model_type: str) -> dict[str, Any]:
-    """The class's own defaults, as a config.json has them, with what they lack."""
+    """Return the class's defaults as a config.json, with the keys that have no default."""
     from transformers import AutoConfig
 
     found = AutoConfig.for_model(model_type, **MISSING.get(model_type, {})).to_dict()
@@ -73,16 +74,17 @@ def default_config(model_type: str) -> dict[str, Any]:
 
 
 def lengths_of(model: Model, model_type: str) -> tuple[int, int]:
-    """Tokens of a short prompt, and of one beyond every window."""
+    """Return the tokens of a short prompt, and of a prompt that is longer than every window."""
     limits = sorted({e.limit for layer in model.kinds.values() for e in layer.entries if e.grows and 0 < e.limit <= 8192})
     return 17, 64 if model_type in SHORT else min(model.max_context or 8192, (limits[-1] if limits else 512) + 64)
 
 
 def accepted(measured: Any, tokens: int) -> set[int]:
-    """Bytes that count as right, with what the reference code holds otherwise than an engine must put right.
+    """Return the bytes of the cache that count as correct, adjusted for differences between transformers and
+    engines.
 
-    A full window lacks one token there; a convolution keeps `kernel` columns, of which kernel − 1 are needed; recurrent states
-    are float32, the model's dtype, or what they are.
+    In transformers, a full window lacks one token. A convolution stores `kernel` columns, of which kernel − 1
+    are needed. Recurrent states are in float32, in the model's dtype, or in another dtype.
     """
     totals = set()
     for spare in (0, 1):
