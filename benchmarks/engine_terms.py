@@ -33,7 +33,7 @@ NAMES = ("glue_us", "skew_us", "step_us", "sequence_us", "prompts")
 BASE = np.array([5.0, 1.0, 100.0, 10.0, 1.1])
 MOVED = np.array([10.0, 3.0, 500.0, 25.0, 0.2])
 TYPICAL, SPREAD = np.array([5.0, 0.0, 0.0, 0.0, 1.0]), np.array([15.0, 6.0, 1500.0, 40.0, 0.35])
-PULL, FIRST, MOST = 0.02, 0.3, 1.0  # weight of the penalty, weight of TTFT, and the largest logarithm of an error that counts in full
+PULL, FIRST, MOST = 0.02, 0.3, 1.0  # weights of penalty and TTFT, largest logarithm of an error
 LAUNCHES = (0.0, 800.0, 1600.0, 2800.0)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import Line
 
 RUNS = 11
-ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # an installed package has compiled bytecode
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}  # as after installation
 COMPLETION = {"_KVCALC_COMPLETE": "complete_bash", "COMP_WORDS": "kvcalc size llama-3.1", "COMP_CWORD": "2"}
 YARDSTICK = """\
 from pathlib import Path

@@ -184,18 +184,20 @@ class DeploymentTimer:
         self.groups = group_stage_variants(deployments)
 
     def times(self, lengths: RequestLengths, capacity: Array) -> tuple[Array, Array, Array]:
-        """Return the seconds of requests of these lengths; NaN if unknown.
+        """Return TTFT, TPOT and end-to-end times of requests in seconds; NaN if unknown.
 
-        Whole answers are timed only for counts that fit, because each of their tokens takes a step.
+        All steps of an answer are timed only for numbers of sequences that fit, because this takes
+        long.
 
         Args:
             capacity: Sequences that fit, by deployment and by number of sequences per replica
                 [deployments, counts].
 
         Returns:
-            TTFT of one prompt on an idle replica [deployments]. TPOT, which is a decode step or the
-            mean step of an answer [deployments, counts]. End-to-end time of one prompt for each
-            sequence, and of all steps [deployments, counts]; NaN if the output length is unknown.
+            TTFT of one prompt on an idle replica [deployments]. TPOT, the time of a decode step or
+            of the mean step of an answer [deployments, counts]. End-to-end time [deployments,
+            counts]: the prompts of all sequences and all steps; NaN if the output length is
+            unknown.
         """
         import numpy as np
 

@@ -114,8 +114,10 @@ def attention_records(
 
 
 def usual_variants(model: Model) -> str:
-    """Return the default variants: MHA, the model's own attention (GQA if that is MHA), MQA, MLA
-    and DSA."""
+    """Return the default variants: MHA, the model's own attention, MQA, MLA and DSA.
+
+    For a model with MHA, GQA replaces the second variant.
+    """
 
     def differs(name: str) -> bool:
         return variant(model, name).model.attention != model.attention

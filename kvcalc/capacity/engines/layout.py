@@ -246,12 +246,14 @@ class CacheLayout:
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return the sequences in the pool as a fraction: pool ÷ bytes of one sequence."""
+        """Return the number of sequences that the pool stores, as a fraction: pool ÷ bytes of one
+        sequence."""
         size = self.needed(1, length)
         return self.pool(budget) / size if size else 0.0
 
     def tokens(self, budget: int, length: int) -> int:
-        """Return the tokens in the pool, in sequences of `length`."""
+        """Return the number of tokens that the pool stores if all sequences have `length`
+        tokens."""
         return int(self.concurrency(budget, length) * length)
 
     def request_pool(self, budget: int) -> int:

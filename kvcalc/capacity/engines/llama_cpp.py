@@ -253,15 +253,23 @@ class LlamaCpp(CacheLayout):
         self.demands = [demand for demand in demands if demand.unit]
 
     def cells(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the cells of layers without a window: n · pad(L); unified pad(n · L), with a
-        common prefix once."""
+        """Return the number of cells in layers without a window, for n sequences of L tokens.
+
+        It is n · pad(L), or pad(n · L) if the cache is unified, with a common prefix counted once.
+        pad rounds up to a multiple of 256.
+        """
         if not self.is_unified:
             return sequences * _pad(length)
         common = min(shared, length)
         return _pad(common + sequences * (length - common))
 
     def window_cells(self, sequences: int, length: int) -> int:
-        """Return n · min(pad(L), pad(W + ubatch)); unified min(pad(n · L), pad(W · n + ubatch))."""
+        """Return the number of cells in layers with a window of W tokens, for n sequences of L
+        tokens.
+
+        It is n · min(pad(L), pad(W + ubatch)), or min(pad(n · L), pad(W · n + ubatch)) if the cache
+        is unified.
+        """
         if not self.is_unified:
             return sequences * min(_pad(length), _pad(self.limit + self.ubatch))
         return min(_pad(sequences * length), _pad(self.limit * sequences + self.ubatch))

@@ -206,7 +206,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
 
 
 def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
-    """Return the fields of an embedder or reranker. A classifier follows the pooled token.
+    """Return the fields of an embedder or reranker, including the classifier of a reranker.
 
     Source: transformers' modelling code. Encoders have a dense layer before the classifier.
     ModernBERT has a norm instead of the layer's bias, with as many elements.
