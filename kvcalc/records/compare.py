@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, TextOrNull
 from kvcalc.records.roofline import PassTotalRecord
 from kvcalc.records.size import DeploymentRecord, MemoryRecord, SizeRecord, TimeBasisRecord
 
@@ -11,14 +11,14 @@ class QualityRecord(TypedDict):
     """The keys about the published quality of an attention variant."""
 
     head_diversity: Annotated[
-        TextOrNull, "how different keys and values of the heads can be; null if unknown"
+        TextOrNull,
+        "how different keys and values of the heads can be; null if unknown",
+        "heads",
     ]
     quality_share: Annotated[
         FloatOrNull,
-        Figure(
-            "published score ÷ score with 16 bits; null if nobody measured this model",
-            unit="share",
-        ),
+        "published score ÷ score with 16 bits; null if nobody measured this model",
+        "quality",
     ]
     quality: Annotated[TextOrNull, "published quality of the variant; null if unknown"]
     trades: Annotated[TextOrNull, "gains and losses of the variant; null if unknown"]

@@ -23,8 +23,15 @@ WORDING = {
     "batch_size": "batch {:,}",
     "details": "{}",
 }
+RANKS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
 DEPLOYMENT = tuple(WORDING)[:7]
 SERVER = tuple(WORDING)[:10]
+
+
+def split_words(record: Mapping[str, Any]) -> str:
+    """Return the parallelism of a replica: tp 2 pp 2; '' on one GPU."""
+    sizes = {name: record.get(f"{kind}_parallel_size", 1) for name, kind in RANKS.items()}
+    return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
 class Sides(NamedTuple):

@@ -50,14 +50,14 @@ class Axis(NamedTuple):
 
     Attributes:
         title: Quantity and unit.
-        log: Whether the axis is logarithmic.
         tick: Function that formats a value.
+        log: Whether the axis is logarithmic.
         shown: Values that the axis must include.
     """
 
     title: str
-    log: bool = True
     tick: Callable[[float], str] = str
+    log: bool = True
     shown: Sequence[float] = ()
 
 
@@ -181,9 +181,9 @@ def si_tick(unit: str = "") -> Callable[[float], str]:
     return lambda value: format_si(value, unit)
 
 
-CONTEXT_AXIS = Axis("context, tokens", tick=tokens_tick)
-INTENSITY_AXIS = Axis("intensity, FLOP per byte", tick=plain_tick)
-FLOPS_AXIS = Axis("FLOP/s", tick=si_tick("FLOP/s"))
+CONTEXT_AXIS = Axis("context, tokens", tokens_tick)
+INTENSITY_AXIS = Axis("intensity, FLOP per byte", plain_tick)
+FLOPS_AXIS = Axis("FLOP/s", si_tick("FLOP/s"))
 
 
 def bar_chart(
@@ -211,7 +211,7 @@ def bar_chart(
     series = [Series(name, (), [*map(float, ys)], "bar") for name, ys in parts.items()]
     series[-1] = series[-1]._replace(labels=labels)
     levels = [limit(name, value) for name, value in (limits or {}).items()]
-    axis = Axis("", log=False, tick=tick)
+    axis = Axis("", tick, log=False)
     return Chart(title, subtitle, axis, axis, [*series, *levels], [*names])
 
 

@@ -78,8 +78,8 @@ def generation_chart(records: Sequence[Record]) -> Chart:
         series.append(Series(name, lengths, record["token_s"], colour=number))
         series.append(Series(f"{name}: predicted", lengths, predicted, "dashed", colour=number))
     subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}"
-    x = Axis("tokens so far", log=False, tick=whole_tick)
-    y = Axis("time", tick=seconds)
+    x = Axis("tokens so far", whole_tick, log=False)
+    y = Axis("time", seconds)
     return Chart(f"{first['model']}: time per token", subtitle, x, y, series)
 
 
@@ -113,8 +113,7 @@ def predicted_against_measured(
     ends = [min(values), max(values)]
     exact = Series("exact", ends, ends, "quiet")
     x, y = (
-        Axis(name, tick=lambda value: seconds(value / 1e6))
-        for name in ("measured", "predicted")
+        Axis(name, lambda value: seconds(value / 1e6)) for name in ("measured", "predicted")
     )
     if len(series) < 2:
         return Chart(title, subtitle, x, y, [*series, exact])
@@ -252,7 +251,7 @@ def front_chart(answer: "BestConfigs") -> Chart:
     return Chart(
         title=f"{model} for {requirement_words(answer.need)}".removeprefix(" for "),
         subtitle=f"{sentence(answer)} {POINTS}; {basis}",
-        x=Axis("TPOT", tick=seconds),
+        x=Axis("TPOT", seconds),
         y=Axis(
             f"tokens/s per {'price of an hour' if answer.prices else 'GPU'}", tick=plain_tick
         ),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kvcalc.serving.server import SimulationResult
     from kvcalc.timing.deployment import TimedDeployment
 
-BATCH_AXIS = Axis("concurrent sequences", tick=tokens_tick)
+BATCH_AXIS = Axis("concurrent sequences", tokens_tick)
 
 
 def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> Chart:
@@ -79,8 +79,8 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
             ],
         )
         for title, axis, key in (
-            ("Time per token over the batch", Axis("TPOT", tick=seconds), "tpot_s"),
-            ("Tokens per second", Axis("tokens/s", tick=whole_tick), "output_tokens_per_s"),
+            ("Time per token over the batch", Axis("TPOT", seconds), "tpot_s"),
+            ("Tokens per second", Axis("tokens/s", whole_tick), "output_tokens_per_s"),
         )
     )
     notes = time_note([record for curve in curves for record in curve.records]) + undrawn
@@ -107,8 +107,8 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
     return Chart(
         "Speed-up by speculative decoding",
         f"{common}, draft {drafts}; {load}; times: {bases}{undrawn}",
-        Axis("acceptance rate of a draft token", log=False, tick=percent),
-        Axis("speed-up", log=False, tick=ratio),
+        Axis("acceptance rate of a draft token", percent, log=False),
+        Axis("speed-up", ratio, log=False),
         [*gains, limit("plain decode", 1.0)],
     )
 
@@ -205,9 +205,9 @@ def load_chart(records: Sequence[Record]) -> Chart:
             if any(values) and None not in values:
                 charts.append(bar_chart(title, "", servers, values, tick))
         return joined([charts[0]._replace(subtitle=about), *charts[1:]])
-    x = Axis("requests per second", tick=plain_tick)
+    x = Axis("requests per second", plain_tick)
     if loads != "rate":
-        x = Axis("clients", tick=tokens_tick)
+        x = Axis("clients", tokens_tick)
     x = x._replace(log=max(places) > LOG_RANGE * min(places))
     is_detailed = len(servers) <= MAX_DETAILED
     charts = []
@@ -215,11 +215,11 @@ def load_chart(records: Sequence[Record]) -> Chart:
         percentiles = PERCENTILES if is_detailed else PERCENTILES[-1:]
         keys = {f"p{p}": f"{figure}_p{p}_s" for p in percentiles}
         about_times = "" if is_detailed else "99th percentile"
-        y = Axis("", tick=seconds)
+        y = Axis("", seconds)
         charts.append(Chart(title, about_times, x, y, _over_load(servers, keys)))
     for title, key, tick in FIGURES[:2]:
         if all(r.get(key) for r in served):
-            y = Axis("", log=False, tick=tick)
+            y = Axis("", tick, log=False)
             charts.append(Chart(title, "", x, y, _over_load(servers, {"": key})))
     subtitle = "; ".join(filter(None, [charts[0].subtitle, about]))
     charts[0] = charts[0]._replace(subtitle=subtitle)
@@ -282,11 +282,11 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
         Series("cache allocated", xs, allocated, colour=0),
         Series("cache used", xs, used, colour=1),
     ]
-    x = Axis("time", log=False, tick="{:.3g} s".format)
+    x = Axis("time", "{:.3g} s".format, log=False)
     shares = f"shares of the KV cache budget; {about}"
     if waste is not None:
         shares += f"; {waste:.1%} of the allocated cache without a token"
-    y = Axis("", log=False, tick=percent)
+    y = Axis("", percent, log=False)
     memory = Chart("Cache allocated and used", shares, x, y, cache)
     limit = f"at most {run.limits.max_num_seqs:,}"
     y = y._replace(tick=whole_tick)

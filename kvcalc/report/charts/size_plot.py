@@ -25,7 +25,7 @@ from kvcalc.report.text.tables import ratio as ratio_text
 if TYPE_CHECKING:
     from kvcalc.planning.sweeps import CacheCurve, GenerationWork, SparseReads
 
-CACHE_AXIS = Axis("KV cache", tick=bytes_tick)
+CACHE_AXIS = Axis("KV cache", bytes_tick)
 
 
 def cache_vs_context(
@@ -117,7 +117,7 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
                 f"{ratio_text(ys[-1] / ys[0])} the KV cache"
             )
     subtitle = f"stored bytes of one sequence, {_cache_dtypes(ranked)}"
-    parameters = Axis("parameters", tick=_parameters_tick)
+    parameters = Axis("parameters", _parameters_tick)
     return Chart(title, subtitle, parameters, CACHE_AXIS, series)
 
 
@@ -153,7 +153,7 @@ def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:
     """
     charts = []
     write = si_tick("FLOP")
-    x = Axis("length, tokens", log=False, tick=whole_tick, shown=(0,))
+    x = Axis("length, tokens", whole_tick, log=False, shown=(0,))
     for work in works:
         last = work.lengths[-1]
         uncached, cached = work.uncached_flops[-1], work.cached_flops[-1]
@@ -164,7 +164,7 @@ def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:
         )
         ratio = f"token {last:,} takes {ratio_text(uncached / cached)} the work"
         share = f", one GPU of {work.gpus}" if work.gpus > 1 else ""
-        y = Axis(f"FLOP per token{share}", log=False, tick=write, shown=(0,))
+        y = Axis(f"FLOP per token{share}", write, log=False, shown=(0,))
         panels = (
             (
                 f"Without a KV cache, {ratio}",
@@ -236,5 +236,5 @@ def sparse_reads_chart(reads: "SparseReads") -> Chart:
         length = f"{tokens_tick(last)} tokens"
         title = f"Sparse attention reads {ratio:.1f}× fewer bytes than MLA at {length}"
     subtitle = f"bytes read per layer and decode step; cache {reads.sparse.kv_cache_dtype}"
-    y_axis = Axis("bytes read per layer", tick=bytes_tick)
+    y_axis = Axis("bytes read per layer", bytes_tick)
     return Chart(title, subtitle, CONTEXT_AXIS, y_axis, series)

@@ -11,23 +11,19 @@ from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.row_names import alike, shared_words, sides
-from kvcalc.report.text.fit_text import marked_columns, memory_notes, memory_sentences
+from kvcalc.report.text.fit_text import marked_columns, memory_sentences
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     answer_sentence,
-    budget_warning,
     columns,
-    distinct_notes,
     fitting,
     footnotes,
-    memory_warning,
-    node_notes,
+    pass_details,
+    pass_notes,
     percent,
     predictions_first,
     ratio,
     seconds,
-    time_details,
-    time_footnotes,
     variant_name,
 )
 from kvcalc.timing.deployment import TimedDeployment
@@ -137,13 +133,6 @@ class CompareRow(CompareRecord):
     """A record of `compare` with the time of its decode step: the prediction, or else the bound."""
 
     step_s: Annotated[float, "time of one decode step", "step"]
-    heads: Annotated[str | None, "diversity of the KV heads", "heads"]
-    measured_quality: Annotated[
-        str,
-        "share of the score with 16 bits, if measured on this model",
-        "quality",
-    ]
-    roofline_s: Annotated[float, "datasheet bound of the step", "at least"]
     intensity: Annotated[
         float | None, "flops ÷ bytes; null without traffic", "FLOP/B of the step"
     ]
@@ -153,12 +142,11 @@ COMPARE_COLUMNS = columns(
     CompareRow,
     "variant tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
     "kv_cache_bytes stored_reduction read_reduction step_s max_num_seqs attention_intensity "
-    "heads measured_quality ttft_s prefill_flops attention kv_cache_read_bytes "
-    "bytes_per_token parameters equal_weights_context equal_reads_context flops roofline_s "
+    "head_diversity quality_share ttft_s prefill_flops attention kv_cache_read_bytes "
+    "bytes_per_token parameters equal_weights_context equal_reads_context flops | roofline_s "
     "intensity bound",
     inputs="context batch_size kv_cache_dtype",
     optional="tensor_parallel_size dtype engine basis",
-    wide="roofline_s intensity bound",
 )
 
 
@@ -182,30 +170,17 @@ def compare_tables(
     shown = list(COMPARE_COLUMNS)
     if len(gpus) > 1:
         shown[1:1] = columns(CompareRow, "gpu")
-    fallbacks = distinct_notes(records, "fallback")
     none_fits = "No row fits in GPU memory." * (not fitting(records))
-    warnings = [budget_warning(records), memory_warning(records) or none_fits]
     details = [
         *dict.fromkeys(assumed),
         f"{reference}, one decode step on {', '.join(gpus)}.",
-        *time_details(records),
-        *node_notes(records),
-        *fallbacks,
+        *pass_details(records),
         *memory_sentences(records),
-        *memory_notes(records),
         *quality,
     ]
-    rows = [
-        {
-            **r,
-            "step_s": r["time_s"] or r["roofline_s"],
-            "heads": r["head_diversity"],
-            "measured_quality": percent(r["quality_share"]) if r["quality_share"] else "–",
-        }
-        for r in records
-    ]
+    rows = [{**r, "step_s": r["time_s"] or r["roofline_s"]} for r in records]
     equal = alike(records[: len(records) // len(deployments)], first, *LOAD)
-    notes = footnotes(*fallbacks, *warnings, *_intensity_notes(equal), *time_footnotes(records))
+    notes = footnotes(*pass_notes(records, none_fits, *_intensity_notes(equal)))
     return [
         Table(
             predictions_first(rows),

@@ -23,14 +23,13 @@ from kvcalc.records import JsonObject, Record
 from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.records.size import MemoryRecord
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
-from kvcalc.report.row_names import shared_words
+from kvcalc.report.row_names import shared_words, split_words
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     FORMATS,
     answer_sentence,
     columns,
     digits,
-    distinct_notes,
     plural,
     without_named_engine,
 )
@@ -40,15 +39,13 @@ COLUMNS = columns(
     FitRow,
     "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype requested_model_len "
     "required_users verdict missing_bytes max_num_seqs low_num_seqs unshared_num_seqs "
-    "offload_num_seqs longest kv_budget_bytes weight_bytes range max_concurrency "
+    "offload_num_seqs longest kv_budget_bytes weight_bytes | range max_concurrency "
     "activation_bytes overhead_bytes num_blocks blocks_per_request kv_tokens",
-    wide="range max_concurrency activation_bytes overhead_bytes num_blocks "
-    "blocks_per_request kv_tokens",
 )
 # columns that are shown only if their values differ
 VARIED = ("model", "tensor_parallel_size", "engine", "dtype", "kv_cache_dtype")
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
-PARALLELISM = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
 UTILIZATION_NAMES = {
     "vllm": "gpu_memory_utilization",
     "none": "gpu_memory_utilization",
@@ -207,9 +204,8 @@ def _missing_sentence(
 
 def place_of(record: Record) -> str:
     """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
-    sizes = {name: record[f"{kind}_parallel_size"] for name, kind in PARALLELISM.items()}
-    split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    return f"{record['gpus']}× {record['gpu']}" + (f" with {split}" if split else "")
+    split = split_words(record)
+    return f"{record['gpus']}× {record['gpu']}" + f" with {split}" * bool(split)
 
 
 def varied(records: Sequence[Record], key: str) -> bool:
@@ -223,7 +219,7 @@ def basis_line(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     if not varied(records, "engine"):
         words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
         words += _utilization(records)
-    return ", ".join(words).replace(" + ", "+")
+    return ", ".join(words)
 
 
 def format_words(records: Sequence[Record]) -> list[str]:
@@ -237,17 +233,7 @@ def _utilization(records: Sequence[Record]) -> list[str]:
     name = UTILIZATION_NAMES.get(records[0]["engine"])
     if not name:
         return [f"all {records[0]['utilization_of']} memory"]
-    return [f"{name} {_value_range(records, 'gpu_memory_utilization', 'g')}"]
-
-
-def _batched(records: Sequence[Record]) -> str:
-    return f"max_num_batched_tokens {_value_range(records, 'max_num_batched_tokens', ',')}"
-
-
-def _value_range(records: Sequence[Record], key: str, form: str) -> str:
-    """Return the value of all records, or the smallest and the largest."""
-    values = [r[key] for r in records]
-    return " to ".join(f"{value:{form}}" for value in dict.fromkeys((min(values), max(values))))
+    return shared_words(records, {"gpu_memory_utilization": f"{name} {{:g}}"})
 
 
 def _accuracy(result: Fit, num_configs: int) -> list[str]:
@@ -274,7 +260,7 @@ def _details(
 ) -> list[str]:
     """Return the notes for `--verbose`: settings, bytes of a request, transfers and memory."""
     first = records[0]
-    lines = [_batched(records)]
+    lines = shared_words(records, BATCHED)
     lines += cost_lines(next((r for r in records if len(r["breakpoints"]) > 1), first))
     lines += placement_lines(first)
     lines += [note for f in fits for note in f.notes]
@@ -392,11 +378,6 @@ def _memory_sentence(record: Record, some_fit: bool) -> str:
     return f"{requests} {need}, but {place} has {format_bytes(budget)} for the cache."
 
 
-def memory_notes(records: Sequence[Record]) -> list[str]:
-    """Return the reasons why an engine has no budget, one line for each."""
-    return [f"no KV cache budget: {text}" for text in distinct_notes(records, "memory_note")]
-
-
 def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
     """Return the columns, with `fits` after the inputs if some batch does not fit."""
     table_columns = without_named_engine(records, columns)
@@ -478,7 +459,13 @@ def matrix_table(records: Sequence[Record]) -> Table:
     notes = [
         "",
         "Cells: free KV cache per GPU, negative if it does not fit; contexts: 4k is 4,096 tokens",
-        ", ".join([f"engine {first['engine']}", *_utilization([first]), _batched([first])]),
+        ", ".join(
+            [
+                f"engine {first['engine']}",
+                *_utilization([first]),
+                *shared_words([first], BATCHED),
+            ]
+        ),
     ]
     return Table(list(rows.values()), table_columns, title, notes)
 

@@ -12,6 +12,7 @@ from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
+from kvcalc.report.row_names import split_words
 from kvcalc.report.text.fit_text import format_words, is_measured_on
 from kvcalc.report.text.table_layout import MAX_NOTES, Table
 from kvcalc.report.text.tables import (
@@ -41,11 +42,10 @@ PLAN_COLUMNS = columns(
     PlanRow,
     "model users rate context gpu total_gpus split replicas prefill_replicas draft "
     "num_speculative_tokens dtype kv_cache_dtype cost_per_hour cost_per_million_tokens tpot_s "
-    "ttft_s max_users energy_per_token_j tokens_per_s_per_gpu reason max_num_seqs "
+    "ttft_s max_users energy_per_token_j tokens_per_s_per_gpu reason | max_num_seqs "
     "total_tokens_per_s nodes pareto",
     inputs="model users rate context replicas prefill_replicas draft num_speculative_tokens "
     "dtype kv_cache_dtype",
-    wide="max_num_seqs total_tokens_per_s nodes pareto",
 )
 
 
@@ -107,16 +107,9 @@ def _row(record: Mapping[str, Any]) -> JsonObject:
     return {
         **record,
         "prefill_replicas": record["prefill_replicas"] or None,
-        "split": _split(record) or "one GPU",
+        "split": split_words(record) or "one GPU",
         "max_users": None if capacity is None else capacity * record["replicas"],
     }
-
-
-def _split(record: Mapping[str, Any]) -> str:
-    """Return the parallelism of a replica in words: tp 2 pp 2."""
-    sizes = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
-    ranks = {short: record[f"{name}_parallel_size"] for short, name in sizes.items()}
-    return " ".join(f"{name} {size}" for name, size in ranks.items() if size > 1)
 
 
 def requirement_words(need: Requirement) -> str:
@@ -146,7 +139,7 @@ def deployment_words(candidate: Candidate) -> str:
         words.append(f"in {replicas} replica{'s' * (replicas > 1)}")
     if prefill:
         words.append(f"and {prefill} for prefill")
-    if split := _split(candidate_record(candidate)):
+    if split := split_words(candidate_record(candidate)):
         words.append(f"with {split}")
     if candidate.speculation:
         words.append(f"and draft {candidate.speculation.draft}")

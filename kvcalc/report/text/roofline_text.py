@@ -11,19 +11,16 @@ from kvcalc.planning.comparison import SHAPE
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.figures import Figure
 from kvcalc.records.roofline import AttentionRecord, OperatorRecord
-from kvcalc.report.text.fit_text import memory_notes, memory_sentences
+from kvcalc.report.text.fit_text import memory_sentences
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     answer_sentence,
-    budget_warning,
     columns,
-    distinct_notes,
     footnotes,
     kernel_seconds,
-    node_notes,
+    pass_details,
+    pass_notes,
     seconds,
-    time_details,
-    time_footnotes,
     whole,
 )
 from kvcalc.timing.deployment import TimedDeployment
@@ -37,9 +34,8 @@ class OperatorRow(OperatorRecord):
 
 ROOFLINE_COLUMNS = columns(
     OperatorRow,
-    "operator layer time_s share roofline_s bound intensity flops bytes count overhead shape "
-    "vector_flops weight_bytes cache_bytes activation_bytes",
-    wide="shape vector_flops weight_bytes cache_bytes activation_bytes",
+    "operator layer time_s share roofline_s bound intensity flops bytes count overhead | "
+    "shape vector_flops weight_bytes cache_bytes activation_bytes",
 )
 BYTE_KEYS = {
     "weights": "weight_bytes",
@@ -87,28 +83,17 @@ def pass_table(
     memory = memory_sentences([total])
     answer, brief = _answers(deployment, total)
     shares = [f"{name} {total[key] / total['bytes']:.1%}" for name, key in BYTE_KEYS.items()]
-    fallbacks = distinct_notes([total], "fallback")
     return Table(
         rows,
         _ordered_columns(records),
         memory[0] if memory else answer,
-        footnotes(
-            *fallbacks,
-            budget_warning([total]),
-            brief if memory else "",
-            *time_footnotes([total]),
-            turning,
-            reads,
-        ),
+        footnotes(*pass_notes([total], brief if memory else ""), turning, reads),
         details=[
             *([answer] if memory else []),
             *filter(None, (turning, reads)),
             f"bytes moved: {', '.join(shares)}",
             _assumptions(deployment),
-            *node_notes([total]),
-            *fallbacks,
-            *time_details([total]),
-            *memory_notes([total]),
+            *pass_details([total]),
         ],
     )
 
@@ -264,10 +249,9 @@ def hierarchy_table(gpu: Gpu) -> Table:
 ATTENTION_COLUMNS = columns(
     AttentionRecord,
     "gpu attention context batch_size kv_cache_dtype intensity to_knee bound roofline_s bytes "
-    "flops knee mla_form",
+    "flops | knee mla_form",
     inputs="gpu context batch_size",
     optional="kv_cache_dtype",
-    wide="knee mla_form",
 )
 
 

@@ -6,27 +6,29 @@ from msgspec.structs import replace
 
 from kvcalc.records import Record
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
-from kvcalc.records.size import DeploymentRecord
 from kvcalc.report.row_names import SERVER, alike, sides
-from kvcalc.report.text.fit_text import FITS, marked_columns, memory_notes, memory_sentences
+from kvcalc.report.text.fit_text import (
+    FITS,
+    marked_columns,
+    memory_sentences,
+    placement_lines,
+)
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     BOUND,
     answer_sentence,
-    budget_warning,
     columns,
     comparable,
     digits,
     distinct_notes,
     fitting,
     footnotes,
-    memory_warning,
-    node_notes,
+    pass_details,
+    pass_notes,
     plural,
     predictions_first,
     ratio,
     seconds,
-    time_details,
     time_footnotes,
     without_named_engine,
 )
@@ -40,38 +42,29 @@ NO_CACHE = columns(
     NoCacheRecord,
     "gpu batch_size input_len output_len no_cache_head no_cache_ttft_s no_cache_tpot_last_s "
     "tpot_last_s no_cache_e2e_s speedup no_cache_flops no_cache_redundant_flops_share "
-    "no_cache_token_projections no_cache_redundant_projections",
+    "| no_cache_token_projections no_cache_redundant_projections",
     inputs="gpu batch_size input_len output_len",
-    wide="no_cache_token_projections no_cache_redundant_projections",
 )
 
 
-DEPLOYMENT_COLUMNS = columns(
-    DeploymentRecord,
-    "model gpu tensor_parallel_size dtype kv_cache_dtype engine basis",
-    inputs="model gpu",
-    optional="tensor_parallel_size dtype kv_cache_dtype engine basis",
-)
-LATENCY = (
-    *DEPLOYMENT_COLUMNS,
-    *columns(
-        LatencyRecord,
-        "batch_size input_len output_len ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
-        "sequences_per_s cost_per_million_tokens flops bytes tpot_first_s tpot_last_s "
-        "energy_per_token_j",
-        inputs="batch_size input_len output_len",
-        wide="tpot_first_s tpot_last_s energy_per_token_j",
-    ),
+VARIANTS = "tensor_parallel_size dtype kv_cache_dtype engine basis"  # of a deployment
+LENGTHS = "batch_size input_len output_len"
+LATENCY = columns(
+    LatencyRecord,
+    f"model gpu {VARIANTS} {LENGTHS} ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
+    "sequences_per_s cost_per_million_tokens flops bytes | tpot_first_s tpot_last_s "
+    "energy_per_token_j",
+    inputs=f"model gpu {LENGTHS}",
+    optional=VARIANTS,
 )
 SPECULATION = (
-    *columns(LatencyRecord, "batch_size", inputs="batch_size"),
-    *columns(SpeculationRecord, "draft", inputs="draft"),
-    *columns(LatencyRecord, "input_len output_len", inputs="input_len output_len"),
+    *columns(LatencyRecord, LENGTHS, inputs=LENGTHS),
     *columns(
         SpeculationRecord,
-        "num_speculative_tokens acceptance_rate tokens_per_step speculative_tpot_s "
+        "draft num_speculative_tokens acceptance_rate tokens_per_step speculative_tpot_s "
         "speculative_speedup stops_paying_at_batch draft_s verify_s draft_weight_bytes "
         "draft_cache_bytes",
+        inputs="draft",
     ),
 )
 
@@ -88,20 +81,13 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     no_cache = [r for r in rows if r.get("no_cache_head")]
     drafted = any(r.get("draft") for r in records)
     has_ttft = all(r["ttft_s"] is not None for r in records)
-    notes = [
-        *distinct_notes(records, "fallback"),
-        budget_warning(records),
-        memory_warning(records),
-        "" if has_ttft else "No TTFT: the GPU's compute peak is unknown.",
-        *time_footnotes(records),
-    ]
+    notes = pass_notes(
+        records, "" if has_ttft else "No TTFT: the GPU's compute peak is unknown."
+    )
     details = [
         *short,
-        *time_details(records),
-        *node_notes(records),
-        *distinct_notes(records, "fallback"),
-        *_per_server(records, _offloaded),
-        *memory_notes(records),
+        *pass_details(records),
+        *_per_server(records, lambda record: "; ".join(placement_lines(record))),
         *["a speed-up below 1× means that drafting costs more than it saves"] * drafted,
     ]
     columns = marked_columns(records, LATENCY)
@@ -122,21 +108,6 @@ def _per_server(records: Sequence[Record], describe: Callable[[Record], str]) ->
     if len(names) == 1:
         return [text for text in names if text]
     return [f"{', '.join(servers)}: {text}" for text, servers in names.items() if text]
-
-
-def _offloaded(record: Record) -> str:
-    """Return a line on the time that reading weights from CPU memory takes."""
-    if not record["cpu_offload_bytes"]:
-        return ""
-    overlap = "parallel to" if record["basis"] == "datasheet" else "in addition to"
-    stored, read = (
-        format_bytes(record[f"cpu_offload_{key}"]) for key in ("bytes", "read_bytes")
-    )
-    time = f"{record['cpu_offload_basis']} {seconds(record['cpu_offload_s'])}"
-    return (
-        f"CPU memory stores {stored} of weights; a decode step reads {read} of them, {time} on "
-        f"the link, {overlap} the rest"
-    )
 
 
 def _latency_sentence(records: Sequence[Record]) -> str:
@@ -198,17 +169,15 @@ def _where(record: Record) -> str:
     return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
 
 
-SERVE = (
-    *DEPLOYMENT_COLUMNS,
-    *columns(
-        ServeRecord,
-        "policy cache rate max_concurrency prefix_hit_rate requests_per_s "
-        "throughput_tokens_per_s ttft_p50_s ttft_p99_s tpot_p50_s tpot_p99_s slo_attainment "
-        "cost_per_million_tokens diverges completed rejected preemptions mean_batch_size "
-        "tokens_per_step kv_peak kv_waste padding_waste queueing_mean_s e2e_p50_s",
-        inputs="policy cache rate max_concurrency prefix_hit_rate",
-        wide="e2e_p50_s",
-    ),
+LOAD = "policy cache rate max_concurrency prefix_hit_rate"
+SERVE = columns(
+    ServeRecord,
+    f"model gpu {VARIANTS} {LOAD} requests_per_s throughput_tokens_per_s ttft_p50_s ttft_p99_s "
+    "tpot_p50_s tpot_p99_s slo_attainment cost_per_million_tokens diverges completed rejected "
+    "preemptions mean_batch_size tokens_per_step kv_peak kv_waste padding_waste "
+    "queueing_mean_s | e2e_p50_s",
+    inputs=f"model gpu {LOAD}",
+    optional=VARIANTS,
 )
 CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
 NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
@@ -224,11 +193,9 @@ def serve_table(records: Sequence[Record], lengths_note: str = "") -> Table:
     hidden = {key for key in QUIET if not any(r[key] for r in rows)}
     plain: list[Record] = [{**r, "time_p90_error": None} for r in rows]
     details = [
-        *time_details(plain),
+        *pass_details(plain),
         *_per_server(rows, _accuracy),
         *_per_server(rows, _limits),
-        *node_notes(rows),
-        *distinct_notes(rows, "fallback"),
         *_per_server(rows, _disaggregated),
     ]
     if first["draft"]:

@@ -279,7 +279,10 @@ def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
         lines.append(f"{len(hidden)} more with --wide: {', '.join(hidden)}")
     if table.verbose:
         defined = [c for c in choice.shown[:count] if c.meaning and not c.is_input]
-        lines.append("; ".join(f"{c.title}: {c.meaning}" for c in defined))
+        meanings = [
+            f"{c.title}: {c.meaning}" for c in defined if not c.meaning.startswith(c.title)
+        ]
+        lines.append("; ".join(meanings))
     lines += [*table.notes[1:], *table.details]
     unique = [n for i, n in enumerate(lines) if not n or n not in (table.title, *lines[:i])]
     return [*table.notes[:1], *unique, *commands]

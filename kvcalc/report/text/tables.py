@@ -118,20 +118,19 @@ def columns(
     *,
     inputs: str = "",
     optional: str = "",
-    wide: str = "",
 ) -> tuple[Column, ...]:
     """Return the columns of a table of records.
 
     Args:
         record: The class of the records.
-        keys: Keys of the columns in the order of importance.
+        keys: Keys of the columns in the order of importance. Only `--wide` shows those after `|`.
         inputs: Keys of columns with inputs. If all rows have the same input, it becomes a note.
         optional: Keys of columns that are hidden if model and GPU determine the value.
-        wide: Keys of columns that only `--wide` shows.
     """
     figures = figures_of(record)
+    usual, _, wide = keys.partition("|")
     results = []
-    for key in keys.split():
+    for key in (usual + wide).split():
         figure = figures[key]
         results.append(
             Column(
@@ -210,12 +209,6 @@ def memory_warning(records: Sequence[Record]) -> str:
     return f"{count:,} of {len(records):,} rows do not fit in GPU memory."
 
 
-def budget_warning(records: Sequence[Record]) -> str:
-    """Return a sentence that the engine's rules give no budget; '' if there is a budget."""
-    unknown = any(r.get("memory_note") for r in records)
-    return "The KV cache budget of this engine is unknown for this model." if unknown else ""
-
-
 def time_footnotes(records: Sequence[Record]) -> list[str]:
     """Return lines on the basis of the times, on their accuracy, and on the reason why some times
     are bounds."""
@@ -257,6 +250,34 @@ def time_details(records: Sequence[Record]) -> list[str]:
     if bases and any(r["time_basis"] == BOUND for r in records):
         lines.append("Bounds are not ranked against predictions.")
     return lines
+
+
+def pass_notes(records: Sequence[Record], *more: str) -> list[str]:
+    """Return the notes of timed batches, the most important first.
+
+    Args:
+        records: Records of the batches.
+        more: Notes that are less important than those on memory, but more than the basis of times.
+    """
+    unknown = any(r.get("memory_note") for r in records)
+    return [
+        *distinct_notes(records, "fallback"),
+        "The KV cache budget of this engine is unknown for this model." * unknown,
+        memory_warning(records),
+        *more,
+        *time_footnotes(records),
+    ]
+
+
+def pass_details(records: Sequence[Record]) -> list[str]:
+    """Return further notes of timed batches, for `--verbose`."""
+    reasons = distinct_notes(records, "memory_note")
+    return [
+        *time_details(records),
+        *node_notes(records),
+        *distinct_notes(records, "fallback"),
+        *(f"no KV cache budget: {reason}" for reason in reasons),
+    ]
 
 
 def time_note(records: Sequence[Record]) -> str:
