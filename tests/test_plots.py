@@ -185,8 +185,8 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
     rows.write_text("gpu,framework,version,dtype,m,n,k,time_us,bound_us\n" "my CPU,torch,2,float32,64,4096,4096,20,10\n"
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
     chart = predicted_against_measured(*measured_times(rows))
-    assert [(s.xs, s.ys) for s in chart.series if s.label == "gemm"] == [((20.0,), (10.0,))]
-    assert chart.subtitle == "gemm.csv: 1 of 2 rows, of my CPU, predicted by a calibration, else by the bound"
+    assert chart.title == "gemm" and (chart.series[0].xs, chart.series[0].ys) == ((20.0,), (10.0,))
+    assert chart.over[1] == "gemm.csv: 1 of 2 rows, of my CPU, predicted by a calibration, else by the bound; the line: exact"
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
     rows.write_text("op,gpu,framework,num_gpus,bytes,dtype,time_us\nallreduce,nosuch,nccl,2,1024,bfloat16,20.0\n")
     code, _, err = kvcalc(f"plot measured --input {rows} --plot {tmp_path / 'none.svg'}")

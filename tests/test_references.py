@@ -32,6 +32,7 @@ def test_every_key_has_a_unit_and_a_meaning(kind: str) -> None:
     for figure in kinds()[kind].values():
         assert figure.unit in {*UNITS_OF_ENDINGS.values(), *UNITS_OF_TYPES.values(), *FORMATS} and figure.meaning, figure
         assert figure.nullable == ("null" in figure.meaning), figure
+        assert "{" in figure.format or figure.format in ("", *FORMATS), figure
 
 
 @pytest.mark.parametrize("kind", RECORD_CLASSES)

@@ -7,7 +7,6 @@ from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import (
     deployment_of,
     deployments_of,
-    models_of,
     remarks,
     split_sizes,
     typed_dimensions,
@@ -37,13 +36,12 @@ def run(
     dimensions: DimensionOptions,
 ) -> Answer:
     """Compare variants of a model's attention."""
-    changes = deploying[0].set_
     if not model and dimensions == DimensionOptions():
         raise UserError(
             "compare takes a model, or --layers, --heads, --kv-heads and --head-dim",
             "kvcalc compare llama-7b --variants mha,gqa:8",
         )
-    typed = typed_dimensions(dimensions, [model] if model else [], changes)
+    typed = typed_dimensions(dimensions, [model] if model else [], deploying[0].set_)
     if typed:
         from kvcalc.library.load import load_gpu
 
@@ -52,7 +50,7 @@ def run(
             deployment_of(layers, gpu, option) for option in split_sizes(deploying, [layers])
         ]
     else:
-        deployments = deployments_of(models_of([model], changes), deploying)
+        deployments = deployments_of([model], deploying)
     return compare_answer(deployments, compared.variants, shapes, is_typed=bool(typed))
 
 

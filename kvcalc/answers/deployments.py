@@ -233,9 +233,10 @@ def deployment_of(
 
 
 def deployments_of(
-    models: "Sequence[Model]", options: Sequence[DeploymentOptions]
+    names: Sequence[str], options: Sequence[DeploymentOptions]
 ) -> "list[TimedDeployment]":
-    """Return each model on each GPU, with every item of the lists."""
+    """Return each model of a list on each GPU, with every item of the options."""
+    models = models_of(names, options[0].set_)
     return [
         deployment_of(model, gpu, option)
         for model, gpu, option in product(
@@ -244,13 +245,8 @@ def deployments_of(
     ]
 
 
-def remarks(
-    models: "Iterable[Model]",
-    longest: int,
-    memory: str = "",
-    gpus: "Iterable[Gpu]" = (),
-) -> list[str]:
-    """Return the notes of models, and notes about a long context and about `--memory`.
+def remarks(models: "Iterable[Model]", longest: int, gpus: "Iterable[Gpu]" = ()) -> list[str]:
+    """Return the notes of models, and notes about a long context and a GPU's odd memory.
 
     Args:
         longest: Longest context in tokens.
@@ -266,7 +262,7 @@ def remarks(
             names_by_note.setdefault(text, []).append(model.name)
     notes = [f"{', '.join(names)}: {text}" for text, names in names_by_note.items()]
     for gpu in gpus:
-        if memory and gpu.usable_share and gpu.memory_bytes % 2**30:
+        if gpu.usable_share and gpu.memory_bytes % 2**30:
             gib = gpu.memory_bytes / 2**30
-            notes.append(f"memory {memory} is {gib:.2f} GiB; such machines are sold by GiB")
+            notes.append(f"{gpu.name} has {gib:.2f} GiB; such machines are sold by GiB")
     return notes

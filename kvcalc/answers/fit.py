@@ -175,7 +175,7 @@ def fit_points(
         *(("--memory", placements[0].memory) if placements[0].memory else ()),
     )
     has_all_experts = placements[0].enable_expert_parallel
-    notes += remarks([], 0, placements[0].memory, gpus)
+    notes += remarks([], 0, gpus)
     return points, TypedWords(names, extra_words, has_all_experts, stated, notes)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
-from kvcalc.answers.deployments import deployments_of, models_of, remarks
+from kvcalc.answers.deployments import deployments_of, remarks
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import check_number
 from kvcalc.question.serving_options import LatencyOptions
@@ -21,14 +21,11 @@ def run(
     models: list[str], *, requests: list[LatencyOptions], deploying: list[DeploymentOptions]
 ) -> Answer:
     """Predict TTFT, TPOT and end-to-end time of one request."""
-    loaded = models_of(models, deploying[0].set_)
-    return latency_answer(deployments_of(loaded, deploying), requests, deploying[0].memory)
+    return latency_answer(deployments_of(models, deploying), requests)
 
 
 def latency_answer(
-    deployments: "Sequence[TimedDeployment]",
-    requests: Sequence[LatencyOptions],
-    memory: str = "",
+    deployments: "Sequence[TimedDeployment]", requests: Sequence[LatencyOptions]
 ) -> Answer:
     """Return the times of each request on each deployment."""
     from kvcalc.report.text.serving_text import latency_tables
@@ -53,7 +50,6 @@ def latency_answer(
     notes = remarks(
         [deployment.model for deployment in deployments],
         max(request.context for request in requests),
-        memory,
         [deployment.gpu for deployment in deployments],
     )
     return Answer(records, lambda: list(latency_tables(records)), draw, _notes=notes)

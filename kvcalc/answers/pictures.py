@@ -198,7 +198,7 @@ def run_report(
 
     if output != "-" and not explain:
         destination(output)
-    deployments = deployments_of(models_of([model], deploying[0].set_), deploying)
+    deployments = deployments_of([model], deploying)
     if len(deployments) != 1:
         raise UserError(
             "a page is about one deployment and one context",

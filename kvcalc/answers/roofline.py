@@ -8,7 +8,6 @@ from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import (
     deployments_of,
     gpus_of,
-    models_of,
     precision_of,
     remarks,
 )
@@ -42,17 +41,13 @@ def run(
     if not models:
         precisions = list(dict.fromkeys(map(precision_of, deploying)))
         return _attention_answer(gpus_of(deploying[0]), shapes, precisions)
-    loaded = models_of(models, deploying[0].set_)
-    return roofline_answer(
-        deployments_of(loaded, deploying), pass_, shapes, deploying[0].memory
-    )
+    return roofline_answer(deployments_of(models, deploying), pass_, shapes)
 
 
 def roofline_answer(
     deployments: "Sequence[TimedDeployment]",
     pass_: PassOptions,
     shapes: Sequence[ContextOptions],
-    memory: str = "",
 ) -> Answer:
     """Return the operators of one pass of each deployment and shape, and their total."""
     from kvcalc.capacity.fit_records import pass_with_memory
@@ -100,7 +95,6 @@ def roofline_answer(
         _notes=remarks(
             [deployment.model for deployment in deployments],
             longest,
-            memory,
             [deployment.gpu for deployment in deployments],
         ),
     )

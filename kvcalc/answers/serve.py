@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kvcalc.answers.answer import Answer
-from kvcalc.answers.deployments import deployments_of, models_of, remarks
+from kvcalc.answers.deployments import deployments_of, remarks
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import check_number, read_questions
@@ -33,9 +33,8 @@ def run(
     deploying: list[DeploymentOptions],
 ) -> Answer:
     """Simulate a server under load, pass by pass."""
-    loaded = models_of(models, deploying[0].set_)
     return serve_answer(
-        deployments_of(loaded, deploying), load, scheduling, settings, find_rate, timeline
+        deployments_of(models, deploying), load, scheduling, settings, find_rate, timeline
     )
 
 

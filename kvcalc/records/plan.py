@@ -41,7 +41,6 @@ class DiagnoseRecord(TypedDict):
         IntOrNull,
         "logged − predicted; null without one of them",
         "logged − predicted",
-        "signed bytes",
     ]
     fits: Annotated[
         bool | None, "whether the request fits by the log's figures; null for memory items"

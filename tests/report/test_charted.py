@@ -260,15 +260,16 @@ def test_a_generation_is_drawn_token_by_token() -> None:
 def test_predicted_stands_over_measured() -> None:
     nan = float("nan")
     chart = predicted_against_measured([("gemm", [1.0, 2.0, 3.0], [10.0, nan, 30.0]), ("moe", [5.0], [nan])], "held out")
-    assert points(named(chart)["gemm"]) == [(1, 10), (3, 30)]
-    assert points(named(chart)["exact"]) == [(1, 1), (30, 30)]
-    assert {*named(chart)} == {"gemm", "exact"}
-    five = predicted_against_measured([(name, [1.0, 4.0, 9.0], [2.0, 4.0, 3.0]) for name in "abcde"], "held out", "All")
+    assert [points(series) for series in chart.series] == [[(1, 10), (3, 30)], [(1, 1), (30, 30)]]
+    assert chart.title == "gemm" and len(chart.chain()) == 1
+    five = predicted_against_measured([(name, [1.0, 4.0, 9.0], [2.0, 4.0, 3.0]) for name in "abcde"], "held out")
     assert [(c.title, c.subtitle) for c in five.chain()] == [(name, "3 rows, median error 100.0%") for name in "abcde"]
-    assert five.over == ("All", "held out; the line: exact") and all(c.series[1].xs == [1.0, 9.0] for c in five.chain())
+    assert five.over == ("Predicted against measured", "held out; the line: exact")
+    assert all(c.series[1].xs == [1.0, 9.0] for c in five.chain())
     many = predicted_against_measured([("a", range(1, 2 * MAX_POINTS + 2), range(1, 2 * MAX_POINTS + 2))], "")
-    assert points(named(many)["a"])[:2] == [(1, 1), (4, 4)]  # every third of 4,001
-    assert points(named(predicted_against_measured([], ""))["exact"]) == [(1, 1), (10, 10)]
+    assert points(many.series[0])[:2] == [(1, 1), (4, 4)]  # every third of 4,001
+    with pytest.raises(UserError, match="nothing to draw"):
+        predicted_against_measured([("moe", [5.0], [nan])], "")
 
 
 def test_every_series_is_drawn_where_it_lies() -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.errors import UserError
 from kvcalc.records import Record
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
@@ -84,45 +85,36 @@ def generation_chart(records: Sequence[Record]) -> Chart:
 
 
 def predicted_against_measured(
-    operations: Sequence[tuple[str, Any, Any]],
-    subtitle: str,
-    title: str = "Predicted against measured",
+    operations: Sequence[tuple[str, Any, Any]], subtitle: str
 ) -> Chart:
-    """Return charts of predicted over measured times. Points on the diagonal are exact.
+    """Return a chart of predicted over measured times for each operation. Points on the line are
+    exact.
 
-    Several operations have a chart each. Rows without a prediction (NaN) are left out.
+    Rows without a prediction (NaN) are left out.
 
     Args:
         operations: Name, measured and predicted microseconds of each operation.
         subtitle: Description of the rows.
-        title: Title.
     """
-    series: list[Series] = []
-    errors = []
+    x, y = (
+        Axis(name, lambda value: seconds(value / 1e6)) for name in ("measured", "predicted")
+    )
+    charts: list[Chart] = []
     for name, measured, predicted in operations:
         rows = zip(measured, predicted, strict=True)
         pairs = [(float(m), float(p)) for m, p in rows if m > 0 and p > 0]
         if not pairs:
             continue
-        xs, ys = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)], strict=True)
-        series.append(Series(name, xs, ys, "points", colour=len(series)))
         ratios = sorted(abs(math.log(p / m)) for m, p in pairs)
         median = math.expm1(ratios[len(ratios) // 2])
-        errors.append(f"{len(pairs):,} rows, median error {100 * median:.1f}%")
-    values = [value for points in series for value in (*points.xs, *points.ys)] or [1.0, 10.0]
-    ends = [min(values), max(values)]
-    exact = Series("exact", ends, ends, "quiet")
-    x, y = (
-        Axis(name, lambda value: seconds(value / 1e6)) for name in ("measured", "predicted")
-    )
-    if len(series) < 2:
-        return Chart(title, subtitle, x, y, [*series, exact])
-    exact = exact._replace(label="")
-    charts = [
-        Chart(points.label, error, x, y, [points._replace(label=""), exact])
-        for points, error in zip(series, errors, strict=True)
-    ]
-    over = (title, f"{subtitle}; the line: exact")
+        error = f"{len(pairs):,} rows, median error {100 * median:.1f}%"
+        xs, ys = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)], strict=True)
+        points = Series("", xs, ys, "points", colour=len(charts))
+        ends = [min(*xs, *ys), max(*xs, *ys)]
+        charts.append(Chart(name, error, x, y, [points, Series("", ends, ends, "quiet")]))
+    if not charts:
+        raise UserError("there is nothing to draw: no row has a measured and a predicted time")
+    over = ("Predicted against measured", f"{subtitle}; the line: exact")
     return joined([charts[0]._replace(over=over), *charts[1:]])
 
 

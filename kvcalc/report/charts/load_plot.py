@@ -169,7 +169,7 @@ WORDING = {
     "rate": "{:.3g} requests/s",
     "basis": "times: {}",
 }
-Servers = dict[str, dict[float, list[Record]]]  # by name and load
+Servers = dict[str, list[tuple[float, Record]]]  # loads and records by name
 
 
 def load_chart(records: Sequence[Record]) -> Chart:
@@ -188,20 +188,18 @@ def load_chart(records: Sequence[Record]) -> Chart:
     # all requests arrive together if there is no rate
     places = [float(record.get(loads) or record["requests_per_s"]) for record in served]
     names = sides(served, [*SERVER, others]).names
-    servers: Servers = {name: {} for name in names}
-    for load, name, record in sorted(
-        zip(places, names, served, strict=True), key=lambda row: row[0]
-    ):
-        servers[name].setdefault(load, []).append(record)
+    servers: Servers = {name: [] for name in names}
+    rows = zip(places, names, served, strict=True)
+    for load, name, record in sorted(rows, key=lambda row: row[0]):
+        servers[name].append((load, record))
     about = _common_words(served)
     if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
         about += f"; not drawn without a prediction: {few([*bounds])}"
     if all(len(points) == 1 for points in servers.values()):
-        firsts = [records[0] for points in servers.values() for records in points.values()]
         figures = [(f"{TIMES[time]}, p99", f"{time}_p99_s", time_tick) for time in TIMES]
         charts = []
         for title, key, tick in (*figures, *FIGURES):
-            values: list[Any] = [r.get(key) for r in firsts]
+            values: list[Any] = [r.get(key) for ((_, r),) in servers.values()]
             if any(values) and None not in values:
                 charts.append(bar_chart(title, "", servers, values, tick))
         return joined([charts[0]._replace(subtitle=about), *charts[1:]])
@@ -240,8 +238,7 @@ def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
     """
     series = []
     for number, (name, points) in enumerate(servers.items()):
-        rows = [(load, r) for load, records in points.items() for r in records]
-        rows = [(load, r) for load, r in rows if all(r.get(key) for key in keys.values())]
+        rows = [(load, r) for load, r in points if all(r.get(key) for key in keys.values())]
         xs = [load for load, _ in rows]
         columns = {label: [r[key] for _, r in rows] for label, key in keys.items()}
         kind = "line"
