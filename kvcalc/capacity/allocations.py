@@ -196,40 +196,35 @@ class AllocationStep(NamedTuple):
 
 
 class FirstFitAllocator:
-    """Allocates pieces of exact size, each in the first hole that is large enough.
-
-    A piece can grow only into a hole that directly follows the piece.
+    """Pieces of exact size, each in the first hole that fits it. A piece grows only into the hole
+    after it.
 
     Attributes:
+        holes: Start and size of each hole, in order.
         pieces: (start, size) by sequence.
         tokens: Stored tokens by sequence.
     """
 
     def __init__(self, memory: int) -> None:
-        self._starts, self._sizes = [0], [memory]  # of the holes, in order
+        self.memory = memory
+        self.holes = [(0, memory)]
         self.pieces: dict[str, tuple[int, int]] = {}
         self.tokens: dict[str, int] = {}
 
     @property
     def waste(self) -> Waste:
         """Return the allocated slots and the slots that store tokens."""
-        allocated = sum(size for _, size in self.pieces.values())
-        return Waste(allocated, sum(self.tokens.values()))
-
-    @property
-    def holes(self) -> list[tuple[int, int]]:
-        """Start and size of each hole, in order."""
-        return [*zip(self._starts, self._sizes, strict=True)]
+        return Waste(self.memory - self.free, sum(self.tokens.values()))
 
     @property
     def free(self) -> int:
         """Free slots in all holes."""
-        return sum(self._sizes)
+        return sum(size for _, size in self.holes)
 
     @property
     def largest(self) -> int:
         """Slots of the largest hole; 0 if there is none."""
-        return max(self._sizes, default=0)
+        return max((size for _, size in self.holes), default=0)
 
     def can_start(self, tokens: int) -> bool:
         """Return whether a new sequence would fit."""
@@ -239,38 +234,33 @@ class FirstFitAllocator:
         """Store a sequence, or let it grow to `tokens`. Return False if it does not fit."""
         start, size = self.pieces.get(name, (0, 0))
         more = tokens - size
-        if more > self.largest:
-            return False
-        if size:
-            index = bisect_left(self._starts, start + size)
-            is_next = index < len(self._starts) and self._starts[index] == start + size
-            if more and not (is_next and self._sizes[index] >= more):
-                return False
+        for index, (hole, hole_size) in enumerate(self.holes if more else ()):
+            if hole_size >= more and (not size or hole == start + size):
+                start = start if size else hole
+                rest = hole_size - more
+                self.holes[index : index + 1] = [(hole + more, rest)] if rest else []
+                break
         else:
-            index = next(i for i, hole in enumerate(self._sizes) if hole >= more)
-            start = self._starts[index]
+            if more:
+                return False
         self.pieces[name] = start, tokens
         self.tokens[name] = tokens
-        if more:
-            self._starts[index] += more
-            self._sizes[index] -= more
-            if not self._sizes[index]:
-                del self._starts[index], self._sizes[index]
         return True
 
     def remove(self, name: str) -> None:
         """Release a sequence, if it is stored, and join its slots with neighbouring holes."""
-        start, size = self.pieces.pop(name, (0, 0))
-        self.tokens.pop(name, None)
-        index = bisect_left(self._starts, start)
-        if self._starts[index : index + 1] == [start + size]:
-            size += self._sizes.pop(index)
-            del self._starts[index]
-        if index and self._starts[index - 1] + self._sizes[index - 1] == start:
-            self._sizes[index - 1] += size
-        elif size:
-            self._starts.insert(index, start)
-            self._sizes.insert(index, size)
+        if name not in self.pieces:
+            return
+        del self.tokens[name]
+        start, size = self.pieces.pop(name)
+        first = last = bisect_left(self.holes, (start, 0))
+        if last < len(self.holes) and self.holes[last][0] == start + size:
+            size += self.holes[last][1]
+            last += 1
+        if first and sum(self.holes[first - 1]) == start:
+            first -= 1
+            start, size = self.holes[first][0], size + self.holes[first][1]
+        self.holes[first:last] = [(start, size)]
 
 
 class PagedAllocator:

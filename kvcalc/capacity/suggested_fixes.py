@@ -75,19 +75,29 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         )
 
     @cached_property
-    def sequences(self) -> int:
-        """Sequences that fit; 0 if the engine cannot be started with the change."""
+    def result(self) -> Fit | None:
+        """The fit of the changed request; None if the engine cannot be started with the change."""
         had_flags = command_of(self.request.requested, self.request.options)
         try:
             if self.deployment.nodes:
                 _ = self.deployment.ranks
             if had_flags and not command_of(self.deployment, self.options):
-                return 0
+                return None
             changed = fit(self.deployment, self.options)
         except UserError:
-            return 0
+            return None
         is_short = changed.lacks_memory and not self.options.given
-        return 0 if is_short else changed.sequences
+        return None if is_short else changed
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that fit; 0 if the engine cannot be started with the change."""
+        return self.result.sequences if self.result else 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the requested sequences fit."""
+        return self.sequences >= self.options.wanted
 
     def flags(self, model_name: str = "") -> str:
         """Return the engine's flags that the change adds; "" if flags cannot express the change.
@@ -212,8 +222,7 @@ def advice(
         return None
     fixes = {}
     kinds = _same_gpus(result), _more_gpus(result, all_experts), _shorter(result)
-    wanted = result.options.wanted
-    for change in first_fitting(kinds, lambda change: change.sequences >= wanted):
+    for change in first_fitting(kinds, lambda change: change.fits):
         words = change.flags(model_name) if as_command else shlex.join(change.words)
         if words:
             fixes[words] = change

@@ -6,19 +6,20 @@ the log.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import Typed, command_lines
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.capacity.suggested_fixes import (
     MAX_SHARE,
     ConfigChange,
+    first_fitting,
     joined,
     smaller_cache,
     smaller_weights,
@@ -59,53 +60,50 @@ class Adviser(NamedTuple):
         diagnosis = self.diagnosis
         return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
 
-    def fit(self, change: ConfigChange) -> Fit | None:
-        """Return the `Fit` of a change by the engine's rules. None means that the users do not fit
-        by the rules or by the corrected rules."""
-        corrections = self.diagnosis.corrections
-        logged = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
-        needed, one_user = (
-            _with_users(change.options, users, max_model_len=length)
-            for users, length in ((self.users, self.tokens), (1, change.options.max_model_len))
-        )
-        try:
-            by_rules = fit(change.deployment, needed)
-            corrected, started = (
-                fit(logged, replace(options, from_log=corrections))
-                for options in (needed, one_user)
-            )
-        except UserError:
-            return None
-        free_bytes = corrections.memory_bytes - corrections.others_bytes
-        is_total = corrections.others_bytes and corrected.utilization_basis == "total"
-        if is_total and corrected.budget.share > free_bytes:
-            return None
-        can_fit = by_rules.fits and corrected.fits and started.fits
-        return by_rules if can_fit else None
+    def with_users(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
+        """Return a change with the sequences that must fit. llama.cpp allocates all slots at its
+        start."""
+        options = change.options
+        if options.engine == "llama.cpp":
+            users = max(users, options.max_num_seqs or 1)
+        return change.changed(users=users, max_model_len=tokens)
 
-    def advice(self, change: ConfigChange) -> AdviceRecord | None:
-        """Return the advice of a change; None if it does not help."""
-        after, flags = self.fit(change), change.flags()
-        if after is None or not flags:
-            return None
-        longest = max(
-            change.options.max_model_len or self.diagnosis.predicted.length, self.tokens
+    def fits(self, change: ConfigChange) -> bool:
+        """Return whether the users fit by the rules and by the corrected rules, and the engine
+        starts by the corrected rules."""
+        corrections = self.diagnosis.corrections
+        deployment = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
+        options = replace(change.options, from_log=corrections)
+        logged = replace(change, deployment=deployment, options=options)
+        corrected = self.with_users(logged, self.users, self.tokens)
+        checks = (
+            self.with_users(change, self.users, self.tokens),
+            corrected,
+            self.with_users(logged, 1, options.max_model_len),
         )
-        options = _with_users(change.options, self.users, max_model_len=longest)
-        fitted = fit(change.deployment, options)
-        if not fitted.fits:
-            flags = change.changed(max_model_len=self.tokens).flags()
-            options = replace(options, max_model_len=self.tokens)
-            fitted = fit(change.deployment, options)
-        command, kvcalc_command = command_lines(
-            fitted, Typed(model=self.diagnosis.command.named)
-        )
+        if not (change.flags() and all(check.fits for check in checks) and corrected.result):
+            return False
+        is_total = corrections.others_bytes and corrected.result.utilization_basis == "total"
+        free_bytes = corrections.memory_bytes - corrections.others_bytes
+        return not is_total or corrected.result.budget.share <= free_bytes
+
+    def advice(self, change: ConfigChange) -> AdviceRecord:
+        """Return the advice of a change that fits."""
+        predicted, tokens, flags = self.diagnosis.predicted, self.tokens, change.flags()
+        longest = max(change.options.max_model_len or predicted.length, tokens)
+        started = self.with_users(change, self.users, longest)
+        if not started.fits:
+            flags = change.changed(max_model_len=tokens).flags()
+            started = self.with_users(change, self.users, tokens)
+        assert started.result
+        typed = Typed(model=self.diagnosis.command.named)
+        command, kvcalc_command = command_lines(started.result, typed)
         return {
             "flags": flags,
             "cost": change.cost,
             "command": command,
             "kvcalc_command": kvcalc_command,
-            "holds": after.sequences,
+            "holds": self.with_users(change, self.users, tokens).sequences,
         }
 
     def find_changes(self) -> list[AdviceRecord]:
@@ -114,20 +112,20 @@ class Adviser(NamedTuple):
         Changes of one flag come first. If none helps, each is combined with a change of the memory
         share.
         """
-        advice: list[AdviceRecord] = []
-        for changes in chain([self.larger_shares(self.start)], self.changes()):
-            advice += self._first_advice(changes)
-        for changes in () if advice else self.changes():
-            advice += self._first_advice(chain.from_iterable(map(self.larger_shares, changes)))
-        return advice[:MAX_CHANGES]
-
-    def _first_advice(self, changes: Iterable[ConfigChange]) -> Iterator[AdviceRecord]:
-        return islice(filter(None, map(self.advice, changes)), 1)
+        kinds: Iterable[Iterable[ConfigChange]]
+        kinds = chain([self.larger_shares(self.start)], self.changes())
+        changes = [*first_fitting(kinds, self.fits)]
+        if not changes:
+            kinds = (
+                chain.from_iterable(map(self.larger_shares, kind)) for kind in self.changes()
+            )
+            changes = [*first_fitting(kinds, self.fits)]
+        return [*map(self.advice, changes[:MAX_CHANGES])]
 
     def _first_that_fits(self, changes: Sequence[ConfigChange]) -> Sequence[ConfigChange]:
         """Return a list with the first change that fits, if all later changes fit too. It is empty
         if no change fits."""
-        first = bisect_left(changes, True, key=lambda change: bool(self.fit(change)))
+        first = bisect_left(changes, True, key=self.fits)
         return changes[first : first + 1]
 
     def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
@@ -194,7 +192,8 @@ class Adviser(NamedTuple):
         """Return the flag for the longest max_model_len at which one sequence fits, by the rules
         and by the corrected rules. Return '' if there is none, or if the logged maximum fits."""
         diagnosis = self.diagnosis
-        one_user = _with_users(diagnosis.options, 1)
+        length = diagnosis.options.max_model_len
+        one_user = self.with_users(self.start, 1, length).options
         corrected = replace(one_user, from_log=diagnosis.corrections)
         fits = fit(diagnosis.plain, one_user), fit(diagnosis.deployment, corrected)
         limits = [fitted.needed.length for fitted in fits]
@@ -203,15 +202,7 @@ class Adviser(NamedTuple):
         if not 0 < tokens < diagnosis.predicted.length:
             return ""
         shorter = self.start.changed(max_model_len=tokens)
-        return shorter.flags() if self._replace(users=1, tokens=tokens).fit(shorter) else ""
-
-
-def _with_users(options: FitOptions, users: int, **changes: int) -> FitOptions:
-    """Return the options with the number of sequences that must fit. llama.cpp allocates all slots
-    at its start."""
-    if options.engine == "llama.cpp":
-        users = max(users, options.max_num_seqs or 1)
-    return replace(options, users=users, **changes)
+        return shorter.flags() if self._replace(users=1, tokens=tokens).fits(shorter) else ""
 
 
 def _halves(value: int, minimum: int) -> Iterator[int]:
@@ -268,8 +259,10 @@ class DiagnosisSummary(NamedTuple):
         boot = self.boot
         items = {ITEM_NAMES[key]: item for key, item in self.items.items()}
         items["what fits"] = self.items.get("cache", MemoryItem(None, None))
+        empty: Any = dict.fromkeys(DiagnoseRecord.__annotations__)
         records: list[DiagnoseRecord] = [
-            {
+            empty
+            | {
                 "log": log,
                 "boot": number,
                 "engine": boot.engine,
@@ -281,14 +274,6 @@ class DiagnosisSummary(NamedTuple):
                 "logged_bytes": item.logged,
                 "predicted_bytes": item.predicted,
                 "difference_bytes": item.difference,
-                "fits": None,
-                "failure": None,
-                "tokens": None,
-                "max_num_seqs": None,
-                "command": None,
-                "taken": None,
-                "change": None,
-                "advice": None,
             }
             for name, item in items.items()
         ]
