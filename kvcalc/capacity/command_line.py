@@ -100,13 +100,12 @@ def split(words: Sequence[str]) -> list[str]:
 def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str]] | None:
     """Return the engine that a command line starts, and the words after its start."""
     starts = [(start, dialect) for dialect in DIALECTS.values() for start in dialect.starts]
-    starts.sort(key=lambda pair: -len(pair[0]))
-    programs = [*map(_program, words[:100])]
+    programs = tuple(map(_program, words[:100]))
     for index in range(len(programs)):
-        for start, dialect in starts:
-            end = index + len(start)
-            if tuple(programs[index:end]) == start:
-                return dialect, list(words[end:])
+        matches = [pair for pair in starts if programs[index : index + len(pair[0])] == pair[0]]
+        if matches:
+            start, dialect = max(matches, key=lambda pair: len(pair[0]))
+            return dialect, list(words[index + len(start) :])
     return None
 
 
@@ -166,7 +165,7 @@ def _parse_flags(
     values: Settings = {}
     mappings: dict[str, Settings] = defaultdict(dict)
     ignored, others = [], []
-    flags = {spelling: flag for flag in dialect.flags for spelling in flag.spellings}
+    flags = {name.replace("_", "-"): flag for flag in dialect.flags for name in flag.spellings}
     waiting = list(reversed(words))
     while waiting:
         word = waiting.pop()
@@ -175,11 +174,7 @@ def _parse_flags(
             continue
         option, has_value, text = word.partition("=")
         option, _, keys = option.partition(".")
-        spelling = option
-        if option.startswith("--"):  # engines treat - and _ as equal
-            old, new = "-_" if dialect.engine == "trtllm" else "_-"
-            spelling = "--" + option[2:].replace(old, new)
-        flag = flags.get(spelling)
+        flag = flags.get(option.replace("_", "-"))  # engines treat - and _ as equal
         if flag and keys and (flag.name not in MAPPINGS or keys.count(".") > 1):
             flag = None
         is_switch = flag is not None and flag.is_switch
@@ -293,13 +288,13 @@ def _read_draft(settings: Settings, remarks: list[str]) -> None:
         except msgspec.MsgspecError:
             raise UserError("--speculative-config is not a mapping in JSON") from None
         method = (config.method or "").lower()
-        draft_name = config.model if config.model is not None else draft_name
+        if config.model is not None:
+            draft_name = config.model
         if config.num_speculative_tokens:
             settings["num_speculative_tokens"] = config.num_speculative_tokens
         if method.endswith("mtp"):
             settings["mtp"] = True
-            draft_name = ""
-        elif method in ("ngram", "suffix") or draft_name == "[ngram]":
+        if method.endswith(("mtp", "ngram", "suffix")) or draft_name == "[ngram]":
             draft_name = ""
         elif config.use_heterogeneous_vocab:
             remarks.append(
@@ -434,12 +429,11 @@ def _write_weights(
         source
         and is_checkpoint
         and (source.name, source.quantization) == (preset.name, format_)
+        and (source.dtype == dtype or (takes_dtype and not source.dtype))
     ):
-        if source.dtype == dtype:
-            return named.removeprefix("hf:")
-        if not source.dtype and takes_dtype:
+        if source.dtype != dtype:
             settings["dtype"] = dtype
-            return named.removeprefix("hf:")
+        return named.removeprefix("hf:")
     endings = []
     if dtype and takes_dtype:
         settings["dtype"] = dtype

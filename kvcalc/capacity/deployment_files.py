@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcalc.capacity.command_line import find_engine, image_version, is_command, split
+from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import MOST_YAML, parse_documents, read_text
@@ -247,7 +248,17 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
     name = re.sub("[^a-z0-9]+", "-", record["model"].lower()).strip("-")
     # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
     settings = dict(re.findall(r"^(\w+)=(\S+)", line))
-    image, port, words = _image_of(split([line])[len(settings) :], version)
+    dialect, words = DIALECTS[record["engine"]], split([line])[len(settings) :]
+    image, port = dialect.image, dialect.port
+    if ":" not in image:
+        patch = ".0" if version.count(".") == 1 else ""
+        image += f":v{version}{patch}" if version else ":latest"
+    arguments = words[len(dialect.starts[0]) :]
+    # the images of SGLang and TensorRT-LLM start no server
+    if dialect.engine == "vllm":
+        words = ["--model", *arguments]
+    elif dialect.engine == "llama.cpp":
+        words = arguments
     if kind == "docker":
         start = f"docker run --gpus {num_gpus} --ipc host -p {port}:{port} -e HF_TOKEN"
         start += "".join(f" -e {key}={value}" for key, value in settings.items())
@@ -277,21 +288,6 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
         }
         file = _deployment(name, container)
     return str(yaml.safe_dump(file, sort_keys=False))
-
-
-def _image_of(words: list[str], version: str) -> tuple[str, int, list[str]]:
-    """Return the image of an engine's command line, its port, and the words after the image."""
-    engine = find_engine(words)
-    assert engine
-    dialect, arguments = engine
-    image, port = dialect.image, dialect.port
-    if ":" not in image:
-        patch = ".0" if version.count(".") == 1 else ""
-        image += f":v{version}{patch}" if version else ":latest"
-    if dialect.engine == "vllm":
-        return image, port, ["--model", *arguments]
-    # the images of SGLang and TensorRT-LLM start no server
-    return image, port, arguments if dialect.engine == "llama.cpp" else words
 
 
 def _deployment(name: str, container: JsonObject) -> JsonObject:

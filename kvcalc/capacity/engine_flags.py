@@ -114,14 +114,6 @@ class Flag(NamedTuple):
         return [self.spellings[0], str(FORMAT_NAMES.get(self.kind, {}).get(value, value))]
 
 
-def _read_as_is(settings: Settings, remarks: list[str]) -> None:
-    """Leave the settings as the flags state them."""
-
-
-def _write_as_is(settings: Settings, deployment: TimedDeployment) -> None:
-    """Leave the settings as the options state them."""
-
-
 class Dialect(NamedTuple):
     """The command line of an engine.
 
@@ -146,8 +138,8 @@ class Dialect(NamedTuple):
     image: str
     port: int
     formats: dict[str, str] = {}
-    read: Callable[[Settings, list[str]], None] = _read_as_is
-    write: Callable[[Settings, TimedDeployment], None] = _write_as_is
+    read: Callable[[Settings, list[str]], None] = lambda settings, remarks: None
+    write: Callable[[Settings, TimedDeployment], None] = lambda settings, deployment: None
     writes_model_flag: bool = False
     max_num_seqs_is_cap: bool = True
 

@@ -160,11 +160,13 @@ def smaller_cache(start: ConfigChange) -> ConfigChange | None:
     options, deployment = start.options, start.deployment
     dtypes = options.rules.dtypes or EIGHT_BITS
     dtype = next(name for name in EIGHT_BITS if name in dtypes)
-    lacks_fp8 = dtype == "fp8" and "fp8" not in deployment.gpu.flops_per_s
-    if lacks_fp8 or deployment.formats.kv_cache_dtype in SMALL_CACHES:
+    if dtype == "fp8" and "fp8" not in deployment.gpu.flops_per_s:
         return None
-    has_two_types = options.cache_type_k or options.cache_type_v
-    names = ("cache_type_k", "cache_type_v") if has_two_types else ("kv_cache_dtype",)
+    names = ["kv_cache_dtype"]
+    if options.cache_type_k or options.cache_type_v:
+        names = ["cache_type_k", "cache_type_v"]
+    elif deployment.formats.kv_cache_dtype in SMALL_CACHES:
+        return None
     cost = f"cache in {dtype}: {loss_of('cache', dtype)}"
     return start.changed(cost, **dict.fromkeys(names, dtype))
 

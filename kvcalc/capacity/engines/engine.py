@@ -30,45 +30,6 @@ from kvcalc.model.precision import Precision
 from kvcalc.question.fit_question import EngineSettings as EngineSettings
 from kvcalc.storage.formats import FORMATS, RowFormat, canonical
 
-
-def nearest_older(
-    engine: str, releases: Sequence[Any], text: str, oldest: tuple[int, ...] = ()
-) -> tuple[Any, str]:
-    """Return the rules of a version, and a remark if the rules belong to another release.
-
-    The version is `0.11`, `0.11.2`, `latest` or "" (the latest). `0.11` means 0.11.0. A version
-    between two releases has the rules of the older release.
-
-    Args:
-        releases: Rules from version `since` on, oldest first.
-        oldest: The oldest version that is not refused.
-
-    Raises:
-        UserError: The text is not a version, or names a version before `oldest`.
-    """
-    name = text.strip().lower().removeprefix("v")
-    if name in ("", "latest"):
-        return releases[-1], ""
-    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}(\.?(post|rc|dev)\d*)?", name):
-        raise UserError(
-            f"unknown engine-version {text!r}", "Give one like 0.11, 0.11.2 or latest"
-        )
-    version = tuple(map(int, re.findall(r"\d+", name)[:3]))
-    if version < oldest:
-        supported = ".".join(map(str, oldest))
-        raise UserError(
-            f"{engine} {name} is not predicted: the oldest supported release is {supported}"
-        )
-    for rules in releases:
-        if rules.since[: len(version)] == version:
-            return rules, ""
-    older = [rules for rules in releases if rules.since <= version]
-    rules = older[-1] if older else releases[0]
-    relation = "the nearest older version" if older else "the oldest version"
-    since = ".".join(map(str, rules.since))
-    return rules, f"{engine} {name}: by the rules of {since}, {relation} known"
-
-
 # fp8 with an fp32 scale per 128 elements: the index keys of latents in vLLM and SGLang
 INDEX_ROW = FORMATS["fp8_block128"]
 
@@ -111,16 +72,6 @@ def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
     return (*part.cache(), *part.eviction_scores())
 
 
-def unversioned(text: str) -> tuple[Any, str]:
-    """Accept only the latest version. Raises UserError for another version."""
-    if text.strip().lower() not in ("", "latest"):
-        raise UserError(
-            f"no versions are known of that engine, so none by engine-version {text!r}",
-            "Leave it out",
-        )
-    return None, ""
-
-
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one engine.
 
@@ -131,8 +82,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             store.
         defaults: Takes GPU, ranks, release, tokens of a pass (0 for the default) and model. Returns
             the engine's defaults.
-        release: Takes the text of a version. Returns its rules, in a type of this engine, and a
-            remark.
+        releases: Rules from version `since` on, oldest first, in a type of this engine.
+        oldest_release: The oldest version that is not refused.
         memory: Takes a start and an estimate of the range. Returns the memory outside the cache.
             The sequences of the start are an int or an array.
         has_memory_range: Whether the estimates of the range differ.
@@ -165,7 +116,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     plan: Planner
     defaults: Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
-    release: Callable[[str], tuple[Any, str]] = unversioned
+    releases: Sequence[Any] = ()
+    oldest_release: tuple[int, ...] = ()
     memory: Callable[[EngineStartup, str], MemoryBreakdown] = stated
     has_memory_range: bool = False
     has_context_buffers: bool = False
@@ -188,6 +140,43 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     checks_free_memory: bool = False
     smaller_weights: tuple[str, ...] = ("fp8", "awq")
     long_context_variable: str = ""
+
+    def release(self, text: str) -> tuple[Any, str]:
+        """Return the rules of `0.11`, `0.11.2`, `latest` or "", and a remark if they belong to
+        another release.
+
+        Two numbers name the first release with them. A version between two releases has the rules
+        of the older release.
+
+        Raises:
+            UserError: The text is not a version, or names a version that is not known or too old.
+        """
+        name = text.strip().lower().removeprefix("v")
+        if name in ("", "latest"):
+            return (self.releases[-1] if self.releases else None), ""
+        if not self.releases:
+            raise UserError(
+                f"no versions are known of that engine, so none by engine-version {text!r}",
+                "Leave it out",
+            )
+        if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}(\.?(post|rc|dev)\d*)?", name):
+            raise UserError(
+                f"unknown engine-version {text!r}", "Give one like 0.11, 0.11.2 or latest"
+            )
+        version = tuple(map(int, re.findall(r"\d+", name)[:3]))
+        if version < self.oldest_release:
+            supported = ".".join(map(str, self.oldest_release))
+            raise UserError(
+                f"{self.title} {name} is not predicted: the oldest supported release is {supported}"
+            )
+        for rules in self.releases:
+            if rules.since[: len(version)] == version:
+                return rules, ""
+        older = [rules for rules in self.releases if rules.since <= version]
+        rules = older[-1] if older else self.releases[0]
+        relation = "the nearest older version" if older else "the oldest version"
+        since = ".".join(map(str, rules.since))
+        return rules, f"{self.title} {name}: by the rules of {since}, {relation} known"
 
     def supported_precision(self, model: Model, precision: Precision) -> PrecisionAndRemarks:
         """Return the precision that this engine would run, and remarks if it differs from the

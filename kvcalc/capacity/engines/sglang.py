@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any, NamedTuple
 
 from kvcalc.arithmetic import maximum, minimum, rounded_down
@@ -22,7 +21,6 @@ from kvcalc.capacity.engines.engine import (
     EngineSettings,
     PrecisionAndRemarks,
     downcast,
-    nearest_older,
     packed_latents,
     rope_tables,
     scaled_index_keys,
@@ -89,10 +87,6 @@ RELEASES = (
     SglangRelease((0, 5, 23), (4096, 48, 160), prefill_graphs=True),
 )
 LATEST = RELEASES[-1]
-
-
-# version → its rules, and a remark if they belong to another version
-release = partial(nearest_older, "SGLang", RELEASES)
 
 
 def defaults(
@@ -405,7 +399,7 @@ SGLANG = Engine(
     title="SGLang",
     plan=stage_by_stage(_plan),
     defaults=defaults,
-    release=release,
+    releases=RELEASES,
     memory=memory,
     has_memory_range=True,
     takes=("max_loras",),

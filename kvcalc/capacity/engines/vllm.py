@@ -41,7 +41,7 @@ from kvcalc.capacity.engines.layout import (
     pages,
 )
 from kvcalc.capacity.engines.vllm_memory import memory, memory_key
-from kvcalc.capacity.engines.vllm_versions import defaults, release
+from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.batch import Parallelism
@@ -243,7 +243,8 @@ VLLM = Engine(
     title="vLLM",
     plan=_plan,
     defaults=defaults,
-    release=release,
+    releases=RELEASES,
+    oldest_release=(0, 8),  # with the rules of 0.9
     memory=memory,
     has_memory_range=True,
     takes=(

@@ -5,12 +5,11 @@ Each row was read in the source of its release; the comments name the files. A r
 rows follows the older row.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.engines.engine import Defaults, nearest_older
+from kvcalc.capacity.engines.engine import Defaults
 from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
@@ -95,11 +94,6 @@ def _releases() -> list[Release]:
 
 RELEASES = _releases()
 LATEST = RELEASES[-1]
-
-
-# version → its rules, and a remark if they belong to another version; 0.8 has the rules of 0.9,
-# and older versions are refused
-release = partial(nearest_older, "vLLM", RELEASES, oldest=(0, 8))
 
 
 def defaults(
