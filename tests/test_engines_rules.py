@@ -5,7 +5,7 @@ from specs import fitted, grouped, of_kinds, one_kind
 from kvcalc import Layer, Parallelism, load_gpu
 from kvcalc.capacity.engines.engine import EngineSettings
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
-from kvcalc.capacity.engines.sglang import SGLang, release, static_fraction
+from kvcalc.capacity.engines.sglang import SGLANG, SGLang, static_fraction
 from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
@@ -108,7 +108,7 @@ def test_states_alone_under_sglang() -> None:
 
 def test_defaults_of_sglang_at_their_boundary() -> None:
     """Graphs of 8 sequences below 20 GiB, 24 from there, 80 from tp 4 on; 10 GiB at least only above 60 GiB."""
-    tokens, tp4, (older, _) = 2048, Parallelism(tp=4), release("0.5.6")
+    tokens, tp4, (older, _) = 2048, Parallelism(tp=4), SGLANG.release("0.5.6")
     for memory, graphs, ranks in ((20 * GIB - MIB, 8, Parallelism()), (20 * GIB, 24, Parallelism()), (20 * GIB, 80, tp4)):
         reserve = 512 + 1.5 * 2048 + 2 * graphs + 128 * ranks.tp
         assert static_fraction(memory, tokens, ranks, older) == round(1 - reserve * MIB / memory, 3)

@@ -8,8 +8,9 @@ from specs import grouped, of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines.vllm import VLLM
 from kvcalc.capacity.engines.vllm_memory import allocated, count_graphs
-from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults, release
+from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults
 from kvcalc.capacity.memory_budget import ESTIMATES
 from kvcalc.layers.feed_forward import Dense
 from kvcalc.model.model import Vision
@@ -132,7 +133,7 @@ def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
 )  # fmt: skip
 def test_passes_and_sequences_of_a_release(version: str, gpu: str, model: str, tokens: int, sequences: int) -> None:
     """engine/arg_utils.py of 0.9.1 to 0.10.2 and 0.33."""
-    chosen = defaults(load_gpu(gpu), Parallelism(), release(version)[0], 0, load_model(model))
+    chosen = defaults(load_gpu(gpu), Parallelism(), VLLM.release(version)[0], 0, load_model(model))
     assert (chosen.tokens, chosen.sequences) == (tokens, sequences)
 
 
@@ -156,7 +157,7 @@ def test_the_nearest_older_version_is_taken_and_named() -> None:
         ("0.8.0", (0, 9, 1), "vLLM 0.8.0: by the rules of 0.9.1, the oldest version known"),
         ("0.10.1.1", (0, 10, 1), ""), ("0.28.0rc1", (0, 28, 0), ""),
     ):  # fmt: skip
-        assert (release(text)[0].since, release(text)[1]) == (since, said)
+        assert (VLLM.release(text)[0].since, VLLM.release(text)[1]) == (since, said)
     assert "by the rules of 0.12.0" in "".join(asked("qwen3-0.6b", version="0.12.4").notes)
 
 
@@ -238,7 +239,7 @@ def test_tables_of_ngrams_stay_with_the_host() -> None:
 )  # fmt: skip
 def test_passes_in_flight_on_two_stages(version: str, model: str, flights: int) -> None:
     """One for windows before 0.26; then the stages, and with the second runner (dense models to 0.28) one more."""
-    rules, _ = release(version)
+    rules, _ = VLLM.release(version)
     assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).in_flight_batches == flights
 
 
