@@ -44,13 +44,13 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
          "--tensor-parallel-size 4 --max-model-len 16384 --max-num-batched-tokens 2048 --gpu-memory-utilization 0.8"),
         ("V1_0_14", "qwen3-14b", "l4", 1, "0.14.1", "too_long", {"weights": 9.44, "cache": 2.1},
          "--dtype float16 --max-model-len 40960 --gpu-memory-utilization 0.6"),
-        ("V1_0_20", "qwen3-32b", "h100-sxm", 1, "0.20.0", "occupied", {"taken before the start": 79.18 - 12.4},
+        ("V1_0_20", "qwen3-32b", "h100-sxm", 1, "0.20.0", "occupied", {"in use before the start": 79.18 - 12.4},
          "--max-model-len 8192 --gpu-memory-utilization 0.9"),
         ("V1_0_28", "qwen3-14b", "l40s", 1, "0.28.0", None,
          {"weights": 27.52, "activations": 1.25, "libraries and collectives": 0.2, "CUDA graphs": 0.3, "cache": 11.57},
          "--max-model-len 40960 --gpu-memory-utilization 0.92"),
         ("NO_BLOCKS", "llama-3.3-70b", "h100-sxm", 1, "0.11.0", "no_blocks",
-         {"weights": 67.72, "cache": 0, "short of any cache": 1.44}, "--max-model-len 16000 --gpu-memory-utilization 0.9"),
+         {"weights": 67.72, "cache": 0, "missing before any cache": 1.44}, "--max-model-len 16000 --gpu-memory-utilization 0.9"),
         ("SGLANG", "qwen3-8b", "h100-sxm", 1, None, None,
          {"weights": 15.33, "cache": 53.26, "CUDA graphs": 1.38, "left free": 8.01},
          "--context-length 40960 --chunked-prefill-size 8192 --mem-fraction-static 0.874 --page-size 1"),
@@ -299,7 +299,7 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
         "INFO [utils.py:1] non-default args: {'model': 'meta-llama/Llama-3.1-8B'}\n"
         "INFO [gpu_model_runner.py:1] Model loading took 14.99 GiB\nINFO [gpu_worker.py:1] Available KV cache memory: 50.00 GiB\n"
     )
-    rest = "beside weights and cache, not told apart"
+    rest = "other memory, not itemised"
     assert gib(diagnosed(text, "--gpu", "a100-80gb"), rest) == pytest.approx(0.9 * 79.25 - 64.99, abs=0.5)
     assert rest not in {record["term"] for record in diagnosed(text, "--gpu", "a100-40gb-pcie")}
     said = kvcalc("diagnose", str(tmp_path / "server.log"), "--gpu", "a100-40gb-pcie").err

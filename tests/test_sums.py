@@ -108,7 +108,7 @@ def test_terms_of_a_start_add_up_to_the_engine_s_share(kvcalc: Run, tmp_path: Pa
     last = records[-1]["boot"]
     terms = {r["term"]: r["predicted_bytes"] or 0 for r in records if r["boot"] == last}
     within = OF_SHARE if records[-1]["engine"] == "vllm" else ("weights", "cache")
-    short = terms.get("short of any cache", 0)
+    short = terms.get("missing before any cache", 0)
     assert sum(terms.get(term, 0) for term in within) - short == terms["share that the engine takes"]
 
 

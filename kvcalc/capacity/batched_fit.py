@@ -125,7 +125,7 @@ class BatchedFitBuilder:
             Data and expert parallelism do not change a layout.
 
     Raises:
-        UserError: As `fit`.
+        UserError: The engine refuses the request.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def _real(text: str) -> float:
 
 
 def json_value(text: str) -> Any:
-    """Return a number or truth value; another text as it is."""
+    """Return the number or truth value in a text. Any other text is returned unchanged."""
     try:
         return msgspec.json.decode(text.lower())
     except msgspec.MsgspecError:

@@ -148,7 +148,7 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
     """Return options of `fit` for each combination of lists, and load the files that they name.
 
     Args:
-        values: Texts, Python values or lists by option name, as in `read_questions`.
+        values: Texts, Python values or lists, by option name.
     """
     files: dict[str, Callable[[str], Any]] = {"draft": load_model, "from_log": read_learned}
     loaded: dict[str, Any] = {}
@@ -162,8 +162,8 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
 
 
 def options_for(deployment: TimedDeployment, **options: Any) -> FitOptions:
-    """Return options of `fit` with the deployment's engine and version. Raises UserError as
-    FitOptions."""
+    """Return options of `fit` with the deployment's engine and version. Raises UserError for an
+    unknown version."""
     return FitOptions(
         engine=deployment.engine, engine_version=deployment.engine_version, **options
     )

@@ -26,15 +26,15 @@ from kvcalc.units import format_bytes
 # Names of the memory items, in the order in which an engine takes memory.
 ITEM_NAMES = {
     "memory": "memory of the GPU",
-    "before": "taken before the start",
+    "before": "in use before the start",
     "share": "share that the engine takes",
     "weights": "weights",
     "activations": "activations",
     "libraries": "libraries and collectives",
     "graphs": "CUDA graphs",
-    "rest": "beside weights and cache, not told apart",
+    "rest": "other memory, not itemised",
     "cache": "cache",
-    "short": "short of any cache",
+    "short": "missing before any cache",
     "left": "left free",
     "host_weights": "in the host's memory: weights",
     "host_cache": "in the host's memory: cache",

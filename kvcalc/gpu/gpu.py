@@ -296,7 +296,7 @@ class Placed(NamedTuple):
 def roofline(
     operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False
 ) -> list[Placed]:
-    """Return each operator with its bound on `gpu`. Raises UserError as `least_time`."""
+    """Return each operator with its bound on `gpu`. Raises UserError if the GPU lacks a peak."""
     results = []
     for operator in operators:
         seconds, bound, computed_in = least_time(

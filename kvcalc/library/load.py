@@ -484,7 +484,7 @@ class Dimensions(DimensionOptions, frozen=True):
     def checked(self) -> "Dimensions":
         """Return these dimensions with KV heads and head_dim instead of hidden_size.
 
-        There are as many KV heads as query heads, or one if their number is unknown.
+        The number of KV heads is the number of query heads, or 1 if this number is unknown.
 
         Raises:
             UserError: A value is missing, contradicts another or is outside its range.

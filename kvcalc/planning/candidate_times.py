@@ -74,7 +74,7 @@ class TimedPass:
         deployment: Any of the deployments.
         batch: Sequences of the pass; its figures may be arrays [*points].
         model: The model; by default the model of the deployment.
-        all_positions: As in `forward`.
+        all_positions: Whether the LM head runs on all positions, not only the last.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ def compare_records(
     to the first variant.
 
     Raises:
-        UserError: As `size_record` and `forward`.
+        UserError: A length or batch size is invalid, or the parallelism does not divide the model.
     """
     records: list[CompareRecord] = []
     mha_parameters = variant(deployment.model, "mha").model.parameters

@@ -56,7 +56,8 @@ class EngineChoice(NamedTuple):
 
     Attributes:
         engine: One of ENGINE_NAMES. `none` counts content only and answers with bounds.
-        calibration: A name or a file. '' is the engine's own, `datasheet` is none.
+        calibration: A name or a file. '' means the engine's own calibration, `datasheet` means
+            bounds.
     """
 
     engine: str

@@ -38,7 +38,7 @@ class Sides(NamedTuple):
     """The keys and names that distinguish records.
 
     Attributes:
-        keys: Keys of which each separates records that the earlier keys do not.
+        keys: Keys. Each key separates records that the earlier keys do not separate.
         names: Name of each record, written from these keys; empty if one record is compared.
     """
 

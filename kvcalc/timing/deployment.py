@@ -109,7 +109,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             calibrated_on: Another GPU, whose calibration is scaled by datasheet figures.
 
         Raises:
-            UserError: As `load_calibration`.
+            UserError: There is no such calibration, or its file is broken.
         """
         source = load_gpu(calibrated_on) if calibrated_on else None
         loaded = load_calibration(self.gpu, calibration, source, self.engine)
@@ -371,7 +371,7 @@ def roofline_records(
     """Return the records of one decode step or prefill. Raises UserError for an unknown phase.
 
     Args:
-        all_positions: As in `forward`.
+        all_positions: Whether the LM head runs on all positions, not only the last.
     """
     batch = Batch.of_phase(phase, context, batch_size)
     common = {"phase": phase, "batch_size": batch_size, "context": context}
@@ -387,7 +387,7 @@ def roofline_records(
 def mixed_records(
     deployment: TimedDeployment, text: str, all_positions: bool = False
 ) -> list[Record]:
-    """Return the records of a pass over the batch `text`, as in `Batch.parse`. The phase is
+    """Return the records of a pass over a mixed batch, such as `500+4x1@4k`. The phase is
     `mixed`."""
     batch = Batch.parse(text)
     longest = max(int(g.new + g.past) for g in batch.groups)

@@ -108,7 +108,7 @@ class Config:
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return a whole number from `minimum` up.
+        """Return a whole number of at least `minimum`.
 
         Raises:
             UserError: The value is anything else, or is missing and has no default.
@@ -119,7 +119,8 @@ class Config:
         return self.checked_size(key, value, minimum)
 
     def checked_size(self, key: str, value: Any, minimum: int = 1) -> int:
-        """Return a value as a whole number from `minimum` up. Raises UserError as `size`."""
+        """Return a value as a whole number of at least `minimum`. Raises UserError for any other
+        value."""
         if isinstance(value, float) and value.is_integer() and abs(value) < MAX_SIZE:
             value = int(value)
         if type(value) is not int:
@@ -325,7 +326,8 @@ def is_true(condition: Field, c: Config) -> bool:
 
 
 def _condition(value: Any, key: str, c: Config) -> bool:
-    """Return a condition's value as a boolean. Raises UserError as `is_true`."""
+    """Return the boolean of a condition's value. Raises UserError unless it is true, false, 0, 1 or
+    missing."""
     if value not in (None, False, True):
         raise c.fail(key, f"should be true or false, not {show(value)}")
     return bool(value)

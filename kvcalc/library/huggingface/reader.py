@@ -208,8 +208,8 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
 def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
     """Return the fields of an embedder or reranker, including the classifier of a reranker.
 
-    Source: transformers' modelling code. Encoders have a dense layer before the classifier.
-    ModernBERT has a norm instead of the layer's bias, with as many elements.
+    Source: transformers' modelling code. Encoders have a dense layer before the classifier. In
+    ModernBERT, a norm with the same number of elements replaces the layer's bias.
     """
     width, ranks = c.size("hidden_size"), class_name.endswith("Classification")
     labels = c.get("id2label", {})

@@ -37,7 +37,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     """Write a chart to a .png, .svg or .pdf file, or print it in characters if target is `-`.
 
     Raises:
-        UserError: As `check_picture`.
+        UserError: The suffix or style is unknown, or the file cannot be written.
     """
     check_picture(target, style)
     if target == "-":

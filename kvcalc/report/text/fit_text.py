@@ -183,7 +183,7 @@ def _missing_sentence(
     """Return the missing memory, the options that help, and the command line with the first option.
 
     Args:
-        num_configs: Number of configurations, of which none fits.
+        num_configs: Number of configurations. None of them fits.
         name: The model in an engine's command line; "" for its own name.
     """
     assert advised is not None

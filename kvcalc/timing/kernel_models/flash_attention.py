@@ -221,7 +221,7 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
         tb: Time to schedule each sequence [µs].
         wide: Kernels for more than 16 query heads per KV head: `grouped`, or `per_head` for more
             than 32, which read the cache once for each head.
-        rule: Rule of the split, as in `split_parts`.
+        rule: Name of the rule by which `split_parts` splits the cache.
     """
 
     RANGES: ClassVar[str] = """

@@ -120,7 +120,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
             shape: m, n, k, and bytes per weight if the weights are stored in another format.
             element_bytes: Bytes of an operand of the products.
             prologue: Microseconds that each wave takes in addition to its products.
-            stair: As in `count_waves`.
+            stair: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
         """
         m, n, k, *stored = shape
         weights = n * k * (stored[0] if stored else element_bytes)
