@@ -356,6 +356,8 @@ def test_sparse_attention_has_more_intensity_if_tp_splits_the_heads(kvcalc: Run)
     """
     shown = kvcalc("compare deepseek-v3 --variants mla,dsa --context 128k --tp 8 --gpu h100").out
     assert "FLOP/B rises, 30.22 to 61.78" in shown and "Bound: " in shown
+    line = "compare llama-7b --variants mla:512+64,dsa:512+64+128@2048 --context 32k --gpu h100"
+    assert "mla to dsa: FLOP/B rises, 60.44" in kvcalc(line).out  # long names still leave room for the note
 
 
 def test_reductions_are_against_the_first_variant_stored_and_read(kvcalc: Run) -> None:

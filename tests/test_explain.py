@@ -122,3 +122,14 @@ def test_nothing_remains_beside_weights_that_are_too_large(kvcalc: Run) -> None:
     record = kvcalc(f"{line} --format json").records[0]
     terms = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
     assert f"\n   nothing remains after the terms below, {terms:,} B" in kvcalc(f"{line} --explain").out
+
+
+def test_softmax_as_a_kernel_has_five_vector_flops_for_two_values_of_two_bytes(kvcalc: Run) -> None:
+    shown = kvcalc("roofline gpt2 --phase prefill --context 1000 --explain").out
+    softmax = next(line for line in shown.splitlines() if "softmax as a kernel" in line)
+    assert f" = {5 / (2 * 2)}, memory bound" in softmax
+
+
+def test_a_picture_of_a_family_names_each_size(kvcalc: Run) -> None:
+    """24 layers of 1,024 wide at 1,024 tokens in fp16: 2 · 24 · 1,024 · 1,024 · 2 bytes, 96 MiB."""
+    assert "gpt-3-medium: 96 MiB at 356M" in kvcalc("plot cache-vs-parameters --explain").out

@@ -82,9 +82,18 @@ def operand(key: str, value: object) -> str:
 
 
 def charted(chart: Chart) -> str:
-    """Return the first and the last point of each curve of a picture, formatted as on its axes."""
+    """Return the ends of each curve of a picture and the points with names, as on its axes."""
     lines = [chart.title, chart.subtitle, ""]
     for series in chart.series:
+        if (
+            series.kind == "points" and not series.label
+        ):  # a label per point, or markers of a line
+            lines += [
+                f"{label}: {chart.y.tick(y)} at {chart.x.tick(x)}"
+                for label, x, y in zip(series.labels, series.xs, series.ys, strict=False)
+                if label
+            ]
+            continue
         points = list(dict.fromkeys(zip(series.xs, series.ys, strict=False)))
         ends = dict.fromkeys([*points[:1], *points[-1:]])
         texts = [f"{chart.y.tick(y)} at {chart.x.tick(x)}" for x, y in ends]
@@ -368,9 +377,12 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
         for part in record.get("parts", []):
             if formula := INTENSITIES.get(part["operator"]):
                 bound = f"{part['bound']} bound {kernel_seconds(part['roofline_s'])}"
+                unit, flops = "FLOP/B", part["flops"]
+                if not flops:  # softmax
+                    unit, flops = "vector FLOP/B", part["vector_flops"]
                 lines.append(
                     f"    {part['operator']} as a kernel of its own: {part['bytes']:,} bytes, "
-                    f"FLOP/B = {formula} = {digits(part['intensity'])}, {bound}"
+                    f"{unit} = {formula} = {digits(flops / part['bytes'])}, {bound}"
                 )
     time = "" if total["time_s"] is None else f"predicted {kernel_seconds(total['time_s'])}, "
     bound = f"datasheet bound {kernel_seconds(total['roofline_s'])}"
@@ -380,7 +392,7 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
 # Intensity of an operation as a kernel of its own; e is the bytes of an activation, w of a weight.
 INTENSITIES = {
     "qk": "2·H·dk·pairs / (K + e·H·(dk·T + pairs))",
-    "softmax": "0 / (2·e·H·pairs)",
+    "softmax": "5·H·pairs / (2·e·H·pairs)",
     "av": "2·H·dv·pairs / (V + e·H·(pairs + dv·T))",
     "gate": "2·T·D·F / (w·D·F + e·T·(D + F))",
     "up": "2·T·D·F / (w·D·F + e·T·(D + F))",

@@ -207,11 +207,13 @@ def _intensity_notes(records: Sequence[Record]) -> list[str]:
     sparse = min(partial, key=lambda r: r["kv_cache_read_bytes"])
     dense = max(whole, key=lambda r: r["attention_intensity"])
     old, new = dense["attention_intensity"], sparse["attention_intensity"]
-    names = " to ".join(variant_name(record["variant"]) for record in (dense, sparse))
+    kinds = (variant_name(r["variant"]).partition(":")[0] for r in (dense, sparse))
+    names = " to ".join(kinds)
     change = "falls" if new < old else "rises"
     bounds = f"{seconds(sparse['roofline_s'])} instead of {seconds(dense['roofline_s'])}"
     overhead = " `roofline` explains its longer prediction."
     is_longer = (sparse["time_s"] or 0) > (dense["time_s"] or 0)
+    is_longer &= sparse["roofline_s"] < dense["roofline_s"]
     return [
         f"{names}: FLOP/B {change}, {old:.4g} to {new:.4g}. If memory-bound, bytes decide.",
         f"Bound: {bounds}.{overhead * is_longer}",
