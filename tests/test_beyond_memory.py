@@ -83,9 +83,9 @@ def test_pictures_of_passes_and_variants_name_what_does_not_fit(kvcalc: Run, mon
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "none"])
 def test_a_server_stays_within_its_budget(kvcalc: Run, engine: str) -> None:
-    """30 requests of 30,000 tokens at the same time, on a GPU that stores few of them."""
-    line = f"serve llama-3.1-8b --gpu l40s --engine {engine} --num-prompts 12 --rate inf --isl 30000 --osl 40 --max-num-seqs 12"
+    """12 requests of 14,000 tokens at the same time, on a GPU that stores fewer of them."""
+    line = f"serve llama-3.2-3b --gpu l4 --engine {engine} --num-prompts 12 --rate inf --isl 14000 --osl 40 --max-num-seqs 12"
     record: dict[str, Any] = kvcalc(f"{line} --format json").records[0]
-    users = kvcalc(f"fit llama-3.1-8b --gpu l40s --engine {engine} --context 30040 --format json").records[0]["max_num_seqs"]
+    users = kvcalc(f"fit llama-3.2-3b --gpu l4 --engine {engine} --context 14040 --format json").records[0]["max_num_seqs"]
     assert 0 < record["kv_peak_bytes"] <= record["kv_budget_bytes"]
     assert record["completed"] == 12 and record["mean_batch_size"] <= users < 12

@@ -17,13 +17,13 @@ COMMANDS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "latency": ("--output-len 40", {"batch-size": ("1", "7", "64"), "input-len": ("300", "2k")}),
     "roofline": ("", {"batch-size": ("1", "30"), "context": ("1k", "5000")}),
     "serve": (
-        "--num-prompts 12 --input-len 300 --output-len 20 --max-num-seqs 8",
+        "--num-prompts 8 --input-len 300 --output-len 12 --max-num-seqs 4",
         {"rate": ("0.5", "3", "40"), "policy": ("continuous", "static")},
     ),
     "fit": ("--engine vllm", {"max-model-len": ("2k", "8k")}),
     "size": ("", {"context": ("1k", "9000"), "batch-size": ("1", "3")}),
 }
-SEEDS = range(3)
+SEEDS = range(2)
 
 
 def as_text(records: list[dict[str, Any]]) -> list[str]:

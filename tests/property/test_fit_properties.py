@@ -64,7 +64,7 @@ def answer(model: Model, engine: str, budget: int, length: int, count: int, **mo
 
 
 @given(models, budgets, lengths, counts, st.sampled_from([2048, 8192]), st.integers(1, 3))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_vllm_to_the_byte(model: Model, budget: int, length: int, count: int, batched: int, batches: int) -> None:
     more = {"max_num_batched_tokens": batched, "max_in_flight_batches": batches}
     found = answer(model, "vllm", budget, length, count, **more)
@@ -82,7 +82,7 @@ def test_vllm_to_the_byte(model: Model, budget: int, length: int, count: int, ba
 
 
 @given(models, budgets, lengths, counts)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_content_to_the_byte(model: Model, budget: int, length: int, count: int) -> None:
     found = answer(model, "none", budget, length, count)
     stored = cache_size(model, length).stored
@@ -94,7 +94,7 @@ def test_content_to_the_byte(model: Model, budget: int, length: int, count: int)
 
 
 @given(models, budgets, lengths, counts, st.sampled_from(["none", "vllm", "sglang", "llama.cpp"]), st.integers(0, 10_000))
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_every_engine_answers_with_the_last_that_fits(
     model: Model, budget: int, length: int, count: int, engine: str, shared: int
 ) -> None:
@@ -172,7 +172,7 @@ def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool
         },
     ),
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_content_is_held_under_any_settings(
     name: str, engine: str, cache_dtype: str, ranks: Parallelism, sizes: list[int], more: dict[str, Any]
 ) -> None:

@@ -71,18 +71,18 @@ SERVERS = [
 def test_the_verdict_does_not_depend_on_the_number_of_requests(
     model: str, gpu: str, policy: str, load: dict[str, object], settings: dict[str, object]
 ) -> None:
-    """It is the same for 300 requests, whose queue hardly forms, and for 6,000, of which the last ones wait or do not."""
+    """It is the same for 300 requests, whose queue hardly forms, and for 3,000, of which the last ones wait or do not."""
     timed = deployment(model, gpu)
     workload = Workload(num_prompts=10, rate=1.0, **load)  # type: ignore[arg-type]
     server = Server(timed, sample_workload(workload), workload, ServerSettings(**settings), policy)  # type: ignore[arg-type]
     capacity = server.saturation_rate
     assert capacity
     for share in (0.5, 0.88, 1.12, 1.5):
-        for count in (300, 1000, 6000)[:: 1 if share == 1.12 else 2]:
+        for count in (300, 3000):
             asked = Workload(rate=share * capacity, num_prompts=count, **load)  # type: ignore[arg-type]
             result = server.run(sample_workload(asked), asked)
             assert result.record["diverges"] is (share > 1), (share, count)
             assert result.record["capacity_requests_per_s"] == capacity
         waits = result.served.times.scheduled - result.served.times.arrived
         growth = float(waits[-1000:].mean() / result.served.requests.arrival_s[-1])
-        assert (growth > 0.04) is (share > 1), (share, growth)
+        assert (growth > 0.02) is (share > 1), (share, growth)

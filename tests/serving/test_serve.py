@@ -77,7 +77,7 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
     found = kvcalc(f"serve llama-3.1-8b --requests {trace} --max-model-len 1k --format json")
     assert found.records[0]["rejected"] == 1
     assert "1 requests can never fit and are rejected" in found.err
-    over = kvcalc("serve llama-3.1-8b --rate 500 --num-prompts 200 --isl 100 --osl 40 --max-num-seqs 4 --format json")
+    over = kvcalc("serve llama-3.1-8b --rate 500 --num-prompts 60 --isl 100 --osl 20 --max-num-seqs 4 --format json")
     assert over.records[0]["diverges"] is True
     assert "the queue diverges" in over.err
     assert "131,072" in kvcalc("serve llama-3.1-8b --isl 200k --num-prompts 1 --osl 2").err
