@@ -248,8 +248,8 @@ def test_nemotron_nas_layer_by_layer() -> None:
     assert cache_size(model, 100, precision=BF16).stored == 100 * (ROW + ROW // 2)
     alone = model_from(keys | {"block_configs": [{"attention": {"n_heads_in_group": 1}, "ffn": {"ffn_mult": 1}}] * 4}, "f", "x")
     assert cache_size(alone, 100, precision=BF16).stored == 4 * 100 * 2 * ROW  # keys and values of each of 4 heads, not of 2
-    with pytest.raises(UserError, match="n_heads_in_group 3 does not divide 4 heads"):
-        model_from(keys | {"block_configs": [{"attention": {"n_heads_in_group": 3}, "ffn": {"ffn_mult": 1}}] * 4}, "f", "x")
+    with pytest.raises(UserError, match="block_configs: should be a mapping, not a list of 3"):
+        model_from(keys | {"block_configs": blocks[:3]}, "f", "x")
 
 
 def test_rwkv7() -> None:

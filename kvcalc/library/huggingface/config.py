@@ -167,8 +167,8 @@ class Config:
         return sizes
 
     def table(self, key: str) -> JsonObject:
-        """Return a mapping; empty if it is missing or null."""
-        value = self.raw(key)
+        """Return the mapping for the current layer; empty if it is missing or null."""
+        value = self.get(key)
         table: JsonObject = {} if value is None else self._check(key, value, dict, _MAPPING)
         return table
 
@@ -227,7 +227,7 @@ def value_of(field: Field, c: Config) -> Any:
     and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic
     must be whole numbers from 1 up, and from 0 up before a `|`. If the first factor of a product is
     0, the other factors are not evaluated. A condition must be true, false, 0, 1 or missing.
-    `len(a)` is the length of a list.
+    `len(a)` is the length of a list. `a.b` is the key b of the mapping a.
 
     Examples: `n_inner | 4 * hidden_size`; `hidden_size, 2 * head_dim` for the two sides of a
     matrix; `layer_index in full_attn_idxs`.
@@ -263,8 +263,9 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
             if isinstance(value, list):
                 raise c.fail(key, f"has {len(value)} entries for {c.layers} layers")
             return value
-        case ast.Attribute(value=ast.Name(id=key), attr=inner_key):
-            return c.nested(key).get(inner_key)
+        case ast.Attribute():
+            inner, key = _locate(node, c)
+            return inner.get(key)
         case ast.Tuple(elts=sizes):
             return tuple(_number(size, c) for size in sizes)
         case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -276,15 +277,18 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
         case ast.BoolOp(op=op, values=values):
             conditions = (_is_true(value, c) for value in values)
             return all(conditions) if isinstance(op, ast.And) else any(conditions)
-        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Name(id=key)]):
-            return _evaluate(left, c) in c.sizes(key)
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[list_name]):
+            inner, key = _locate(list_name, c)
+            return _evaluate(left, c) in inner.sizes(key)
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             side = _evaluate if isinstance(op, ast.Eq | ast.NotEq) else _number
             return _OPERATORS[type(op)](side(left, c), side(right, c))
-        case ast.Call(func=ast.Name(id="has"), args=[ast.Name(id=key)]):
-            return c.has(key)
-        case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=key)]):
-            return len(c.items(key) or ())
+        case ast.Call(func=ast.Name(id="has"), args=[name]):
+            inner, key = _locate(name, c)
+            return inner.has(key)
+        case ast.Call(func=ast.Name(id="len"), args=[list_name]):
+            inner, key = _locate(list_name, c)
+            return len(inner.items(key) or ())
         case ast.Call(func=ast.Name(id=rule)):
             return RULES[rule](c)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
@@ -295,6 +299,17 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
             if size == 0 and isinstance(op, ast.Mult):
                 return 0
             return _OPERATORS[type(op)](size, _number(right, c))
+    raise TypeError
+
+
+def _locate(node: ast.expr, c: Config) -> tuple[Config, str]:
+    """Return the mapping that a name in a formula is in, and its key there: `a.b` is b in a."""
+    match node:
+        case ast.Name(id=key):
+            return c, key
+        case ast.Attribute(value=outer_name, attr=key):
+            outer, outer_key = _locate(outer_name, c)
+            return outer.nested(outer_key), key
     raise TypeError
 
 

@@ -22,14 +22,6 @@ CLASSES = {
 }
 
 
-def states_width(c: Config) -> int:
-    """Return the width of the joined states of the target's layers."""
-    key = "num_aux_hidden_states"
-    layers = c.nested("eagle_config").sizes("eagle_aux_hidden_state_layer_ids")
-    count = c.size(key) if c.has(key) else len(layers) or 3
-    return count * c.size("target_hidden_size", c.size("hidden_size"))
-
-
 def markov_kind(c: Config) -> str:
     """Return the kind of DSpark's head that corrects the scores by the token before."""
     kind = c.word("markov_head_type", "vanilla")
