@@ -197,7 +197,5 @@ def test_types_of_flash_linear_attention() -> None:
 
 
 def test_files_without_sizes() -> None:
-    assert "adapter's config, which has no sizes of a model" in foreign_refusal(
-        peft_type="LORA", base_model_name_or_path="org/base"
-    )
+    assert "is no language model's config.json" in foreign_refusal(peft_type="LORA", base_model_name_or_path="org/base")
     assert "is no language model's config.json" in foreign_refusal(tokenizer_class="LlamaTokenizer")

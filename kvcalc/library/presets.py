@@ -213,28 +213,22 @@ def split_path(text: str) -> tuple[str | int, ...]:
 def _concrete(
     data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]
 ) -> tuple[str | int, ...]:
-    """Return `path` with each `...`, which means any key of a mapping, replaced by a key of the
-    data.
+    """Return `path` with `...`, which means any key of a mapping, replaced by a key of the data.
 
     It is the first key whose value gives the error `message`.
     """
-    trial = deepcopy(data)
-    for index in (place for place, step in enumerate(path) if step == "..."):
-        entries = lookup(trial, path[:index])
-        if not isinstance(entries, dict):
-            return path[:index]
-        for name, value in list(entries.items()):
-            entries.clear()
-            entries[name] = value
-            try:
-                msgspec.convert(trial, spec)
-            except msgspec.ValidationError as error:
-                if str(error) == message:
-                    path = (*path[:index], name, *path[index + 1 :])
-                    break
-        else:
-            return path[:index]
-    return path
+    if "..." not in path:
+        return path
+    index = path.index("...")
+    for name, value in lookup(data, path[:index]).items():
+        trial = deepcopy(data)
+        lookup(trial, path[: index - 1])[path[index - 1]] = {name: value}
+        try:
+            msgspec.convert(trial, spec)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                return (*path[:index], name, *path[index + 1 :])
+    return path[:index]
 
 
 def lookup(data: Any, path: tuple[str | int, ...]) -> Any:

@@ -227,7 +227,8 @@ def value_of(field: Field, c: Config) -> Any:
     and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic
     must be whole numbers from 1 up, and from 0 up before a `|`. If the first factor of a product is
     0, the other factors are not evaluated. A condition must be true, false, 0, 1 or missing.
-    `len(a)` is the length of a list. `a.b` is the key b of the mapping a.
+    `len(a)` is the length of a list. `a.b` is the key b of the mapping a, `a[0]` the first item of
+    a list.
 
     Examples: `n_inner | 4 * hidden_size`; `hidden_size, 2 * head_dim` for the two sides of a
     matrix; `layer_index in full_attn_idxs`.
@@ -266,6 +267,12 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
         case ast.Attribute():
             inner, key = _locate(node, c)
             return inner.get(key)
+        case ast.Subscript(value=list_name, slice=position):
+            inner, key = _locate(list_name, c)
+            values, index = inner.items(key), _number(position, c)
+            if values and index >= len(values):
+                raise inner.fail(key, f"has {len(values)} entries, and none at {index}")
+            return values[index] if values else None
         case ast.Tuple(elts=sizes):
             return tuple(_number(size, c) for size in sizes)
         case ast.IfExp(test=test, body=body, orelse=orelse):

@@ -152,11 +152,6 @@ def _layer_count(c: Config, entry: Type) -> int:
     missing = "" if layers else key or "num_hidden_layers"
     missing = missing if is_given("hidden_size") else "hidden_size"
     if missing:
-        if "peft_type" in c.outer:
-            base = printable(str(c.outer.get("base_model_name_or_path") or "another"), 80)
-            hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
-            text = "is an adapter's config, which has no sizes of a model"
-            raise UserError(text, hint, c.file_name)
         spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
         raise UserError(
             f"is no language model's config.json: it gives no {missing}",

@@ -92,22 +92,6 @@ def minicpmv_stack(c: Config) -> str:
     return MINICPMV_STACKS[version]
 
 
-def expert_width(index: int, default: int) -> Field:
-    """Return a rule for an expert's width from the list `[text, vision]` of ERNIE 4.5 VL."""
-
-    def read(c: Config) -> int:
-        key = "moe_intermediate_size"
-        widths = c.sizes(key)
-        if widths and index >= len(widths):
-            raise c.fail(key, f"has {len(widths)} entries")
-        return widths[index] if widths else default
-
-    return read
-
-
-text_expert_width = expert_width(0, 1536)
-
-
 def step_has_experts(c: Config) -> bool:
     """Return whether a layer of Step has experts. `moe_layers_enum` lists these layers, as a list
     or a text."""

@@ -169,15 +169,6 @@ def v4_rotated(c: Config) -> int:
     return c.size("qk_rope_head_dim", c.size("head_dim") // 8)
 
 
-def v41_ratio(c: Config) -> int:
-    """Return the tokens of one compressed entry of DeepSeek-V4.1. Its list of ratios also has the
-    prediction layers."""
-    ratios = c.sizes("compress_ratios")
-    if len(ratios) < c.layers:
-        raise c.fail("compress_ratios", f"has {len(ratios)} entries for {c.layers} layers")
-    return ratios[c.layer]
-
-
 def engram_rows(c: Config) -> int:
     """Return the number of rows in the n-gram table of the current layer; 0 if it has none."""
     layers, rows = c.sizes("engram_layer_ids"), c.items("engram_num_embeddings") or []
