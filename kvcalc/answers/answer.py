@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvcalc.errors import UserError, nearest, printable, visible
+from kvcalc.records import Record, Records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,19 +64,17 @@ MAX_TABLES = 100
 MAX_TABLE_ROWS = 20_000
 
 
-class LazyRecords(Sequence[Mapping[str, Any]]):
+class LazyRecords(Sequence[Record]):
     """Records that are computed each time they are read, because there may be many."""
 
-    def __init__(
-        self, make_records: Callable[[], Iterable[Mapping[str, Any]]], length: int
-    ) -> None:
+    def __init__(self, make_records: Callable[[], Iterable[Record]], length: int) -> None:
         self.make_records = make_records
         self.length = length
 
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+    def __iter__(self) -> Iterator[Record]:
         return iter(self.make_records())
 
     def __getitem__(self, index: Any) -> Any:
@@ -89,14 +88,13 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     is the total of a pass, otherwise the first. `dir(answer)` lists the keys.
     """
 
-    _records: Sequence[Mapping[str, Any]]
+    _records: Records
     _tables: "Callable[[], Sequence[Table]]"
     _charts: "Callable[[], Sequence[Chart]]" = list
     _main: int = 0
     _short: Mapping[str, str] = {}  # other names of keys
     _formulas: Callable[[], str] | None = None  # by default the tables' formulas
     _notes: Sequence[str] = ()  # for stderr
-    _untabled_notes: Sequence[str] = ()  # further notes if no table is printed
     _status: int = 0  # exit status of the command
     _yaml: str = ""  # printed instead of tables
     _is_silent: bool = False  # whether a file on stdout takes the place of the records

@@ -14,7 +14,7 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import make_folder
 from kvcalc.library.load import load_gpu
 from kvcalc.question.options import Question
-from kvcalc.records import Record, Settings
+from kvcalc.records import Record, Records, Settings
 from kvcalc.records.measure import ErrorRecord, KernelModelRecord
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import columns
@@ -204,7 +204,7 @@ def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     )
 
 
-def _validation_table(records: Sequence[Record], source: Gpu | None) -> Table:
+def _validation_table(records: Records, source: Gpu | None) -> Table:
     keys = (
         "op gpu framework dtype model client rows predicted_rows basis median_abs_error "
         "p90_abs_error median_ratio ttft_median_abs_error ttft_p90_abs_error "

@@ -222,6 +222,7 @@ def fit_answer(
     from kvcalc.capacity.deployment_fit import shortened
     from kvcalc.capacity.fit_records import Typed, fit_record, smallest_first
     from kvcalc.report.text.fit_text import fit_table
+    from kvcalc.units import format_bytes
 
     fits, notes = _fits(points)
     if not words.stated:  # an engine's own command line refuses a maximum that does not fit
@@ -240,7 +241,12 @@ def fit_answer(
     longest = max(fit.length for fit in fits)
     if lengths and max(lengths) > longest:
         notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
-    more_notes, without_table = _shortage_notes(fits, [record["advice"] for record in records])
+    notes += [
+        f"{fit.gpu.name}: a cache of that size is {format_bytes(fit.excess)} more than the rest "
+        "leaves"
+        for fit in fits
+        if fit.excess
+    ]
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import memory_chart
@@ -262,8 +268,7 @@ def fit_answer(
         draw,
         _yaml=text,
         _formulas=formulas,
-        _notes=notes + more_notes,
-        _untabled_notes=without_table,
+        _notes=notes,
         _status=int(not any(fit.fits for fit in fits)),
     )
 
@@ -287,34 +292,6 @@ def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":
     if not results:
         raise refused[0]
     return results, [f"left out: {text}" for text in dict.fromkeys(map(str, refused))]
-
-
-def _shortage_notes(
-    fits: "Sequence[Fit]", advice: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return two lists: notes on caches that are too large, and notes on shortages. A table's
-    sentence already states shortages."""
-    from kvcalc.units import format_bytes
-
-    notes, without_table = [], []
-    for fit in fits:
-        if not fit.shortage and not fit.starts:
-            need = format_bytes(fit.plan.needed(1, fit.length))
-            without_table.append(
-                f"{fit.gpu.name}: {fit.engine.title} does not start: one sequence of "
-                f"{fit.length:,} tokens needs {need}"
-            )
-        if fit.excess:
-            notes.append(
-                f"{fit.gpu.name}: a cache of that size is {format_bytes(fit.excess)} more than the "
-                "rest leaves"
-            )
-    if not any(fit.fits for fit in fits):
-        for fit, text in zip(fits, advice, strict=True):
-            without_table.append(
-                f"{fit.model.name} on {fit.ranks.gpus}× {fit.gpu.name}: {text}"
-            )
-    return notes, without_table
 
 
 def _beyond_maximum(points: "Iterable[Point]") -> list[str]:

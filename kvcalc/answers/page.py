@@ -62,7 +62,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
         with suppress(UserError):  # a GPU without a compute peak has no roofline and no TTFT
             for chart in drawable(joined(section.answer._charts())).chain():
                 charts.append((section.title, chart._replace(next_chart=None, over=("", ""))))
-    pictures: dict[str, list[dict[str, str]]] = {}
+    pictures: dict[str, list[str]] = {}
     for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
         pictures.setdefault(title, []).append(picture)
     fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
@@ -132,14 +132,11 @@ def _sections(deployment: TimedDeployment, request: PageRequest) -> list[Section
     ]
 
 
-def _section_html(section: Section, pictures: Sequence[dict[str, str]]) -> str:
+def _section_html(section: Section, pictures: Sequence[str]) -> str:
     tables = "".join(map(table_html, section.answer._tables()))
     # one span per word, so that no line ends within a word
     words = " ".join(f"<span>{text_html(word)}</span>" for word in section.command.split(" "))
-    drawn = ""
-    for picture in pictures:
-        for style, svg in picture.items():
-            drawn += f'<div class="picture {style}">{svg}</div>'
+    drawn = "".join(f'<div class="picture">{svg}</div>' for svg in pictures)
     if drawn:
         drawn = f'<div class="pictures{" one" * (len(pictures) == 1)}">{drawn}</div>'
     command = f'<p class="command"><code>{words}</code><button>copy</button></p>'

@@ -62,13 +62,9 @@ def plan_answer(
         text = deployment_text(records[0][0], best[0].deployment.gpu, version, emit)
 
     def draw() -> "list[Chart]":
-        from kvcalc.answers.answer import note
-        from kvcalc.report.charts.comparison_plot import front_charts
+        from kvcalc.report.charts.comparison_plot import front_chart
 
-        charts, missing = front_charts(plan.answers)
-        for text in missing:
-            note(text)
-        return charts
+        return [front_chart(answer) for answer in plan.answers if len(answer.front.xs)]
 
     def formulas() -> str:
         from kvcalc.report.explain import explain_plan

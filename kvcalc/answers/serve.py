@@ -11,7 +11,7 @@ from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import check_number, read_questions
 from kvcalc.question.serving_options import SchedulingOptions, ServerSettings, Workload
-from kvcalc.records import Record
+from kvcalc.records import Records
 
 if TYPE_CHECKING:
     from kvcalc.report.charts.chart import Chart
@@ -108,7 +108,7 @@ def serve_answer(
 
 
 def _describe_lengths(
-    requests: Sequence[Any], load: Mapping[str, Any], records: Sequence[Record]
+    requests: Sequence[Any], load: Mapping[str, Any], records: Records
 ) -> str:
     """Return a note on the padding of static batching for unequal lengths, and whether the lengths
     are the default."""

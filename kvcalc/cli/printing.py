@@ -12,8 +12,7 @@ from kvcalc.question.size_options import Output, Printing
 
 def print_answer(answer: Answer, output: Printing) -> int:
     """Print an answer, draw its picture, and return its exit status."""
-    untabled = () if output.is_table else answer._untabled_notes
-    for text in dict.fromkeys([*answer._notes, *untabled]):
+    for text in dict.fromkeys(answer._notes):
         note(text)
     picture = output.plot if isinstance(output, Output) else ""
     if picture and isinstance(output, Output):

@@ -34,14 +34,18 @@ UNITS_OF_ENDINGS = {
     "requests_per_s": "requests a second",
     "sequences_per_s": "sequences a second",
     "_s": "seconds",
+    "slo_ttft": "seconds",
+    "slo_tpot": "seconds",
     "_w": "watts",
     "_j": "joules",
     "bytes": "bytes",
+    "bytes_per_block": "bytes",
+    "bytes_per_sm": "bytes",
     "flops": "FLOP",
     "num_blocks": "count",
     "parameters": "count",
     "_seqs": "sequences",
-    "_sequences": "sequences",
+    "sequences": "sequences",
     "_len": "tokens",
     "tokens": "tokens",
     "context": "tokens",
@@ -51,6 +55,7 @@ UNITS_OF_ENDINGS = {
     "_rate": "share",
     "_waste": "share",
     "share": "share",
+    "spread": "share",
     "utilization": "share",
     "ratio": "ratio",
     "speedup": "ratio",
@@ -134,13 +139,14 @@ def _complete(key: str, declaration: Any) -> Figure:
     members = get_args(value_type) if is_union else (value_type,)
     value_types = [get_origin(member) or member for member in members]
     json_type = next(JSON_TYPES.get(member, "object") for member in value_types)
+    ending_unit = unit_of_key(key) if json_type in ("integer", "number") else ""
     complete: Figure = replace(
         figure,
         name=key,
         type=json_type,
         nullable=NoneType in value_types,
         required=origin is not NotRequired,
-        unit=figure.unit or unit_of_key(key) or UNITS_OF_TYPES[json_type],
+        unit=figure.unit or ending_unit or UNITS_OF_TYPES[json_type],
     )
     return complete
 

@@ -65,10 +65,7 @@ class ImageRecord(TypedDict):
     """Tokens of images, if the model has a vision tower whose size is known."""
 
     images: NotRequired[
-        Annotated[
-            IntOrNull,
-            Figure("images or videos of a request; null without a limit", unit="count"),
-        ]
+        Annotated[IntOrNull, "images or videos of a request; null without a limit"]
     ]
     image_tokens: NotRequired[
         Annotated[int, "tokens of the largest image, or of the limit's size"]
@@ -87,9 +84,7 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     page_bytes: Annotated[
         IntOrNull, "bytes of a page of one layer; null if pages differ or there are none"
     ]
-    bytes_per_block: Annotated[
-        IntOrNull, Figure("bytes of a block of all layers; null without blocks", unit="bytes")
-    ]
+    bytes_per_block: Annotated[IntOrNull, "bytes of a block of all layers; null without blocks"]
     num_blocks: Annotated[IntOrNull, "in the pool; null without blocks", "blocks/GPU"]
     blocks_per_request: Annotated[
         IntOrNull, "maximum of one sequence; null without blocks", "blocks/user"
@@ -214,9 +209,7 @@ class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRec
 class FitRow(FitRecord):
     """One row of the table of `fit`, with texts of the answer."""
 
-    required_users: NotRequired[
-        Annotated[int, Figure("users that must fit", "required users", unit="sequences")]
-    ]
+    required_users: NotRequired[Annotated[int, "users that must fit", "required users"]]
     verdict: Annotated[TextOrNull, "yes or no; null if all configurations fit", "fits"]
     missing_bytes: Annotated[IntOrNull, "null if the request fits", "missing/GPU"]
     longest: Annotated[

@@ -26,9 +26,7 @@ class KernelModelRecord(TypedDict):
     fitted_p90_abs_error: Annotated[
         FloatOrNull, "on the rows of the fit; null without a kernel model", "fitted p90"
     ]
-    parameters: Annotated[
-        dict[str, float], Figure("parameters of the kernel model, by name", unit="figures")
-    ]
+    parameters: Annotated[dict[str, float], "parameters of the kernel model, by name"]
     why: Annotated[str, "reason why there is no kernel model, '' if there is one"]
 
 
@@ -134,10 +132,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     bound_s: Annotated[float, "bound on this machine's measured ceilings", "bound"]
     measured_s: Annotated[float, "median", "measured"]
     spread: Annotated[
-        float,
-        Figure(
-            "90th − 10th percentile of the repeats ÷ median", "spread", "{:.0%}", unit="share"
-        ),
+        float, "90th − 10th percentile of the repeats ÷ median", "spread", "{:.0%}"
     ]
     graph: Annotated[bool, "whether a CUDA graph was replayed"]
     bound: Annotated[str, "compute or memory"]
@@ -172,7 +167,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
         ),
     ]
     attention_ratio: Annotated[float, "ratio of attention only", "ratio", "{:.2f}×"]
-    attention_spread: Annotated[float, Figure("spread of attention only", unit="share")]
+    attention_spread: Annotated[float, "spread of attention only"]
     attention_graph: Annotated[bool, "graph of attention only"]
     attention_bound: Annotated[str, "bound of attention only"]
     attention_bytes: Annotated[int, "bytes of attention only"]
@@ -208,17 +203,10 @@ class GenerationRecord(MachineRecord):
     ]
     bound_total_s: Annotated[float, "on the machine's ceilings", "bound"]
     host_s: Annotated[float, "CPU time of a pass"]
-    token_s: Annotated[list[float], Figure("seconds of each token", unit="list")]
-    predicted_token_s: Annotated[
-        list[float], Figure("predicted seconds of each token", unit="list")
-    ]
+    token_s: Annotated[list[float], "seconds of each token"]
+    predicted_token_s: Annotated[list[float], "predicted seconds of each token"]
     same_tokens: Annotated[
-        bool,
-        Figure(
-            "whether the tokens equal the tokens of the cached run",
-            "same tokens",
-            unit="yes or no",
-        ),
+        bool, "whether the tokens equal the tokens of the cached run", "same tokens"
     ]
     speedup: Annotated[
         float, "total time ÷ total time of the cached run", "cache saves", "{:.2f}×"

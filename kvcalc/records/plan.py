@@ -38,9 +38,7 @@ class DiagnoseRecord(TypedDict):
     logged_bytes: Annotated[IntOrNull, "in the log; null if it is not in the log", "logged"]
     predicted_bytes: Annotated[IntOrNull, "null without a prediction", "predicted"]
     difference_bytes: Annotated[
-        IntOrNull,
-        "logged − predicted; null without one of them",
-        "logged − predicted",
+        IntOrNull, "logged − predicted; null without one of them", "logged − predicted"
     ]
     fits: Annotated[
         bool | None, "whether the request fits by the log's figures; null for memory items"

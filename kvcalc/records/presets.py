@@ -78,11 +78,9 @@ class GpuPresetRecord(PeaksRecord):
     sms: Annotated[
         IntOrNull, "streaming multiprocessors or the vendor's equivalent; null if unknown"
     ]
-    register_bytes_per_sm: Annotated[
-        IntOrNull, Figure("registers; null if unknown", unit="bytes")
-    ]
+    register_bytes_per_sm: Annotated[IntOrNull, "registers; null if unknown"]
     shared_memory_bytes_per_sm: Annotated[
-        IntOrNull, Figure("shared memory and L1 cache; null if unknown", unit="bytes")
+        IntOrNull, "shared memory and L1 cache; null if unknown"
     ]
     shared_memory_bytes_per_s: Annotated[
         FloatOrNull, "rate of all multiprocessors; null if unknown"

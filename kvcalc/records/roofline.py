@@ -72,12 +72,9 @@ class PassTotalRecord(WorkRecord):
     ]
     equal_reads_context: Annotated[
         IntOrNull,
-        Figure(
-            "smallest context at which the step reads as much cache as weights; null if there is "
-            "none, and for other passes",
-            "reads = weights",
-            unit="tokens",
-        ),
+        "smallest context at which the step reads as much cache as weights; null if there is "
+        "none, and for other passes",
+        "reads = weights",
     ]
 
 
@@ -94,9 +91,7 @@ class RooflineRecord(TimedWorkRecord, PassTotalRecord, MemoryRecord):
 class OperatorRecord(TimedWorkRecord):
     """One operator of a pass, for all its runs together."""
 
-    heads: Annotated[
-        IntOrNull, Figure("heads of attention; null for other operators", unit="count")
-    ]
+    heads: Annotated[IntOrNull, "heads of attention; null for other operators"]
     m: Annotated[
         IntOrNull, "rows of a product, or queries of attention; null for other operators"
     ]

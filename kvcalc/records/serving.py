@@ -220,8 +220,8 @@ class LoadRecord(TypedDict):
     max_num_seqs: Annotated[int, "setting of the engine"]
     max_num_batched_tokens: Annotated[int, "setting of the engine"]
     seed: Annotated[int, "seed of random numbers"]
-    slo_ttft: Annotated[FloatOrNull, Figure("target; null without a target", unit="seconds")]
-    slo_tpot: Annotated[FloatOrNull, Figure("target; null without a target", unit="seconds")]
+    slo_ttft: Annotated[FloatOrNull, "target; null without a target"]
+    slo_tpot: Annotated[FloatOrNull, "target; null without a target"]
     found_rate: Annotated[
         FloatOrNull,
         Figure(
@@ -394,7 +394,7 @@ class PassRecord(TypedDict):
     start_s: Annotated[float, "start of the first pass of this line, from the first arrival"]
     duration_s: Annotated[float, "time of all passes of this line"]
     passes: Annotated[int, "consecutive passes with the same sequences"]
-    sequences: Annotated[int, Figure("per pass", unit="sequences")]
+    sequences: Annotated[int, "per pass"]
     tokens: Annotated[int, "per pass"]
     prefill_tokens: Annotated[int, "prompt tokens per pass"]
     waiting: Annotated[int, "requests that are not admitted"]

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.capacity import Fit
@@ -47,7 +47,7 @@ def explained(table: Table) -> str:
     return "\n".join([*lines, *filter(None, table.notes)]) + "\n"
 
 
-def _explanation(column: Column, record: Mapping[str, object]) -> str:
+def _explanation(column: Column, record: Record) -> str:
     """Return a figure with its formula, or with its meaning if the record has no numbers for it."""
     formula = with_numbers(column.formula, record)
     value = written(column, record)
@@ -56,7 +56,7 @@ def _explanation(column: Column, record: Mapping[str, object]) -> str:
     return f"{column.title} = {value}" + f" ({column.meaning})" * bool(column.meaning)
 
 
-def with_numbers(formula: str, record: Mapping[str, object]) -> str:
+def with_numbers(formula: str, record: Record) -> str:
     """Return a formula with values in place of its keys; '' if the record lacks one of them.
 
     Example: `{flops} / {bytes}` gives `2,000 / 1,000 B`.

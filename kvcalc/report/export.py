@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.records.figures import Figure, figures_of, record_schema
 
 # Module in `kvcalc.records`, and class, of each kind of records.
@@ -103,7 +103,7 @@ def record_keys(command: str) -> dict[str, Figure]:
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-def to_json(records: Sequence[Record]) -> str:
+def to_json(records: Records) -> str:
     """Return an array of records, one per line. A figure that does not exist is null, never NaN."""
     return "".join(json_pieces(records))
 
@@ -121,7 +121,7 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
     yield "\n]\n" if before == ",\n" else "[]\n"
 
 
-def to_csv(records: Sequence[Record]) -> str:
+def to_csv(records: Records) -> str:
     """Return CSV with the JSON keys as columns. A figure that does not exist is empty."""
     return "".join(csv_pieces(records))
 

@@ -1,10 +1,11 @@
 """Names of rows: the values that distinguish records, and the values that they share."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-Record = TypeVar("Record", bound=Mapping[str, Any])
+from kvcalc.records import Record, Records
 
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 # How a value that distinguishes rows is written, in the order of weight.
 WORDING = {
@@ -28,7 +29,7 @@ DEPLOYMENT = tuple(WORDING)[:7]
 SERVER = tuple(WORDING)[:10]
 
 
-def split_words(record: Mapping[str, Any]) -> str:
+def split_words(record: Record) -> str:
     """Return the parallelism of a replica: tp 2 pp 2; '' on one GPU."""
     sizes = {name: record.get(f"{kind}_parallel_size", 1) for name, kind in RANKS.items()}
     return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
@@ -47,7 +48,7 @@ class Sides(NamedTuple):
 
 
 def sides(
-    records: Sequence[Mapping[str, Any]],
+    records: Records,
     keys: Iterable[str] = DEPLOYMENT,
     wording: Mapping[str, str] = WORDING,
 ) -> Sides:
@@ -70,7 +71,7 @@ def sides(
     return Sides(distinct, names)
 
 
-def shared_words(records: Sequence[Mapping[str, Any]], wording: Mapping[str, str]) -> list[str]:
+def shared_words(records: Records, wording: Mapping[str, str]) -> list[str]:
     """Return the values that all records share, in words.
 
     Args:
@@ -84,6 +85,6 @@ def shared_words(records: Sequence[Mapping[str, Any]], wording: Mapping[str, str
     return words
 
 
-def alike(records: Sequence[Record], first: Mapping[str, Any], *keys: str) -> list[Record]:
+def alike(records: Sequence[AnyRecord], first: Record, *keys: str) -> list[AnyRecord]:
     """Return the records that are equal to `first` under all keys."""
     return [r for r in records if all(r.get(key) == first.get(key) for key in keys)]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from kvcalc import deploy
-from kvcalc.report.charts.drawing import in_style, render
+from kvcalc.report.charts.series_styles import STYLES
 
 
 def written(kvcalc: Run, line: str, folder: Path) -> str:
@@ -18,17 +17,15 @@ def written(kvcalc: Run, line: str, folder: Path) -> str:
     return target.read_text(encoding="utf-8")
 
 
-def test_the_dark_picture_is_the_light_one_in_its_colours() -> None:
-    """What the page makes of one drawing is what drawing it anew gives, but for names that SVG refers to."""
-
-    def plain(svg: str) -> str:
-        names: dict[str, str] = {}
-        return re.sub(r'(id="|url\(#|href="#)([^")]+)', lambda m: m[1] + names.setdefault(m[2], str(len(names))), svg)
-
-    charts = [*deploy("gpt-oss-20b", "h100").compare("mha,mqa")._charts(), *deploy("gpt2", "h100").fit()._charts()]
-    for chart in charts:
-        light, dark = (render(chart, "svg", style).decode() for style in ("light", "dark"))
-        assert plain(in_style(light, "dark")) == plain(dark) != plain(light)
+def test_pictures_have_the_colours_of_the_page(kvcalc: Run, tmp_path: Path) -> None:
+    """Text, background and the first colour of the palette follow the page's variables, which it sets for both schemes."""
+    page = written(kvcalc, "gpt-oss-20b --gpu h100 --context 4k", tmp_path)
+    style, pictures = re.findall(r"<style>.*?</style>", page, re.DOTALL)[0], re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert pictures
+    for name in ("ink", "paper", "blue"):
+        light, dark = (getattr(STYLES[scheme], name).lower() for scheme in ("light", "dark"))
+        assert f"--{name}: {dark}" in style and not any(light in svg for svg in pictures)
+        assert any(f": var(--{name})" in svg for svg in pictures)
 
 
 def test_the_page_needs_nothing_else_and_escapes_names_from_files(kvcalc: Run, tmp_path: Path) -> None:

@@ -220,10 +220,15 @@ def limit(label: str, value: float) -> Series:
     return Series(label, (), [value], "limit")
 
 
-def joined(charts: Sequence[Chart]) -> Chart:
-    """Return one picture of several charts and of the charts that follow them."""
+def joined(charts: Sequence[Chart], over: tuple[str, str] = ("", "")) -> Chart:
+    """Return one picture of several charts and of the charts that follow them.
+
+    Args:
+        charts: The charts, at least one.
+        over: Title and assumptions of all charts; by default those of the first chart's picture.
+    """
     last: Chart | None = None
     for chart in reversed([part for part in charts for part in part.chain()]):
         last = chart._replace(next_chart=last)
     assert last is not None
-    return last
+    return last._replace(over=over) if over[0] else last

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UserError
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
     INTENSITY_AXIS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_POINTS = 2000  # points of a series; if there are more, every n-th is drawn
 
 
-def measured_chart(records: Sequence[Record]) -> Chart:
+def measured_chart(records: Records) -> Chart:
     """Return a chart of the attention or scan of each record, under the roof of the measured
     ceilings."""
     first = records[0]
@@ -49,16 +49,13 @@ def measured_chart(records: Sequence[Record]) -> Chart:
     series = [
         Series("measured ceilings", xs, [min(x, ridge) * bandwidth for x in xs], colour=0)
     ]
-    for number, phase in enumerate(dict.fromkeys(r["phase"] for r in measured)):
-        points = [
-            (x, r["attention_flops"] / r["attention_measured_s"], r)
-            for x, r in zip(intensities, measured, strict=True)
-            if r["phase"] == phase
-        ]
-        xs, ys, rows = ([*column] for column in zip(*points, strict=True))
+    for number, phase in enumerate(dict.fromkeys(r["phase"] for r in measured), 1):
+        rows = [r for r in measured if r["phase"] == phase]
+        xs = [r["attention_flops"] / r["attention_bytes"] for r in rows]
+        ys = [r["attention_flops"] / r["attention_measured_s"] for r in rows]
         names = [r["variant"] for r in rows]
         labels = [name * (names.index(name) == n) for n, name in enumerate(names)]
-        series.append(Series(phase, xs, ys, "points", labels=labels, colour=number + 1))
+        series.append(Series(phase, xs, ys, "points", labels=labels, colour=number))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and "
         f"{si_tick('FLOP/s')(peak)} measured; points: attention or scan only"
@@ -67,7 +64,7 @@ def measured_chart(records: Sequence[Record]) -> Chart:
     return Chart(title, subtitle, INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def generation_chart(records: Sequence[Record]) -> Chart:
+def generation_chart(records: Records) -> Chart:
     """Return a chart of the time of each generated token, measured and predicted."""
     first = records[0]
     start = first["prompt_len"] + 1
@@ -114,13 +111,12 @@ def predicted_against_measured(
         charts.append(Chart(name, error, x, y, [points, Series("", ends, ends, "quiet")]))
     if not charts:
         raise UserError("there is nothing to draw: no row has a measured and a predicted time")
-    over = ("Predicted against measured", f"{subtitle}; the line: exact")
-    return joined([charts[0]._replace(over=over), *charts[1:]])
+    return joined(charts, ("Predicted against measured", f"{subtitle}; the line: exact"))
 
 
 def compare_chart(
     deployments: "Sequence[TimedDeployment]",
-    records: Sequence[Record],
+    records: Records,
     sweep: "Sequence[Sequence[CacheCurve]]",
 ) -> Chart:
     """Return charts of the figures of each variant, and of their caches over contexts.
@@ -162,11 +158,10 @@ def compare_chart(
         about.append(time_note(records))
         if undrawn := [*dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)]:
             about.append(f"steps without a prediction are not drawn: {', '.join(undrawn)}")
-    over = (compared(deployments, records), "; ".join(about))
-    return joined([charts[0]._replace(over=over), *charts[1:]])
+    return joined(charts, (compared(deployments, records), "; ".join(about)))
 
 
-def _attention_roof(gpu: "Gpu", records: Sequence[Record]) -> Chart:
+def _attention_roof(gpu: "Gpu", records: Records) -> Chart:
     """Return a chart of the attention of each variant under the roof of a GPU, at its datasheet
     bound."""
     drawn = [record for record in records if record["attention_intensity"]]
@@ -179,7 +174,7 @@ def _attention_roof(gpu: "Gpu", records: Sequence[Record]) -> Chart:
     return Chart(title, _load(records[0]), INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def _variant_names(records: Sequence[Record]) -> list[str]:
+def _variant_names(records: Records) -> list[str]:
     return [
         f"{r['attention']} as it is" if r["variant"] == "none" else r["variant"]
         for r in records
@@ -190,7 +185,7 @@ def _load(record: Record) -> str:
     return f"{record['batch_size']:,} × {record['context']:,} tokens"
 
 
-def _bars(title: str, key: str, rows: Sequence[Record], tick: Callable[[float], str]) -> Chart:
+def _bars(title: str, key: str, rows: Records, tick: Callable[[float], str]) -> Chart:
     """Return a bar chart of one figure of each variant."""
     names = _variant_names(rows)
     if key == "time_s":
@@ -200,13 +195,6 @@ def _bars(title: str, key: str, rows: Sequence[Record], tick: Callable[[float], 
 
 
 POINTS = "A point is a deployment that no other beats in both"
-
-
-def front_charts(answers: "Sequence[BestConfigs]") -> tuple[list[Chart], list[str]]:
-    """Return a chart of each Pareto front, and a sentence about each answer without a front."""
-    charts = [front_chart(answer) for answer in answers if len(answer.front.xs)]
-    missing = [answer for answer in answers if not len(answer.front.xs)]
-    return charts, [f"not in the picture: {sentence(answer)}" for answer in missing]
 
 
 def front_chart(answer: "BestConfigs") -> Chart:

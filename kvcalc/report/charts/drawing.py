@@ -86,14 +86,6 @@ def _file_bytes(page: Any, suffix: str) -> bytes:
     return out.getvalue()
 
 
-def in_style(svg: str, style: str) -> str:
-    """Return an SVG picture of the style `light` in the colours of another style."""
-    light, other = STYLES["light"], STYLES[style]
-    for name in ("ink", "paper", "blue"):
-        svg = svg.replace(getattr(light, name).lower(), getattr(other, name))
-    return svg
-
-
 def figure_of(chart: Chart, style: str = "light") -> Any:
     """Return a matplotlib figure, which notebooks show by `_repr_png_`.
 

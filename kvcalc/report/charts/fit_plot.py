@@ -1,9 +1,8 @@
 """Pictures of GPU memory: its parts, and its use by allocators."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import (
     Chart,
     bar_chart,
@@ -38,7 +37,7 @@ WORDING = {
 }
 
 
-def memory_chart(records: Sequence[Record]) -> Chart:
+def memory_chart(records: Records) -> Chart:
     """Return a bar chart of one GPU's memory: weights, activations, overhead, cache and the
     rest."""
     deployed = [{**r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]

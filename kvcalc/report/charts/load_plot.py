@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UserError, few
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import (
     Axis,
     Chart,
@@ -172,7 +172,7 @@ WORDING = {
 Servers = dict[str, list[tuple[float, Record]]]  # loads and records by name
 
 
-def load_chart(records: Sequence[Record]) -> Chart:
+def load_chart(records: Records) -> Chart:
     """Return TTFT and TPOT over the load, or bars if all servers have one load.
 
     Raises:
@@ -224,7 +224,7 @@ def load_chart(records: Sequence[Record]) -> Chart:
     return joined(charts)
 
 
-def _common_words(records: Sequence[Record]) -> str:
+def _common_words(records: Records) -> str:
     places = [{"rate": None, **r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
     return ", ".join(shared_words(places, WORDING))
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import (
     FLOPS_AXIS,
     INTENSITY_AXIS,
@@ -36,7 +36,7 @@ WORDING = {
     "tensor_parallel_size": "tp {}",
 }
 Item = TypeVar("Item")
-Pass = Sequence[Record]
+Pass = Records
 
 
 class RooflinePoint(NamedTuple):
@@ -103,7 +103,7 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     if len(charts) == 1:
         subtitle = f"{loads}; {charts[0].subtitle}; {key}"
         return charts[0]._replace(title=title, subtitle=subtitle)
-    return joined([charts[0]._replace(over=(title, f"{loads}; {key}")), *charts[1:]])
+    return joined(charts, (title, f"{loads}; {key}"))
 
 
 def _operators(rows: Pass) -> list[Record]:
@@ -120,7 +120,7 @@ def _dtypes(operators: Iterable[Record]) -> list[str]:
 def _deployment_chart(
     passes: Sequence[Pass],
     gpus: Sequence[Gpu],
-    operators: Sequence[Record],
+    operators: Records,
     ends: Sequence[float],
     is_brief: bool,
 ) -> Chart:
@@ -273,7 +273,7 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
     return series
 
 
-def attention_chart(records: Sequence[Record], gpus: Sequence[Gpu], shape: str) -> Chart:
+def attention_chart(records: Records, gpus: Sequence[Gpu], shape: str) -> Chart:
     """Return a chart of every variant of attention under the roof of the first GPU.
 
     Args:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.records import Record
+from kvcalc.records import Records
 from kvcalc.report.charts.chart import (
     CONTEXT_AXIS,
     Axis,
@@ -126,7 +126,7 @@ def _parameters_tick(value: float) -> str:
     return f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
 
 
-def hierarchy_chart(name: str, levels: Sequence[Record]) -> Chart:
+def hierarchy_chart(name: str, levels: Records) -> Chart:
     """Return the bandwidth of a GPU's memories over their sizes, and of its links as lines."""
     memories = [level for level in levels if level["bytes"]]
     series = [

@@ -67,8 +67,11 @@ def _share_of(axis: Axis, values: Sequence[float]) -> Callable[[float], float]:
 
 def _grid_lines(chart: Chart, columns: int) -> list[str]:
     """Return lines and points on a grid, with the values at the ends of both axes."""
-    visible = [s for s in chart.series if s.kind not in HIDDEN]
-    visible = [s for s in visible if s.kind not in ("hollow", "quiet") or s.label]
+    visible = [
+        s
+        for s in chart.series
+        if s.kind not in HIDDEN and (s.label or s.kind not in ("hollow", "quiet"))
+    ]
     levels = [s for s in chart.series if s.kind == "limit"]
     xs = [x for series in visible for x in series.xs]
     ys = [y for series in (*visible, *levels) for y in series.ys]
@@ -86,10 +89,8 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
         row = place(0, y_share(series.ys[0]))[0] // 4
         cells |= dict.fromkeys(((row, column) for column in range(width)), LEVEL)
     key = []
-    marks: dict[int, str] = {}
     for index, series in enumerate(visible):
-        colour = series.colour if series.colour >= 0 else -index - 1
-        mark = marks.setdefault(colour, MARKS[len(marks) % len(MARKS)])
+        mark = MARKS[index % len(MARKS)]
         places = [
             place(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys, strict=True)
         ]

@@ -1,13 +1,13 @@
 """Printed answers of `size` and `compare`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from kvcalc.layers.batch import Parallelism
 from kvcalc.model.memory import assumptions, cache_size, reach_line
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.row_names import alike, shared_words, sides
@@ -123,7 +123,7 @@ def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -
     return f"KV cache and weights are equal at {tokens:,} tokens{beyond}."
 
 
-def load(record: Mapping[str, Any]) -> str:
+def load(record: Record) -> str:
     """Return context and batch size in words: 4,096 tokens, or 8 × 4,096 tokens."""
     batch, context = record["batch_size"], record["context"]
     return f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
@@ -151,7 +151,7 @@ COMPARE_COLUMNS = columns(
 
 
 def compare_tables(
-    deployments: Sequence[TimedDeployment], records: Sequence[Record], block_size: int
+    deployments: Sequence[TimedDeployment], records: Records, block_size: int
 ) -> list[Table]:
     """Return the table of the variants, with their quality in its details."""
     model, first = deployments[0].model, records[0]
@@ -192,7 +192,7 @@ def compare_tables(
     ]
 
 
-def _intensity_notes(records: Sequence[Record]) -> list[str]:
+def _intensity_notes(records: Records) -> list[str]:
     """Return how intensity and bound change if a variant reads only a part of its cache.
 
     Return [] if no variant does, or all do.
@@ -220,7 +220,7 @@ def _intensity_notes(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def compared(deployments: Sequence[TimedDeployment], records: Sequence[Record]) -> str:
+def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
     """Return a sentence on the variant of the first deployment that needs the least memory.
 
     A single variant is compared with the model's own attention.

@@ -19,7 +19,7 @@ from kvcalc.capacity.suggested_fixes import (
     joined,
     small_cache,
 )
-from kvcalc.records import JsonObject, Record
+from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.records.size import MemoryRecord
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
@@ -61,7 +61,7 @@ WASTES = {
 
 
 def fit_table(
-    records: Sequence[Record],
+    records: Records,
     fits: Sequence[Fit],
     typed: Mapping[str, str] | None = None,
     all_experts: bool = False,
@@ -128,7 +128,7 @@ def fit_table(
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
 
 
-def _image_notes(records: Sequence[Record]) -> list[str]:
+def _image_notes(records: Records) -> list[str]:
     """Return notes on the tokens of a request that the images of `--limit-mm-per-prompt` take."""
     first = records[0]
     images, length = first.get("images") or 0, first["requested_model_len"]
@@ -141,7 +141,7 @@ def _image_notes(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
+def _fit_sentence(records: Records, fits: Sequence[Fit]) -> str:
     """Return a sentence on the users that fit on the first configuration, at its shortest and
     longest length."""
     record, first = records[0], fits[0]
@@ -208,12 +208,12 @@ def place_of(record: Record) -> str:
     return f"{record['gpus']}× {record['gpu']}" + f" with {split}" * bool(split)
 
 
-def varied(records: Sequence[Record], key: str) -> bool:
+def varied(records: Records, key: str) -> bool:
     """Return whether the records have different values under a key."""
     return len({r[key] for r in records}) > 1
 
 
-def basis_line(records: Sequence[Record], fits: Sequence[Fit]) -> str:
+def basis_line(records: Records, fits: Sequence[Fit]) -> str:
     """Return the model, formats and settings that are the same in all rows."""
     words = format_words(records)
     if not varied(records, "engine"):
@@ -222,12 +222,12 @@ def basis_line(records: Sequence[Record], fits: Sequence[Fit]) -> str:
     return ", ".join(words)
 
 
-def format_words(records: Sequence[Record]) -> list[str]:
+def format_words(records: Records) -> list[str]:
     """Return the model and the formats that are the same in all records."""
     return shared_words(records, FORMAT_WORDING)
 
 
-def _utilization(records: Sequence[Record]) -> list[str]:
+def _utilization(records: Records) -> list[str]:
     """Return the share of memory with the engine's name of the option, such as
     `--gpu-memory-utilization`."""
     name = UTILIZATION_NAMES.get(records[0]["engine"])
@@ -253,7 +253,7 @@ def _accuracy(result: Fit, num_configs: int) -> list[str]:
 
 
 def _details(
-    records: Sequence[Record],
+    records: Records,
     fits: Sequence[Fit],
     result: Fit,
     fixes: Sequence[ConfigChange | None],
@@ -346,7 +346,7 @@ MAX_SENTENCES = 2
 (FITS,) = columns(MemoryRecord, "fits")
 
 
-def memory_sentences(records: Sequence[Record]) -> list[str]:
+def memory_sentences(records: Records) -> list[str]:
     """Return a sentence about each batch that does not fit, at most MAX_SENTENCES of them."""
     short = [record for record in records if record.get("fits") is False]
     some_fit = any(record.get("kv_budget_bytes") for record in records)
@@ -378,7 +378,7 @@ def _memory_sentence(record: Record, some_fit: bool) -> str:
     return f"{requests} {need}, but {place} has {format_bytes(budget)} for the cache."
 
 
-def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
+def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
     """Return the columns, with `fits` after the inputs if some batch does not fit."""
     table_columns = without_named_engine(records, columns)
     if not any(record.get("fits") is False for record in records):
@@ -438,7 +438,7 @@ def allocation_table(run: AllocationRun) -> Table:
     return Table(run.records, ALLOCATION_COLUMNS, title, notes)
 
 
-def matrix_table(records: Sequence[Record]) -> Table:
+def matrix_table(records: Records) -> Table:
     """Return a table of the free KV cache, with users down and contexts across."""
     first = records[0]
     texts = ["none of these"]
@@ -476,7 +476,7 @@ def _context_name(tokens: int) -> str:
     return f"{tokens:,}" if tokens % 1024 else tokens_tick(tokens)
 
 
-def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
+def matrix_charts(matrices: Sequence[Records]) -> list[Chart]:
     """Return a heat map of each deployment's records. A deeper colour means more free memory."""
     size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
     engine = matrices[0][0]["engine"]
@@ -487,7 +487,7 @@ def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
     return [first._replace(over=("What fits", about)), *others]
 
 
-def _heat_map(records: Sequence[Record], size: int) -> Chart:
+def _heat_map(records: Records, size: int) -> Chart:
     """Return a heat map with users on the vertical axis and contexts on the horizontal axis.
 
     Args:

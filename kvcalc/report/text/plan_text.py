@@ -1,7 +1,7 @@
 """Printed answers of `plan` and `diagnose`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 from kvcalc.errors import few
@@ -10,7 +10,7 @@ from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
 from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
-from kvcalc.records import JsonObject, Record
+from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
 from kvcalc.report.row_names import split_words
 from kvcalc.report.text.fit_text import format_words, is_measured_on
@@ -101,7 +101,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
     return [Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)]
 
 
-def _row(record: Mapping[str, Any]) -> JsonObject:
+def _row(record: Record) -> JsonObject:
     """Return a record with its split in words, and the users that fit in all replicas."""
     capacity = record["capacity_sequences"]
     return {
@@ -173,7 +173,7 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     return f"{deployment_words(first)} is the {size} deployment that meets the targets{cost}."
 
 
-def _also(answer: BestConfigs, rows: Sequence[Record]) -> list[str]:
+def _also(answer: BestConfigs, rows: Records) -> list[str]:
     """Return notes on further GPU models that meet the targets, and on GPU models that cannot."""
     lines = []
     listed = {row["gpu"] for row in rows}

@@ -8,7 +8,7 @@ from kvcalc.gpu.gpu import Gpu, Host, turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.planning.comparison import SHAPE
-from kvcalc.records import JsonObject, Record
+from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import Figure
 from kvcalc.records.roofline import AttentionRecord, OperatorRecord
 from kvcalc.report.text.fit_text import memory_sentences
@@ -45,7 +45,7 @@ BYTE_KEYS = {
 PHASES = {"decode": "a decode step", "prefill": "a prefill"}
 
 
-def pass_tables(passes: Sequence[tuple[TimedDeployment, Sequence[Record]]]) -> Iterator[Table]:
+def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[Table]:
     """Yield a table per pass. Turning batches are computed once per deployment and context."""
     turning: dict[tuple[int, int], str] = {}
     for deployment, records in passes:
@@ -57,7 +57,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Sequence[Record]]]) -> I
 
 
 def pass_table(
-    deployment: TimedDeployment, records: Sequence[Record], turning: str | None = None
+    deployment: TimedDeployment, records: Records, turning: str | None = None
 ) -> Table:
     """Return the table of one pass: operators with their parts, and the total.
 
@@ -115,7 +115,7 @@ def _answers(deployment: TimedDeployment, total: Record) -> tuple[str, str]:
     return answer_sentence(full, limit), answer_sentence(brief, limit)
 
 
-def _ordered_columns(records: Sequence[Record]) -> list[Column]:
+def _ordered_columns(records: Records) -> list[Column]:
     """Return the columns of the table. A share follows its time, and layer kinds are shown only if
     there are several."""
     has_layers = len({r["layer"] for r in records} - {""}) > 1
@@ -255,7 +255,7 @@ ATTENTION_COLUMNS = columns(
 )
 
 
-def attention_table(records: Sequence[Record]) -> Table:
+def attention_table(records: Records) -> Table:
     """Return a table with a row per variant and GPU, and the layer's shape in a note."""
     ridges = dict.fromkeys(
         f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records
@@ -274,7 +274,7 @@ def attention_table(records: Sequence[Record]) -> Table:
     )
 
 
-def _attention_sentence(records: Sequence[Record]) -> str:
+def _attention_sentence(records: Records) -> str:
     """Return a sentence on how many variants of decode attention are memory-bound on the first
     GPU."""
     first = records[0]

@@ -1,10 +1,10 @@
 """Printed answers of `latency` and `serve`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
 from kvcalc.report.row_names import SERVER, alike, sides
 from kvcalc.report.text.fit_text import (
@@ -69,7 +69,7 @@ SPECULATION = (
 )
 
 
-def latency_tables(records: Sequence[Record]) -> list[Table]:
+def latency_tables(records: Records) -> list[Table]:
     """Return tables of the requests, of the requests without a cache, and of speculative
     decoding."""
     records = predictions_first(records)
@@ -99,7 +99,7 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     return tables
 
 
-def _per_server(records: Sequence[Record], describe: Callable[[Record], str]) -> list[str]:
+def _per_server(records: Records, describe: Callable[[Record], str]) -> list[str]:
     """Return a line per distinct text. If texts differ between servers, a line names its
     servers."""
     names: dict[str, dict[str, None]] = {}
@@ -110,7 +110,7 @@ def _per_server(records: Sequence[Record], describe: Callable[[Record], str]) ->
     return [f"{', '.join(servers)}: {text}" for text, servers in names.items() if text]
 
 
-def _latency_sentence(records: Sequence[Record]) -> str:
+def _latency_sentence(records: Records) -> str:
     """Return a sentence on the fastest deployment for the first request, with the further requested
     figures."""
     first = records[0]
@@ -184,7 +184,7 @@ NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
 QUIET = ("rejected", "preemptions", "padding_waste")  # columns that are hidden without a value
 
 
-def serve_table(records: Sequence[Record], lengths_note: str = "") -> Table:
+def serve_table(records: Records, lengths_note: str = "") -> Table:
     """Return the table of servers under load. A sweep has one row per rate that was tried."""
     summaries = predictions_first([r for r in records if r.get("found_rate") is not None])
     is_sweep = 0 < len(summaries) < len(records)
@@ -235,7 +235,7 @@ def serve_table(records: Sequence[Record], lengths_note: str = "") -> Table:
     )
 
 
-def _tried(records: Sequence[Record]) -> list[Record]:
+def _tried(records: Records) -> list[Record]:
     """Return the rows of a sweep, one per rate that was tried. The sustained rate is marked."""
     rows: list[Record] = []
     sustained = None
@@ -247,7 +247,7 @@ def _tried(records: Sequence[Record]) -> list[Record]:
     return rows
 
 
-def _sustained(summaries: Sequence[Record]) -> str:
+def _sustained(summaries: Records) -> str:
     """Return a sentence with the highest sustained rate and its median TTFT.
 
     Of servers with similar rates, the one with the shortest TTFT is named.
@@ -269,7 +269,7 @@ def _sustained(summaries: Sequence[Record]) -> str:
     return answer_sentence(rate, wait)
 
 
-def _server_name(record: Record, records: Sequence[Record]) -> str:
+def _server_name(record: Record, records: Records) -> str:
     """Return model and GPUs, and other values that distinguish a record from the other records."""
     keys = [key for key in SERVER if key not in ("model", "gpu")]
     same = alike(records, record, "model", "gpu")
@@ -314,7 +314,7 @@ def _goals(record: Record) -> str:
     return " and ".join(f"{name} within {seconds(limit)}" for name, limit in limits if limit)
 
 
-def _served(records: Sequence[Record]) -> str:
+def _served(records: Records) -> str:
     """Return a sentence on the figures of the best server under the first load.
 
     At a given rate, the best server has the shortest median latency. Otherwise it has the most

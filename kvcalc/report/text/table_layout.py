@@ -6,13 +6,14 @@ A table's title is its answer. At most MAX_COLUMNS columns are shown, fewer if t
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.errors import printable
+from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import Chart
 from kvcalc.report.row_names import sides
 
@@ -21,7 +22,6 @@ MAX_COLUMNS = 9
 MAX_NOTES = 3  # footnotes without --verbose
 SHORTENED_LETTERS = 16  # minimum length of a shortened word
 MIN_NAME = 12  # minimum length of a shortened row name
-Row = Mapping[str, Any]
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class Table(msgspec.Struct, frozen=True):
         verbose: Whether all notes are shown.
     """
 
-    records: Sequence[Row]
+    records: Records
     columns: Sequence[Column]
     title: str = ""
     notes: Sequence[str] = ()
@@ -295,7 +295,7 @@ UNMARKED = ("roofline_s", "bytes_per_s")
 PARAMETER_KEYS = ("parameters", "active_parameters", "weight_bytes")
 
 
-def written(column: Column, record: Row) -> str:
+def written(column: Column, record: Record) -> str:
     """Return a record's value as text, or a dash.
 
     A bound has ≥ or ≤, a scaled figure ~, and a figure of estimated parameters ≈. `< 1 µs` has no
@@ -369,9 +369,9 @@ def table_html(table: Table) -> str:
     return page + (f'<ul class="notes">{items}</ul>' if items else "")
 
 
-def svgs_html(charts: Sequence[Chart]) -> list[dict[str, str]]:
-    """Return each chart of a page as inline SVG in the styles light and dark, with unique ids."""
-    from kvcalc.report.charts.drawing import in_style, rendered
+def svgs_html(charts: Sequence[Chart]) -> list[str]:
+    """Return each chart of a page as inline SVG in the page's own colours, with unique ids."""
+    from kvcalc.report.charts.drawing import rendered
     from kvcalc.report.charts.series_styles import STYLES
 
     pictures = []
@@ -383,7 +383,7 @@ def svgs_html(charts: Sequence[Chart]) -> list[dict[str, str]]:
         )
         for size in ("height", "width"):
             text = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", text, count=1)
-        texts = {"light": text, "dark": in_style(text, "dark")}
-        ids = re.compile(r'(\bid="|url\(#|href="#)')
-        pictures.append({s: ids.sub(rf"\g<1>{s[0]}{number}-", t) for s, t in texts.items()})
+        for name in ("ink", "paper", "blue"):
+            text = text.replace(getattr(style, name).lower(), f"var(--{name})")
+        pictures.append(re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>p{number}-", text))
     return pictures

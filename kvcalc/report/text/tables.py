@@ -10,7 +10,7 @@ from typing import Any
 
 from kvcalc.errors import few, visible
 from kvcalc.library.presets import preset_files
-from kvcalc.records import Record
+from kvcalc.records import Record, Records
 from kvcalc.records.figures import figures_of
 from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord
 from kvcalc.report.row_names import sides
@@ -190,17 +190,17 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def distinct_notes(records: Sequence[Record], key: str) -> list[str]:
+def distinct_notes(records: Records, key: str) -> list[str]:
     """Return the distinct texts that the records have under a key."""
     return list(dict.fromkeys(r[key] for r in records if r.get(key)))
 
 
-def fitting(records: Sequence[Record]) -> list[Record]:
+def fitting(records: Records) -> list[Record]:
     """Return the records of batches that fit in memory or whose budget is unknown."""
     return [r for r in records if r.get("fits") is not False]
 
 
-def memory_warning(records: Sequence[Record]) -> str:
+def memory_warning(records: Records) -> str:
     """Return a sentence on how many rows do not fit in memory; '' if all rows fit or no row
     fits."""
     count = len(records) - len(fitting(records))
@@ -209,7 +209,7 @@ def memory_warning(records: Sequence[Record]) -> str:
     return f"{count:,} of {len(records):,} rows do not fit in GPU memory."
 
 
-def time_footnotes(records: Sequence[Record]) -> list[str]:
+def time_footnotes(records: Records) -> list[str]:
     """Return lines on the basis of the times, on their accuracy, and on the reason why some times
     are bounds."""
     bases = {r["time_basis"] for r in records}
@@ -241,7 +241,7 @@ def time_footnotes(records: Sequence[Record]) -> list[str]:
     return [basis, " ".join(accuracy), *dict.fromkeys(reasons)]
 
 
-def time_details(records: Sequence[Record]) -> list[str]:
+def time_details(records: Records) -> list[str]:
     """Return the footnotes on times in full, for `--verbose`."""
     lines = [line for line in time_footnotes(records) if line]
     bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
@@ -252,7 +252,7 @@ def time_details(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def pass_notes(records: Sequence[Record], *more: str) -> list[str]:
+def pass_notes(records: Records, *more: str) -> list[str]:
     """Return the notes of timed batches, the most important first.
 
     Args:
@@ -269,7 +269,7 @@ def pass_notes(records: Sequence[Record], *more: str) -> list[str]:
     ]
 
 
-def pass_details(records: Sequence[Record]) -> list[str]:
+def pass_details(records: Records) -> list[str]:
     """Return further notes of timed batches, for `--verbose`."""
     reasons = distinct_notes(records, "memory_note")
     return [
@@ -280,18 +280,18 @@ def pass_details(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def time_note(records: Sequence[Record]) -> str:
+def time_note(records: Records) -> str:
     """Return the basis of the times and their accuracy in one line, for pictures."""
     basis, accuracy, *_ = time_footnotes(records)
     return "; ".join(text.removesuffix(".") for text in (basis, accuracy) if text)
 
 
-def predictions_first(records: Sequence[Record]) -> list[Record]:
+def predictions_first(records: Records) -> list[Record]:
     """Return the records for a table: first the predictions, then the bounds."""
     return sorted(records, key=lambda record: bool(record["time_basis"] == BOUND))
 
 
-def comparable(records: Sequence[Record]) -> list[Record]:
+def comparable(records: Records) -> list[Record]:
     """Return the records whose times can be compared with the first record: only predictions, or
     only bounds."""
     return [
@@ -299,13 +299,13 @@ def comparable(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def without_named_engine(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
+def without_named_engine(records: Records, columns: Sequence[Column]) -> list[Column]:
     """Return the columns, without the engine if the basis of times names it in every row."""
     is_named = "engine" not in sides(records, ("basis", "engine")).keys
     return [column for column in columns if not (is_named and column.key == "engine")]
 
 
-def node_notes(records: Sequence[Record]) -> list[str]:
+def node_notes(records: Records) -> list[str]:
     """Return a line for each deployment that is spread over several nodes, with the rate between
     the nodes."""
     lines = []
