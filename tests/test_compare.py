@@ -355,7 +355,7 @@ def test_sparse_attention_has_more_intensity_if_tp_splits_the_heads(kvcalc: Run)
     DSA: 2,048 · 2·16·(576 + 512) + 131,072 · 2·64·128 FLOPs for 35,913,728 bytes, 61.78.
     """
     shown = kvcalc("compare deepseek-v3 --variants mla,dsa --context 128k --tp 8 --gpu h100").out
-    assert "FLOP/B rises, 30.22 to 61.78" in shown and "Bound: " in shown
+    assert "FLOP/B rises, 30.22 to 61.78" in shown and "; bound " in shown
     line = "compare llama-7b --variants mla:512+64,dsa:512+64+128@2048 --context 32k --gpu h100"
     assert "mla to dsa: FLOP/B rises, 60.44" in kvcalc(line).out  # long names still leave room for the note
 

@@ -156,7 +156,7 @@ def test_require_counts_the_low_end(kvcalc: Run) -> None:
     assert (record["max_num_seqs"], record["low_num_seqs"]) == (5, 4)
     assert [kvcalc(f"{line} --require {n}").code for n in (4, 5)] == [0, 1]
     assert kvcalc(f"{line} --require 5 --budget middle").code == 0
-    assert kvcalc(line).out.startswith("5 users of 131,072 tokens, at least 4, fit on 8× h200 with tp 8.")
+    assert kvcalc(line).out.startswith("5 users of 131,072 tokens, at least 4, fit on 8× h200 with tp 8")
 
 
 def test_tensorrt_llm_takes_a_share_of_what_remains() -> None:

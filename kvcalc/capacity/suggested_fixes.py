@@ -19,6 +19,7 @@ from kvcalc.capacity.deployment_fit import Fit, fit
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
 from kvcalc.model.memory import weight_bytes
+from kvcalc.model.model import Model
 from kvcalc.storage.formats import canonical
 from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import loss_of
@@ -264,6 +265,18 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
     if cache := smaller_cache(request):
         yield cache
     yield from smaller_weights(request)
+    if result.options.engine == "llama.cpp" and result.options.n_gpu_layers < 0:
+        yield from _host_layers(request, result.model)
+
+
+def _host_layers(request: ConfigChange, model: Model) -> Iterator[ConfigChange]:
+    """Yield more and more layers in host memory, of a mixture of experts only their experts."""
+    has_experts = any(weight.expert for _, weight, _ in model.walk())
+    for count in range(1, model.layers + 1):
+        if has_experts:
+            yield request.changed(n_cpu_moe=count)
+        else:
+            yield request.changed(n_gpu_layers=model.layers + 1 - count)
 
 
 def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange]:

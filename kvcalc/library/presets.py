@@ -128,6 +128,8 @@ def _unknown(
     path = _matching(counted["gpu"], paths, kind) if counted and kind == "gpus" else None
     if counted and path:
         hint = f"Give the count with --tp: --gpu {path.stem} --tp {counted['count']}"
+    elif kind == "models" and name.lower() == "mtp":
+        hint = "Write --mtp instead of --draft mtp"
     elif kind == "models" and name.lower().startswith("eagle"):
         hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
     elif kind == "models" and _SECRET.match(name):

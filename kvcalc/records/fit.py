@@ -129,7 +129,10 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         "more other memory",
     ]
     needed_utilization: Annotated[
-        FloatOrNull, "smallest share that fits the request; null if none does"
+        FloatOrNull,
+        Figure(
+            "smallest share that fits the request; null if none does", "needed share", "{:g}"
+        ),
     ]
     needed_kv_cache_memory_bytes: Annotated[
         IntOrNull, "smallest cache that fits the request; null if none does"

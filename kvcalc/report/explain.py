@@ -249,7 +249,6 @@ def explain_fit(fitted: Fit, record: Record) -> str:
         "3. KV cache budget": [
             f"{budget.share:,} − {budget.weights:,}{taken} = {_bytes(remaining)}",
             f"override: {_bytes(fitted.kv_budget)}" if fitted.kv_budget != remaining else "",
-            memory_line(fitted),
         ],
         f"4. Blocks of the engine (cache in {record['kv_cache_dtype']})": [
             *plan.describe(fitted.length),
@@ -271,7 +270,8 @@ def explain_fit(fitted: Fit, record: Record) -> str:
         "7. Links": placement_lines(record),
     }
     lines = [
-        f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}"
+        f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}",
+        memory_line(fitted),
     ]
     if fitted.ranks.pp > 1:
         lines.append(f"pipeline stage {fitted.stage} of {fitted.ranks.pp} decides")

@@ -20,6 +20,7 @@ from kvcalc.report.text.tables import (
     footnotes,
     pass_details,
     pass_notes,
+    per_token,
     percent,
     predictions_first,
     ratio,
@@ -108,7 +109,14 @@ def _size_sentence(records: Sequence[SizeRecord]) -> str:
         listed = " or ".join(f"{size} in {dtype}" for dtype, size in weights.items())
         return answer_sentence(sentence, f", and for its weights {listed}")
     about = "" if last["parameters_exact"] else "about "
-    return answer_sentence(sentence, f", and {about}{weights[last['dtype']]} for its weights")
+    each = ""
+    if last["bytes_per_token"] and not per_gpu:
+        each = f", {per_token(last['bytes_per_token'])} per token"
+        if last["fixed_bytes"]:
+            each += f" plus {format_bytes(last['fixed_bytes'])} per sequence"
+    return answer_sentence(
+        sentence, each, f", and {about}{weights[last['dtype']]} for its weights"
+    )
 
 
 def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -> str:
@@ -180,7 +188,7 @@ def compare_tables(
     ]
     rows = [{**r, "step_s": r["time_s"] or r["roofline_s"]} for r in records]
     equal = alike(records[: len(records) // len(deployments)], first, *LOAD)
-    notes = footnotes(*pass_notes(records, none_fits, *_intensity_notes(equal)))
+    notes = footnotes(*pass_notes(records, *_intensity_notes(equal), none_fits))
     return [
         Table(
             predictions_first(rows),
@@ -211,13 +219,7 @@ def _intensity_notes(records: Records) -> list[str]:
     names = " to ".join(kinds)
     change = "falls" if new < old else "rises"
     bounds = f"{seconds(sparse['roofline_s'])} instead of {seconds(dense['roofline_s'])}"
-    overhead = " `roofline` explains its longer prediction."
-    is_longer = (sparse["time_s"] or 0) > (dense["time_s"] or 0)
-    is_longer &= sparse["roofline_s"] < dense["roofline_s"]
-    return [
-        f"{names}: FLOP/B {change}, {old:.4g} to {new:.4g}. If memory-bound, bytes decide.",
-        f"Bound: {bounds}.{overhead * is_longer}",
-    ]
+    return [f"{names}: FLOP/B {change}, {old:.4g} to {new:.4g}; bound {bounds}."]
 
 
 def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
@@ -240,10 +242,13 @@ def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
     reads = ""
     if (reader["read_reduction"] or 0) > max(1, best["read_reduction"] or 0):
         reads = f", and {_variant(reader)} reads {_less(reader['read_reduction'])}"
+    other = first
     if best is first:
+        other = max(equal, key=lambda r: r["kv_cache_bytes"])
+    if not best["kv_cache_bytes"] or other["kv_cache_bytes"] == best["kv_cache_bytes"]:
         return answer_sentence(sentence, ", the least of these variants", reads)
-    less = f", {_less(best['stored_reduction'])} than with {_variant(first)}"
-    return answer_sentence(sentence, less, reads)
+    reduction = other["kv_cache_bytes"] / best["kv_cache_bytes"]
+    return answer_sentence(sentence, f", {_less(reduction)} than with {_variant(other)}", reads)
 
 
 def _against_own_attention(deployment: TimedDeployment, record: Record) -> list[str]:

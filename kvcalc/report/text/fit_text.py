@@ -23,7 +23,7 @@ from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.records.size import MemoryRecord
 from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
-from kvcalc.report.row_names import shared_words, split_words
+from kvcalc.report.row_names import shared_words, sides, split_words
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     FORMATS,
@@ -40,12 +40,14 @@ COLUMNS = columns(
     "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype requested_model_len "
     "required_users verdict missing_bytes max_num_seqs low_num_seqs unshared_num_seqs "
     "offload_num_seqs longest kv_budget_bytes weight_bytes | range max_concurrency "
-    "activation_bytes overhead_bytes num_blocks blocks_per_request kv_tokens",
+    "activation_bytes overhead_bytes num_blocks blocks_per_request kv_tokens "
+    "needed_utilization",
 )
 # columns that are shown only if their values differ
 VARIED = ("model", "tensor_parallel_size", "engine", "dtype", "kv_cache_dtype")
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
 BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
+MAX_FIXES = 65  # characters of the suggested fixes, so that their footnote takes one line
 UTILIZATION_NAMES = {
     "vllm": "gpu_memory_utilization",
     "none": "gpu_memory_utilization",
@@ -91,18 +93,19 @@ def fit_table(
         }
         rows.append({**record, **row})
     table_columns = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
-    index = 0
+    index = max(_rivals(records, fits), key=lambda i: fits[i].sequences, default=0)
     if not fits[0].fits:
         index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom))
     result = fits[index]
     images = _image_notes(records)
-    notes = ["", *images, basis_line(records, fits)]
-    notes += [] if images else _accuracy(result, len(fits))
-    command = records[0]["command"]
+    notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
+    command = records[index]["command"]
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
-        title = _fit_sentence(records, fits)
-        first = records[0]
+        rows.insert(0, rows.pop(index))
+        title = _fit_sentence(records, fits, index)
+        first = records[index]
+        notes += images
         wastes = {
             name: first[key] for name, key in WASTES.items() if first.get(key) is not None
         }
@@ -141,40 +144,80 @@ def _image_notes(records: Records) -> list[str]:
     ]
 
 
-def _fit_sentence(records: Records, fits: Sequence[Fit]) -> str:
-    """Return a sentence on the users that fit on the first configuration, at its shortest and
-    longest length."""
-    record, first = records[0], fits[0]
-    place, users = place_of(record), plural(first.sequences, "user")
-    last = [f for f in fits if f.requested == first.requested and f.engine is first.engine][-1]
+def _rivals(records: Records, fits: Sequence[Fit]) -> list[int]:
+    """Return the indices of the fits that differ from the first only in engine or formats."""
+    first, result = records[0], fits[0]
+    return [
+        i
+        for i, (record, fit) in enumerate(zip(records, fits, strict=True))
+        if fit.fits
+        and place_of(record) == place_of(first)
+        and record["model"] == first["model"]
+        and fit.length == result.length
+        and fit.options.wanted == result.options.wanted
+    ]
+
+
+def _fit_sentence(records: Records, fits: Sequence[Fit], index: int) -> str:
+    """Return the users that fit on the best configuration, and at the longest length."""
+    record, best = records[index], fits[index]
+    place, users = place_of(record), plural(best.sequences, "user")
+    last = [f for f in fits if f.requested == best.requested and f.engine is best.engine][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
         free = format_bytes(record["kv_budget_bytes"])
         return answer_sentence(
             f"{record['model']} fits on {place}, stores no KV cache and leaves {free} free"
         )
-    counts = f"{users} of {first.length:,} tokens"
-    if last.length != first.length:
+    counts = f"{users} of {best.length:,} tokens"
+    clauses: list[str] = []
+    if last.length != best.length:
         counts += f" or {last.sequences:,} of {last.length:,}"
-    elif last.options.wanted != first.options.wanted:
-        lengths = [(f.longest and f"{f.longest:,}") or "unlimited" for f in (first, last)]
+    elif last.options.wanted != best.options.wanted:
+        lengths = [(f.longest and f"{f.longest:,}") or "unlimited" for f in (best, last)]
         counts = (
-            f"{plural(first.options.wanted, 'user')} of {lengths[0]} tokens or "
+            f"{plural(best.options.wanted, 'user')} of {lengths[0]} tokens or "
             f"{last.options.wanted:,} of {lengths[1]}"
         )
     else:
-        low, maximum = record["low_num_seqs"], first.model.max_context or 0
-        if low and low < first.sequences:
+        low = record["low_num_seqs"]
+        if low and low < best.sequences:
             counts += f", at least {low:,},"
-        if len({place_of(r) for r in records}) > 1:
-            place += ", the smallest that fits"
-        elif first.length == first.longest and first.length < maximum:
-            place += f", less than the model's maximum of {maximum:,}"
-        if record.get("offload_num_seqs"):
-            place += f", {record['offload_num_seqs']:,} more in CPU memory"
+        clauses = _fit_clauses(records, fits, index)
     if varied(records, "model"):
-        comma = "," * ("," in place)
-        return f"{record['model']} on {place}{comma} fits {counts.rstrip(',')}."
-    return f"{counts} fit{'s' * counts.startswith('1 user ')} on {place}."
+        return f"{record['model']} on {place} fits {counts.rstrip(',')}."
+    return answer_sentence(
+        f"{counts} fit{'s' * counts.startswith('1 user ')} on {place}", *clauses
+    )
+
+
+def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]:
+    """Return what follows the users: rivals, the limit, the needed share or the whole cache."""
+    record, best = records[index], fits[index]
+    maximum = best.model.max_context or 0
+    clauses = []
+    rivals = _rivals(records, fits)
+    names = dict(zip(rivals, sides([records[i] for i in rivals]).names, strict=True))
+    least = min(rivals, key=lambda i: fits[i].sequences)
+    if fits[least].sequences < best.sequences:
+        joint = " and" if " with " in place_of(record) else " with"
+        clauses.append(f"{joint} {names[index]}")
+        clauses.append(f", {fits[least].sequences:,} with {names[least]}")
+    if len({place_of(r) for r in records}) > 1:
+        clauses.append(", the smallest that fits")
+    elif best.length == best.longest and best.length < maximum:
+        clauses.append(f", less than the model's maximum of {maximum:,}")
+    if record.get("offload_num_seqs"):
+        clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
+    setting, wanted = UTILIZATION_NAMES.get(record["engine"]), best.options.wanted
+    if setting and record["needed_utilization"] and wanted < best.sequences:
+        need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
+        if best.options.max_num_seqs or wanted > 1:
+            clauses.append(f", and {wanted:,} {need}")
+            return clauses
+    tokens = record["kv_tokens"] or 0
+    if tokens > best.length and not (clauses or best.options.max_model_len):
+        clauses.append(f", in a cache of {tokens:,} tokens")
+    return clauses
 
 
 def _missing_sentence(
@@ -198,8 +241,10 @@ def _missing_sentence(
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
     change = next(iter(advised.fixes.values()))
     written = command_of(change.deployment, change.options, name)
-    fixes = joined([f"`{fix}`" for fix in advised.fixes])
-    return title, f"It fits with {fixes}.", written.line if written else None
+    fixes = [f"`{fix}`" for fix in advised.fixes]
+    if len(joined(fixes)) > MAX_FIXES:
+        del fixes[1:-1]
+    return title, f"It fits with {joined(fixes)}.", written.line if written else None
 
 
 def place_of(record: Record) -> str:

@@ -95,9 +95,10 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         notes.append(
             f"The closest {size} deployment is {deployment_words(below)}: {reason(below)}"
         )
-    accuracy = time_footnotes(rows)[1]
-    if accuracy and len(notes) <= MAX_NOTES:
+    if accuracy := time_footnotes(rows)[1]:
         notes.insert(3, accuracy)
+    while len(notes) > MAX_NOTES + 1:  # the first line is blank
+        details.append(notes.pop() if first["meets"] else notes.pop(1))
     return [Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import Annotated, TypedDict
+from typing import Annotated, TypeAlias, TypedDict
 
 from kvcalc.gpu.gpu import Gpu, Host, turning_batch
 from kvcalc.layers.batch import Batch
@@ -42,30 +42,33 @@ BYTE_KEYS = {
     "cache": "cache_bytes",
     "activations": "activation_bytes",
 }
+# smallest compute-bound batch size of FFN and attention; None if no batch size is
+TurningBatches: TypeAlias = dict[str, int | None]
 PHASES = {"decode": "a decode step", "prefill": "a prefill"}
 
 
 def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[Table]:
     """Yield a table per pass. Turning batches are computed once per deployment and context."""
-    turning: dict[tuple[int, int], str] = {}
+    turning: dict[tuple[int, int], TurningBatches] = {}
     for deployment, records in passes:
         context = records[-1]["context"]
         key = id(deployment), context
         if records[-1]["phase"] == "decode" and key not in turning:
             turning[key] = _turning(deployment, context)
-        yield pass_table(deployment, records, turning.get(key, ""))
+        yield pass_table(deployment, records, turning.get(key, {}))
 
 
 def pass_table(
-    deployment: TimedDeployment, records: Records, turning: str | None = None
+    deployment: TimedDeployment,
+    records: Records,
+    turning: TurningBatches | None = None,
 ) -> Table:
     """Return the table of one pass: operators with their parts, and the total.
 
     Args:
         deployment: Deployment of the pass.
         records: Records of the operators, the total last.
-        turning: Sentence on the batch sizes from which on compute is the limit; None to compute it
-            here.
+        turning: Batch sizes from which on compute is the limit; None to compute them here.
     """
     total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
     rows: list[Record] = []
@@ -77,20 +80,25 @@ def pass_table(
         rows += map(_part_row, record.get("parts", []))
     if turning is None:
         is_decode = total["phase"] == "decode"
-        turning = _turning(deployment, total["context"]) if is_decode else ""
+        turning = _turning(deployment, total["context"]) if is_decode else {}
+    words = [
+        f"{name} from batch {batch:,} on" if batch else f"{name} at no batch"
+        for name, batch in turning.items()
+    ]
+    compute = f"Compute-bound: {', '.join(words)}." if words else ""
     tokens = total["equal_reads_context"]
     reads = f"Cache and weight reads are equal at {tokens:,} tokens." if tokens else ""
     memory = memory_sentences([total])
-    answer, brief = _answers(deployment, total)
+    answer, brief = _answers(deployment, total, turning.get("FFN"))
     shares = [f"{name} {total[key] / total['bytes']:.1%}" for name, key in BYTE_KEYS.items()]
     return Table(
         rows,
         _ordered_columns(records),
         memory[0] if memory else answer,
-        footnotes(*pass_notes([total], brief if memory else ""), turning, reads),
+        footnotes(*pass_notes([total], brief if memory else ""), compute, reads),
         details=[
             *([answer] if memory else []),
-            *filter(None, (turning, reads)),
+            *filter(None, (compute, reads)),
             f"bytes moved: {', '.join(shares)}",
             _assumptions(deployment),
             *pass_details([total]),
@@ -98,9 +106,15 @@ def pass_table(
     )
 
 
-def _answers(deployment: TimedDeployment, total: Record) -> tuple[str, str]:
+def _answers(
+    deployment: TimedDeployment, total: Record, ffn_batch: int | None
+) -> tuple[str, str]:
     """Return sentences on the time of the pass and its limit, one with and one without the
-    deployment."""
+    deployment.
+
+    Args:
+        ffn_batch: Smallest batch size with a compute-bound FFN.
+    """
     phase = PHASES.get(total["phase"], "a mixed pass")
     subject = f"{phase} of {deployment.model.name} on {deployment.gpu.name}"
     stages = deployment.parallelism.pp
@@ -112,7 +126,10 @@ def _answers(deployment: TimedDeployment, total: Record) -> tuple[str, str]:
         time = kernel_seconds(total["time_s"])
     limit = f", bound by {total['bound']}" if total["intensity"] else ""
     full, brief = (f"{text[0].upper()}{text[1:]} takes {time}" for text in (subject, phase))
-    return answer_sentence(full, limit), answer_sentence(brief, limit)
+    ffn = ""
+    if ffn_batch and limit.endswith("memory") and total["batch_size"] < ffn_batch:
+        ffn = f", the FFN only below batch {ffn_batch:,}"
+    return answer_sentence(full, limit, ffn), answer_sentence(brief, limit)
 
 
 def _ordered_columns(records: Records) -> list[Column]:
@@ -140,17 +157,16 @@ def _part_row(part: Record) -> Record:
     return {"count": None, **part, "operator": f"  {part['operator']}", "layer": "in it"}
 
 
-def _turning(deployment: TimedDeployment, context: int) -> str:
-    """Return a sentence on the batch sizes from which on FFN and attention are compute-bound; ''
-    without a matrix peak."""
+def _turning(deployment: TimedDeployment, context: int) -> TurningBatches:
+    """Return the batch sizes from which on FFN and attention are compute-bound; {} without a matrix
+    peak."""
     if not all(map(deployment.gpu.computes, deployment.formats.product_dtypes)):
-        return ""
+        return {}
     placed = cache(lambda batch: deployment.placed(Batch.decode(context, batch)))
-    words = []
-    for name, role in (("FFN", Role.FFN), ("attention", Role.CORE)):
-        batch = turning_batch(placed, partial(_has_role, role))
-        words.append(f"{name} from batch {batch:,} on" if batch else f"{name} at no batch")
-    return f"Compute-bound: {', '.join(words)}."
+    roles = {"FFN": Role.FFN, "attention": Role.CORE}
+    return {
+        name: turning_batch(placed, partial(_has_role, role)) for name, role in roles.items()
+    }
 
 
 def _has_role(role: Role, operator: Operator) -> bool:

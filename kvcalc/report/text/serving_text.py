@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kvcalc.records import Record, Records
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
-from kvcalc.report.row_names import SERVER, alike, sides
+from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
 from kvcalc.report.text.fit_text import (
     FITS,
     marked_columns,
@@ -67,6 +67,13 @@ SPECULATION = (
         inputs="draft",
     ),
 )
+
+
+LOAD_WORDING = {
+    "batch_size": "batch {:,}",
+    "input_len": "{:,} input tokens",
+    "output_len": "{:,} output tokens",
+}
 
 
 def latency_tables(records: Records) -> list[Table]:
@@ -145,6 +152,9 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(
             f", and a million tokens cost {at_least}{best['cost_per_million_tokens']:,.2f}"
         )
+    loads = [r for r in alike(comparable(records), best, *DEPLOYMENT) if r["e2e_s"]]
+    if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
+        clauses.append(f", and {at_least}{seconds(loads[-1]['e2e_s'])} with {load}")
     if best["tpot_s"]:
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
@@ -225,11 +235,11 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
         columns,
         _sustained(summaries) if summaries else _served(rows),
         footnotes(
-            *distinct_notes(rows, "fallback"),
-            *[warning] * bool(diverging and not is_sweep),
-            lengths_note,
             time_footnotes(plain)[0],
             next(iter(accuracy)) if len(accuracy) == 1 else "",
+            *distinct_notes(rows, "fallback"),
+            lengths_note,
+            *[warning] * bool(diverging and not is_sweep),
         ),
         details=details,
     )
@@ -265,8 +275,10 @@ def _sustained(summaries: Records) -> str:
     rate = f"{server} sustains {at_most}{digits(best['found_rate'])} requests/s"
     if goals:
         return answer_sentence(rate, f" with {goals}", " for 99% of requests")
-    wait = f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
-    return answer_sentence(rate, wait)
+    cost, wait = "", f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
+    if best.get("cost_per_million_tokens"):
+        cost = f" at {at_least}{best['cost_per_million_tokens']:,.2f} per million tokens"
+    return answer_sentence(rate, cost, wait)
 
 
 def _server_name(record: Record, records: Records) -> str:

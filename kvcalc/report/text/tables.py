@@ -253,19 +253,22 @@ def time_details(records: Records) -> list[str]:
 
 
 def pass_notes(records: Records, *more: str) -> list[str]:
-    """Return the notes of timed batches, the most important first.
+    """Return the notes of timed batches: the basis of times first, then the most important.
 
     Args:
         records: Records of the batches.
-        more: Notes that are less important than those on memory, but more than the basis of times.
+        more: Notes that are more important than those on memory.
     """
     unknown = any(r.get("memory_note") for r in records)
+    basis, accuracy, *reasons = time_footnotes(records)
     return [
+        basis,
+        accuracy,
         *distinct_notes(records, "fallback"),
+        *more,
         "The KV cache budget of this engine is unknown for this model." * unknown,
         memory_warning(records),
-        *more,
-        *time_footnotes(records),
+        *reasons,
     ]
 
 
