@@ -313,7 +313,8 @@ def _fit_lines(fitted: Fit) -> list[str]:
     for count, word in ((max_count, "within"), (max_count + 1, "over")):
         size = plan.needed(count, length, fitted.options.shared_prefix)
         sequences = plural(count, "sequence")
-        lines.append(f"{sequences} of {length:,} tokens need {size:,} B, {word} {pool:,} B")
+        need = "needs" if count == 1 else "need"
+        lines.append(f"{sequences} of {length:,} tokens {need} {size:,} B, {word} {pool:,} B")
     if fitted.sequences < fitted.capacity:
         lines.append(
             f"{fitted.sequences:,} of {fitted.capacity:,} fit with this --max-num-seqs, which "

@@ -87,7 +87,7 @@ def test_the_sums_of_a_fit_add_up_to_its_record(kvcalc: Run, line: str) -> None:
         assert number(left) // number(right) == number(quotient) == record["num_blocks"]
     for count, each, total in re.findall(r"pages (\d+) × ([\d,]+) = ([\d,]+) B", text):
         assert number(count) * number(each) == number(total)
-    needs = re.findall(r"([\d,]+) sequences? of [\d,]+ tokens need ([\d,]+) B, (within|over) ([\d,]+) B", text)
+    needs = re.findall(r"([\d,]+) sequences? of [\d,]+ tokens needs? ([\d,]+) B, (within|over) ([\d,]+) B", text)
     assert [(word, number(need) <= number(pool)) for _, need, word, pool in needs] == [("within", True), ("over", False)]
     assert [number(n) for n, *_ in needs] == [record["max_num_seqs"], record["max_num_seqs"] + 1]
     assert f"max_concurrency = {record['max_concurrency']:,.6g}; kv_tokens = {record['kv_tokens']:,}" in text

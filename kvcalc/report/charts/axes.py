@@ -327,6 +327,8 @@ class Panel:
         letters = max(6, int(0.85 * width * 72 / (count * 0.6 * style.font)))
         axes.set_xticks(range(count), [wrapped(name, letters, 6) for name in chart.categories])
         axes.set_yticks(range(len(chart.series)), row_names(chart))
+        axes.set_xlabel(chart.x.title, fontsize=style.font)
+        axes.set_ylabel(chart.y.title, fontsize=style.font)
 
     def fit_rows(self, renderer: Any) -> None:
         """Reduce the font sizes of names, bars' texts and cells so that they do not touch."""

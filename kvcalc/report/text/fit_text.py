@@ -552,4 +552,4 @@ def _heat_map(records: Records, size: int) -> Chart:
     ]
     contexts = dict.fromkeys(_context_name(r["context"]) for r in records)
     title = f"{records[0]['model']} on {place_of(records[0])}"
-    return Chart(title, "", Axis(""), Axis(""), series, [*contexts])
+    return Chart(title, "", Axis("context, tokens"), Axis("users"), series, [*contexts])
