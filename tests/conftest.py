@@ -28,7 +28,7 @@ def pytest_collection_finish() -> None:
 
 
 class Result(NamedTuple):
-    """What a run of the command line left behind."""
+    """The output and the exit status of one run of the command line."""
 
     code: int
     out: str
@@ -36,7 +36,7 @@ class Result(NamedTuple):
 
     @property
     def joined(self) -> str:
-        """Standard output on one line: what was wrapped is whole again."""
+        """Standard output without line breaks, so that wrapped sentences can be compared."""
         return " ".join(self.out.split())
 
     @property
@@ -84,7 +84,8 @@ def _own_presets_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture
 def kvcalc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`kvcalc("size gpt2", "--context", "8k")`: the entry point itself, in this process; every key of records is described."""
+    """Return a function that runs a command line in this process: `kvcalc("size gpt2", "--context", "8k")`. It
+    also checks that every record key is described."""
     from kvcalc.cli.app import main
 
     def run(line: str, *more: str) -> Result:

@@ -1,4 +1,4 @@
-"""GGUF headers written by hand, as ggml's docs/gguf.md lays them out: no library takes part."""
+"""Write GGUF headers by hand, as ggml's docs/gguf.md describes them. No library is used."""
 
 import struct
 from pathlib import Path
@@ -14,7 +14,7 @@ def text(value: str) -> bytes:
 
 
 def typed(value: Any) -> bytes:
-    """A type and a value: bool, u32, f32, text, or a list of texts or of i32."""
+    """Return a type and a value: bool, u32, f32, text, or a list of texts or of i32."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -29,7 +29,8 @@ def typed(value: Any) -> bytes:
 
 
 def header(metadata: dict[str, Any], tensors: Tensors, version: int = 3) -> bytes:
-    """Magic, version and counts; each entry; each tensor with its dimensions, type and an offset that nothing reads."""
+    """Return a header: magic, version and counts, each entry, and each tensor with its dimensions, type and a
+    dummy offset."""
     parts = [b"GGUF", struct.pack("<IQQ", version, len(tensors), len(metadata))]
     parts += [text(key) + typed(value) for key, value in metadata.items()]
     for name, (shape, kind) in tensors.items():
@@ -43,7 +44,8 @@ def write(path: Path, metadata: dict[str, Any], tensors: Tensors, version: int =
 
 
 def llama(layers: int = 3, **more: Any) -> dict[str, Any]:
-    """Metadata of a llama of width 256 with 4 heads of 64 over 2, an FFN of 512, and a few tokens."""
+    """Return the metadata of a Llama of width 256 with 4 query heads and 2 KV heads of 64, an FFN of 512, and a
+    few tokens."""
     return {
         "general.architecture": "llama", "general.file_type": 15, "llama.block_count": layers, "llama.context_length": 4096,
         "llama.embedding_length": 256, "llama.feed_forward_length": 512, "llama.attention.head_count": 4,
@@ -53,7 +55,8 @@ def llama(layers: int = 3, **more: Any) -> dict[str, Any]:
 
 
 def llama_tensors(layers: int = 3, down: int = Q4_K, kind: int = Q4_K) -> Tensors:
-    """Its tensors: matrices as `kind`, the FFN's down as `down` in layer 0, a head as Q6_K, norms as F32."""
+    """Return the tensors of `llama`: matrices in `kind`, the FFN's down of layer 0 in `down`, the head in Q6_K,
+    norms in F32."""
     found: Tensors = {
         "token_embd.weight": ((256, 1000), kind), "output.weight": ((256, 1000), Q6_K), "output_norm.weight": ((256,), F32),
         "rope_freqs.weight": ((32,), F32),

@@ -1,4 +1,4 @@
-"""Small configs and the figures of transformers for the models that they describe, from `huggingface_cases.yaml`."""
+"""Small configs and the figures of transformers for their models, from `huggingface_cases.yaml`."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class Case(NamedTuple):
 
 
 def check(case: Case) -> Model:
-    """Read the config and compare; the model, for what else a test wants to see."""
+    """Read a config, compare its figures, and return the model for further checks."""
     model = model_from(case.config, "config.json", "model")
     assert model.parameters == case.parameters
     if case.active_parameters is not None:

@@ -1,4 +1,5 @@
-"""The notebook of the documents, run without jupyter: each code cell in one namespace, and what it prints and shows."""
+"""Run the notebook of the documents without Jupyter: each code cell in one namespace, with its printed and
+displayed outputs."""
 
 import ast
 import base64
@@ -12,7 +13,8 @@ NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
 
 
 def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """The outputs of a cell, as a notebook keeps them: what is printed, and the value of a last expression as text and HTML."""
+    """Return the outputs of a cell in the notebook's format: the printed text, and the value of a last
+    expression as text and HTML."""
     body = ast.parse(source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     out, value = io.StringIO(), None
@@ -34,7 +36,7 @@ def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def executed(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook with the outputs of its code cells as they are now, numbered in order."""
+    """Return the notebook with the current outputs of its code cells, numbered in order."""
     names: dict[str, Any] = {}
     number = 0
     for cell in notebook["cells"]:

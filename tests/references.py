@@ -1,4 +1,4 @@
-"""The generated pages: every key of every record, every option, and the guides for agents."""
+"""Make the generated pages: all record keys, all options, and the guides for agents."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ This page is generated from the code: `python tests/remake_docs.py --references`
 
 
 def records_page() -> str:
-    """Each kind of records as a table of its keys."""
+    """Return a page with a table of keys for each kind of records."""
     lines = [RECORDS]
     for kind, figures in kinds().items():
         lines += [f"## {kind}", "", *_table(("key", "type", "unit", "meaning"), map(_key, figures.values()))]
@@ -55,7 +55,7 @@ def _key(figure: Figure) -> tuple[str, ...]:
 
 
 def options_page() -> str:
-    """Each command's arguments, then its options by panel."""
+    """Return a page with each command's arguments and its options by panel."""
     lines = [OPTIONS]
     for command, about in COMMANDS.items():
         lines += [f"## {command}", "", about, ""]
@@ -99,7 +99,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def skill_page() -> str:
-    """The commands for agents: what each answers, examples and common options."""
+    """Return the guide for agents: each command with its purpose, examples and common options."""
     lines = [SKILL]
     for command, about in COMMANDS.items():
         common = [f"`{p.names[0]}`" for p in parameters_of(command) if p.option.is_common]
@@ -109,7 +109,7 @@ def skill_page() -> str:
 
 
 def llms_page() -> str:
-    """Every page of the documents with its title, by folder."""
+    """Return a list of all pages of the documents with their titles, by folder."""
     lines = [LLMS]
     for folder in ("tutorials", "how-to", "explanation", "reference"):
         lines += [f"## {folder.capitalize()}", ""]

@@ -55,7 +55,7 @@ def abridged(printed: str, shown: str) -> str:
 
 
 def remade(path: Path) -> str:
-    """The document with the output of each of its commands as it is now."""
+    """Return the document with the current output of each command."""
 
     def block(match: "re.Match[str]") -> str:
         parts = []

@@ -1,8 +1,8 @@
-"""The program in this process, and what holds of every run of it, whatever it is asked and whatever files it is given.
+"""Run the program in this process, and check rules that every run must follow, for any words and files.
 
-A refusal is one line that begins `kvcalc: `, with nothing on standard output; all other lines on standard error begin `note: `
-or `wrote `. JSON holds no NaN; bytes, FLOPs and counts are integers, and only what is named a difference is ever below zero.
-No character that a terminal would obey is printed, and nothing takes long.
+An error message is one line that begins with `kvcalc: `, with no output on standard output. All other lines
+on standard error begin with `note: ` or `wrote `. JSON has no NaN. Bytes, FLOPs and counts are integers, and
+only differences may be negative. Terminal control characters are never printed, and no run takes long.
 """
 
 import io
@@ -29,7 +29,7 @@ MANY = pytest.param(10_000, marks=pytest.mark.fuzz)
 
 
 class Run(NamedTuple):
-    """What a run of the program left behind, and how long it took."""
+    """The output, the exit status and the duration of one run of the program."""
 
     words: tuple[str, ...]
     code: int
@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 
 def run(*words: str) -> Run:
-    """`kvcalc` with these words."""
+    """Run `kvcalc` with these words."""
     from kvcalc.cli.app import main
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
@@ -67,7 +67,7 @@ def run(*words: str) -> Run:
 
 
 def sound(done: Run) -> Run:
-    """The run itself, of which all holds that holds of every one."""
+    """Check the rules for every run, and return the run."""
     said = done.err.splitlines()
     refusals = [line for line in said if line.startswith("kvcalc: ")]
     assert done.code in (0, 1, 2), done
@@ -85,7 +85,7 @@ def sound(done: Run) -> Run:
 
 
 def whole(record: Mapping[str, Any]) -> None:
-    """Counts of a record are integers; nothing in it is below zero but what its name says may be."""
+    """Check that counts in a record are integers, and that only keys of differences are negative."""
     for key, value in _leaves(record):
         assert value is None or isinstance(value, int) or not COUNTS.fullmatch(key), (key, value)
         assert not isinstance(value, int | float) or value >= 0 or SIGNED.search(key), (key, value)
@@ -102,6 +102,6 @@ def _leaves(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def hold(check: Callable[..., None], count: int, *drawn: st.SearchStrategy[Any]) -> None:
-    """Hold `check` to so many cases."""
+    """Run `check` on `count` generated cases."""
     healthy = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
     settings(max_examples=count, suppress_health_check=healthy, deadline=None)(given(*drawn)(check))()

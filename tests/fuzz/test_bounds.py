@@ -1,4 +1,5 @@
-"""Bounded work: what a request may ask for has a stated limit, or costs nothing more; streams are never held whole."""
+"""The work for a request is bounded: sizes have a stated limit, or a larger size costs no more. Streams are
+never stored whole."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -80,7 +81,7 @@ def test_pictures_of_anything(words: str, target: str, tmp_path: Path, monkeypat
 
 
 def test_kinds_of_layers_have_a_limit(tmp_path: Path) -> None:
-    """As many as are allowed take little, and one more is refused with the number."""
+    """The maximum number of kinds is fast. One more kind is refused, and the message has the number."""
     part = "{parts: [{type: grouped, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, sliding_window: "
     for count, code in ((256, 0), (257, 2)):
         kinds = "".join(f"  k{i}: {part}{i + 1}}}]}}\n" for i in range(count))
@@ -92,7 +93,7 @@ def test_kinds_of_layers_have_a_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "count"), [("size", 17), ("plot cache-vs-context", 17), ("plot cache-vs-parameters", 121)])
 def test_pictures_of_more_than_can_be_told_apart(words: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Laid out in a time that grows with the square of the names."""
+    """The time of the layout grows at most with the square of the number of names."""
     monkeypatch.chdir(tmp_path)
     done = sound(run(*words.split(), *PRESETS[:count], "--plot", "out.svg"))
     said = f"{count} {'points with names' if count > 100 else 'curves'} are more than the {count - 1} that a picture shows. "

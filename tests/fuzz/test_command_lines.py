@@ -1,4 +1,4 @@
-"""Commands, presets and options in any combination: an answer whose figures hold together, or one line that refuses."""
+"""Commands, presets and options in any combination give consistent figures or one line with an error."""
 
 import pytest
 from hypothesis import strategies as st
@@ -50,7 +50,7 @@ FEW_REQUESTS = ("--num-prompts", "5", "--isl", "50", "--osl", "5")
 
 @st.composite
 def lines(draw: st.DrawFn, command: str) -> list[str]:
-    """The words of one run."""
+    """Draw the words of one run."""
     options = COMMANDS[command]
     words = [command, draw(st.sampled_from(MODELS))]
     words += ["--gpu", draw(st.sampled_from(GPUS))] if command != "size" else []

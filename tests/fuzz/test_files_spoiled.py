@@ -1,4 +1,4 @@
-"""Files of every format that people hand over, spoiled anywhere: read as something, or refused in one line."""
+"""Input files of every format with random errors are read, or refused in one line."""
 
 import json
 import re
@@ -26,7 +26,8 @@ def _model(name: str) -> bytes:
 
 
 def _gguf(layers: int) -> bytes:
-    """A whole model's header: entries of text, lists, u32 and f32, and the tensors of each block."""
+    """Return the header of a complete model: metadata of texts, lists, u32 and f32, and the tensors of each
+    block."""
     return header(llama(layers, **{"tokenizer.ggml.token_type": [1, 1, 3]}), llama_tensors(layers))
 
 
@@ -110,7 +111,8 @@ FORMATS: dict[str, tuple[str, list[bytes], list[str]]] = {
 
 @st.composite
 def spoiled(draw: st.DrawFn, bases: list[bytes]) -> bytes:
-    """One of the files with up to three spots changed: a word, a line, a character, a byte, or all from somewhere on."""
+    """Draw one of the files with up to three changes: of a word, a line, a character, a byte, or of everything
+    from a position on."""
     content = draw(st.sampled_from(bases))
     for _ in range(draw(st.integers(0, 3))):
         content = draw(st.sampled_from([_word, _line, _bytes]))(draw, content)
@@ -161,7 +163,7 @@ def test_a_spoiled_file_is_read_or_refused_in_one_line(form: str, count: int, fo
 
 
 def test_a_model_that_keeps_nothing_is_compared(folder: Path) -> None:
-    """Its bytes are no part of anything: no reduction exists, under either name."""
+    """A reduction relative to 0 bytes does not exist, under either name."""
     (folder / "m.yaml").write_text("name: m\nfamily: m\nhidden_size: 64\nvocab_size: 10\nlayers: 1\nkinds: {full: {}}\n", "utf-8")
     records = sound(run("compare", "m.yaml", "--variants", "mha,mqa", "--format", "json")).records
     for record in records:

@@ -1,4 +1,5 @@
-"""What must hold between answers, whatever is asked: one figure plugged into another question, the same in every format."""
+"""Figures of different answers agree for random requests: a figure used as input of another command, and the
+output formats."""
 
 import csv
 import io
@@ -21,7 +22,7 @@ each_count = pytest.mark.parametrize("count", [FEW, MANY])
 
 
 def records(*words: object) -> list[dict[str, Any]]:
-    """The records of a run; refused ones are not of the case."""
+    """Return the records of a run. Refused requests are not part of the case."""
     done = sound(run(*map(str, words), "--format", "json"))
     assume(done.code != 2)
     return done.records
@@ -29,7 +30,8 @@ def records(*words: object) -> list[dict[str, Any]]:
 
 @each_count
 def test_what_fits_plugs_into_itself(count: int) -> None:
-    """Of a given budget max_num_seqs at a length fit, one more do not; and so many do at the longest context for them."""
+    """With a given budget, max_num_seqs sequences of a length fit and one more does not. The same number fits at
+    the longest context for it."""
 
     def check(model: str, length: int, budget: int, engine: str) -> None:
         assume(not kvcalc.load_model(model).pooling)  # an encoder stores no cache
@@ -87,7 +89,7 @@ def test_the_api_answers_as_the_command_line_does(count: int) -> None:
 
 @each_count
 def test_totals_bounds_and_sums(count: int) -> None:
-    """A pass is the sum of its operators; no time is under its bound, whatever the dtype, phase or stack."""
+    """A pass is the sum of its operators. No time is below its bound, for any dtype, phase and stack."""
 
     def check(model: str, gpu: str, phase: str, dtype: str, length: int, batch: int) -> None:
         words = "--gpu", gpu, "--phase", phase, "--dtype", dtype, "--context", length, "--bs", batch
@@ -119,7 +121,8 @@ def test_a_request_is_its_first_token_and_the_rest(count: int) -> None:
 
 @each_count
 def test_more_tokens_sequences_or_shards(count: int) -> None:
-    """Bytes stored grow with tokens, in proportion to sequences; ranks hold at least their share, and no more than all."""
+    """Stored bytes grow with tokens and are proportional to sequences. A rank stores at least its share and at
+    most everything."""
 
     def check(model: str, length: int, more: int, batch: int, tp: int) -> None:
         at, beyond = (records("size", model, "--context", n)[0]["kv_cache_bytes"] for n in (length, length + more))

@@ -1,4 +1,5 @@
-"""What servers, plans and purses say, spoiled anywhere: questions and prices in YAML, what a log taught, other logs."""
+"""Random errors in YAML questions, price lists, saved corrections and logs give an answer or one line with an
+error."""
 
 import shlex
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ def test_a_spoiled_text_is_read_or_refused_in_one_line(form: str, count: int, fo
 
 @st.composite
 def values(draw: st.DrawFn) -> str:
-    """A value of an option, or another program's command line, with up to two words spoiled."""
+    """Draw a value of an option, or another program's command line, with up to two changed words."""
     text = spoiled([line.encode() for line in LINES])
     value = draw(text).decode("utf-8", "surrogateescape")
     return draw(st.sampled_from([value, value, value, *JUNK])).replace("\0", "")

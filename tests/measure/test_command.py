@@ -1,4 +1,4 @@
-"""`kvcalc measure` as it is typed: records, files, and one sentence for whatever cannot be done."""
+"""`kvcalc measure` on the command line: records, files, and one sentence for requests that are impossible."""
 
 import builtins
 import csv

@@ -1,4 +1,4 @@
-"""A whole decoder: its parameters are the model's, and it says the same with the cache as without."""
+"""A complete decoder has the model's parameters, and gives the same outputs with and without a cache."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_published_parameter_counts(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tokens", [3, 17])
 def test_parameters_and_cache_bytes_are_the_model_s(name: str, tokens: int) -> None:
-    """Layers that share a cache hold one tensor between them, counted once."""
+    """Layers that share a cache have one tensor together, which counts once."""
     model = MODELS[name]
     layers = decoder(model, torch.bfloat16)
     assert sum(p.numel() for p in layers.parameters()) == model.parameters

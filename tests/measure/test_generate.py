@@ -1,4 +1,5 @@
-"""Generation: every mode says the same, what each moves beside its operators, and the prediction by hand."""
+"""Generation: all modes give the same tokens, the bytes of each mode equal its operators, and a prediction by
+hand."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,7 @@ WINDOW = stack(grouped(4, 2, 8, sliding_window=6), layers=2, vocab_size=60)
 
 
 def quiet(*_: Any) -> None:
-    """Progress that nobody watches."""
+    """Return a progress function that does nothing."""
 
 
 @pytest.mark.parametrize("model", [GPT, SHARING, CLA, WINDOW])
@@ -76,7 +77,8 @@ def test_a_prediction_by_hand() -> None:
 
 
 def test_a_prediction_of_fused_attention() -> None:
-    """4 heads of 40 rows: torch's kernel computes one block of 512 keys for each. 40 rows take 2 + 36/60 · 6 ns an element."""
+    """4 heads of 40 rows: torch's kernel computes one block of 512 keys for each head. 40 rows take 2 + 36/60 ·
+    6 ns per element."""
     model = stack(grouped(4, 2, 8), hidden_size=32, ffn=64, vocab_size=60)
     operators = GenerationRequest(model, 40, 1, 1, "fp32").operators(Mode("uncached"), 0)
     attention = [op for op in operators if op.name == "attention"]
@@ -84,7 +86,8 @@ def test_a_prediction_of_fused_attention() -> None:
 
 
 def test_the_predicted_saving_grows_with_length() -> None:
-    """GPT-2 at made-up rates: the prompt costs the same in both, and the longer the answer the more a cache saves."""
+    """GPT-2 with invented rates: the prompt takes equal time in both modes, and a cache saves more if the answer
+    is longer."""
     request = GenerationRequest(load_model("gpt2"), 64, 300, 1, "fp32")
 
     def seconds(mode: str) -> list[float]:
@@ -98,7 +101,7 @@ def test_the_predicted_saving_grows_with_length() -> None:
 
 
 def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the fourth step of the second mode: three tokens of each."""
+    """After Ctrl-C in the fourth step of the second mode, each mode has three tokens."""
     real: Callable[[Any], None] = generation.GenerationRun.step
 
     def step(self: Any) -> None:
@@ -120,7 +123,7 @@ def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["mqa", "gqa", "mla", "dsa:24+8+16@8", "window:8", "cla", "recurrent", "hybrid:2/window:8"])
 def test_variants_of_a_whole_decoder(name: str) -> None:
-    """The variant in every layer; the rest of the decoder stays, and it says the same with the cache as without."""
+    """The variant is in every layer, other parts do not change, and outputs are equal with and without a cache."""
     base = stack(grouped(8, 8, 8), layers=4, hidden_size=WIDTH, vocab_size=60)
     model = variant_model(base, name)
     assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)

@@ -1,4 +1,5 @@
-"""Every layer gives the same however its tokens are passed: whole, token by token, in chunks, from pages, in either form."""
+"""Every layer gives the same outputs for all tokens at once, token by token, in chunks, and in either form of
+attention."""
 
 import math
 from typing import Any
@@ -60,7 +61,7 @@ def test_top_k_of_everything_is_mla(spec: Any, sizes: list[int]) -> None:
 @settings(max_examples=40)
 @given(sparse_specs(), st.integers(2, 30))
 def test_sparse_attends_to_the_best_scores_alone(spec: Any, tokens: int) -> None:
-    """The last token's output from MLA over the chosen tokens, picked one query at a time by sorting."""
+    """The last token's output equals MLA over the selected tokens, which a sort selects one query at a time."""
     layer: Any = twin(spec)
     x = inputs(1, tokens)
     prepared = layer.prepare(x, 0)
@@ -80,7 +81,7 @@ def test_sparse_attends_to_the_best_scores_alone(spec: Any, tokens: int) -> None
 
 
 def test_top_three_of_a_worked_example() -> None:
-    """Scores .115, .78, .725, .305: the first token is the one that is left out. One index head of weight 1 and width 1."""
+    """Scores .115, .78, .725 and .305: the first token is left out. One index head of weight 1 and width 1."""
     keys = torch.tensor([[[0.115], [0.78], [0.725], [0.305]]], dtype=torch.float64)
     scores = index_scores(torch.ones(1, 1, 1, 1, dtype=torch.float64), keys, torch.ones(1, 1, 1, dtype=torch.float64))
     assert scores.flatten().tolist() == [0.115, 0.78, 0.725, 0.305]
@@ -97,7 +98,8 @@ def test_index_scores_weigh_each_head_after_its_relu() -> None:
 @settings(max_examples=60)
 @given(grouped_specs(), pieces)
 def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -> None:
-    """A reference without ring or cache: every score, a mask written out with loops, softmax."""
+    """The reference has no ring and no cache: it computes every score, a mask written with loops, and the
+    softmax."""
     assume(spec.sliding_window)
     layer: Any = twin(spec)
     tokens = sum(sizes)
@@ -119,7 +121,7 @@ def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -
 @settings(max_examples=40)
 @given(grouped_specs(sliding_window=None), st.integers(1, 12), st.integers(1, 12))
 def test_fused_and_plain_attention_agree(spec: Any, past: int, new: int) -> None:
-    """The last token of a whole pass in torch's kernel, and alone in plain products."""
+    """The last token of a complete pass in torch's kernel equals the last token by plain products."""
     x = inputs(2, past + new)
     layer: Any = twin(spec)
     q, k, v = layer.prepare(x, 0)
@@ -129,7 +131,7 @@ def test_fused_and_plain_attention_agree(spec: Any, past: int, new: int) -> None
 @settings(max_examples=20)
 @given(st.integers(1, 2500), st.integers(1, 1500), st.integers(1, 700))
 def test_windows_in_blocks_equal_one_mask(new: int, past: int, window: int) -> None:
-    """Long windows run in blocks of queries; the plain mask over everything says the same."""
+    """Long windows run in blocks of queries. A plain mask over all scores gives the same result."""
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (new, past + new, past + new))
     own = torch.arange(past, past + new)[:, None]
@@ -166,7 +168,7 @@ def test_one_step_of_the_delta_rule_by_hand() -> None:
 
 
 def rounded_twins(spec: Sublayer) -> tuple[Any, Any]:
-    """The layer with bf16 weights, in float64 and in bf16."""
+    """Return the layer with bf16 weights, once computing in float64 and once in bf16."""
     exact, rounded = twin(spec), twin(spec, torch.bfloat16)
     for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
         wide.copy_(narrow.double())
@@ -177,11 +179,11 @@ def rounded_twins(spec: Sublayer) -> tuple[Any, Any]:
 @given(any_spec(), pieces)
 @example(delta_net(linear_num_key_heads=1, linear_num_value_heads=3, linear_conv_kernel_dim=3), [1])
 def test_bf16_stays_near_float64(spec: Sublayer, sizes: list[int]) -> None:
-    """The same weights and inputs in bf16, through the cache: 5 % of the outputs' length at most.
+    """With the same weights and inputs, outputs in bf16 through the cache differ by at most 5 % of their length.
 
-    Sparse attention is left out of the comparison: rounded scores may choose another token. So is a token of a delta net
-    of which a head recalls next to nothing (`recalls`): the example's second sequence has cos(q, k) = 0.005, of which
-    bf16's 2⁻⁹ is two fifths.
+    Sparse attention is left out, because rounded scores may select another token. Tokens of a delta net are
+    left out if a head recalls almost nothing (`recalls`). The second sequence of the example has cos(q, k) =
+    0.005, and bf16's 2⁻⁹ is two fifths of it.
     """
     assume(not hasattr(spec, "index_topk"))
     exact, rounded = rounded_twins(spec)
@@ -195,7 +197,8 @@ def test_bf16_stays_near_float64(spec: Sublayer, sizes: list[int]) -> None:
 
 
 def recalls(layer: Any, x: Any) -> Any:
-    """Which tokens [B, n] recall in every head at least 1 % of their value’s length, which the norm then divides by."""
+    """Return which tokens [B, n] recall at least 1 % of their value’s length in every head. The norm divides by
+    this length."""
     prepared = layer.prepare(x, 0)
     length = [part.norm(dim=-1) for part in (layer.core(prepared, None, 0), layer.convolved("conv_v", prepared[1], None))]
     return (length[0] > 0.01 * length[1]).all(1)
@@ -205,7 +208,7 @@ def recalls(layer: Any, x: Any) -> Any:
 @given(delta_specs(), pieces)
 @example(delta_net(linear_num_key_heads=1, linear_num_value_heads=3, linear_conv_kernel_dim=3), [1])
 def test_bf16_recall_of_the_delta_rule(spec: Any, sizes: list[int]) -> None:
-    """Before its norm, what every token recalls in bf16 is within 5 % of the longest value there is."""
+    """Before the norm, the recalled values in bf16 differ by at most 5 % of the longest value."""
     exact, rounded = rounded_twins(spec)
     x = inputs(2, sum(sizes)).bfloat16()
     layers: list[Any] = [exact, rounded]
@@ -226,7 +229,7 @@ def test_parameters_and_cache_bytes_are_the_prediction(spec: Sublayer, batch: in
 
 
 def test_positions_matter_and_advance() -> None:
-    """RoPE keeps q·k a function of the distance alone: (5, 3) as (105, 103), and not as (5, 4)."""
+    """With RoPE, q·k depends only on the distance: positions (5, 3) equal (105, 103), but not (5, 4)."""
     torch.manual_seed(1)
     q, k = torch.randn(1, 8, dtype=torch.float64), torch.randn(1, 8, dtype=torch.float64)
     near, far, other = (float((rotate(q, a) @ rotate(k, b).T).item()) for a, b in ((5, 3), (105, 103), (5, 4)))
@@ -272,7 +275,8 @@ def test_what_shares_a_cache_must_be_able_to() -> None:
 
 
 def test_decays_are_those_that_models_start_from() -> None:
-    """A within 1 to 16, and steps whose softplus lies within 0.001 to 0.1; in no chunk does the mean head fade to nothing."""
+    """A is from 1 to 16, and the softplus of steps is from 0.001 to 0.1. In no chunk does the mean head decay to
+    nothing."""
     a_log, bias = build_mixer(delta_net(linear_num_key_heads=64, linear_num_value_heads=64), 48).weights["a_dt"].chunk(2)
     assert A_RANGE[0] <= a_log.exp().min() < 3 and 12 < a_log.exp().max() <= A_RANGE[1] * (1 + 1e-6)
     step = torch.nn.functional.softplus(bias)

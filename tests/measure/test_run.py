@@ -1,4 +1,5 @@
-"""Records, their predictions and bytes, and what is refused; ceilings are made up, so that nothing depends on the machine."""
+"""Records of measurements, their predictions, bytes and errors. Ceilings are invented, so the results do not
+depend on the machine."""
 
 import csv
 import io
@@ -38,7 +39,7 @@ QUICK = MeasureSettings("fp32", 0.0)
 
 
 def quiet(*_: Any) -> None:
-    """Progress that nobody watches."""
+    """Return a progress function that does nothing."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +58,8 @@ def test_bytes_are_equal_in_every_record(name: str, phase: str, dtype: str) -> N
 
 
 def test_the_allocator_counts_a_tensor_that_nobody_told_it_of() -> None:
-    """64 MiB in blocks of the C library: headers and ends of pages add less than a thousandth; a freed tensor counts no more."""
+    """64 MiB in blocks of the C library: headers and ends of pages add less than a thousandth. A freed tensor no
+    longer counts."""
     before = allocator_bytes(MACHINE)
     if not before:
         pytest.skip("no mallinfo2 on this system")
@@ -76,7 +78,7 @@ def test_a_cache_that_loses_a_row_changes_the_output(monkeypatch: pytest.MonkeyP
 
 
 def test_mha_s_time_over_another_s_with_equal_sizes() -> None:
-    """mqa reads 1/16 of the cache; without mha of the same sizes there is nothing to compare with."""
+    """mqa reads 1/16 of the cache. Without mha of equal sizes there is no comparison."""
     base = standard_model(16)
     mha, mqa = (Case(name, variant_layers(base, name), "decode", 1, 64) for name in ("mha", "mqa"))
     records = [r for _, r in measured([mha, mqa, mqa._replace(context=32)], QUICK, MACHINE, quiet, CEILINGS, quiet)]
@@ -112,7 +114,7 @@ def test_the_bound_of_a_prefill_by_hand() -> None:
 
 
 def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
-    """A MHA cache of 2^30 tokens of 2 KiB is 2 TiB."""
+    """An MHA cache of 2^30 tokens of 2 KiB is 2 TiB."""
     case, small = Case("mha", standard_model(2), "decode", 1, 1 << 30), Case("mha", standard_model(2), "decode", 1, 8)
     assert needed_bytes(case, QUICK) > 2**30 * 2 * 2 * 128 * 4
     refused: list[str] = []
@@ -174,7 +176,8 @@ def test_devices_that_are_not_there() -> None:
 def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
     monkeypatch: pytest.MonkeyPatch, worked: float, share: float, threads: int, note: str
 ) -> None:
-    """0.3 s of products on two cores: the CPU time that this process got is its own, what it waited for is others'."""
+    """Products run for 0.3 s on two cores. The CPU time that this process did not get belongs to other
+    processes."""
     wall, own, before = iter([0.0, 0.1, 0.3, 0.3]), iter([1.0, 1.0 + worked]), torch.get_num_threads()
     ceilings.core_share.cache_clear()
     with monkeypatch.context() as patch:
@@ -194,7 +197,7 @@ def test_a_view_is_an_operation_of_the_host() -> None:
 
 
 def test_measured_ceilings_are_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real figures of this machine: written as a preset, and read back the same."""
+    """Measured ceilings of this machine, written as a preset and read again, are unchanged."""
     machine = find_machine("cpu", 1)
     ceilings = measured_ceilings(machine, ["fp32"], quiet, 0.01)
     assert ceilings.bandwidth_bytes_per_s == max(ceilings.copy_bytes_per_s, ceilings.read_bytes_per_s) > 1e8

@@ -1,4 +1,4 @@
-"""Small specs, layers of them, and the ways of running a layer that must all give the same."""
+"""Small parts, their torch layers, and ways to run a layer that must give equal outputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +47,8 @@ def latent_specs(draw: st.DrawFn) -> Sublayer:
 
 @st.composite
 def sparse_specs(draw: st.DrawFn, top: int = 0) -> Sublayer:
-    """16 index heads: where ReLU leaves nothing of any head, tokens tie at 0 and a top-k may take either."""
+    """Draw a sparse part with 16 index heads. With fewer heads, ReLU may leave several tokens at score 0, and a
+    top-k may take either."""
     rank = draw(st.sampled_from([None, 20]))
     hidden = draw(st.booleans())
     return sparse(
@@ -70,7 +71,7 @@ def any_spec() -> st.SearchStrategy[Sublayer]:
 
 
 def twin(spec: Sublayer, dtype: Any = torch.float64) -> Mixer:
-    """The layer of a spec, of width 48, with reproducible weights."""
+    """Return the torch layer of a part, of width 48, with reproducible weights."""
     torch.manual_seed(7)
     return build_mixer(spec, WIDTH).to(dtype)
 
@@ -81,7 +82,7 @@ def inputs(batch: int, tokens: int, dtype: Any = torch.float64) -> Any:
 
 
 def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64) -> LayerCache:
-    """An empty cache of a layer; states of a float64 layer are float64 too."""
+    """Return an empty cache of a layer. States of a float64 layer are in float64 too."""
     cache = tuple(CacheRows(entry, batch, capacity, dtype) for entry in layer.spec.cache())
     for rows in cache if dtype == torch.float64 else ():
         rows.tensor = rows.tensor.double()
@@ -89,7 +90,7 @@ def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float6
 
 
 def in_pieces(layer: Mixer, x: Any, pieces: Sequence[int], cache: LayerCache) -> Any:
-    """x through the layer in passes of so many tokens, each behind those before it."""
+    """Run x through the layer in passes of these numbers of tokens, each after the earlier passes."""
     assert sum(pieces) == x.shape[1]
     found, past = [], 0
     for size in pieces:
@@ -99,6 +100,6 @@ def in_pieces(layer: Mixer, x: Any, pieces: Sequence[int], cache: LayerCache) ->
 
 
 def difference(a: Any, b: Any) -> float:
-    """The largest difference, relative to the largest value."""
+    """Return the largest difference, relative to the largest value."""
     assert a.shape == b.shape
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))

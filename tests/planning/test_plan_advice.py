@@ -1,4 +1,5 @@
-"""What `plan` says to type: changes that make the answer yes, command lines that `fit` reads as the same deployment."""
+"""The commands that `plan` suggests: changes that meet the targets, and command lines that `fit` reads as the
+same deployment."""
 
 import json
 import random
@@ -55,7 +56,7 @@ ENGINES = ("vllm", "sglang", "llama.cpp", "trtllm")
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_command_line_is_read_as_the_deployment_that_it_starts(kvcalc: Run, seed: int) -> None:
-    """`fit` gives of every line the capacity that the plan has, and every replica has a line of its own."""
+    """For every line, `fit` gives the capacity in the plan, and every replica has its own line."""
     draw = random.Random(seed)
     model = draw.choice(("llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v3"))
     load = draw.choice(("--users 20 --isl 3k --osl 200", "--rate 30 --isl 2k --osl 300", "--rate 3 --isl 8k --osl 50"))
@@ -77,7 +78,8 @@ def test_a_command_line_is_read_as_the_deployment_that_it_starts(kvcalc: Run, se
 
 
 def test_replicas_for_prompts_have_roles_and_a_proxy(kvcalc: Run) -> None:
-    """One replica on GPUs 0 to 3 takes prompts, one on 4 to 7 decodes; vLLM's documentation has such lines."""
+    """One replica on GPUs 0 to 3 processes prompts, one on GPUs 4 to 7 decodes. vLLM's documentation has such
+    lines."""
     words = "plan llama-3.1-8b --rate 10 --isl 8k --osl 500 --max-tpot 12ms --gpu h100 --tp 4 --pp 1 --disaggregate"
     found = next(r for r in kvcalc(f"{words} --format json").records if r["prefill_replicas"])
     assert (found["prefill_replicas"], found["replicas"]) == (1, 1)
@@ -96,7 +98,7 @@ def test_replicas_for_prompts_have_roles_and_a_proxy(kvcalc: Run) -> None:
 
 
 def test_replicas_on_several_hosts_do_not_share_gpus(kvcalc: Run) -> None:
-    """Hosts of 8 H100s: five replicas of 4 GPUs take three hosts, GPUs 0 to 3 or 4 to 7 of each."""
+    """On hosts of 8 H100s, five replicas of 4 GPUs need three hosts, each with GPUs 0 to 3 or 4 to 7 of a host."""
     words = "plan llama-3.1-8b --rate 30 --isl 8k --osl 500 --max-tpot 9ms --gpu h100 --tp 4 --pp 1 --max-gpus 64 --disaggregate"
     for record in kvcalc(f"{words} --format json").records:
         servers = [line for line in record["commands"] if "toy_proxy_server" not in line]

@@ -1,4 +1,4 @@
-"""The answer of a plan: which comes first, what is said of the rest, and what the files and options of `plan` take."""
+"""The answer of a plan: the first deployment, the notes on others, and the files and options of `plan`."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ ASKED = "plan llama-3.1-8b --gpu h100,l40s,a100-80gb --tp 1,2 --pp 1 --max-gpus 
 
 
 def every(model: str, **options: Any) -> list[Candidate]:
-    """Every point of a question, one by one."""
+    """Return every configuration of a question, one by one."""
     asked = question_of([load_model(model)], SMALL | options)
     return [one for batch in SearchGrid(asked.needs, asked.space).batches() for one in batch.candidates()]
 
@@ -68,7 +68,8 @@ def test_the_closest_smaller_deployment_lacks_memory_by_fit(kvcalc: Run) -> None
 
 
 def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:
-    """One sequence reads 16.06 GB of weights less 1.05 of the token table, and 0.14 of cache, at 3.35 TB/s: 4.52 ms."""
+    """One sequence reads 16.06 GB of weights minus 1.05 GB of the token table, and 0.14 GB of cache, at 3.35
+    TB/s: 4.52 ms."""
     words = "plan llama-3.1-8b --rate 1 --input-len 1000 --output-len 100 --gpu h100 --max-gpus 1 --stack datasheet"
     shown = kvcalc(f"{words} --max-tpot 1ms")
     assert "the closest is 1× h100-sxm: TPOT at least 4.52 ms, target 1 ms." in shown.joined
@@ -76,7 +77,8 @@ def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:
 
 
 def test_what_was_timed_comes_nearer_than_what_was_not(kvcalc: Run) -> None:
-    """No H100 reads 70 billion weights in 1 ms: with the more GPUs the nearer, not the most that memory all but holds."""
+    """No H100 reads 70 billion weights in 1 ms. The closest miss has the most GPUs, not the best use of the
+    memory."""
     words = "plan llama-3.1-70b --gpu h100 --max-gpus 16 --users 64 --context 16k --max-tpot 1ms"
     assert "\n--max-tpot " in kvcalc(words).out
     (record,) = kvcalc(f"{words} --format json").records
@@ -169,7 +171,7 @@ def test_a_smaller_format_is_marked_and_a_published_one_is_not(kvcalc: Run) -> N
     ],
 )
 def test_what_explains_a_point_gives_its_figures(kvcalc: Run, words: str) -> None:
-    """The `fit` command that it names gives the capacity, and the formulas end in the record's figures."""
+    """The named `fit` command gives the capacity, and the formulas end in the record's figures."""
     line = f"plan llama-3.1-8b {words}"
     point, told = kvcalc(f"{line} --format json").records[0], kvcalc(f"{line} --explain").out
     (command,) = [text.strip().removeprefix("kvcalc ") for text in told.splitlines() if "  kvcalc " in text]
@@ -180,7 +182,7 @@ def test_what_explains_a_point_gives_its_figures(kvcalc: Run, words: str) -> Non
 
 
 def test_an_answer_of_one_token_is_explained(kvcalc: Run) -> None:
-    """8 sequences take one token each in the time of their prompts; no TPOT enters."""
+    """8 sequences generate one token each in the time of their prompts, so there is no TPOT."""
     line = "plan llama-3.1-8b --gpu h100 --users 8 --isl 1000 --osl 1 --tp 1 --pp 1"
     record = kvcalc(f"{line} --format json").records[0]
     assert record["tpot_s"] is None and record["tokens_per_s"] == pytest.approx(8 / record["e2e_s"])

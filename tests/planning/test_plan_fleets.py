@@ -1,4 +1,4 @@
-"""Many kinds of GPU are worked out at once: each is what it is by itself."""
+"""Many GPU models are computed in one call. Each result equals the result of a separate call."""
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ RELEASES = [("vllm", ""), ("vllm", "0.11"), ("vllm", "0.17"), ("sglang", ""), ("
 @pytest.mark.parametrize(("engine", "version"), RELEASES)
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v4-pro", "gpt-oss-120b", "gemma-3-27b"])
 def test_starts_with_equal_keys_have_equal_terms(engine: str, version: str, model: str) -> None:
-    """Over all presets on 1 to 9 stages."""
+    """This covers all presets on 1 to 9 stages."""
     options = FitOptions(engine=engine, engine_version=version, max_num_batched_tokens=8192, max_num_seqs=64)
     rules = ENGINES[engine]
     known: dict[object, MemoryBreakdown] = {}
@@ -38,7 +38,8 @@ def test_starts_with_equal_keys_have_equal_terms(engine: str, version: str, mode
 
 
 def test_a_gpu_without_a_link_is_left_out_of_prompts_apart_alone() -> None:
-    """A Mac gives no link: it stands with prompts and decodes together under every length, and is named once."""
+    """A Mac has no link to other machines: it is in the plan only without disaggregated prefill, with one remark
+    for all lengths."""
     needs = [Requirement(rate=0.1, input_len=length, output_len=20) for length in (500, 900)]
     gpus = tuple(load_gpu(name) for name in ("h100", "apple-m4-max"))
     space = SearchSpace(models=(load_model("llama-3.2-1b"),), gpus=gpus, max_gpus=2, tp=(1,), pp=(1,), disaggregate=(False, True))

@@ -1,4 +1,4 @@
-"""Every point of a plan is what `fit` and `latency` say of it, to the last bit; the front is the front."""
+"""Every configuration of a plan equals `fit` and `latency` to the last bit, and the Pareto front is correct."""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def candidates(needs: Sequence[Requirement], model: str, gpus: str, **space: obj
 
 
 def check(one: Candidate) -> None:
-    """One candidate against the commands that take one deployment."""
+    """Compare one candidate with the commands for one deployment."""
     need, deployment, count = one.need, one.deployment, one.max_num_seqs
     lengths = need.lengths
     fitted = fit(deployment, FitOptions(engine="vllm", max_model_len=lengths.context, max_num_seqs=count, budget="low"))
@@ -71,7 +71,8 @@ def test_random_candidates_are_what_fit_latency_and_roofline_say(model: str) -> 
 
 @pytest.mark.parametrize("also", [{}, {"kv_unified": True}])
 def test_every_need_has_the_terms_of_its_own_context(also: dict[str, Any]) -> None:
-    """llama.cpp's buffer grows with the context: among other requirements too, memory is what `fit` says."""
+    """llama.cpp's buffer grows with the context. With other requirements in the same plan, memory still equals
+    `fit`."""
     needs = [Requirement(users=4, context=context) for context in (16, 30_000, 200_000)]
     options = FitOptions(engine="llama.cpp", **also)
     every = candidates(needs, "deepseek-v2-lite", "a100-80gb", tp=(1,), pp=(1, 2), dp=(1,), max_gpus=2, options=options)

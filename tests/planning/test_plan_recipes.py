@@ -1,10 +1,11 @@
-"""What vLLM's own documentation says of large models: deployments that it gives are feasible, those that it rules out are not.
+"""Deployments of large models in vLLM's documentation are feasible, and deployments that it excludes are not.
 
-Each at the longest context that the model is made for, and one user. Read on 2026-11-22 in github.com/vllm-project/recipes
+Each has the model's longest context and one user. Read on 2026-11-22 in github.com/vllm-project/recipes
 (DeepSeek/DeepSeek-V3.md, OpenAI/GPT-OSS.md, moonshotai/Kimi-K2.md, Qwen/Qwen3.md: 4 MI300X) and docs.vllm.ai
-(parallelism_scaling): a model too large for a server takes tp over its GPUs and pp over servers. Llama-3.1-405B as in
-blog.vllm.ai/2024/07/23/llama31.html: fp8 on 8 A100 or H100, bf16 on one server of 8 MI300X or H200 and on several of others;
-Qwen3-235B on H100 as GPUStack ran vLLM 0.11 (github.com/gpustack/gpustack, docs/performance-lab/qwen3-235b-a22b/h100.md).
+(parallelism_scaling): a model that is too large for a server uses tp over the GPUs of a server and pp over
+servers. Llama-3.1-405B as in blog.vllm.ai/2024/07/23/llama31.html: fp8 on 8 A100 or H100, bf16 on one server
+of 8 MI300X or H200 and on several servers of other GPUs. Qwen3-235B on H100 as GPUStack ran vLLM 0.11
+(github.com/gpustack/gpustack, docs/performance-lab/qwen3-235b-a22b/h100.md).
 """
 
 import pytest
@@ -45,7 +46,8 @@ H100_8, H100_16, H200_8, H200_16 = ("h100", 8), ("h100", 16), ("h200", 8), ("h20
     ],
 )
 def test_recipes(model: str, where: tuple[str, int], quantization: str, options: FitOptions, feasible: bool) -> None:
-    """Over every number of GPUs up to those of the recipe, and servers of eight where it takes more."""
+    """The plan covers every number of GPUs up to the number in the recipe, in servers of eight if the recipe
+    uses more."""
     gpu, gpus = where
     known = load_model(model)
     assert known.max_context

@@ -1,7 +1,7 @@
-"""Random models: every mixer and feed-forward part that the code has, drawn from their own fields, any order of layers.
+"""Draw random models from all mixers and feed-forward parts in the code, in any order of layers.
 
-Nothing is listed here: a part's strategy follows from the types and bounds of its fields and from its `problem()`, so that a
-new variant is drawn, and every property that asks for `mixers` holds it to account, as soon as it stands in `Mixer`.
+No part is listed here. The strategy of a part follows from the types and bounds of its fields and from its
+`problem()`. So a new variant in `Mixer` is drawn and tested by every property of `mixers`.
 """
 
 import importlib
@@ -38,7 +38,7 @@ groups = st.builds(Sequences, st.integers(1, 50), st.integers(1, 300), st.intege
 
 
 def all_parts() -> tuple[type[Sublayer], ...]:
-    """Every part that some module of `kvcalc.layers` defines, whether it is listed anywhere or not."""
+    """Return every part that a module of `kvcalc.layers` defines, listed or not."""
     for module in pkgutil.walk_packages(layers.__path__, "kvcalc.layers."):
         importlib.import_module(module.name)
     found, waiting = [], [Sublayer]
@@ -54,7 +54,7 @@ FEED_FORWARD: tuple[type[Sublayer], ...] = FFNS
 
 
 def _values(of: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
-    """Values of one field's type, small ones within its bounds."""
+    """Return a strategy for small values of a field's type, within its bounds."""
     match of:
         case msgspec.inspect.IntType(ge=least, le=most):
             low, high = least or 0, most or 10**8
@@ -77,7 +77,7 @@ def _values(of: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
 
 @cache
 def _fields(part: type[Sublayer]) -> tuple[dict[str, st.SearchStrategy[Any]], dict[str, st.SearchStrategy[Any]]]:
-    """A strategy for each field that a part must have, and for each that has a default."""
+    """Return a strategy for each required field of a part, and for each field with a default."""
     described = msgspec.inspect.type_info(part)
     assert isinstance(described, msgspec.inspect.StructType)
     drawn = {f.encode_name: st.just(HIDDEN) if f.encode_name in REPEATED else _values(f.type) for f in described.fields}
@@ -100,24 +100,26 @@ def _built(draw: st.DrawFn, part: type[Any], given: dict[str, st.SearchStrategy[
 
 
 def of(part: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Parts of one class without a problem: none, a few or all of their optional fields changed; some fields as given."""
+    """Draw parts of one class without a problem: with none, a few or all optional fields changed, and some
+    fields given."""
     return _built(part, given)
 
 
 def _products_after(part: Sublayer, past: int) -> Any:
-    """FLOPs of the matrix products of one token behind so many."""
+    """Return the FLOPs of the matrix products of one token after `past` tokens."""
     model = of_kinds({"k": Layer(parts=(part,))}, layers=1)  # type: ignore[arg-type]
     p = Pass(HIDDEN, Batch((Sequences(1, 1, past),)), formats_of(model, Precision()), ONE_GPU, "absorbed")
     return sum(o.cost.flops for o in part.operators(p) if o.kind == "gemm")
 
 
 def projects_each_token_once(part: Sublayer) -> bool:
-    """Whether keys and values are cached as they are read: not where each step projects all tokens again, or caches none."""
+    """Return whether cached keys and values are used as stored. Otherwise each step projects all tokens again,
+    or nothing is cached."""
     return (not part.attends or bool(part.cache())) and _products_after(part, 0) == _products_after(part, 500)
 
 
 def rows_are_tokens(part: Sublayer) -> bool:
-    """Whether each row that grows stands for one token, and nothing waits for a block to be full."""
+    """Return whether each growing row belongs to one token, so that no block has to be complete."""
     return all(e.ratio == 1 for e in part.cache())
 
 
@@ -133,7 +135,7 @@ latent, sparse = of(Latent), of(Sparse)
 
 @st.composite
 def models(draw: st.DrawFn, mixers: st.SearchStrategy[Sublayer] = mixers) -> Model:
-    """One to three kinds of layer in any order, over any depth."""
+    """Draw a model with one to three kinds of layer, in any order and depth."""
     parts = draw(st.lists(st.tuples(mixers, feed_forward), min_size=1, max_size=3))
     kinds = {f"k{i}": Layer(parts=pair, norms=draw(st.none() | st.integers(0, 4))) for i, pair in enumerate(parts)}  # type: ignore[arg-type]
     runs = draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(sorted(kinds))), min_size=1, max_size=5))

@@ -1,4 +1,5 @@
-"""Whatever `fit` says fits is within the budget to the byte, and the next larger is not: its bytes are built anew here."""
+"""Requests that `fit` accepts are within the budget to the byte, and the next larger request is not. The bytes
+are computed here again."""
 
 from typing import Any
 
@@ -43,7 +44,8 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def blocks(model: Model, length: int, in_flight: int) -> tuple[int, int]:
-    """(bytes of a block, blocks of one sequence) of a model of two kinds, straight from vLLM's rules."""
+    """Return the bytes of a block and the blocks of one sequence for a model of two kinds, directly from vLLM's
+    rules."""
     counts, near = model.counts, model.kinds["near"].parts[0]
     assert isinstance(near, Grouped)
     few, many = sorted(counts.values())
@@ -124,7 +126,8 @@ PRESETS = sorted(path.stem for path in (shipped_folder() / "models").glob("*.yam
 def assert_holds_its_content(
     name: str, engine: str, cache_dtype: str, ranks: Parallelism, lengths: list[int], **more: Any
 ) -> bool:
-    """Whether an engine answers for a preset; if so it holds what it says that crosses links, at each length."""
+    """Return whether an engine accepts a preset. If it does, check that it stores at least the transferred
+    content at each length."""
     run = Deployment(load_model(name), H100, Precision(kv_cache_dtype=cache_dtype), ranks)
     given_ = {"kv_cache_memory_bytes": 2**45, "kv_offloading_bytes": 2**45, "weight_bytes": 0, "activation_bytes": 0}
     try:
@@ -143,7 +146,8 @@ def assert_holds_its_content(
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool) -> None:
-    """What --explain, transfer_bytes and offload_step_bytes state is never more than the engine holds, and most have rules."""
+    """transfer_bytes, offload_step_bytes and the sums of --explain never exceed the stored bytes, and most
+    presets have rules."""
     answered = [
         assert_holds_its_content(name, engine, cache_dtype, Parallelism(), [1, 5000, 163_840] if every else [5000])
         for number, name in enumerate(PRESETS)
@@ -188,7 +192,7 @@ terms = st.lists(
 
 @given(terms, st.integers(0, 1000))
 def test_pieces_add_up_in_whole_blocks(parts: list[BlockDemand], tokens: int) -> None:
-    """fixed + slope · tokens is what one sequence takes where tokens fill the blocks of the terms that still grow."""
+    """fixed + slope · tokens is the bytes of one sequence whose tokens fill the blocks of all growing parts."""
     piece = [p for p in segments(parts) if p["from_tokens"] <= tokens][-1]
     growing = [t for t in parts if t.cap < 0 or t.cap > piece["from_tokens"]]
     if all(tokens % t.block == 0 for t in growing):

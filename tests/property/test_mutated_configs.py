@@ -1,7 +1,8 @@
-"""Thousands of broken configs: each is a model whose sizes work, or one clear error. Never another exception.
+"""Thousands of broken configs: each gives a model with valid sizes or one clear error, and never another
+exception.
 
-Seeded, so that every run tries the same ones. A mutation drops a key, or gives a key (its own or another type's) a value
-of any JSON type; half of them are mutated twice.
+The mutations have a seed, so every run tries the same ones. A mutation drops a key, or sets a key (of this or
+another type) to a value of any JSON type. Half of the configs are mutated twice.
 """
 
 import copy
@@ -87,7 +88,7 @@ EACH = 250
 
 
 def paths(config: dict[str, Any], around: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where every key stands, those inside mappings too."""
+    """Return the paths of all keys, including keys in nested mappings."""
     for key, value in config.items():
         yield (*around, key)
         if isinstance(value, dict):
@@ -95,7 +96,7 @@ def paths(config: dict[str, Any], around: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def mutated(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """A copy with one key dropped, changed or added."""
+    """Return a copy with one key dropped, changed or added."""
     changed = copy.deepcopy(config)
     *around, key = rng.choice([*paths(changed), *((name,) for name in rng.sample(FOREIGN, 5))])
     inside: Any = changed
@@ -109,7 +110,7 @@ def mutated(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def sized(config: dict[str, Any]) -> Model | None:
-    """The model of a config, all of whose figures are asked for; None where it is refused."""
+    """Return the model of a config after computing all its figures; None if the config is refused."""
     try:
         model = model_from(config, "f.json", "x")
         record = size_record(model, 4096, 2)

@@ -1,4 +1,4 @@
-"""What must hold of every mixer and feed-forward part that the code has, drawn from its own fields."""
+"""Rules for every mixer and feed-forward part in the code, drawn from the part's fields."""
 
 from typing import Annotated
 
@@ -21,13 +21,13 @@ ranks = st.sampled_from([2, 4, 8])
 
 
 def test_every_part_of_the_code_can_stand_in_a_layer_and_is_drawn() -> None:
-    """A class that is in no list would be tested by nothing, and read from no file."""
+    """A class that is in no list could not be tested or read from a file."""
     assert set(all_parts()) == {*MIXERS, *FEED_FORWARD}
     assert len({c.__struct_config__.tag for c in all_parts()}) == len(all_parts())
 
 
 class Novel(Grouped, frozen=True, kw_only=True, tag="novel"):
-    """A variant that nobody has listed: keys of every `stride`-th token beside the window."""
+    """A variant that is in no list: keys of every `stride`-th token in addition to a window."""
 
     stride: Size
     shape: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
@@ -60,7 +60,8 @@ def cost_of(part: Sublayer, batch: Batch, tp: int = 1, form: str = "auto") -> Co
 
 @given(mixers | feed_forward, groups)
 def test_matrices_of_one_name_are_one_matrix(part: Sublayer, group: Sequences) -> None:
-    """Parts find their weights by name: two of one name would be counted as parameters and multiplied as one."""
+    """Parts find weights by name. Two weights with one name would be counted as parameters but multiplied as
+    one."""
     names = [w.name for w in part.weights(HIDDEN)]
     assert len(names) == len(set(names))
     assert all(w.elements > 0 for w in part.weights(HIDDEN) if w.kind is not WeightKind.VECTOR and w.inputs and w.outputs)
@@ -69,7 +70,8 @@ def test_matrices_of_one_name_are_one_matrix(part: Sublayer, group: Sequences) -
 
 @given(mixers | feed_forward, ranks)
 def test_shards_of_a_weight_add_up_to_the_whole(part: Sublayer, tp: int) -> None:
-    """Where ranks divide its units; what has one unit is on every rank; a row-parallel bias is whole everywhere."""
+    """This holds if the ranks divide the units. A weight with one unit is on every rank, and so is a
+    row-parallel bias."""
     for weight in part.weights(HIDDEN):
         shard = weight.local(Parallelism(tp=tp))
         if weight.shards == 1 and not weight.expert:
@@ -88,7 +90,7 @@ def test_shards_of_a_cache_add_up_to_the_whole_or_to_copies(part: Sublayer, tp: 
 
 @given(mixers, groups)
 def test_what_a_part_writes_is_what_it_then_holds_more(part: Sublayer, group: Sequences) -> None:
-    """Of entries that grow without a limit."""
+    """This covers entries that grow without a limit."""
     for entry in part.cache():
         if entry.grows and not entry.limit:
             before, after = (entry.stored_rows(n) for n in (group.past, group.past + group.new))
@@ -108,7 +110,7 @@ def test_whole_blocks_hold_the_rows_and_less_than_one_more(part: Sublayer, token
 
 @given(mixers | feed_forward, groups)
 def test_role_and_dtype_of_every_operator(part: Sublayer, group: Sequences) -> None:
-    """Products have a dtype to be timed in, and a role; collectives none; one GPU talks to nobody."""
+    """Matrix products have a dtype and a role, collectives have none, and one GPU has no collectives."""
     for o in part.operators(Pass(HIDDEN, Batch((group,)), PLAIN, Parallelism())):
         assert o.kind in ("gemm", "experts", "attention", "scan", "vector")
         assert (o.dtype == "bf16") == (o.kind != "vector")
@@ -119,8 +121,12 @@ def test_role_and_dtype_of_every_operator(part: Sublayer, group: Sequences) -> N
 @pytest.mark.parametrize("mixer", MIXERS)
 @given(st.data())
 def test_what_grows_with_the_tokens_cached_is_told_by_its_role(mixer: type[Sublayer], data: st.DataObject) -> None:
-    """A server's passes are added up from what hangs on the new tokens alone and what hangs on those cached: an operator that
-    did without saying so would be timed as behind no context. In one form of MLA: which one is taken hangs on the context."""
+    """A server adds up the time of a pass from operators that depend only on new tokens, and operators that
+    depend on cached tokens.
+
+    An operator with the wrong role would be timed without its context. The form of MLA is fixed here, because
+    its choice depends on the context.
+    """
     part, form = data.draw(of(mixer)), data.draw(st.sampled_from(["absorbed", "expanded"]))
     block = max((e.ratio for e in part.cache()), default=1)
     near, far = (

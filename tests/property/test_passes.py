@@ -1,4 +1,4 @@
-"""What must hold of a pass over any batch of any model: additivity, causality, shards, arrays, and its link with sizes."""
+"""Rules for a pass over any batch of any model: additivity, causality, shards, arrays, and agreement with sizes."""
 
 from typing import Any
 
@@ -41,7 +41,8 @@ def test_groups_add_up(model: Model, one: Batch, two: Batch) -> None:
 
 @given(models(), batches, batches)
 def test_weights_are_read_once_whatever_the_batch(model: Model, one: Batch, two: Batch) -> None:
-    """All but the rows of tables; and of experts, more with more tokens, but never more than both passes."""
+    """Exceptions are rows of tables, and experts: more tokens read more experts, but never more than both passes
+    together."""
     together, plain = Batch(one.groups + two.groups), without_experts(model)
     first, second = (total(forward(plain, Batch.prefill(n))).weight_bytes for n in (1, 2))
     for batch in (one, two, together):
@@ -62,7 +63,7 @@ def test_linear_in_sequences(model: Model, group: Sequences, times: int) -> None
 
 @given(once_projected, st.integers(0, 2000), st.integers(1, 12))
 def test_token_by_token_is_prefill_in_flops(model: Model, past: int, new: int) -> None:
-    """With one form of MLA throughout and the head at every position."""
+    """The form of MLA is fixed, and the LM head runs at every position."""
 
     def flops(new: int, past: int) -> Any:
         batch = Batch((Sequences(1, new, past),))
@@ -73,7 +74,7 @@ def test_token_by_token_is_prefill_in_flops(model: Model, past: int, new: int) -
 
 @given(once_projected, st.integers(1, 500), st.integers(1, 500))
 def test_chunked_prefill_is_prefill_in_flops_and_cache_writes_no_less(model: Model, first: int, second: int) -> None:
-    """Eviction chooses once a pass, what it keeps; all else is work for each token."""
+    """Eviction selects once per pass. All other work is per token."""
     batches = [Batch.prefill(first + second), Batch.prefill(first), Batch.prefill(second, past=first)]
     passes = [forward(model, b, mla_form="absorbed", all_positions=True) for b in batches]
     whole, *chunks = (total(operators) for operators in passes)
@@ -86,7 +87,8 @@ def test_chunked_prefill_is_prefill_in_flops_and_cache_writes_no_less(model: Mod
 
 @given(unlimited, st.integers(1, 20), st.integers(1, 3000))
 def test_decode_steps_add_up_to_triangular_sums(part: Grouped, layers: int, n: int) -> None:
-    """Over steps 1 … n: n(n + 1)/2 pairs and as many rows read, n rows written, n times every projection."""
+    """Steps 1 … n have n(n + 1)/2 pairs, the same number of row reads, n row writes, and n times every
+    projection."""
     ops = forward(stack(part, layers=layers), Batch.decode(np.arange(1, n + 1, dtype=float)))
     (attention,) = [o for o in ops if o.name == "attention"]
     heads, kv, key, value = part.num_attention_heads, part.num_key_value_heads, part.head_dim, part.value_width
@@ -181,7 +183,8 @@ def test_and_on_several_gpus_too(part: Sublayer, context: int, batch_size: int, 
 
 @given(models(), st.integers(1, 2000), st.integers(1, 20))
 def test_prefill_is_two_flops_for_each_active_matrix_element_and_token(model: Model, context: int, batch_size: int) -> None:
-    """Attention, indexers and scans apart, index keys of compressed rows, and the head for the last positions."""
+    """Attention, indexers, scans and index keys of compressed rows are left out. The LM head counts for the last
+    positions."""
     ops = forward(model, Batch.prefill(context, batch_size), mla_form="absorbed")
     products = sum(o.total.flops for o in ops if o.kind in ("gemm", "experts") and o.layer and o.name != "row_index_k")
     elements = sum(
@@ -216,7 +219,7 @@ def test_separate_kernels_do_the_same_products_and_move_more(model: Model, batch
 
 @given(models(), groups, groups)
 def test_the_shapes_of_a_batch_are_its_groups_side_by_side(model: Model, one: Sequences, two: Sequences) -> None:
-    """For every mixer, each group with its own pairs, in each form of latent attention."""
+    """For every mixer and each form of latent attention, each group has its own pairs."""
 
     def seen(*parts: Sequences) -> dict[tuple[str, str, str, int], list[tuple[int, ...]]]:
         found: dict[tuple[str, str, str, int], list[tuple[int, ...]]] = {}

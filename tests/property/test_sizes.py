@@ -1,4 +1,5 @@
-"""What must hold for any model: drawn specs of every kind of attention, any context, batch, block and cache dtype."""
+"""Rules for sizes of any model: random parts of every kind of attention, any context, batch, block and cache
+dtype."""
 
 import math
 
@@ -54,7 +55,7 @@ def test_figures_are_whole_and_none_is_negative(model: Model, context: int, bloc
 
 @given(plain_rows, contexts, st.integers(1, 5000), blocks)
 def test_monotone_in_context(model: Model, context: int, more: int, block: int) -> None:
-    """Compressed attention is not: closing a block drops its buffer."""
+    """Compressed attention is an exception: a finished block drops its buffer."""
     before, after = (cache_size(model, s, block_size=block) for s in (context, context + more))
     assert before.stored <= after.stored
     assert before.allocated <= after.allocated
@@ -64,14 +65,15 @@ def test_monotone_in_context(model: Model, context: int, more: int, block: int) 
 
 @given(plain_rows, contexts)
 def test_slope_is_what_one_more_token_adds(model: Model, context: int) -> None:
-    """Exactly, where every row stands for one token."""
+    """The equality is exact if every row belongs to one token."""
     before, after = cache_size(model, context), cache_size(model, context + 1)
     assert after.stored - before.stored == before.slope
 
 
 @given(models(), st.integers(100_000, 200_000))
 def test_slope_is_the_average_over_whole_blocks(model: Model, context: int) -> None:
-    """Of compressed rows one comes with every so many tokens: their least common multiple adds whole rows of all."""
+    """A compressed row belongs to several tokens. The least common multiple of their numbers adds whole rows of
+    all entries."""
     ratio = math.lcm(*(e.ratio for kind in model.order for e in model.kinds[kind].entries))
     before, after = (cache_size(model, (context // ratio + n) * ratio) for n in (0, 1))
     assert after.stored - before.stored == ratio * before.slope
@@ -94,7 +96,7 @@ def test_gqa_with_as_many_groups_as_heads_is_mha(part: Sublayer, context: int, l
 
 
 def optional_limits() -> list[tuple[type[Sublayer], str]]:
-    """Every field of a mixer that limits tokens where it is given."""
+    """Return every field of a mixer that limits tokens if it is given."""
     found = []
     for part in MIXERS:
         for f in msgspec.structs.fields(part):
@@ -137,7 +139,7 @@ TOP_K = [(part, f.name) for part in MIXERS for f in msgspec.structs.fields(part)
 def test_a_top_k_beyond_the_context_reads_every_row(
     part: type[Sublayer], field: str, data: st.DataObject, context: int, beyond: int
 ) -> None:
-    """Of entries that a top-k thins out; they hold as many rows whatever it is."""
+    """This covers entries that a top-k reads in part. The number of stored rows never depends on the top-k."""
     narrow = data.draw(of(part, **{field: tokens}))
     wide = msgspec.structs.replace(narrow, **{field: context + beyond})
     for thin, all_of_it in zip(narrow.cache(), wide.cache(), strict=True):

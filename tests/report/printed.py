@@ -1,4 +1,4 @@
-"""Reads what people are shown back into numbers: tables into cells, cells into a value and how far the rounding may be off."""
+"""Read printed output as numbers: tables as cells, and cells as values with their rounding."""
 
 import re
 from itertools import pairwise
@@ -19,21 +19,21 @@ class Cell(NamedTuple):
 
 
 def split(text: str) -> tuple[str, str]:
-    """The digits and the unit of a cell."""
+    """Return the digits and the unit of a cell."""
     match = NUMBER.fullmatch(text)
     assert match, f"{text!r} is no number"
     return match[1].replace(",", ""), match[2]
 
 
 def by_decimals(text: str, units: dict[str, float | int]) -> Cell:
-    """As many decimals as stand there, in one of these units."""
+    """Return the value of a cell with its printed decimals, in one of these units."""
     digits, unit = split(text)
     scale = units[unit]
     return Cell(float(digits) * scale, 0.5 * 10.0 ** -len(digits.partition(".")[2]) * scale)
 
 
 def by_digits(text: str, units: dict[str, float], suffix: str = "") -> Cell:
-    """Three significant digits, of which trailing zeros are left out."""
+    """Return the value of a cell with three significant digits. Trailing zeros may be missing."""
     digits, unit = split(text)
     scale, value = units[unit.removesuffix(suffix)], float(digits)
     power = len(str(int(abs(value)))) - 1 if abs(value) >= 1 else -len(re.match(r"0?\.?(0*)", f"{abs(value):f}"[1:])[1]) - 1  # type: ignore[index]
@@ -41,7 +41,8 @@ def by_digits(text: str, units: dict[str, float], suffix: str = "") -> Cell:
 
 
 def read(text: str, kind: str) -> Cell:
-    """A cell of a kind: whole, fixed, digits, percent, times, bytes, seconds, count, or si:UNIT."""
+    """Return the value of a cell of a kind: whole, fixed, digits, percent, times, bytes, seconds, count, or
+    si:UNIT."""
     name, _, unit = kind.partition(":")
     match name:
         case "whole":
@@ -70,7 +71,7 @@ def read(text: str, kind: str) -> Cell:
 
 
 def holds(text: str, value: Any, kind: str) -> bool:
-    """Whether a cell shows this value: a dash for none, words as they are, numbers to their last digit."""
+    """Return whether a cell shows a value: a dash for None, words unchanged, numbers to their last digit."""
     if value is None:
         return text == "–"
     if kind == "text":
@@ -82,19 +83,19 @@ def holds(text: str, value: Any, kind: str) -> bool:
 
 
 class Table(NamedTuple):
-    """Headings in order, and the cells of each row."""
+    """The headings of a table in order, and the cells of each row."""
 
     headings: list[str]
     rows: list[list[str]]
 
     def column(self, heading: str, number: int = 0) -> list[str]:
-        """The cells under the `number`-th heading of this name."""
+        """Return the cells below the `number`-th heading of this name."""
         at = [i for i, name in enumerate(self.headings) if name == heading][number]
         return [row[at] for row in self.rows]
 
 
 def table(out: str, first: str) -> Table:
-    """The table of an output whose first heading is `first`: columns lie where two blanks run through all of its lines."""
+    """Return the table whose first heading is `first`. Columns are separated by two blanks in all lines."""
     lines = out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"{first}  "))
     end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
@@ -107,7 +108,7 @@ def table(out: str, first: str) -> Table:
 
 
 def piped(text: str, first: str) -> Table:
-    """The Markdown table whose first heading is `first`."""
+    """Return the Markdown table whose first heading is `first`."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
     end = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))

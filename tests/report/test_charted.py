@@ -1,4 +1,4 @@
-"""What stands on a picture is the number that the record holds: series against records, and drawn lines against series."""
+"""Pictures show the numbers of the records: series are compared with records, and drawn lines with series."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def points(series: Series) -> list[tuple[float, float]]:
 
 
 def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> None:
-    """Products with weights read each weight once for 8 tokens: they lie together, and are one point."""
+    """Matrix products read each weight once for 8 tokens, so they have equal intensities and are one point."""
     (rows,) = sweep = decode_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 4096, [8])
     chart = roofline_chart(sweep, [H100])
     for label, attends in (("attention", True), ("GEMMs with weights", False)):
@@ -58,7 +58,8 @@ def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> No
 
 
 def test_operators_that_lie_apart_are_points_of_their_own() -> None:
-    """V3 at batch 64: each expert sees few tokens, dense products all 64; hollow below each what the laws say."""
+    """V3 at batch 64: each expert has few tokens, dense products have all 64. Hollow points below show the
+    predictions."""
     deployment = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).under("sglang")
     (rows,) = sweep = decode_passes(deployment, 4096, [64])
     chart = roofline_chart(sweep, [deployment.gpu])
@@ -122,7 +123,7 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
 
 
 def test_work_without_a_cache_is_quadratic_on_linear_axes() -> None:
-    """A token costs 2 FLOPs a matrix element, and 4 a pair, head and element of attention."""
+    """A token needs 2 FLOPs per matrix element, and 4 per pair, head and element of attention."""
     model = load_model("gpt2")
     without, cached = generation_work_chart([generation_work(model, 128, PLAIN)]).chain()
     assert not any(axis.log for chart in (without, cached) for axis in (chart.x, chart.y))
@@ -149,7 +150,7 @@ def test_latencies_that_rest_on_bounds_are_not_drawn_beside_predictions() -> Non
 
 
 def record(rate: float | None, **more: Any) -> dict[str, Any]:
-    """Each percentile p of a server at `rate`: rate · p seconds to the first token, and twice as many from token to token."""
+    """Return a record of a server at `rate`. Percentile p of TTFT is rate · p seconds, of TPOT twice this time."""
     times = {f"{f}_p{p}_s": (rate or 9) * p * (2 if f == "tpot" else 1) for f in ("ttft", "tpot") for p in (50, 90, 99)}
     plain = {
         "gpu": "a",
@@ -188,7 +189,8 @@ def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None
 
 
 def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
-    """Two seats of four for two seconds, one more; blocks of 4 bytes of 40, tokens as they come."""
+    """Two of four sequences run for two seconds, then one more. Blocks have 4 of 40 bytes, and stored tokens
+    grow."""
     pool = byte_pool(40, block=4)
     run = served(asked((0, 3, 2), (0, 3, 3)), pool=pool, deployment=HandClock(1.0), max_num_seqs=4)
     (log,) = run.logs
@@ -302,7 +304,7 @@ def test_bars_stack_in_order() -> None:
 
 
 def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> None:
-    """40 of 60 columns stand for 4, so the limit of 2 has 20."""
+    """40 of 60 columns represent 4, so the limit of 2 is at column 20."""
     axis = Axis("", log=False, tick=lambda v: f"{v:g}")
     series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
     drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60).splitlines()[2:]
@@ -310,7 +312,7 @@ def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> No
 
 
 def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
-    """Weights of four bits are multiplied in bf16, whatever another storage computes in."""
+    """Weights of four bits are multiplied in bf16, for any other storage format in the picture."""
     model = load_model("llama-3.1-8b")
     stored = [TimedDeployment(model, H100, Precision(quantization=name)) for name in ("awq", "fp8")]
     four, eight = roofline_chart([one for d in stored for one in decode_passes(d, 4096, [1])], [H100]).chain()
@@ -319,9 +321,11 @@ def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
 
 
 def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> None:
-    """Of 1,000 tokens two slots of 400, one of them A's, C found none, 200 make none. Pieces: A, B's hole of 300, C, 590 left.
+    """Contiguous: two slots of 400 of 1,000 tokens, one used by A; C did not fit, and 200 tokens make no slot.
+    Pieces: A, B's hole of 300, C, and 590 free.
 
-    Pages of 16: 4 each for A and C, 128 tokens for 110; 62 pages of 16 are 992, so that 8 make no page.
+    Pages of 16: 4 pages each for A and C, 128 tokens for 110. 62 pages of 16 are 992 tokens, so 8 make no
+    page.
     """
     asked_for = (("A", 50), ("B", 300), ("C", 60), ("B", 0), ("", 700))
     steps = [AllocationStep(number, name, tokens) for number, (name, tokens) in enumerate(asked_for)]

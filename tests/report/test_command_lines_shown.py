@@ -1,4 +1,4 @@
-"""Command lines in tables: whatever the width, a shell makes of their lines what it makes of the whole."""
+"""Command lines in tables: at any width, a shell reads the folded lines as the original command."""
 
 import json
 import subprocess

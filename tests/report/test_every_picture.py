@@ -1,6 +1,6 @@
-"""Every picture that commands draw, of 1, 2, 6 and 12 series with names of 40 characters: its texts keep apart.
+"""In every picture of 1, 2, 6 and 12 series with names of 40 characters, no texts overlap.
 
-All of them are long, and run with `-m fuzz`; a few of the fullest run always.
+The complete test takes long and runs with `-m fuzz`. A few of the fullest pictures always run.
 """
 
 import re
@@ -51,7 +51,7 @@ EVERY = [
 
 
 def named(folder: Path, kind: str, names: tuple[str, ...]) -> list[str]:
-    """Presets under other names, of 40 characters, as files."""
+    """Write presets under other names, of 40 characters."""
     found = []
     for number, name in enumerate(names):
         text = (PRESETS / kind / f"{name}.yaml").read_text(encoding="utf-8")

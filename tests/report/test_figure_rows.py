@@ -1,4 +1,4 @@
-"""What `compare` says once of several deployments, and how charts share a page."""
+"""Statements of `compare` that hold for several deployments, and charts that share a page."""
 
 import pytest
 from conftest import Run
@@ -8,7 +8,7 @@ from kvcalc.report.charts.chart import Chart
 
 
 def test_deployments_have_their_own_steps_and_share_a_curve(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step differs by GPU; what is cached and read does not."""
+    """The time of a step depends on the GPU. Stored and read bytes do not."""
     drawn: list[Chart] = []
     monkeypatch.setattr(drawing, "save", lambda chart, *_: drawn.append(chart))
     found = kvcalc(

@@ -1,4 +1,4 @@
-"""The page to send: whole in itself, names from files escaped."""
+"""The report page needs no other file, and escapes names from files."""
 
 import html
 import re

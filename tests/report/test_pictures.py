@@ -1,4 +1,4 @@
-"""Texts of a picture keep apart from each other and from lines, points and edges, whatever is drawn, in every style."""
+"""Texts of a picture do not overlap each other, lines, points or edges, for any data and style."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def names(count: int) -> list[str]:
 
 
 def lines(count: int, gap: float = 1.1) -> Chart:
-    """Lines that end close together, and one that ends early."""
+    """Return a chart of lines that end close together, and one line that ends early."""
     xs = tuple(float(1 << n) for n in range(7, 18))
     series = [Series(name, xs[: -3 if n == 1 else None], tuple(x * gap**n * 1e5 for x in xs[: -3 if n == 1 else None]))
               for n, name in enumerate(names(count))]  # fmt: skip
@@ -40,7 +40,7 @@ def lines(count: int, gap: float = 1.1) -> Chart:
 
 
 def points(count: int) -> Chart:
-    """Named points that lie close together, under a line."""
+    """Return a chart of named points that are close together, under a line."""
     rng = random.Random(count)
     roof = Series("the roof of h100-sxm", (1.0, 300.0, 4000.0), (3e12, 1e15, 1e15))
     found = [Series("", (x := rng.uniform(1, 280),), (x * 3.2e12,), "points", (0.1,), (name,)) for name in names(count)]
@@ -85,7 +85,7 @@ def test_attention_and_a_pass_under_the_roof() -> None:
 
 @pytest.mark.parametrize(("count", "style"), [(1, "light"), (6, "slides"), (12, "light"), (12, "slides")])
 def test_lines_to_points_cross_no_roof(count: int, style: str) -> None:
-    """Once they have left the mark and what that lies on; whatever GPUs stand beside the first."""
+    """Outside the marker and its own line, they cross no roof, for any GPUs after the first."""
     cards = [load_gpu(name) for name in GPUS[:count]]
     drawn = figure(attention_of(cards, 4096 if count == 1 else 32_768), STYLES[style])
     drawn.draw_without_rendering()
@@ -151,7 +151,8 @@ def shown(drawn: Any, axes: Any) -> list[Any]:
 
 
 def test_a_label_is_not_read_as_that_of_another_point() -> None:
-    """Of points close together: one without a line is nearest to its own, and no line runs through another's."""
+    """If points are close together, a label without a line is nearest to its own point, and no line crosses
+    another label."""
     places = {f"{n}-{LONG}": at for n, at in enumerate([(7.25, 256.0), (8.03, 256.0), (8.19, 288.0), (4.0, 288.0)])}
     named = Series("", *zip(*places.values(), strict=True), "points", labels=tuple(places))  # type: ignore[misc]
     drawn = figure(Chart("KV cache against parameters", "", Axis("x"), Axis("y"), (named,)), STYLES["light"])
@@ -171,7 +172,7 @@ def test_a_label_is_not_read_as_that_of_another_point() -> None:
 
 
 def outside(box: Any, at: tuple[float, float]) -> float:
-    """Pixels from a box to a place."""
+    """Return the pixels from a box to a place."""
     return math.hypot(max(box.x0 - at[0], at[0] - box.x1, 0), max(box.y0 - at[1], at[1] - box.y1, 0))
 
 

@@ -1,4 +1,4 @@
-"""What a table shows is the number that the record holds: each command's cells, read back, against its JSON."""
+"""Tables show the numbers of the records: each command's cells are read again and compared with its JSON."""
 
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ KINDS = {
 
 
 def kind_of(column: Column) -> str:
-    """How the column writes a figure, as a kind of `printed.holds`."""
+    """Return the kind of `printed.holds` in which the column writes a figure."""
     show: Any = column.show
     if isinstance(show, partial):
         return f"si:{show.keywords['unit']}" if show.func is format_si else KINDS[show.func]
@@ -34,7 +34,7 @@ def kind_of(column: Column) -> str:
 
 
 def contract(*columns: Column) -> Contract:
-    """A table's headings, each with the record's key and the kind."""
+    """Return the headings of a table with the record's key and the kind of each."""
     return {c.title: (c.key, kind) for c in columns if (kind := kind_of(c))}
 
 
@@ -51,7 +51,8 @@ MARKS = {"bound": ("≥ ", "≤ "), "scaled": ("~ ", "~ "), "calibrated": ("", "
 
 
 def check(shown: Table, records: list[dict[str, Any]], contract: Contract, needed: str = "") -> None:
-    """Every row a record, every cell its number; no heading that is not known, and those that are needed."""
+    """Check that every row is a record and every cell its number. All headings must be known, and required
+    headings present."""
     assert len(shown.rows) == len(records)
     assert {*shown.headings} <= {*contract, "queue", "fits", "max context", "missing/GPU", "required users", "KV cache range/GPU"}
     assert {*filter(None, needed.split(","))} <= {*shown.headings}
@@ -63,7 +64,8 @@ def check(shown: Table, records: list[dict[str, Any]], contract: Contract, neede
 
 
 def unmarked(cell: str, heading: str, key: str, record: dict[str, Any]) -> str:
-    """A cell without the mark that its basis asks for: every time and rate of the record has it, nothing else has."""
+    """Return a cell without its mark. Times and rates must have the mark of the record's basis, other cells must
+    have none."""
     timed = key.endswith(("_s", "_j", "per_million_tokens")) and not key.endswith("_per_s") and key != "roofline_s"
     rests = (timed or heading in RATES) and record.get(key) is not None
     mark = MARKS[record["time_basis"]][heading in RATES] if rests else ""
@@ -73,7 +75,8 @@ def unmarked(cell: str, heading: str, key: str, record: dict[str, Any]) -> str:
 
 
 def assert_read_back(kvcalc: Run, line: str, first: str, contract: Contract, needed: str) -> str:
-    """A command's table, whole, in 100 characters and as Markdown, against its records; what it printed in 100 characters."""
+    """Compare a command's table with its records: complete, in 100 characters and as Markdown. Return the output
+    in 100 characters."""
     records = with_steps(kvcalc(f"{line} --format json").records)
     wide, narrow, marked = (kvcalc(f"{line} {more}").out for more in ("--wide", "", "--wide --format markdown"))
     check(table(wide, first), records, contract, needed)
@@ -83,7 +86,7 @@ def assert_read_back(kvcalc: Run, line: str, first: str, contract: Contract, nee
 
 
 def with_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records with what `compare` shows of a step: its predicted time, or else its bound."""
+    """Return the records with the step time that `compare` shows: the prediction, or else the bound."""
     return [
         r | {"step_s": r["roofline_s"] if r.get("time_s") is None else r["time_s"]} if "roofline_s" in r else r
         for r in map(named, records)
@@ -91,7 +94,7 @@ def with_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def named(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with the name that tables give the unchanged variant."""
+    """Return a record with the name that tables give to the unchanged variant."""
     return record | {"variant": "original"} if record.get("variant") == "none" else record
 
 
@@ -158,7 +161,7 @@ ROOFLINE = {
     ],
 )
 def test_roofline(kvcalc: Run, line: str) -> None:
-    """Rows are operators, with the operations of attention and FFN below it; shares are of the time shown."""
+    """Rows are operators, followed by the operations of attention and FFN. Shares refer to the printed time."""
     records = kvcalc(f"{line} --format json").records
     out = kvcalc(f"{line} --wide").out
     shown, whole = table(out, "operator"), records[-1]

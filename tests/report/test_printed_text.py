@@ -1,4 +1,4 @@
-"""Worked sums, notes, and records in other formats: every equation holds, and ends in the record's number."""
+"""Formulas, notes, and records in other formats: every equation is correct and ends in the record's number."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def number(text: str) -> int:
 
 
 def figures_of(text: str) -> dict[str, int]:
-    """`key = 1,234` at the beginning of a line."""
+    """Return the figures `key = 1,234` at the beginning of lines."""
     found = re.findall(r"^(\w+) = ([\d,]+)(?= \(|;|$)", text, re.MULTILINE)
     return {key: number(value) for key, value in found}
 
@@ -109,7 +109,8 @@ def test_csv_holds_the_records_of_json(kvcalc: Run, line: str) -> None:
 
 
 def test_records_that_no_format_may_break() -> None:
-    """Numbers that are none, commas, quotes, bars and letters of any script; a key that only the second record has."""
+    """NaN and infinity, commas, quotes, bars and letters of any script, and a key that only the second record
+    has."""
     records = [{"a": float("nan"), "b": 'x, "y" | z'}, {"a": 2**70, "b": "é", "c": [{"d": 1}]}]
     assert json.loads(to_json(records)) == [{"a": None, "b": 'x, "y" | z'}, {"a": 2**70, "b": "é", "c": [{"d": 1}]}]
     assert list(csv.reader(io.StringIO(to_csv(records)))) == [
@@ -120,7 +121,7 @@ def test_records_that_no_format_may_break() -> None:
 
 
 def budget(**more: Any) -> dict[str, Any]:
-    """A record of `fit` as far as its bar needs it: 100 bytes of memory."""
+    """Return the part of a `fit` record that its bar needs: 100 bytes of memory."""
     plain = {
         "gpus": 1,
         "gpu": "toy",

@@ -1,4 +1,5 @@
-"""Every number of an answer's sentence stands in its table, or was typed; pictures show the numbers of the records."""
+"""Every number in an answer's sentence is in its table or in the request. Pictures show the numbers of the
+records."""
 
 import re
 from typing import Any
@@ -26,12 +27,12 @@ SI = {"k": 1024, "M": 1024**2}
 
 
 def numbers(text: str) -> set[str]:
-    """The numbers of a text without their separators, apart from those in names."""
+    """Return the numbers in a text without separators, except numbers in names."""
     return {found.replace(",", "").rstrip(".") for found in NUMBER.findall(NAMES.sub(" ", text))}
 
 
 def typed(line: str) -> set[str]:
-    """The numbers of a command line, as they are and written out."""
+    """Return the numbers in a command line, as typed and in full."""
     found = set()
     for value, suffix in re.findall(r"(\d+(?:\.\d+)?)([kM]?)", line):
         found |= {value, str(int(float(value) * SI.get(suffix, 1)))}
@@ -62,7 +63,8 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> None:
-    """As a cell, as what is the same in every row, or in the request; a factor may be the quotient of two cells."""
+    """A number is a cell, a value that is equal in all rows, or part of the request. A factor may be the
+    quotient of two cells."""
     out = kvcalc(line).out.splitlines()
     wide = kvcalc(f"{line} --wide").out.splitlines()
     first = next(n for n, text in enumerate(out) if HEADING.search(text))
@@ -86,7 +88,7 @@ def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> N
 def test_pictures_and_formulas_show_the_bytes_of_the_record(
     name: str, ranks: tuple[int, int, int], batch: int, context: int
 ) -> None:
-    """One GPU's in each: the end of the curve, the label that says it, and the worked sum."""
+    """All show the bytes of one GPU: the end of the curve, its label, and the sum of --explain."""
     tp, pp, dp = ranks
     cut = Parallelism(tp=tp, pp=pp, dp=dp)
     asked = load_model(name), context, batch, Precision(), 16, cut
@@ -103,7 +105,7 @@ def test_pictures_and_formulas_show_the_bytes_of_the_record(
 @pytest.mark.parametrize("name", ["llama-7b", "llama-2-13b", "gpt2", "deepseek-v3", "mistral-7b-v0.1", "llama-3.1-70b"])
 @pytest.mark.parametrize("batch", [1, 9])
 def test_the_context_at_which_the_cache_equals_the_weights_is_said(kvcalc: Run, name: str, batch: int) -> None:
-    """Also where it lies beyond what the model is made for, which is then said; nothing of it where the cache stops growing."""
+    """A context beyond the model's maximum is marked as such. A cache that stops growing has no such context."""
     (record,) = kvcalc(f"size {name} --batch-size {batch} --format json").records
     shown, turns, model = kvcalc(f"size {name} --batch-size {batch} -v").joined, record["equal_weights_context"], load_model(name)
     if turns is None:
@@ -116,7 +118,7 @@ def test_the_context_at_which_the_cache_equals_the_weights_is_said(kvcalc: Run, 
 
 
 def test_pictures_show_the_figures_of_the_records(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the load that was asked for, with the model shared by several GPUs."""
+    """The picture has the requested load, with the model on several GPUs."""
     drawn: list[Chart] = []
     monkeypatch.setattr(drawing, "save", lambda chart, *_: drawn.append(chart))
 

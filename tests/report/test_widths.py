@@ -1,4 +1,5 @@
-"""Every command's tables in every width: no line is longer, none is a list from 40 characters on, no column is lost unnamed."""
+"""Tables of all commands at every width: no line is too long, from 40 characters on no table becomes a list, and
+left-out columns are named."""
 
 import re
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ LINES = {
 
 
 def shown(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[Table]:
-    """The tables that a command prints, before they have a width."""
+    """Return the tables that a command prints, before they get a width."""
     found: list[Table] = []
     monkeypatch.setattr(tables, "show", lambda *given, as_markdown: found.extend(given))
     assert kvcalc(line).code == 0
@@ -46,7 +47,7 @@ def shown(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[Table
 
 
 def held(table: Table, head: Sequence[str], rows: Sequence[str], columns: Sequence[Column]) -> list[Column]:
-    """The columns that stand in the laid out rows, which must be in order, whole or cut where they are words."""
+    """Return the columns in the laid out rows. They must be in order and complete; only words may be shortened."""
     upright = head[0].strip().startswith(columns[0].title) and len(rows) == len(table.records)
     if upright and all(c.title in head[0] for c in columns[:2]):
         kept = next(n for n in range(len(columns), 0, -1) if head[0].split() == " ".join(c.title for c in columns[:n]).split())
@@ -86,7 +87,7 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("line", LINES)
 def test_all_columns_in_bands_on_a_terminal(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Every figure stands in the bands whole; what fits in one stays as it is on a pipe."""
+    """Every figure in the bands is complete. A table that fits in one band equals the table in a pipe."""
     for table in shown(kvcalc, monkeypatch, f"{line} --wide"):
         one = laid_out(table, WIDTH)
         for width in WIDTHS:

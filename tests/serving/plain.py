@@ -1,6 +1,7 @@
-"""A second scheduler, to hold the first against: every pass by itself, every sequence in a loop, no sums kept.
+"""A second scheduler for comparison: it simulates every pass separately, with loops over sequences and no stored
+sums.
 
-Rules as `kvcalc.serving.batching` states them of vLLM's order, without a draft and without a prefix cache.
+It follows vLLM's order as described in `kvcalc.serving.batching`, without a draft and without a prefix cache.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from kvcalc.serving.requests import ArrivalQueue
 
 
 class One:
-    """A request: tokens cached, tokens to cache before it makes one, tokens made."""
+    """A request: its cached tokens, the tokens to cache before it generates, and the generated tokens."""
 
     def __init__(self, index: int, prompt: int) -> None:
         self.index, self.cached, self.goal, self.made, self.turn = index, 0, prompt, 0, 0
@@ -25,7 +26,7 @@ class One:
 
 
 def run_plainly(door: ArrivalQueue, pool: Pool, limits: Limits, log: Log, seconds_of: Any) -> None:
-    """Serves all; seconds_of(tokens of the pass) is its time."""
+    """Serve all requests. `seconds_of(tokens of the pass)` is the time of a pass."""
     server = Plain(door, pool, limits, log)
     now = 0.0
     while door.is_open:
@@ -37,7 +38,7 @@ def run_plainly(door: ArrivalQueue, pool: Pool, limits: Limits, log: Log, second
 
 
 class Plain:
-    """Who waits and who is inside; a pass preempts, gives prompts their pieces, lets in, runs."""
+    """The waiting and the running requests. A pass preempts, continues prompts, admits requests, and runs."""
 
     def __init__(self, door: ArrivalQueue, pool: Pool, limits: Limits, log: Log) -> None:
         self.door, self.pool, self.limits, self.log = door, pool, limits, log
@@ -49,7 +50,7 @@ class Plain:
         return sum(int(self.pool.allocated[s.cached + 1 if s.decodes else s.goal]) for s in self.inside)
 
     def passes(self, now: float, seconds_of: Any) -> float:
-        """One pass, and when it ends."""
+        """Run one pass and return its end."""
         preempted = self.preempt()
         room = self.limits.max_num_batched_tokens - sum(s.decodes for s in self.inside)
         decoding = [s for s in self.inside if s.decodes]
@@ -70,7 +71,7 @@ class Plain:
         return now + seconds
 
     def preempt(self) -> bool:
-        """Whether any was sent away: who came last goes first."""
+        """Preempt the request that was admitted last, if necessary. Return whether one was preempted."""
         preempted = False
         while self.held() > self.pool.budget:
             last = max(self.inside, key=lambda s: s.turn)
@@ -84,7 +85,7 @@ class Plain:
         return preempted
 
     def let_in(self, now: float, room: int, pieces: list[tuple[One, int]]) -> None:
-        """Lets in whom tokens, places and memory have room for, and adds their pieces."""
+        """Admit requests while tokens, max_num_seqs and memory allow it, and add their chunks."""
         free = self.pool.budget - self.held()
         while self.queue and room > 0 and len(self.inside) < self.limits.max_num_seqs:
             head = self.queue[0]
@@ -105,7 +106,7 @@ class Plain:
         return constant_growth(allocated, stored, seconds)
 
     def finish(self, ready: list[One], now: float) -> None:
-        """First tokens of prompts that are cached; out goes who has made all."""
+        """Add the first tokens of complete prompts, and remove requests that are done."""
         for s in ready:
             s.made += 1
             s.goal = s.cached

@@ -1,4 +1,4 @@
-"""Servers small enough to follow by hand: a deployment of whole seconds, and a cache of one byte a token."""
+"""Small servers that can be computed by hand: passes of whole seconds, and a cache of one byte per token."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ class HandClock:
 
 
 class HandTimer(StepTimer):
-    """Times whole passes, also those with prompts and decodes."""
+    """Computes the times of passes, also of passes with both prompts and decodes."""
 
     def __init__(self, clock: Any, queries: int = 1) -> None:
         super().__init__(clock, queries)
@@ -48,13 +48,13 @@ class HandTimer(StepTimer):
 
 
 def asked(*rows: tuple[float, int, int]) -> Requests:
-    """Requests from (arrival, prompt, answer)."""
+    """Return requests from tuples (arrival, prompt, answer)."""
     arrivals, inputs, outputs = zip(*rows, strict=True)
     return Requests(np.array(arrivals, dtype=float), np.array(inputs), np.array(outputs))
 
 
 def byte_pool(budget: int = 10**9, block: int = 1, most: int = 10_000, longest: int = 10**9, reserve: int = 0) -> Pool:
-    """One byte a token, in blocks of so many tokens, or a reservation."""
+    """Return a pool with one byte per token, in blocks of `block` tokens or with a reservation."""
     tokens = np.arange(most + 1)
     if reserve:
         return Pool(budget, np.full(most + 1, reserve), tokens, longest)
@@ -69,7 +69,7 @@ def served(
     clients: int = 0,
     **limits: Any,
 ) -> Served:
-    """A simulated run."""
+    """Return the result of a simulation."""
     setup = ServerSetup(pool or byte_pool(), HandTimer(deployment or HandClock()), Limits(**limits))
     return simulate(requests, setup, policy, Clients(clients))
 

@@ -1,4 +1,5 @@
-"""Who asks a server and how: clients by hand, prefix caches by hand, the highest rate that keeps a promise, an interruption."""
+"""Clients of a server: closed loops by hand, prefix caches by hand, the highest rate that meets goals, and
+interruptions."""
 
 import json
 from contextlib import nullcontext
@@ -65,7 +66,7 @@ def test_the_command_line(kvcalc: Run) -> None:
 
 
 def test_a_prefix_cache_raises_the_capacity(kvcalc: Run) -> None:
-    """800 of each 1000 tokens need no work: a rate between the capacities with and without them is carried on."""
+    """800 of each 1000 tokens need no work, so a rate between the two capacities is sustained."""
     line = "serve llama-3.1-8b --num-prompts 20 --input-len 1000 --output-len 2 --format json"
     plain, cached = (kvcalc(f"{line} {more}").records[0]["capacity_requests_per_s"] for more in ("", "--prefix-hit-rate 0.8"))
     assert 3 < cached / plain < 5
@@ -74,7 +75,8 @@ def test_a_prefix_cache_raises_the_capacity(kvcalc: Run) -> None:
 
 
 def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request a second, served in one: when 100 are done Ctrl-C comes, and the figures are of 100 requests in 100 s."""
+    """One request arrives per second and takes one second. After 100 requests Ctrl-C comes, and the figures are
+    of 100 requests in 100 s."""
 
     def told(count: int) -> None:
         raise KeyboardInterrupt
@@ -97,7 +99,8 @@ def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: R
 
 
 def test_think_time_keeps_littles_law() -> None:
-    """C clients cycle through thinking and being served: C = rate · (think + in the system), but for the start and the end."""
+    """C clients alternate between thinking and waiting: C = rate · (think time + time in the system), except at
+    start and end."""
     load = Workload(max_concurrency=6, think_time=2.0, num_prompts=600, input_len="100", output_len="20")
     record = serve(LLAMA, load, ServerSettings(max_num_seqs=8)).record
     assert record["requests_per_s"] * (2.0 + record["e2e_mean_s"]) == pytest.approx(6, rel=0.02)
@@ -106,7 +109,7 @@ def test_think_time_keeps_littles_law() -> None:
 
 
 def test_an_interrupted_search_keeps_the_highest_rate_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the run after the first two that keep their goals, before any request of it is done."""
+    """Ctrl-C comes in the run after the first two that meet their goals, before any of its requests is done."""
     run, rates = Server.run, list[float]()
 
     def stopped(server: Server, requests: Requests, load: Workload, *more: Any) -> SimulationResult:

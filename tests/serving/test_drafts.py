@@ -1,4 +1,5 @@
-"""A server that speculates: its steps by hand, chance against the formula, and the memory that a draft takes."""
+"""A server with speculative decoding: steps by hand, random acceptance against the formula, and the memory of a
+draft."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from kvcalc.serving.step_timers import SpeculativeStepTimer
 
 
 class Clock:
-    """A pass takes `base` seconds, and `head` more where the head works on every position."""
+    """A pass takes `base` seconds, and `head` more if the LM head runs on every position."""
 
     model = SimpleNamespace(kinds={})
 
@@ -30,7 +31,8 @@ class Clock:
 
 
 def run(requests: Requests, acceptance: float, drafted: int = 3, pool: Any = None, dp: int = 1, **limits: Any) -> Served:
-    """Verifying takes 1 s and 0.5 for the head, drafting a token 0.25."""
+    """Simulate a server whose verification takes 1 s and 0.5 s for the head, and whose draft tokens take 0.25 s
+    each."""
     steps = speculative(Clock(1.0, 0.5, dp), Clock(0.25, dp=dp), drafted, acceptance)
     return simulate(requests, ServerSetup(pool or byte_pool(), steps, Limits(**limits)))
 
@@ -42,7 +44,8 @@ def speculative(target: Clock, draft: Clock, drafted: int, acceptance: float) ->
 
 @pytest.mark.parametrize(("acceptance", "steps"), [(1.0, 2), (0.0, 8)])
 def test_steps_by_hand(acceptance: float, steps: int) -> None:
-    """The prompt: 1 + 0.25 s and the first of 9 tokens. A step: 1 + 0.5 + 3 · 0.25 s, for 4 tokens or for 1 of the other 8."""
+    """The prompt takes 1 + 0.25 s and gives the first of 9 tokens. A step takes 1 + 0.5 + 3 · 0.25 s and gives 4
+    tokens or 1 of the other 8."""
     log = run(asked((0.0, 10, 9)), acceptance).logs[0]
     assert log.first[0] == 1.25
     assert log.finished[0] == pytest.approx(1.25 + steps * 2.25)
@@ -51,7 +54,8 @@ def test_steps_by_hand(acceptance: float, steps: int) -> None:
 
 
 def test_a_pass_with_a_prompt_verifies_beside_it() -> None:
-    """The second prompt comes while the first decodes: 5 tokens and one sequence of 4 queries; the draft runs over both."""
+    """The second prompt arrives while the first request decodes: 5 tokens and one sequence of 4 queries. The
+    draft processes both."""
     target, draft = Clock(1.0, 0.5), Clock(0.25)
     setup = ServerSetup(byte_pool(), speculative(target, draft, 3, 0.0), Limits())
     log = simulate(asked((0.0, 10, 9), (1.0, 5, 1)), setup).logs[0]
@@ -61,7 +65,8 @@ def test_a_pass_with_a_prompt_verifies_beside_it() -> None:
 
 @pytest.mark.parametrize(("acceptance", "drafted", "expected"), [(0.8, 4, 3.3616), (0.5, 1, 1.5), (0.3, 8, 1.42855)])
 def test_chance_yields_what_the_formula_says(acceptance: float, drafted: int, expected: float) -> None:
-    """(1 − a^(k+1))/(1 − a); a step yields 1 to k + 1 tokens, so that its deviation is at most k/2."""
+    """The mean is (1 − a^(k+1))/(1 − a). A step gives 1 to k + 1 tokens, so its standard deviation is at most
+    k/2."""
     log = run(asked((0.0, 1, 60_001)), acceptance, drafted, byte_pool(most=70_000)).logs[0]
     assert log.yielded == 60_000
     assert log.yielded / log.verified == pytest.approx(expected, abs=4 * drafted / 2 / log.verified**0.5)
@@ -77,15 +82,17 @@ def test_sequences_progress_each_at_its_own_pace_and_the_seed_decides() -> None:
 
 
 def test_drafted_tokens_count_towards_a_pass() -> None:
-    """4 queries a sequence leave 4 of 8 tokens of the pass for a prompt of 10: chunks of 8, then 4, 4 and 2."""
+    """4 queries per sequence leave 4 of 8 tokens of a pass for a prompt of 10: chunks of 8, then 4, 4 and 2."""
     log = run(asked((0.0, 1, 30), (0.5, 10, 1)), 0.0, max_num_seqs=2, max_num_batched_tokens=8).logs[0]
     assert [(r.tokens, r.prefill_tokens) for r in log.rows][:4] == [(1, 1), (8, 4), (8, 4), (6, 2)]
 
 
 def test_the_newest_makes_room_where_a_draft_proposes() -> None:
-    """Room for 8 tokens: both hold 4 after a step that yields one each; the second makes room, computes 5 again, and ends last.
+    """The memory has 8 tokens. Both requests store 4 after a step that gives one token each. The second is
+    preempted, computes 5 tokens again, and ends last.
 
-    Passes: both prompts (1.25 s), both decode (2.25), the first alone twice, the second's 5 tokens (1.25), its last step.
+    Passes: both prompts (1.25 s), both decodes (2.25 s), the first request twice, the second's 5 tokens (1.25
+    s), its last step.
     """
     log = run(asked((0.0, 3, 4), (0.0, 3, 4)), 0.0, pool=byte_pool(8)).logs[0]
     assert (log.preemptions, log.recomputed_tokens) == (1, 5)
@@ -94,9 +101,11 @@ def test_the_newest_makes_room_where_a_draft_proposes() -> None:
 
 
 def test_a_draft_takes_weights_and_cache(kvcalc: Run) -> None:
-    """Llama-3.2-1B: 1,235,814,400 parameters of 2 bytes; 16 layers · 2 · 8 heads · 64 · 2 = 32,768 bytes a token beside 131,072.
+    """Llama-3.2-1B: 1,235,814,400 parameters of 2 bytes, and 16 layers · 2 · 8 heads · 64 · 2 = 32,768 bytes per
+    token in addition to 131,072.
 
-    A request of 100 tokens in and 10 out holds 109, and 4 slots for drafted ones: 8 blocks of 16.
+    A request of 100 input and 10 output tokens stores 109 tokens and 4 slots for draft tokens: 8 blocks of
+    16.
     """
     line = "serve llama-3.1-8b --rate inf --num-prompts 1 --input-len 100 --output-len 10 --format json"
     (plain,) = kvcalc(line).records
@@ -109,7 +118,7 @@ def test_a_draft_takes_weights_and_cache(kvcalc: Run) -> None:
 
 
 def test_speculation_helps_few_users_and_hurts_many(kvcalc: Run) -> None:
-    """One user at a time gains about what `latency` says; 256 at once lose throughput."""
+    """A single user gains about the speed-up of `latency`. 256 concurrent users lose throughput."""
     line = "serve llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 200 --stack datasheet --format json"
     draft = "--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.6"
     alone = [kvcalc(f"{line} --num-prompts 20 --max-concurrency 1 {more}").records[0]["tpot_mean_s"] for more in ("", draft)]
@@ -137,7 +146,7 @@ def test_what_no_server_can_do_is_refused(kvcalc: Run, options: str, said: str) 
 
 
 def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
-    """As many as suit one request best, as `latency` has it; DeepSeek-V3 has one prediction layer."""
+    """The default is the fastest number for one request, as in `latency`. DeepSeek-V3 has one prediction layer."""
     line = "llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 10 --draft llama-3.2-1b --acceptance-rate 0.6"
     (served,), (alone,) = (
         kvcalc(f"{command} {line} --format json").records
@@ -153,7 +162,8 @@ def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
 
 
 def test_prediction_layers_serve_with_their_own_weights_and_cache(kvcalc: Run) -> None:
-    """DeepSeek-V3's one MTP layer keeps (512 + 64) · 2 bytes a token beside 61 layers' own; vLLM allocates 64 tokens a page."""
+    """DeepSeek-V3's one MTP layer stores (512 + 64) · 2 bytes per token in addition to 61 layers. vLLM allocates
+    64 tokens per page."""
     line = "serve deepseek-v3 --gpu h200 --tp 8 --rate inf --num-prompts 1 --input-len 10 --output-len 5 --format json"
     (plain,), (drafted,) = (kvcalc(f"{line} {more}").records for more in ("", "--draft mtp --num-speculative-tokens 1"))
     assert (plain["kv_peak_bytes"], drafted["kv_peak_bytes"]) == (64 * 61 * 1152, 64 * 62 * 1152)
@@ -162,7 +172,7 @@ def test_prediction_layers_serve_with_their_own_weights_and_cache(kvcalc: Run) -
 
 
 def test_vllm_takes_no_padding_for_a_draft_s_vocabulary_and_llama_cpp_128_entries_of_it(kvcalc: Run) -> None:
-    """Qwen2.5's 0.5B has 151,936 entries, its 72B 152,064: both files' `vocab_size`."""
+    """Qwen2.5's 0.5B has 151,936 entries, its 72B 152,064: `vocab_size` in both files."""
     both = "qwen2.5-72b --gpu h200 --tp 2 --max-model-len 4k --draft qwen2.5-0.5b"
     refused = kvcalc(f"fit {both} --engine vllm")
     assert (refused.code, refused.out) == (2, "")

@@ -1,4 +1,5 @@
-"""The event-by-event scheduler: against a plain one pass by pass, engines' orders by hand, and tables against whole passes."""
+"""The event-by-event scheduler: compared with a scheduler pass by pass, engines' orders by hand, and tables
+against whole passes."""
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ loads = st.lists(
 def test_events_are_the_passes_one_by_one(
     rows: list[tuple[float, int, int]], budget: int, block: int, seats: int, tokens: int, clients: int
 ) -> None:
-    """The same times and sums as a scheduler that goes through its sequences at every pass, preemptions among them."""
+    """Times and sums equal a scheduler that visits all sequences at every pass, including preemptions."""
     load, pool = asked(*rows), byte_pool(budget, block, most=200)
     limits = Limits(seats, tokens)
     one, other = (ran(plain, load, pool, limits, clients) for plain in (True, False))
@@ -59,7 +60,8 @@ def served(how: Scheduling, *rows: tuple[float, int, int], pool: Pool | None = N
 
 
 def test_prompts_first_hold_up_the_decodes() -> None:
-    """A pass a second. The second prompt, at 1.5, takes the pass from 2 to 3 alone; the first answer ends a second later."""
+    """A pass takes a second. The second prompt, at 1.5, has the pass from 2 to 3 to itself, so the first answer
+    ends a second later."""
     rows = ((0.0, 5, 4), (1.5, 5, 2))
     mixed, first = served(Scheduling(), *rows), served(Scheduling(decodes_wait=True), *rows)
     assert mixed.finished.tolist() == [4, 4]
@@ -73,7 +75,7 @@ def test_prompts_first_hold_up_the_decodes() -> None:
 def test_passes_in_a_row_are_as_single_passes(
     rows: list[tuple[float, int, int]], budget: int, seats: int, prompts_first: bool
 ) -> None:
-    """Passes in a row that are one event give the times of passes that are simulated one by one."""
+    """Consecutive passes that are one event give the times of passes that are simulated one by one."""
     how, pool = Scheduling(decodes_wait=prompts_first), byte_pool(budget, 4, most=200)
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = served(how, *rows, pool=pool, **limits)
@@ -85,7 +87,8 @@ def test_passes_in_a_row_are_as_single_passes(
 
 
 def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:
-    """8 tokens a pass: prompts of 5 go one a pass, where pieces would go as 5 + 3, 2 + 5; one of 12 goes in pieces, alone."""
+    """A pass has 8 tokens. Prompts of 5 take one pass each instead of chunks 5 + 3, 2 + 5. A prompt of 12 is in
+    chunks, alone."""
     rows = ((0.0, 5, 1), (0.0, 5, 1), (0.0, 12, 1))
     pieces, whole = served(Scheduling(), *rows, max_num_batched_tokens=8, max_num_seqs=4), served(
         Scheduling(whole_prompts=True), *rows, max_num_batched_tokens=8, max_num_seqs=4
@@ -95,7 +98,8 @@ def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:
 
 
 def test_reserving_answers_never_preempts() -> None:
-    """Room for 8 tokens, two requests that end at 6 each: the second waits for the first, and nothing is thrown away."""
+    """The memory has 8 tokens, and two requests end at 6 each. The second waits for the first, and no cache is
+    dropped."""
     log = served(Scheduling(reserve=1.0), (0.0, 3, 4), (0.0, 3, 4), pool=byte_pool(8))
     assert log.preemptions == 0
     assert log.finished.tolist() == [4, 8]
