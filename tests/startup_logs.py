@@ -1,9 +1,9 @@
-"""Start-up logs in the wording of the engines' sources, with figures that people published; none is a copy.
+"""Start-up logs in the wording of the engines' sources, with published figures. None is a copy.
 
 vLLM: `engine/llm_engine.py`, `worker/worker.py`, `executor/executor_base.py` of 0.6.3, 0.6.4, 0.7.3 and 0.8.5;
-`v1/engine/core.py`, `v1/worker/gpu_worker.py`, `v1/core/kv_cache_utils.py`, `entrypoints/utils.py` of 0.8.5, 0.10.1, 0.11, 0.14,
-0.20 and 0.28. SGLang: `model_executor/model_runner.py`, `mem_cache/memory_pool.py`. llama.cpp: `src/llama-model.cpp`,
-`src/llama-context.cpp`, `src/llama-kv-cache.cpp`, `ggml/src/ggml-cuda/ggml-cuda.cu`.
+`v1/engine/core.py`, `v1/worker/gpu_worker.py`, `v1/core/kv_cache_utils.py`, `entrypoints/utils.py` of 0.8.5, 0.10.1,
+0.11, 0.14, 0.20 and 0.28. SGLang: `model_executor/model_runner.py`, `mem_cache/memory_pool.py`. llama.cpp:
+`src/llama-model.cpp`, `src/llama-context.cpp`, `src/llama-kv-cache.cpp`, `ggml/src/ggml-cuda/ggml-cuda.cu`.
 """
 
 INIT = "model='{model}', speculative_config=None, tokenizer='{model}', dtype=torch.{dtype}, max_seq_len={length}, "

@@ -1,4 +1,4 @@
-"""`kvcalc mcp` through the SDK's own client, and `kvcalc schema` over records of real commands."""
+"""`kvcalc mcp` with the SDK's client, and `kvcalc schema` with records of real commands."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ SERVER = StdioServerParameters(command=sys.executable, args=["-m", "kvcalc", "mc
 
 
 def converse(*calls: tuple[str, dict[str, Any]]) -> tuple[Any, list[Any]]:
-    """The tools that a started server lists, and its results of the calls."""
+    """Return the tools that a started server lists, and its results of the calls."""
 
     async def talk() -> tuple[Any, list[Any]]:
         async with Client(SERVER) as client:

@@ -1,4 +1,4 @@
-"""`--gpu all` and `--tp auto`: every preset, and every split that the model divides into."""
+"""`--gpu all` and `--tp auto`: all presets, and all sizes that divide the model."""
 
 from conftest import Run
 
@@ -14,7 +14,7 @@ def test_all_is_every_preset(kvcalc: Run) -> None:
 
 
 def test_auto_is_every_size_that_divides_the_model(kvcalc: Run) -> None:
-    """28 query heads divide by 4, not by 8; 32 divide by all."""
+    """28 query heads are divisible by 4, but not by 8. 32 are divisible by all sizes."""
     for model, sizes in (("qwen2.5-7b", [1, 2, 4]), ("llama-3.1-8b", [1, 2, 4, 8]), ("qwen2.5-7b llama-3.1-8b", [1, 2, 4])):
         for command in ("size", "fit", "latency"):
             records = kvcalc(f"{command} {model} --tp auto --format json").records

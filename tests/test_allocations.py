@@ -1,4 +1,4 @@
-"""A written sequence of allocations: slots, first fit and pages by hand, and what must hold whatever is asked."""
+"""A typed sequence of allocations: slots, first fit and pages by hand, and rules for random sequences."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def series(tmp_path: Path) -> str:
 
 
 def test_a_request_fails_though_enough_is_free_in_pieces(kvcalc: Run, series: str) -> None:
-    """4144 tokens, B behind A's 50: 50 + 2046 = 2096 are free, and no hole holds 2049; 131 of 259 blocks do."""
+    """4144 tokens, with B after A's 50: 50 + 2046 = 2096 are free, but no hole has 2049. 131 of 259 blocks are free."""
     records = kvcalc(f"fit llama-3.1-8b --allocations {series} --max-model-len 2048 --format json").records
     assert [r["request"] for r in records] == ["A 50", "B 2048", "free A", "ask 2049"]
     assert [r["line"] for r in records] == [2, 3, 5, 6]
@@ -37,9 +37,11 @@ def test_a_request_fails_though_enough_is_free_in_pieces(kvcalc: Run, series: st
 
 @pytest.mark.parametrize("as_file", [True, False])
 def test_the_lectures_sequence_can_be_typed(kvcalc: Run, tmp_path: Path, as_file: bool) -> None:
-    """A reserves 1024 and stores 50: 974 empty, in 4 pages 14. 3072 are one slot of 2048, so B needs unequal slots.
+    """A reserves 1024 and stores 50: 974 are empty, with 4 pages 14. 3072 tokens are one slot of 2048, so B needs unequal
+    slots.
 
-    C waits for B's end. Then pages store 50 + 1024 tokens in 4 + 64 of 192, and have 124 · 16 for 1025 more; the hole has 1024.
+    C waits for B's end. Then pages store 50 + 1024 tokens in 4 + 64 of 192, and 124 · 16 are free for 1025 more. The hole
+    has 1024.
     """
     typed = "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024; ask 1025"
     (tmp_path / "a").write_text(typed.replace("; ", "\n"))
@@ -59,7 +61,7 @@ def test_the_lectures_sequence_can_be_typed(kvcalc: Run, tmp_path: Path, as_file
 
 
 def test_without_a_memory_line_it_is_the_caches(kvcalc: Run, tmp_path: Path) -> None:
-    """16 MiB at 131,072 bytes a token are 128 tokens."""
+    """16 MiB at 131,072 bytes per token are 128 tokens."""
     (tmp_path / "a").write_text("A 1k\n")
     line = f"fit llama-3.1-8b --allocations {tmp_path / 'a'} --kv-cache-memory-bytes 16MiB --max-model-len 64 --format json"
     (record,) = kvcalc(line).records
@@ -68,7 +70,8 @@ def test_without_a_memory_line_it_is_the_caches(kvcalc: Run, tmp_path: Path) -> 
 
 
 def test_blocks_come_back_in_the_order_of_a_queue() -> None:
-    """Six blocks of 16: A has 0 and 1, B 2. Freed, A's come last first behind 3, 4, 5: C takes 3, 4, 5, 1."""
+    """Six blocks of 16: A has 0 and 1, B has 2. After A ends, its last block joins the queue first, behind 3, 4, 5: C takes
+    3, 4, 5, 1."""
     pages = PagedAllocator(96, 16)
     assert pages.store("A", 32) and pages.store("B", 1)
     pages.remove("A")
@@ -78,7 +81,7 @@ def test_blocks_come_back_in_the_order_of_a_queue() -> None:
 
 
 def test_sequences_grow_where_they_stand() -> None:
-    """A of 20 grows to 40 in its slot, in a third block, and behind itself only as long as B does not stand there."""
+    """A grows from 20 to 40 tokens in its slot, in a third block, and as a piece only if B does not follow it."""
     slots, pieces, pages = PagedAllocator(200, 100, max_blocks=1), FirstFitAllocator(200), PagedAllocator(208, 16)
     for allocator in (slots, pieces, pages):
         assert allocator.store("A", 20) and allocator.store("A", 40)
@@ -105,7 +108,7 @@ def test_the_first_hole_that_fits_is_taken() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 90)), min_size=1, max_size=40), st.sampled_from([1, 7, 16]))
 def test_nothing_is_given_twice_and_pages_refuse_least(asked: list[tuple[str, int]], block: int) -> None:
-    """Every token slot has one owner; what first fit grants anew, pages of one token would grant too."""
+    """Every token slot has one owner. Pages of one token accept every new request that first fit accepts."""
     memory, longest = 210, 70
     steps = [AllocationStep(number, name, tokens) for number, (name, tokens) in enumerate(asked)]
     played = play(steps, memory, longest, block)

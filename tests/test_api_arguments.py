@@ -1,4 +1,5 @@
-"""Wrong arguments of the Python API: each a UserError that says what is wrong, no traceback from within; and what answers do."""
+"""Invalid arguments of the Python API give a UserError that names the problem, without an internal traceback. Methods of
+answers."""
 
 import sys
 from collections.abc import Callable
@@ -83,13 +84,13 @@ def test_answers_show_as_html_and_plot(answer: kvcalc.Answer) -> None:
 
 
 class Pandas:
-    """Enough of pandas: what is made of records."""
+    """The part of pandas that makes a table from records."""
 
     DataFrame = staticmethod(lambda records: ("frame", records))
 
 
 def test_lists_make_a_record_each() -> None:
-    """12 layers of 768, K and V in 2 bytes: 36,864 a token; over contexts fastest, as the command's."""
+    """12 layers of 768, K and V in 2 bytes: 36,864 bytes per token. Contexts change fastest, as in the command."""
     answer = D.size(["1k", 2048], batch_size="1,3")
     assert [r["kv_cache_bytes"] for r in answer.records()] == [n * 36_864 for n in (1024, 2048, 3072, 6144)]
     assert answer.stored == 1024 * 36_864 and answer.plot().axes

@@ -1,4 +1,4 @@
-"""Attention of every variant under a GPU's roof, without a model: one layer of 128 heads of 128."""
+"""Attention of every variant on the roofline of a GPU, without a model: one layer of 128 heads of 128."""
 
 import re
 
@@ -16,8 +16,8 @@ def at(context: int) -> dict[str, dict[str, object]]:
 
 
 def test_flops_and_bytes_by_hand() -> None:
-    """Scores and values: 2 · 2 · 128 heads · 128 · S; the rows of S tokens, 2 · G · 128 · 2 bytes
-    each, read or written; and in and out of attention the token's q, k, v and o."""
+    """Scores and values need 2 · 2 · 128 heads · 128 · S FLOPs. The rows of S tokens have 2 · G · 128 · 2 bytes each, read
+    or written. The token's q, k, v and o add their bytes."""
     found = at(32768)
     for name, groups in (("MHA", 128), ("GQA-8", 8), ("GQA-4", 4), ("MQA", 1)):
         assert found[name]["flops"] == 4 * 128 * 128 * 32768

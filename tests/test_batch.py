@@ -1,4 +1,4 @@
-"""Batches: phases by name, and mixed batches as people write them."""
+"""Batches: phases by name, and mixed batches in text form."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What does not fit into the memory is marked in every record, table and picture."""
+"""A batch that does not fit in the memory is marked in every record, table and picture."""
 
 import re
 from typing import Any

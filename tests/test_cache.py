@@ -1,4 +1,4 @@
-"""Stored, read and allocated differ where they should: windows, chunks, top-k, compression, eviction, sharing, paging."""
+"""Differences of stored, read and allocated bytes: windows, chunks, top-k, compression, eviction, sharing, paging."""
 
 import pytest
 from conftest import Run
@@ -46,7 +46,7 @@ def test_eviction_keeps_the_budget() -> None:
 
 
 def test_hybrid_sums_its_layer_kinds() -> None:
-    """5 local layers of window 100 to 1 full one, 12 layers."""
+    """5 local layers of window 100 for each full layer, in 12 layers."""
     kinds = {"local": Layer(parts=(grouped(sliding_window=100),)), "full": Layer(parts=(grouped(),))}
     model = of_kinds(kinds, layers=12, pattern=("5 local", "full"))
     assert cache_size(model, 1000) == CacheSize(
@@ -66,7 +66,7 @@ def test_gemma_3_27b_stacks_ten_full_layers_of_62(kvcalc: Run) -> None:
 
 
 def test_dsa_stores_more_than_mla_and_reads_less(kvcalc: Run) -> None:
-    """Per layer at 131,072 tokens in bf16: 33.6 MB of index keys and 2.4 MB of latents against MLA's 151.0 MB."""
+    """Per layer at 131,072 tokens in bf16: 33.6 MB of index keys and 2.4 MB of latents, compared with MLA's 151.0 MB."""
     index, latents, mla = 131_072 * 128 * 2, 2048 * 576 * 2, 131_072 * 576 * 2
     assert (index, latents, mla) == (33_554_432, 2_359_296, 150_994_944)
     (dsa,) = kvcalc("size deepseek-v3.2 --context 128k --format json").records
@@ -77,7 +77,7 @@ def test_dsa_stores_more_than_mla_and_reads_less(kvcalc: Run) -> None:
 
 
 def test_shared_indexers_store_no_index_keys() -> None:
-    """GLM-5.2: 21 of 78 layers have an indexer, 57 reuse its choice; MLA rows of 576, index keys of 128."""
+    """GLM-5.2: 21 of 78 layers have an indexer, 57 reuse its selection. MLA rows have 576 elements, index keys 128."""
     size = cache_size(load_model("glm-5.2"), 4096)
     assert size.stored == (78 * 576 + 21 * 128) * 2 * 4096 == 390_070_272
     assert size.read == 78 * 576 * 2 * 2048 + 21 * 128 * 2 * 4096
@@ -118,7 +118,7 @@ def test_v4_flash_grows_by_6880_bytes_a_token() -> None:
 
 @pytest.mark.parametrize(("share", "storing"), [(1, 12), (2, 6), (3, 4), (5, 3), (12, 1), (50, 1)])
 def test_cross_layer_sharing_stores_every_nth_layer(share: int, storing: int) -> None:
-    """⌈12/n⌉ layers store, and all 12 read; those that borrow project no keys and values."""
+    """⌈12/n⌉ layers store, and all 12 read. Layers without a cache project no keys and values."""
     plain = stack(grouped(), layers=12)
     shared = variant(plain, f"cla:{share}").model
     size = cache_size(shared, 100)
@@ -161,7 +161,7 @@ def test_rows_that_a_pass_writes(entry: CacheEntry, new: int, past: int, rows: i
 
 
 def test_compressed_entries_fill_blocks_of_their_own() -> None:
-    """A block of 16 tokens holds 4 entries of ratio 4; a block shorter than the ratio holds one."""
+    """A block of 16 tokens stores 4 entries of ratio 4. A block shorter than the ratio stores one."""
     entry = CacheEntry("latent", 1, 8, ratio=4)
     assert [entry.allocated_rows(s, 16) for s in (3, 4, 16, 20, 68)] == [0, 4, 4, 8, 20]
     assert [entry.allocated_rows(s, 2) for s in (4, 8)] == [1, 2]

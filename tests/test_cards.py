@@ -1,4 +1,4 @@
-"""Small cards and unified memory: figures against what their makers and drivers print, and what has no matrix peak."""
+"""Small GPUs and unified memory: figures compared with vendors and drivers, and GPUs without a matrix peak."""
 
 import pytest
 from conftest import Run
@@ -16,7 +16,7 @@ AI_TOPS = {
 
 @pytest.mark.parametrize("name", AI_TOPS)
 def test_peaks_are_those_of_the_ai_tops(name: str) -> None:
-    """AI TOPS are sparse rates, twice the dense ones: fp4 of Blackwell, fp8 with fp16 accumulate (8 × bf16) of Ada."""
+    """AI TOPS are sparse rates, twice the dense rates: fp4 for Blackwell, fp8 with fp16 accumulation (8 × bf16) for Ada."""
     peaks = load_gpu(name).flops_per_s
     ratios = [peaks[dtype] / peaks["bf16"] for dtype in ("fp8", "int8")]
     if name.startswith("rtx-50"):
@@ -41,7 +41,7 @@ def test_peaks_are_those_of_the_ai_tops(name: str) -> None:
     ],
 )
 def test_working_set_is_what_metal_says(name: str, gib: int, megabytes: float) -> None:
-    """recommendedMaxWorkingSetSize as llama.cpp prints it on such machines, in units of 10^6 bytes."""
+    """recommendedMaxWorkingSetSize as llama.cpp prints it on these machines, in units of 10^6 bytes."""
     gpu = with_memory(load_gpu(name), f"{gib}GiB")
     assert gpu.memory_bytes == gib * GIB
     assert f"{gpu.usable_bytes / 1e6:.2f}" == f"{megabytes:.2f}"
@@ -56,7 +56,7 @@ def test_memory_of_a_card_is_all_its_own() -> None:
 
 
 def test_fit_keeps_within_the_working_set(kvcalc: Run) -> None:
-    """Llama-3.1-8B in q4_k_m and bf16 cache: what is left of 12,713,115,648 bytes, not of 16 GiB."""
+    """Llama-3.1-8B in q4_k_m with a bf16 cache: the budget is the rest of 12,713,115,648 bytes, not of 16 GiB."""
     (record,) = kvcalc("fit llama-3.1-8b --gpu m4 --memory 16GiB --engine llama.cpp -q q4_k_m --format json").records
     assert (record["machine_memory_bytes"], record["memory_bytes"]) == (16 * GIB, 12_713_115_648)
     taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
@@ -68,7 +68,7 @@ def test_fit_keeps_within_the_working_set(kvcalc: Run) -> None:
 
 
 def test_a_decode_step_is_bound_by_memory_alone(kvcalc: Run) -> None:
-    """546 GB/s under what `roofline` says that the step moves; the same bytes as on a GPU with peaks."""
+    """The bound is the bytes of `roofline` at 546 GB/s. The bytes are equal on a GPU with matrix peaks."""
     *_, whole = kvcalc("roofline llama-3.1-8b --gpu m4-max --context 4096 --format json").records
     *_, other = kvcalc("roofline llama-3.1-8b --gpu a100 --context 4096 --format json").records
     assert whole["bytes"] == other["bytes"]

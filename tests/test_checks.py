@@ -1,4 +1,4 @@
-"""Every place that runs the checks runs the same: the front page, the guide for contributors, CI, the hooks before a commit."""
+"""The README, CONTRIBUTING, CI and the pre-commit hooks all run the same checks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the commands print: formats, changes by `--set`, explanations, notes; on pipes and on narrow terminals."""
+"""Printed output of the commands: formats, `--set`, explanations and notes, in pipes and on narrow terminals."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_json_is_one_array_of_flat_records_in_order(kvcalc: Run) -> None:
 
 
 def test_markdown_is_the_table(kvcalc: Run) -> None:
-    """Title, columns, cells and notes of the table, by the words between its columns."""
+    """It has the title, columns, cells and notes of the table."""
     for line in ("size llama-7b deepseek-v3 --context 4k,8k", "compare gpt2 --gpu l40s", "size gpt2 llama-7b --wide"):
         table, shown = kvcalc(line), kvcalc(f"{line} --format markdown").out
         rows = [row.strip("| ").split(" | ") for row in shown.splitlines() if row.startswith("| ")]
@@ -157,7 +157,7 @@ def test_columns_and_colours_of_a_pipe_follow_the_environment() -> None:
 
 
 def terminal(columns: int, *words: str, **environment: str) -> str:
-    """What a terminal of so many columns shows."""
+    """Return the output on a terminal with this number of columns."""
     pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()
     process = subprocess.Popen(

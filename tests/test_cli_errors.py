@@ -1,4 +1,4 @@
-"""Requests that cannot be met: one line on stderr that names what and the nearest right thing, status 2, no traceback."""
+"""Impossible requests give one line on stderr with the problem and a valid alternative, exit status 2, and no traceback."""
 
 import pytest
 from conftest import Run

@@ -1,4 +1,4 @@
-"""Options are declared in questions: a command shows the options of its questions, and gets typed questions."""
+"""Options are declared in questions. A command shows the options of its questions and receives typed questions."""
 
 import pytest
 from conftest import Run
@@ -49,7 +49,8 @@ FALLBACK = "computed in bf16: a100-80gb has no fp8 unit"
 
 @pytest.mark.parametrize("command", ["roofline", "compare --variants none,mqa", "latency", "serve --num-prompts 3 --osl 3"])
 def test_a_fallback_is_never_silent(kvcalc: Run, command: str) -> None:
-    """An A100 multiplies no fp8: table and record say what it computes in; an H100 does, and so does bf16 on an A100."""
+    """An A100 has no fp8 units: table and record name the compute dtype. An H100 has them, and bf16 on an A100 needs no
+    fallback."""
     name, _, more = command.partition(" ")
     line = f"{name} llama-3.1-8b {more} --dtype"
     assert FALLBACK in kvcalc(f"{line} fp8 --gpu a100-80gb").out.splitlines()

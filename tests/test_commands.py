@@ -1,4 +1,4 @@
-"""Command lines of engines: what one says, and that each one written, read again, is the same answer."""
+"""Command lines of engines: their meaning, and that a written command line gives the same answer if it is read again."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def read(line: str) -> Command:
 
 
 def test_what_a_vllm_line_says() -> None:
-    """k is 1000 and K 1024 (human_readable_int); seats are counted for each dp rank; - and _ are alike."""
+    """k is 1000 and K is 1024 (human_readable_int). max_num_seqs is per dp rank. `-` and `_` are equal in names."""
     found = read(
         "VLLM_USE_V1=1 vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --data-parallel-size=2 --max-model-len 32k "
         "--max_num_seqs 64 --kv-cache-dtype fp8_e4m3 --kv-cache-memory-bytes 30G --port 8000 --enforce-eager --no-such -x 3"
@@ -48,7 +48,7 @@ def test_what_a_vllm_line_says() -> None:
 
 
 def test_keys_of_mappings_that_are_not_read() -> None:
-    """Another mapping's keys and keys too deep are left; a key without a value is refused."""
+    """Keys of unrelated mappings and nested keys are ignored. A key without a value is refused."""
     for word in ("--compilation-config.mode 3", "--limit-mm-per-prompt.image.count.a 1"):
         assert read(f"vllm serve gpt2 {word}").ignored == (word,)
     with pytest.raises(UserError, match="has no value"):
@@ -155,7 +155,7 @@ def test_every_preset_is_found_by_its_name_on_the_hub() -> None:
 
 
 def _menu(engine: str) -> dict[str, tuple[Any, ...]]:
-    """What `fit` may be asked of an engine, by name."""
+    """Return values for the options of `fit` that an engine supports, by name."""
     menu: dict[str, tuple[Any, ...]] = {
         "max_model_len": (4096, 32768, 5000),
         "max_num_seqs": (8, 64, 5),
@@ -202,7 +202,8 @@ def _random(seed: int) -> tuple[Deployment, FitOptions]:
 
 
 def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
-    """Every key of the record, over deployments drawn at random; those that no engine can be given are passed over."""
+    """This compares every key of the record for random deployments. Deployments that no engine's command line can express
+    are skipped."""
     written = 0
     for seed in range(60):
         try:
@@ -235,7 +236,8 @@ def test_a_float32_checkpoint_s_line_given_back_is_the_same_answer(kvcalc: Run, 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
 def test_each_option_alone_is_said_and_read_again(engine: str) -> None:
-    """Of a model with windows: the line differs from that of none, and read again gives the same record."""
+    """For a model with windows, the line with one option differs from the line without, and gives the same record if read
+    again."""
     deployment = Deployment(load_model("gpt-oss-20b"), load_gpu("h200"))
     plain = fit_record(fit(deployment, FitOptions(engine=engine)))["kvcalc_command"]
     for name, value in ((name, value) for name, values in _menu(engine).items() for value in values):

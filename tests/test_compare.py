@@ -1,4 +1,4 @@
-"""The same model with other attention: what each variant changes, what it leaves equal, and what is said of it."""
+"""Attention variants of a model: changed and unchanged properties, and the printed statements."""
 
 import re
 
@@ -68,7 +68,7 @@ def test_recurrent_layers_stay_and_shared_caches_end() -> None:
 
 @pytest.mark.parametrize(("layers", "share", "storing"), [(32, 1, 32), (32, 2, 16), (32, 3, 11), (7, 4, 2), (5, 8, 1)])
 def test_cross_layer_sharing_divides_the_layers_that_store(layers: int, share: int, storing: int) -> None:
-    """⌈L/n⌉ store; all of them read; the others have no K and V projections."""
+    """⌈L/n⌉ layers store, and all read. The others have no K and V projections."""
     plain = stack(grouped(), layers=layers)
     model = variant(plain, f"cla:{share}").model
     row = 2 * 2 * 16 * 2
@@ -79,7 +79,8 @@ def test_cross_layer_sharing_divides_the_layers_that_store(layers: int, share: i
 
 
 def test_layers_that_share_latents_project_none() -> None:
-    """MLA of rank 32 and RoPE key of 8 on a width of 64: kv_down [64, 40] and the latent's norm go, kv_up stays."""
+    """MLA of rank 32 with a RoPE key of 8 and hidden size 64: kv_down [64, 40] and the latent's norm are removed, kv_up is
+    not."""
     part = Latent(num_attention_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
     plain = stack(part, layers=4)
     shared = variant(plain, "cla:2").model
@@ -92,7 +93,7 @@ def test_layers_that_share_latents_project_none() -> None:
 
 
 class Unlimited(Grouped, frozen=True, tag="unlimited"):
-    """Keys and values of every token, whatever its window says."""
+    """A mixer that stores keys and values of every token even if it has a window."""
 
     def cache(self) -> tuple[CacheEntry, ...]:
         return CacheEntry("k", 2, 16), CacheEntry("v", 2, 16)
@@ -116,7 +117,8 @@ def test_attention_without_a_form_that_shares_is_refused(name: str) -> None:
 
 
 def test_sharing_a_model_that_shares() -> None:
-    """Gemma-3n E2B: 30 layers, the last 10 with caches of others and no K and V [2048, 2·256] each; 15 of 30 store then."""
+    """Gemma-3n E2B: the last 10 of 30 layers read other caches and have no K and V [2048, 2·256]. With sharing, 15 of 30
+    store."""
     model, row = load_model("gemma-3n-e2b"), 2 * 2 * 256 * 2
     projections = 2 * 2048 * 2 * 256
     norms = 256  # of the keys, in each layer that projects them
@@ -130,7 +132,8 @@ def test_sharing_a_model_that_shares() -> None:
 
 
 def test_layers_read_caches_of_layers_that_see_as_far() -> None:
-    """5 windows of 8 and a full layer, twice: 5 of the windows and 1 of the full layers store; every layer reads what it sees."""
+    """5 windows of 8 and a full layer, twice: 5 window layers and 1 full layer store. Each layer reads the tokens that it
+    sees."""
     kinds = {"near": Layer(parts=(grouped(sliding_window=8),)), "full": Layer(parts=(grouped(),))}
     model, row = of_kinds(kinds, layers=12, pattern=("5 near", "full")), 2 * 2 * 16 * 2
     shared = variant(model, "cla:2").model
@@ -140,7 +143,7 @@ def test_layers_read_caches_of_layers_that_see_as_far() -> None:
 
 @pytest.mark.parametrize("kind", ["dense_local", "dense_shared"])
 def test_kinds_may_be_called_as_variants_call_theirs(kind: str) -> None:
-    """Of 4 layers: sharing by 2 leaves one of each kind that stores, a hybrid of 2 limits the first of each two."""
+    """With 4 layers, sharing by 2 leaves one storing layer of each kind, and a hybrid of 2 limits the first of each pair."""
     kinds = {kind: Layer(parts=(grouped(sliding_window=8),)), "dense": Layer(parts=(grouped(),))}
     model, row = of_kinds(kinds, layers=4, pattern=(kind, "dense")), 2 * 2 * 16 * 2
     assert [cache_size(variant(model, step).model, 100).stored for step in ("none", "mha", "cla:2", "hybrid:2/window:4")] == [
@@ -149,7 +152,7 @@ def test_kinds_may_be_called_as_variants_call_theirs(kind: str) -> None:
 
 
 def test_a_window_and_a_budget_hold_at_once() -> None:
-    """The smaller of both is kept, whichever is named first."""
+    """The smaller limit applies, in either order of the steps."""
     row = 8 * 2 * 2 * 16 * 2
     for text, kept in (("window:9/evict:5", 5), ("evict:5/window:9", 5), ("window:5/evict:9", 5), ("window:9/window:5", 5)):
         model = variant(stack(grouped(), layers=8), text).model
@@ -172,7 +175,7 @@ def test_steps_that_undo_earlier_ones_are_refused(text: str, said: str) -> None:
 
 
 def test_table_of_four_variants(kvcalc: Run) -> None:
-    """Llama-7B at 4096 tokens: 2 GiB, and a 4th, an 8th and a 32nd of it; intensity rises as queries share keys."""
+    """Llama-7B at 4096 tokens: 2 GiB, a 4th, an 8th and a 32nd of it. Intensity rises if more queries share keys."""
     found = kvcalc("compare llama-7b --variants mha,gqa:8,gqa:4,mqa --gpu h100 --context 4k --format json").records
     assert [r["variant"] for r in found] == ["mha", "gqa:8", "gqa:4", "mqa"]
     assert [r["attention"] for r in found] == ["MHA", "GQA-8", "GQA-4", "MQA"]
@@ -210,7 +213,7 @@ def test_every_note_of_quality_names_its_source() -> None:
 
 
 def test_what_eviction_adds_to_a_step(kvcalc: Run) -> None:
-    """32 layers: 1,024 tokens seen by each of 32 heads, and a top-k over the 1,024 scores of each of 32 KV heads."""
+    """32 layers: each of 32 heads sees 1,024 tokens, and each of 32 KV heads has a top-k over 1,024 scores."""
     (record,) = kvcalc("compare llama-7b --variants evict:1024 --context 2k --format json").records
     assert record["eviction_flops"] == 32 * (32 * 1024 + TOP_K_FLOPS * 32 * 1024)
     assert record["eviction_score_bytes"] == 32 * 32 * 1024 * 2
@@ -219,7 +222,7 @@ def test_what_eviction_adds_to_a_step(kvcalc: Run) -> None:
 
 
 def test_a_hybrid_of_layers_that_see_windows_already() -> None:
-    """Gemma-3 alternates: every 5th layer stays as it is, window or not, and the others see 512."""
+    """Gemma-3 alternates: every 5th layer is unchanged, with or without a window, and the others see 512 tokens."""
     model = variant(load_model("gemma-3-27b"), "hybrid:5/window:512").model
     limited = sum(n for kind, n in model.counts.items() if kind.endswith("_local"))
     assert limited == 62 - 62 // 5
@@ -229,7 +232,7 @@ def test_a_hybrid_of_layers_that_see_windows_already() -> None:
 
 @pytest.mark.parametrize(("context", "reduction"), [(16_384, 64), (32_768, 128)])
 def test_steps_stack(kvcalc: Run, context: int, reduction: int) -> None:
-    """8 of 64 heads, 4096 of the tokens, one byte of two: 8 × 4 or 8 × 8 × 2, before scales and paging."""
+    """8 of 64 heads, 4096 tokens, one byte instead of two: 8 × 4 or 8 × 8 × 2, before scales and paging."""
     line = f"compare llama-2-70b --variants mha,gqa:8,gqa:8/window:4096,gqa:8/window:4096/int8 --context {context} --format json"
     found = kvcalc(line).records
     assert [r["reduction"] for r in found] == [1, 8, 8 * context // 4096, reduction]
@@ -239,7 +242,7 @@ def test_steps_stack(kvcalc: Run, context: int, reduction: int) -> None:
 
 
 def test_paging_stacks_up_too(kvcalc: Run) -> None:
-    """Whole blocks of 16 tokens: a token more than 4096 takes a block more where nothing limits the cache."""
+    """In whole blocks of 16 tokens, one token more than 4096 needs one more block if no limit applies."""
     line = "compare llama-2-70b --variants gqa:8,gqa:8/window:4096 --context 4097 --block-size 16 --format json"
     plain, window = kvcalc(line).records
     row = 2 * 80 * 8 * 128 * 2
@@ -301,7 +304,7 @@ def test_sizes_of_a_textbook_without_rope(kvcalc: Run) -> None:
 
 
 def test_a_prompt_as_long_as_the_context(kvcalc: Run) -> None:
-    """8 tokens see 1 + … + 8 = 36 keys in each of 32 heads; the head runs once. MQA leaves out 31 of 32 KV heads."""
+    """8 tokens see 1 + … + 8 = 36 keys in each of 32 heads. The LM head runs once. MQA has 31 KV heads fewer than MHA."""
     mha, mqa = kvcalc("compare llama-7b --variants mha,mqa --context 8 --json").records
     layer = 8 * (4 * 4096**2 + 3 * 4096 * 11008) + 36 * 32 * 2 * 128
     assert mha["prefill_flops"] == 2 * (32 * layer + 4096 * 32000)
@@ -311,7 +314,8 @@ def test_a_prompt_as_long_as_the_context(kvcalc: Run) -> None:
 
 
 def test_a_variant_is_below_the_roof_and_has_the_heads_that_result(kvcalc: Run) -> None:
-    """On an H100, MHA of 1 FLOP/B computes almost 3.35 TFLOP/s. A window keeps the heads of its attention."""
+    """On an H100, MHA with 1 FLOP/B computes almost 3.35 TFLOP/s. A variant with only a window has the heads of the model's
+    attention."""
     names = "mha,gqa:8,mqa,mla,window:512,gqa:8/window:512"
     found = kvcalc(f"compare llama-7b --variants {names} --json").records
     assert [r["head_diversity"] for r in found] == ["full", "grouped", "shared", "full", "full", "grouped"]
@@ -361,7 +365,7 @@ def test_sparse_attention_has_more_intensity_if_tp_splits_the_heads(kvcalc: Run)
 
 
 def test_reductions_are_against_the_first_variant_stored_and_read(kvcalc: Run) -> None:
-    """DSA stores 128 more than MLA's 576 elements a token, and reads all index keys but 2,048 latents alone."""
+    """DSA stores 128 elements per token in addition to MLA's 576. It reads all index keys, but only 2,048 latents."""
     line = "compare deepseek-v3 --variants mla,dsa,mha --dtype bf16 --context 128k --format json"
     mla, dsa, mha = kvcalc(line).records
     assert {r["reference"] for r in (mla, dsa, mha)} == {"mla"}
@@ -373,7 +377,7 @@ def test_reductions_are_against_the_first_variant_stored_and_read(kvcalc: Run) -
 
 
 def test_a_variant_keeps_what_it_does_not_name() -> None:
-    """DeepSeek-V3 with MLA is itself, its query factors and biases included; DSA on it adds an indexer alone."""
+    """DeepSeek-V3 with MLA is unchanged, including query ranks and biases. DSA adds only an indexer."""
     v3, v32 = load_model("deepseek-v3"), load_model("deepseek-v3.2")
     assert variant(v3, "mla").model.parameters == v3.parameters == 671_026_404_352
     assert variant(v3, "mla").model.kinds == v3.kinds
@@ -384,7 +388,7 @@ def test_a_variant_keeps_what_it_does_not_name() -> None:
 
 
 def test_a_hybrid_keeps_every_nth_layer_whole() -> None:
-    """32 layers, every fifth full: 6 of them; the other 26 keep 4,096 tokens."""
+    """Of 32 layers, every fifth is full: 6 layers. The other 26 store 4,096 tokens."""
     model = variant(load_model("llama-7b"), "hybrid:5/window:4096").model
     assert [i + 1 for i, kind in enumerate(model.order) if not kind.endswith("_local")] == [5, 10, 15, 20, 25, 30]
     row = 2 * 32 * 128 * 2
@@ -419,7 +423,7 @@ def test_a_grouped_variant_keeps_all_but_its_groups_and_limits() -> None:
 
 
 def test_sequences_are_those_of_the_replica(kvcalc: Run) -> None:
-    """Llama-7B in fp16 on 80 GiB cards: 2 GiB or 512 MiB a sequence of 4,096 tokens; each of two ranks holds all weights."""
+    """Llama-7B in fp16 on 80 GiB: 2 GiB or 512 MiB per sequence of 4,096 tokens. Each of two ranks stores all weights."""
     line = "compare llama-7b --variants none,gqa:8 --engine none --gpu h100 --batch-size 8 --context 4k --format json --dp "
     for dp in (1, 2):
         for record, one in zip(kvcalc(f"{line}{dp}").records, (2 << 30, 512 << 20), strict=True):
@@ -442,13 +446,13 @@ def test_what_is_compared_unless_something_is_asked_for(name: str, expected: lis
 
 
 def test_as_many_groups_as_heads_are_no_other_attention() -> None:
-    """Of 8 heads gqa:8 would be MHA again: four groups of two heads."""
+    """With 8 heads, gqa:8 would be MHA again, so the variant has four groups of two heads."""
     assert usual_variants(stack(Grouped(num_attention_heads=8, num_key_value_heads=8, head_dim=8))) == "mha,gqa:4,mqa,mla,dsa"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "none"])
 def test_explained_users_follow_from_the_bytes_printed(kvcalc: Run, engine: str) -> None:
-    """The room for the cache, divided by the bytes of a sequence, is the number of users on one GPU."""
+    """The KV cache budget divided by the bytes of a sequence is the number of users on one GPU."""
     line = f"compare llama-3.1-8b --variants gqa:8,window:1024 --context 32k --gpu h200 --engine {engine} --explain"
     found = re.findall(r"users = ⌊([\d,]+) B / \(([\d,]+) B / 1 sequences\)⌋ = ([\d,]+)", kvcalc(line).joined)
     assert len(found) == 2

@@ -1,4 +1,4 @@
-"""What a comparison of several GPUs, models and loads keeps apart: a row is the same alone, and bounds rank with bounds."""
+"""Comparisons of GPUs, models and loads: a row of a list equals a separate request, and bounds are ranked only with bounds."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def options(values: dict[str, str]) -> str:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_row_is_the_same_alone_as_in_a_list(kvcalc: Run, command: str, seed: int) -> None:
-    """The records of a list of models, GPUs and loads are those of its items, each asked for alone."""
+    """The records of a list of models, GPUs and loads equal the records of separate requests."""
     draw = random.Random(seed)
     words, lists = COMMANDS[command]
     models = draw.sample(MODELS, 2)
@@ -59,7 +59,7 @@ def test_a_row_is_the_same_alone_as_in_a_list(kvcalc: Run, command: str, seed: i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_variant_is_the_same_whatever_stands_behind_the_reference(kvcalc: Run, seed: int) -> None:
-    """The first variant is the reference of the columns that say so; the others change nothing of each other."""
+    """The first variant is the reference of some columns. Other variants do not affect each other."""
     draw = random.Random(seed)
     gpus, others = draw.sample(GPUS, 3), draw.sample(("gqa:8", "mqa", "mla", "window:1024", "dsa"), 3)
     line = "compare llama-7b --format json --batch-size 1,9"
@@ -80,7 +80,7 @@ def test_a_variant_is_the_same_whatever_stands_behind_the_reference(kvcalc: Run,
     ],
 )  # fmt: skip
 def test_a_point_of_a_plan_is_the_same_alone(kvcalc: Run, tmp_path: Path, more: str, load: str) -> None:
-    """Every configuration of a plan over lists of models, GPUs and needs is that of a plan over one of each."""
+    """Every configuration of a plan over lists of models, GPUs and requirements equals a plan over one of each."""
     draw = random.Random(load + more)
     loads = {"rate": ("1", "7.5", "40"), "users": ("3", "16", "50")}[load]
     chosen = {load: draw.sample(loads, 2), "isl": ["500", "3k"], "gpu": draw.sample(GPUS, 2)}
@@ -141,7 +141,7 @@ def test_no_sentence_sets_a_bound_against_a_prediction(kvcalc: Run, command: str
 
 
 def test_a_server_without_memory_is_left_out_of_a_list(kvcalc: Run) -> None:
-    """60 GB of weights do not fit an L40S; the H100's row stays, and alone the L40S is refused."""
+    """60 GB of weights do not fit on an L40S. The H100's row stays. A request for only the L40S is refused."""
     line = "serve qwen3-30b-a3b --rate 2 --num-prompts 20 --format json --gpu"
     among = kvcalc(f"{line} l40s,h100")
     assert among.records == kvcalc(f"{line} h100").records

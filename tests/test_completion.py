@@ -1,4 +1,4 @@
-"""Completion as shells ask for it: the real program by typer's protocol, and in each shell that is installed here."""
+"""Shell completion: the real program by typer's protocol, and in each installed shell."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str
 
 
 def asked(shell: str, line: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """What the program answers to a shell whose line is `line`, the cursor at its end."""
+    """Return the program's answer to a shell whose line is `line`, with the cursor at its end."""
     words = shlex.split(line) + [""] * line.endswith(" ")
     typed = (
         {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)} if shell == "bash" else {"_TYPER_COMPLETE_ARGS": line}
@@ -102,7 +102,7 @@ def test_the_script_is_shown_by_name_by_shell_and_by_protocol(shell: str) -> Non
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[str]:
-    """A PATH on which `kvcalc` is this one."""
+    """Return a PATH on which `kvcalc` is this version."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "kvcalc"
@@ -139,7 +139,7 @@ def test_fish_completes(program: str, tmp_path: Path) -> None:
 
 @needs("zsh")
 def test_zsh_completes(program: str, tmp_path: Path) -> None:
-    """The spec that reaches zsh's own `_arguments`, whose words are then what zsh makes of it."""
+    """This checks the specification that reaches zsh's `_arguments`, and the words that zsh makes of it."""
     environment = {"HOME": str(tmp_path), "PATH": program}
     assert run(["zsh", "-fc", "kvcalc --install-completion zsh"], **environment).returncode == 0
     assert (tmp_path / ".zfunc" / "_kvcalc").read_text().startswith("#compdef kvcalc\n")

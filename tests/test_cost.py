@@ -1,4 +1,4 @@
-"""Costs as values, and every closed form over tokens against a loop that counts."""
+"""Costs are values, and every closed form over tokens equals a loop."""
 
 import itertools
 
@@ -14,7 +14,7 @@ SMALL = list(itertools.product((1, 2, 3, 7, 16, 33), (0, 1, 2, 5, 16, 40)))  # (
 
 
 def queries(new: int, past: int) -> range:
-    """The positions, counted from 1, of the new tokens: how many tokens each may see at most."""
+    """Return the positions of the new tokens, counted from 1: the maximum number of tokens that each may see."""
     return range(past + 1, past + new + 1)
 
 

@@ -95,7 +95,8 @@ def written(folder: Path, text: str) -> str:
     ],
 )
 def test_servers_of_a_file(kvcalc: Run, tmp_path: Path, text: str, answers: list[tuple[object, ...]]) -> None:
-    """Variables, anchors, shell lines, images' own programs, and what KServe and llm-d add; no sidecars and workers."""
+    """Variables, anchors, shell lines, programs of images, and additions of KServe and llm-d are read. Sidecars and workers
+    are not."""
     (tmp_path / ".env").write_text("LENGTH=8192\n")
     found = kvcalc(f"fit -f {written(tmp_path, text)} --gpu h200 --format json").records
     keys = ("server", "gpus", "requested_model_len", "gpu_memory_utilization")
@@ -104,7 +105,7 @@ def test_servers_of_a_file(kvcalc: Run, tmp_path: Path, text: str, answers: list
 
 @pytest.mark.parametrize(("length", "status"), [("32k", 0), ("400k", 1)])
 def test_the_documents_check_in_ci_stops_before_a_server_that_cannot_start(tmp_path: Path, length: str, status: int) -> None:
-    """The script as printed, in a repository with the file it names, under bash. Two GPUs have room for 315,600 tokens."""
+    """The printed script runs under bash in a repository with the named file. Two GPUs fit 315,600 tokens."""
     folder, page = Path(__file__).parent.parent / "docs/how-to", "check-a-deployment-file.md"
     (script,) = re.findall(r"```bash\n(.*?)```", (folder / page).read_text(encoding="utf-8"), re.DOTALL)
     (name,) = re.findall(r"-f (\S+)", script)
@@ -116,7 +117,7 @@ def test_the_documents_check_in_ci_stops_before_a_server_that_cannot_start(tmp_p
 
 
 def test_a_server_that_cannot_start_gives_status_1(kvcalc: Run, tmp_path: Path) -> None:
-    """A maximum length that does not fit, too few GPUs; a file without servers is a wrong request."""
+    """A maximum length that does not fit, and too few GPUs. A file without servers is an invalid request."""
     for flags in ("--max-model-len 200k", "--tensor-parallel-size 4"):
         text = COMPOSE.replace("--tensor-parallel-size 2 --max-model-len ${LENGTH}", flags)
         assert kvcalc(f"fit -f {written(tmp_path, text)} --gpu l40s").code == 1
@@ -142,7 +143,7 @@ def test_what_emit_writes_is_the_same_deployment(kvcalc: Run, tmp_path: Path, ki
 def test_gpus_of_this_machine(
     kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, script: str, gpu: str
 ) -> None:
-    """20 GiB are in use on the GPU of two that a deployment on two needs; vLLM does not start above the free share."""
+    """A deployment on two GPUs uses a GPU with 20 GiB in use. vLLM does not start above the free share."""
     (tmp_path / tool).write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / tool).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -156,7 +157,7 @@ def test_gpus_of_this_machine(
 
 
 def test_memory_of_other_processes(kvcalc: Run) -> None:
-    """SGLang's cache is free · mem_fraction_static less the weights, so that it loses this share of 20 GiB."""
+    """SGLang's cache is free · mem_fraction_static minus the weights, so it loses this share of 20 GiB."""
     line = "fit llama-3.1-8b --engine sglang"
     before, after = (kvcalc(f"{line} {more} --format json").records[0] for more in ("", "--memory-in-use 20GiB"))
     lost = before["kv_budget_bytes"] - after["kv_budget_bytes"]

@@ -1,4 +1,4 @@
-"""`diagnose`: logs of six versions of vLLM, of SGLang and of llama.cpp, those that failed among them, and hostile ones."""
+"""`diagnose`: logs of six versions of vLLM, of SGLang and of llama.cpp, including failed starts and hostile logs."""
 
 import io
 import json
@@ -21,7 +21,7 @@ LENGTH = "--max-model-len 32768"
 
 @pytest.fixture
 def diagnosed(kvcalc: Run, tmp_path: Path) -> Any:
-    """The records of a log's text."""
+    """Return a function that diagnoses the text of a log and returns the records."""
 
     def run(text: str, *more: str) -> list[dict[str, Any]]:
         path = tmp_path / "server.log"
@@ -132,7 +132,7 @@ def test_the_gpus_of_a_v0_start_are_those_of_its_flags(diagnosed: Any) -> None:
     "name", ["V1_0_8", "V1_0_14", "V1_0_20", "NO_BLOCKS", "SGLANG_FAILED", "LLAMA_CPP_FAILED", "V1_0_8_3", "LLAMA_CPP_TOO_LONG"]
 )
 def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, name: str) -> None:
-    """Each is run through `fit`, as a person would who copies it."""
+    """Each suggested command is run, as a user would run it."""
     last = diagnosed(getattr(logs, name))[-1]
     assert last["fits"] is False
     for change in last["advice"]:
@@ -143,7 +143,7 @@ def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcal
 
 
 def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
-    """A layer is 345 MiB of Q8_0 weights and 160 MiB of a cache of 2 · 20,480 cells; two slots share --ctx-size."""
+    """A layer has 345 MiB of Q8_0 weights and 160 MiB of a cache of 2 · 20,480 cells. Two slots share --ctx-size."""
     last = diagnosed(logs.LLAMA_CPP_TOO_LONG)[-1]
     (change,) = last["advice"]
     layers = int(change["flags"].removeprefix("--n-gpu-layers "))
@@ -155,7 +155,8 @@ def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed
 
 
 def test_pools_and_states_of_sglang_are_one_cache(diagnosed: Any) -> None:
-    """Tokens are those of the pool without windows. 26.63 GiB of keys, as many of values, 0.25 of convolutions, 1.5 of scans."""
+    """Tokens are counted in the pool without windows. 26.63 GiB of keys, 26.63 of values, 0.25 of convolutions, 1.5 of
+    scans."""
     assert diagnosed(logs.SGLANG_WINDOWS)[-1]["tokens"] == 1_700_000
     states = "Mamba Cache is allocated. max_mamba_cache_size: 64, conv_state size: 0.25GB, ssm_state size: 1.50GB\n"
     assert gib(diagnosed(logs.SGLANG.replace("KV Cache", f"{states}KV Cache")), "cache") == pytest.approx(55.01, abs=1e-6)
@@ -189,7 +190,7 @@ def test_boots_versions_and_engines_are_separate(diagnosed: Any, kvcalc: Run, tm
 
 
 def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> None:
-    """79.18 GiB are those of an H100 and of an A100. Without a size of the memory, no GPU is guessed."""
+    """79.18 GiB may be an H100 or an A100. Without a memory size, no GPU is guessed."""
     text = logs.V1_0_28.replace("INFO device_name=NVIDIA_L40S\n", "")
     words = "Free memory on device (43.9/44.39 GiB)"
     path = tmp_path / "server.log"
@@ -227,7 +228,7 @@ def test_however_a_log_was_kept_it_says_the_same(diagnosed: Any, kvcalc: Run, tm
 
 
 def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:
-    """Two engines of data parallelism each say that they are initialised."""
+    """Two engines of data parallelism each log that they are initialised."""
     config = logs.config("Qwen/Qwen3-8B", 4096)
     line = f"(EngineCore_DP{{}} pid={{}}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: {config}\n"
     head = "INFO [api_server.py:1] vLLM API server version 0.11.0\nNVIDIA L40S\n"
@@ -238,7 +239,7 @@ def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:
 
 
 def test_of_ranks_the_fullest_counts(diagnosed: Any) -> None:
-    """SGLang's second rank holds 0.25 GiB more."""
+    """SGLang's second rank stores 0.25 GiB more."""
     first = next(line for line in logs.SGLANG_FAILED.splitlines(keepends=True) if "Load weight end" in line)
     second = first.replace("TP0", "TP1").replace("mem usage=66.02", "mem usage=66.27")
     for both in (first + second, second + first):
@@ -246,7 +247,7 @@ def test_of_ranks_the_fullest_counts(diagnosed: Any) -> None:
 
 
 def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> None:
-    """The cache of a log is what `fit --from-log` then says, to the rounding of the log's figures."""
+    """`fit --from-log` gives the cache of the log, within the rounding of the log's figures."""
     kept = tmp_path / "machine.yaml"
     diagnosed(logs.V1_0_28, "--save", str(kept))
     line = "fit qwen3-14b --gpu l40s --max-model-len 40960 --engine-version 0.28 --format json"
@@ -267,7 +268,7 @@ def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> N
 
 
 def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
-    """Keys and values in q8_0: 34 bytes for 32 numbers, 2 · 1,024 of them a layer, 32 layers, 4 streams of 8,192 cells."""
+    """Keys and values in q8_0: 34 bytes for 32 numbers, 2 · 1,024 numbers per layer, 32 layers, 4 streams of 8,192 cells."""
     text = logs.LLAMA_CPP.replace("(f16): 2048.00", "(q8_0): 1088.00").replace("4096.00 MiB", "2176.00 MiB")
     cache = next(r for r in diagnosed(text) if r["term"] == "cache")
     assert cache["predicted_bytes"] == cache["logged_bytes"] == 4 * 8192 * 32 * 2 * 1024 * 34 // 32 == 2176 * MIB
@@ -293,7 +294,7 @@ def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnosed: Any, tmp_path: Path) -> None:
-    """14.99 + 50 GiB in 0.92 of a card: one of 80 GB leaves room beside them, one of 40 GB does not, which is said."""
+    """14.99 + 50 GiB in 0.92 of the memory: a GPU of 80 GB has more memory, a GPU of 40 GB has less and gets a warning."""
     text = (
         "INFO [api_server.py:1] vLLM API server version 0.11.0\n"
         "INFO [utils.py:1] non-default args: {'model': 'meta-llama/Llama-3.1-8B'}\n"
@@ -342,7 +343,7 @@ def test_a_foreign_or_truncated_file_gets_one_sentence(kvcalc: Run, tmp_path: Pa
     ],
 )
 def test_hostile_lines(kvcalc: Run, tmp_path: Path, line: str) -> None:
-    """Neither a traceback nor an escape sequence, whatever a line holds."""
+    """No line gives a traceback or prints an escape sequence."""
     path = tmp_path / "x.log"
     path.write_text(logs.V1_0_28 + line + "\n" + logs.V1_0_14, encoding="utf-8")
     found = kvcalc("diagnose", str(path))
@@ -352,7 +353,7 @@ def test_hostile_lines(kvcalc: Run, tmp_path: Path, line: str) -> None:
 
 
 def test_every_part_of_a_log_is_read_without_a_traceback(kvcalc: Run, tmp_path: Path) -> None:
-    """Cut anywhere, a log is diagnosed, or refused in one line."""
+    """A log that is cut at any position is diagnosed, or refused in one line."""
     for text in (logs.V1_0_28, logs.SGLANG, logs.LLAMA_CPP):
         for share in range(1, 10, 2):
             path = tmp_path / "cut.log"

@@ -1,4 +1,4 @@
-"""What the documents show is what the commands print, and every option and command they name exists."""
+"""Outputs in the documents equal the output of the commands, and every named option and command exists."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,12 @@ LEFT_OUT = re.compile(r"^…\n?", re.MULTILINE)  # a line of its own: some of wh
 
 
 def width_of(document: str) -> int:
-    """Columns of a document's outputs: a terminal's in the front page, a pipe's elsewhere."""
+    """Return the columns of a document's outputs: of a terminal in the README, of a pipe in other documents."""
     return 80 if document == "README.md" else 100
 
 
 def shown() -> list[tuple[str, str, str]]:
-    """(document, command line, output) of every command in a fenced console block; a block may hold several."""
+    """Return (document, command line, output) of every command in a fenced console block. A block may have several."""
     found = []
     for path in DOCUMENTS:
         for block in _FENCE.findall(path.read_text(encoding="utf-8")):
@@ -32,7 +32,7 @@ def shown() -> list[tuple[str, str, str]]:
 
 
 def is_shown(printed: str, output: str) -> bool:
-    """Whether a document's `output` is what was printed, lines left out where it says so."""
+    """Return whether a document's `output` equals the printed text, except for marked gaps."""
     parts = LEFT_OUT.split(output.rstrip("\n") + "\n")
     return bool(re.fullmatch(r"(?:.*\n)*?".join(map(re.escape, parts)), printed.rstrip("\n") + "\n"))
 

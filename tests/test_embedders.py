@@ -70,7 +70,7 @@ def test_latency_is_one_pass_and_gives_sequences_per_second(tmp_path: Path) -> N
 
 
 def test_size_counts_the_bytes_of_a_float32_file() -> None:
-    """bge-m3 stores 567,754,752 parameters in four bytes each. `dtype` says otherwise."""
+    """bge-m3 stores 567,754,752 parameters in four bytes each. `dtype` changes this."""
     assert kvcalc.size("bge-m3").weight_bytes == 4 * 567_754_752
     assert kvcalc.deploy("bge-m3").size().weight_bytes == 4 * 567_754_752
     assert kvcalc.size("bge-m3", dtype="bf16").weight_bytes == 2 * 567_754_752

@@ -1,4 +1,4 @@
-"""llama.cpp's cells, types and placement, against what that program prints and by hand."""
+"""llama.cpp's cells, types and placement, compared with its output and computed by hand."""
 
 import pytest
 from conftest import Run
@@ -56,19 +56,19 @@ def test_caches_of_sequences(sizes: dict[str, int], tokens: int, sequences: int,
 
 
 def test_windows_at_full_size() -> None:
-    """--swa-full: 34 layers of 4 · 256 · 2 · 2 B hold 8192 cells each."""
+    """With --swa-full, 34 layers of 4 · 256 · 2 · 2 B have 8192 cells each."""
     record = fit_record(fitted(hybrid(**GEMMA_3_4B), "llama.cpp", max_model_len=8192, swa_full=True))
     assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (34 * 4096 * 8192, 0)
 
 
 def test_windows_in_every_layer_are_not_read() -> None:
-    """mistral-7b-v0.1 is a llama to llama.cpp, which has no window: 32 layers of 8 · 128 · 2 · 2 B, 32,768 cells."""
+    """mistral-7b-v0.1 is a llama for llama.cpp, without a window: 32 layers of 8 · 128 · 2 · 2 B, 32,768 cells."""
     record = fit_record(fitted(load_model("mistral-7b-v0.1"), "llama.cpp", max_model_len=32_768))
     assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (32_768 * 32 * 4096, 0)
 
 
 def test_hybrid_states_are_a_buffer_of_their_own() -> None:
-    """Qwen3.6-27B: 16 layers of 4 KV heads × 256 at 262,144 cells are 16,384 MiB; states are fp32, convolutions too."""
+    """Qwen3.6-27B: 16 layers of 4 KV heads × 256 at 262,144 cells are 16,384 MiB. States and convolutions are in fp32."""
     full = Grouped(num_attention_heads=24, num_key_value_heads=4, head_dim=256)
     delta = GatedDeltaNet(
         linear_num_key_heads=16, linear_num_value_heads=48, linear_key_head_dim=128, linear_value_head_dim=128
@@ -85,7 +85,7 @@ TYPED = [("q8_0", "q4_0", 34, 18), ("f32", "", 128, 64), ("", "q5_0", 64, 22), (
 
 @pytest.mark.parametrize(("keys", "values", "of_keys", "of_values"), TYPED)
 def test_keys_and_values_of_their_own_types(keys: str, values: str, of_keys: int, of_values: int) -> None:
-    """Blocks of 32: 8 KV heads · 128 wide are 32 blocks of keys and 32 of values a cell, in 32 layers; fp16 if not said."""
+    """8 KV heads · 128 wide are 32 blocks of 32 for keys and 32 for values per cell, in 32 layers. The default is fp16."""
     found = fitted(load_model("llama-3.1-8b"), "llama.cpp", max_model_len=4096, cache_type_k=keys, cache_type_v=values)
     assert fit_record(found)["kv_cache_allocated_bytes"] == 4096 * 32 * 32 * (of_keys + of_values)
 
@@ -104,7 +104,7 @@ def test_types_that_llama_cpp_refuses(kvcalc: Run) -> None:
 
 
 def test_the_buffer_that_llama_cpp_reserves() -> None:
-    """Llama-3.1-8B, 512 tokens of a micro-batch: "CUDA0 compute buffer size = 258.50 MiB"; at 2048 four times as much."""
+    """Llama-3.1-8B, 512 tokens in a micro-batch: "CUDA0 compute buffer size = 258.50 MiB"; at 2048, four times this size."""
     model = load_model("llama-3.1-8b")
     assert fitted(model, "llama.cpp").budget.activation == 258.5 * MIB
     assert fitted(model, "llama.cpp", max_num_batched_tokens=2048).budget.activation == 1034 * MIB
@@ -121,7 +121,8 @@ def test_the_buffer_of_a_wide_network() -> None:
 
 @pytest.mark.parametrize(("inner", "used", "printed"), [(2048, 2, 30), (1024, 8, 54)])
 def test_the_buffer_of_experts(inner: int, used: int, printed: int) -> None:
-    """A build at 4096 cells: 30.01 and 54.01 MiB, of which 4 are the mask: 4 · 512 · (3 · used · inner + 4 · 256)."""
+    """A build at 4096 cells prints 30.01 and 54.01 MiB. 4 MiB are the mask; the rest is 4 · 512 · (3 · used · inner + 4 ·
+    256)."""
     config = {
         "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": inner,
         "num_experts": 16, "num_experts_per_tok": used, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
@@ -131,8 +132,8 @@ def test_the_buffer_of_experts(inner: int, used: int, printed: int) -> None:
 
 
 def test_the_token_table_stays_with_the_host() -> None:
-    """128,256 · 4096 in bf16 or in blocks of 256 of 144 bytes (q4_K); llama-3.2-1b's is its head too, and gpt2's positions
-    are 1024 · 768. A chip with one memory has it all there."""
+    """128,256 · 4096 in bf16 or in blocks of 256 of 144 bytes (q4_K). The table of llama-3.2-1b is also its head. gpt2's
+    positions are 1024 · 768. A chip with one memory has the whole table there."""
     for quantization, table in (("", 128_256 * 4096 * 2), ("q4_k_m", 128_256 * 16 * 144)):
         found = fitted(load_model("llama-3.1-8b"), "llama.cpp", Precision(quantization=quantization))
         whole = fitted(load_model("llama-3.1-8b"), "none", Precision(quantization=quantization)).budget.weights
@@ -144,9 +145,10 @@ def test_the_token_table_stays_with_the_host() -> None:
 
 
 def test_layers_on_the_gpu() -> None:
-    """-ngl 17 of llama-3.1-8b: the head and the last 16 of 32 layers, the cache of each with it.
+    """-ngl 17 of llama-3.1-8b: the head and the last 16 of 32 layers, with their caches.
 
-    A layer: q, o 4096², k, v 4096 · 1024, MLP 3 · 4096 · 14,336, norms 2 · 4096, in bf16; 4096 cells of 8 · 128 · 2 · 2 B.
+    A layer has q, o 4096², k, v 4096 · 1024, MLP 3 · 4096 · 14,336, norms 2 · 4096, in bf16, and 4096 cells of 8 · 128 ·
+    2 · 2 B.
     """
     layer = 2 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14_336 + 2 * 4096)
     found = fitted(load_model("llama-3.1-8b"), "llama.cpp", n_gpu_layers=17, max_model_len=4096)
@@ -160,7 +162,8 @@ def test_layers_on_the_gpu() -> None:
 
 
 def test_layers_on_the_gpu_of_two_kinds() -> None:
-    """Two windowed layers, then two full ones: with -ngl 3 the full ones are on the GPU, with -ngl 4 a windowed one too."""
+    """Two layers with windows, then two full layers: with -ngl 3 the full layers are on the GPU, with -ngl 4 also one with a
+    window."""
     model = hybrid(heads=8, groups=2, width=64, window=128, local=2, full=2)
     for layers, here, there in ((3, 2 * 4096, 2 * 768), (4, 2 * 4096 + 768, 768)):
         record = fit_record(fitted(model, "llama.cpp", n_gpu_layers=layers, max_model_len=4096))
@@ -168,7 +171,8 @@ def test_layers_on_the_gpu_of_two_kinds() -> None:
 
 
 def test_experts_on_the_cpu() -> None:
-    """mixtral-8x7b: 8 experts of 3 · 4096 · 14,336 in bf16 a layer, of the first three or of all 32; the cache stays."""
+    """mixtral-8x7b: 8 experts of 3 · 4096 · 14,336 in bf16 per layer, of the first three or all 32 layers. The cache is
+    unchanged."""
     layer, table = 2 * 8 * 3 * 4096 * 14_336, 2 * 32_000 * 4096
     model = load_model("mixtral-8x7b")
     plain = fitted(model, "llama.cpp", max_model_len=4096)

@@ -1,4 +1,4 @@
-"""Layers of which llama.cpp keeps something else than the model's own code, against the cache sizes that a build prints."""
+"""Layers for which llama.cpp stores other rows than the model's own code, compared with the cache sizes that a build prints."""
 
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,13 @@ def record(model: Model, engine: str = "llama.cpp", dtype: str = "auto", **optio
 
 
 def allocated(model: Model, tokens: int, sequences: int = 1, **options: Any) -> float:
-    """MiB of the cells."""
+    """Return the MiB of the cells."""
     return record(model, max_model_len=tokens, max_num_seqs=sequences, **options)["kv_cache_allocated_bytes"] / MIB
 
 
 def test_minicpm3_keeps_keys_and_values_of_every_head() -> None:
-    """The build: "16.00 MiB (4096 cells, 4 layers)", 158.00 of two of 20,000, 8.50 in q8_0: 4 heads · (64 + 64) elements."""
+    """A build prints "16.00 MiB (4096 cells, 4 layers)", 158.00 for two sequences of 20,000, and 8.50 in q8_0: 4 heads · (64
+    + 64) elements."""
     model = read(MINICPM3)
     assert allocated(model, 4000) == 16
     assert allocated(model, 20_000, 2) == 158
@@ -50,13 +51,15 @@ def test_minicpm3_keeps_keys_and_values_of_every_head() -> None:
 
 
 def test_minicpm3_with_other_values_is_not_loaded() -> None:
-    """Its files say no width of the values; a build: "attn_kv_b.weight has wrong shape", since it takes hidden_size / heads."""
+    """Its files do not state the width of the values. A build prints "attn_kv_b.weight has wrong shape", because it assumes
+    hidden_size / heads."""
     with pytest.raises(UserError, match=r"loads no minicpm3 with values of 32.*hidden_size / heads, 64"):
         record(read(MINICPM3 | {"v_head_dim": 32}), max_model_len=4096)
 
 
 def test_plm_keeps_keys_and_values_of_every_head() -> None:
-    """The build, before its graph stops: "12.00 MiB (4096 cells, 4 layers)", 48.00 of four: 4 heads · (64 + 32) elements."""
+    """A build prints, before its graph fails, "12.00 MiB (4096 cells, 4 layers)" and 48.00 for four sequences: 4 heads · (64
+    + 32) elements."""
     model = read(MINICPM3 | {"model_type": "plm", "q_lora_rank": None, "v_head_dim": 32})
     assert (allocated(model, 4000), allocated(model, 4000, 4)) == (12, 48)
 
@@ -68,7 +71,8 @@ def test_minicpm3_under_vllm() -> None:
 
 
 def test_a_file_with_kv_up_in_one_tensor(tmp_path: Path) -> None:
-    """DeepSeek-V2-Lite as GGUF before llama.cpp kept latents: 16 heads of 128 + 64 and 128, 16,384 cells, 4.22 GiB in its log."""
+    """DeepSeek-V2-Lite as GGUF before llama.cpp stored latents: 16 heads of 128 + 64 and 128, 16,384 cells, 4.22 GiB in the
+    log."""
     layer: Tensors = {
         "attn_norm.weight": ((2048,), F32), "attn_q.weight": ((2048, 16 * 192), F16), "attn_kv_a_norm.weight": ((512,), F32),
         "attn_kv_a_mqa.weight": ((2048, 576), F16), "attn_kv_b.weight": ((512, 16 * 256), F16), "ffn_norm.weight": ((2048,), F32),
@@ -86,7 +90,7 @@ def test_a_file_with_kv_up_in_one_tensor(tmp_path: Path) -> None:
 
 
 def test_chunks_are_of_8192_tokens() -> None:
-    """The build: 19.75 MiB (20224 cells, 1 layer) + 25.50 (8704 cells, 3 layers), whatever chunk the model has."""
+    """A build prints 19.75 MiB (20224 cells, 1 layer) + 25.50 (8704 cells, 3 layers), for any chunk size of the model."""
     model = read(LLAMA4)
     assert allocated(model, 20_000, 2) == 19.75 + 25.5
     assert allocated(model, 20_000, max_num_batched_tokens=1024) == 9.875 + 13.5
@@ -95,18 +99,19 @@ def test_chunks_are_of_8192_tokens() -> None:
 
 
 def test_windows_by_the_pattern_of_the_type() -> None:
-    """The build, of five layers of gemma3, all with a window: 2.50 MiB (1024 cells)."""
+    """For five layers of gemma3, all with a window, a build prints 2.50 MiB (1024 cells)."""
     assert allocated(read(GEMMA3 | {"num_hidden_layers": 5}), 4000) == 2.5
 
 
 def test_exaone4_has_windows_at_64_layers_alone() -> None:
-    """The build: 8.00 MiB of 4 layers (4096 cells); of 64 32.00 (4096 cells, 16 layers) + 24.00 (1024 cells, 48 layers)."""
+    """A build prints 8.00 MiB for 4 layers (4096 cells), and for 64 layers 32.00 (4096 cells, 16 layers) + 24.00 (1024
+    cells, 48 layers)."""
     assert allocated(read(EXAONE4), 4000) == 8
     assert allocated(read(EXAONE4 | {"num_hidden_layers": 64}), 4000) == 32 + 24
 
 
 def test_released_models_stay_as_they_are() -> None:
-    """Presets of the types with a fixed pattern or chunk have it as llama.cpp has: their type changes nothing."""
+    """Presets of types with a fixed pattern or chunk have llama.cpp's values, so the type changes nothing."""
     for name, model_type in (("gemma-2-9b", "gemma2"), ("gpt-oss-20b", "gpt_oss"), ("llama-4-scout", "llama4_text")):
         model = load_model(name)
         assert model.model_type == model_type

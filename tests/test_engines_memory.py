@@ -1,4 +1,4 @@
-"""What one GPU's memory leaves for a cache: weights, shares, options and constants, one by one."""
+"""The KV cache budget of one GPU: weights, shares, options and constants, one by one."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def test_weights_of_a_fit() -> None:
 
 
 def test_pieces_of_content() -> None:
-    """2 layers of 128 B a token: with a window or a chunk of 10 one of them is full from there, and named."""
+    """2 layers of 128 B per token: one has a window or a chunk of 10, is full from 10 tokens on, and is named."""
     for limit, cause in (({"sliding_window": 10}, "window"), ({"attention_chunk_size": 10}, "chunk")):
         kinds = {"full": Layer(parts=(grouped(),)), "near": Layer(parts=(grouped(**limit),))}
         model = of_kinds(kinds, layers=2, pattern=("full", "near"), max_context=4096)
@@ -49,7 +49,8 @@ def test_pieces_of_content() -> None:
 
 
 def test_waste_where_the_longest_does_not_fit() -> None:
-    """A pool of 100 tokens: pieces of 60 and 100 can be tried, of 101 not; pages and slots are counted all the same."""
+    """A pool of 100 tokens: pieces of 60 and 100 can be tried, pieces of 101 cannot. Pages and slots are counted in any
+    case."""
     model = one_kind(grouped(), layers=1)
     answer = fitted(model, "none", kv_cache_memory_bytes=100 * 128, max_model_len=200)
     fits, over = fit_record(answer, [60, 100]), fit_record(answer, [60, 101])
@@ -59,7 +60,7 @@ def test_waste_where_the_longest_does_not_fit() -> None:
 
 
 def test_nothing_left() -> None:
-    """A budget of exactly 0 bytes starts nothing, and falls short of nothing; a byte fewer is a shortage of one."""
+    """A budget of exactly 0 bytes starts nothing and has no shortage. One byte less is a shortage of one byte."""
     model = one_kind(grouped())
     share = fitted(model, "none").budget.share
     terms = {"weight_bytes": share - 30, "activation_bytes": 20}
@@ -72,7 +73,7 @@ def test_nothing_left() -> None:
 
 
 def test_a_share_of_what_remains() -> None:
-    """Of 1000 B, 100 are taken and 175 stand beside the cache: 0.9 of 725 is 652.5."""
+    """Of 1000 B, 100 are in use and 175 are other memory: 0.9 of 725 is 652.5."""
     found = budget(1000, 0.9, terms(100, 50, 25, 100), "remaining")
     assert (found.share, found.cache) == (175 + 652, 652)
     assert budget(1000, 0.9, terms(100, 50, 25, 100), "remaining", excludes_activations=True).cache == int(0.9 * 800)

@@ -1,4 +1,4 @@
-"""SGLang's slots, against what that program prints, and the content that `none` counts."""
+"""SGLang's slots, compared with its output, and the content that `none` counts."""
 
 from specs import fitted, hybrid, of_kinds, v4_flash
 
@@ -13,7 +13,7 @@ GEMMA_3_4B = {"heads": 8, "groups": 4, "width": 256, "window": 1024, "local": 29
 
 
 def test_sglang_slots_of_sparse_latents() -> None:
-    """DeepSeek-V3.2: 656 bytes a token and layer, 788 with the indexer; pages of 64."""
+    """DeepSeek-V3.2: 656 bytes per token and layer, 788 with the indexer; pages of 64."""
     model = load_model("deepseek-v3.2")
     ranks = Parallelism(dp=8, ep=8)
     run = Deployment(model, load_gpu("h200"), Precision(kv_cache_dtype="fp8"), ranks)
@@ -24,7 +24,7 @@ def test_sglang_slots_of_sparse_latents() -> None:
 
 
 def test_sglang_splits_between_windows_and_full_layers() -> None:
-    """0.8 window slots a slot: budget ÷ (full + 0.8 · window), and 1000 bytes buy ⌊1000 / (6 + 0.8 · 5)⌋ = 100 slots."""
+    """0.8 window slots per slot: budget ÷ (full + 0.8 · window). 1000 bytes give ⌊1000 / (6 + 0.8 · 5)⌋ = 100 slots."""
     plan = SGLang(full=6, window=5, limit=8, state=0, page=1)
     assert (plan.slots(1000), plan.allocated(1000, 1, 1)) == (100, 600 + 400)
     assert plan.concurrency(1000, 50) == 2.0  # 100 slots; of 80 window slots each takes 8
@@ -33,7 +33,7 @@ def test_sglang_splits_between_windows_and_full_layers() -> None:
 
 
 def test_sglang_splits_between_states_and_tokens() -> None:
-    """Nine bytes of states for ten of tokens: of 1900, 1000 are tokens' and 900 states', one slot of them for padding."""
+    """Nine bytes of states for ten bytes of tokens: of 1900, 1000 are for tokens and 900 for states, with one padding slot."""
     plan = SGLang(full=10, window=0, limit=0, state=100, page=1)
     assert (plan.slots(1900), plan.allocated(1900, 1, 1)) == (100, 1000 + 900)
     assert plan.concurrency(1900, 1) == 8
@@ -44,7 +44,8 @@ def test_sglang_splits_between_states_and_tokens() -> None:
 
 
 def test_sglang_reserves_for_prefill_graphs() -> None:
-    """From 0.5.23 on 8 MiB for each of 8 + 14 + 8 + 8 + 12 + 8 sizes to 8192 tokens; latents 1.5 GiB; stages in line none."""
+    """From 0.5.23 on, 8 MiB for each of 8 + 14 + 8 + 8 + 12 + 8 sizes up to 8192 tokens. Latents reserve 1.5 GiB, pipeline
+    stages nothing."""
     assert [count_prefill_graphs(n) for n in (2048, 4096, 8192, 16384)] == [42, 50, 58, 74]
     memory, one = 81_079 * MIB, Parallelism()
     assert static_fraction(memory, 8192, one) == round((81_079 - 13_440 - 8 * 58) / 81_079, 3)
@@ -53,7 +54,7 @@ def test_sglang_reserves_for_prefill_graphs() -> None:
 
 
 def test_sglang_leaves_more_beside_a_vision_tower() -> None:
-    """27 layers of 1152 are 1.4238 of 24 layers of 1024: the fraction shrinks by 0.95 · (1 − 0.04238)."""
+    """27 layers of 1152 are 1.4238 of 24 layers of 1024: the fraction is multiplied by 0.95 · (1 − 0.04238)."""
     memory, tower = 81_079 * MIB, load_model("gemma-3-27b")
     size = 27 * 1152**2 / (24 * 1024**2)
     assert static_fraction(memory, 8192, Parallelism(), model=tower) == 0.829 * (0.95 * (1 - 0.1 * (size - 1)))
@@ -69,7 +70,7 @@ def test_content_is_what_size_counts() -> None:
 
 
 def test_content_that_shrinks_counts_its_peak() -> None:
-    """Compressed blocks leave buffers when they are done: up to 128 tokens a sequence held more than at 128."""
+    """Finished compressed blocks drop their buffers: with fewer than 128 tokens, a sequence stored more than with 128."""
     model = v4_flash()
     plan = fitted(model, "none").plan
     for length in (1, 127, 128, 129, 1000):
@@ -78,7 +79,7 @@ def test_content_that_shrinks_counts_its_peak() -> None:
 
 
 def test_a_common_prefix_is_stored_once() -> None:
-    """Of 3 sequences of 1000 tokens, 600 common: 600 + 3 · 400 rows in 5 full layers, 3 · 1000 in 29 windows."""
+    """3 sequences of 1000 tokens with 600 in common: 600 + 3 · 400 rows in 5 full layers, 3 · 1000 in 29 windows."""
     found = fitted(hybrid(**GEMMA_3_4B), "none")
     row = 4 * 256 * 2 * 2
     assert found.plan.needed(3, 1000, shared=600) == row * (5 * (600 + 1200) + 29 * 3000)

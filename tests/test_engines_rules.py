@@ -16,9 +16,9 @@ H100 = load_gpu("h100")
 
 
 def test_context_parallel_ranks_leave_windows_and_states_whole() -> None:
-    """101 tokens on dcp 2: ⌈101/2⌉ = 51 rows of 1 KV head · 16 · 2 · 2 B, 10 rows of the window, and all of the state.
+    """101 tokens with dcp 2: ⌈101/2⌉ = 51 rows of 1 KV head · 16 · 2 · 2 B, 10 rows of the window, and the whole state.
 
-    On tp 2 a rank keeps 2 of 4 heads: 3 columns of (2 · 8 + 2 · 16) channels in bf16, and 2 · 8 · 16 states in fp32.
+    With tp 2, a rank has 2 of 4 heads: 3 columns of (2 · 8 + 2 · 16) channels in bf16, and 2 · 8 · 16 states in fp32.
     """
     kinds = {
         "full": Layer(parts=(grouped(groups=1),)),
@@ -35,9 +35,10 @@ def test_context_parallel_ranks_leave_windows_and_states_whole() -> None:
 
 
 def test_a_common_prefix_of_a_hybrid() -> None:
-    """States and windows are each sequence's own: of 3 sequences of 100 tokens, 50 common, only full layers share.
+    """Sequences do not share states and windows: of 3 sequences of 100 tokens with 50 in common, only full layers share.
 
-    Content: 128 B a row (2 heads · 16 · 2 · 2) in 1 full layer, a window of 20, a state of 3 · 48 · 2 + 4 · 8 · 16 · 4 B.
+    The content is 128 B per row (2 heads · 16 · 2 · 2) in 1 full layer, a window of 20, and a state of 3 · 48 · 2 + 4 · 8
+    · 16 · 4 B.
     """
     kinds = {
         "full": Layer(parts=(grouped(),)),
@@ -60,7 +61,7 @@ def test_a_common_prefix_of_a_hybrid() -> None:
 
 
 def test_cells_one_past_the_padding() -> None:
-    """256 cells and 257, of one cache for all. Windows: 2 · 64 + 128 = 256 cells, with 65 tokens 258 → 512."""
+    """256 cells and 257, in one cache for all. Windows need 2 · 64 + 128 = 256 cells; with 65 tokens 258, padded to 512."""
     unified = EngineSettings(max_num_batched_tokens=128, kv_unified=True)
     plan = LlamaCpp(full=8, window=2, limit=64, state=0, settings=unified)
     assert [plan.cells(1, n) for n in (1, 256, 257, 512, 513)] == [256, 256, 512, 512, 768]
@@ -73,7 +74,7 @@ def test_cells_one_past_the_padding() -> None:
 
 
 def test_pages_of_sglang_at_their_boundary() -> None:
-    """Pages of 64: 64 tokens are one page, 65 two; 128 slots cost 1280 bytes, and 1279 buy one page."""
+    """Pages of 64: 64 tokens need one page, 65 two. 128 slots cost 1280 bytes, and 1279 bytes give one page."""
     plan = SGLang(full=10, window=0, limit=0, state=0, page=64)
     assert [plan.needed(1, n) for n in (1, 64, 65)] == [640, 640, 1280]
     assert [plan.slots(n) for n in (639, 640, 1279, 1280)] == [0, 64, 64, 128]
@@ -85,7 +86,7 @@ def test_pages_of_sglang_at_their_boundary() -> None:
 
 
 def test_pools_of_sglang_at_their_boundary() -> None:
-    """A window of 8 for 10 slots: 8 sequences in it need 64 window slots, which come with 80 for full layers; 9 need 90."""
+    """A window of 8 for 10 slots: 8 sequences need 64 window slots, which 80 full slots include. 9 need 90."""
     plan = SGLang(full=6, window=5, limit=8, state=0, page=1)
     assert [plan.needed(n, 10) for n in (8, 9)] == [80 * 6 + 64 * 5, 90 * 6 + 72 * 5]
     assert [plan.needed(1, n) for n in (7, 8, 9)] == [9 * 6 + 7 * 5, 10 * 6 + 8 * 5, 10 * 6 + 8 * 5]
@@ -96,7 +97,8 @@ def test_pools_of_sglang_at_their_boundary() -> None:
 
 
 def test_states_alone_under_sglang() -> None:
-    """No slot of a token decides: 9 of 19 bytes are states', 900 of 1900, 8 of 100 bytes at any length and one for padding."""
+    """Token slots do not limit: 9 of 19 bytes are for states, 900 of 1900, so 8 states of 100 bytes at any length, and one
+    for padding."""
     plan = SGLang(full=0, window=0, limit=0, state=100, page=1)
     assert (plan.slots(1900), plan.concurrency(1900, 50), plan.tokens(1900, 50)) == (0, 8, 400)
     assert (plan.max_sequences(1900, 50), plan.max_length(1900, 8), plan.max_length(1900, 9)) == (8, None, 0)
@@ -107,7 +109,7 @@ def test_states_alone_under_sglang() -> None:
 
 
 def test_defaults_of_sglang_at_their_boundary() -> None:
-    """Graphs of 8 sequences below 20 GiB, 24 from there, 80 from tp 4 on; 10 GiB at least only above 60 GiB."""
+    """Graphs of 8 sequences below 20 GiB, 24 from 20 GiB on, 80 from tp 4 on. A minimum of 10 GiB applies only above 60 GiB."""
     tokens, tp4, (older, _) = 2048, Parallelism(tp=4), SGLANG.release("0.5.6")
     for memory, graphs, ranks in ((20 * GIB - MIB, 8, Parallelism()), (20 * GIB, 24, Parallelism()), (20 * GIB, 80, tp4)):
         reserve = 512 + 1.5 * 2048 + 2 * graphs + 128 * ranks.tp
@@ -120,7 +122,7 @@ def test_defaults_of_sglang_at_their_boundary() -> None:
 
 
 def test_state_dtypes_under_sglang() -> None:
-    """2 layers: 3 columns of 64 channels in bf16; 4 · 8 · 16 states in fp32 unless asked for in two bytes."""
+    """2 layers: 3 columns of 64 channels in bf16, and 4 · 8 · 16 states in fp32 unless two bytes are requested."""
     model = one_kind(Mamba2(num_heads=4, head_dim=8, state_size=16))
     for dtype, size in (("", 4), ("auto", 4), ("float32", 4), ("fp32", 4), ("bf16", 2), ("half", 2)):
         answer = fitted(model, "sglang", mamba_ssm_cache_dtype=dtype)

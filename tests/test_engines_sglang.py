@@ -1,4 +1,4 @@
-"""SGLang's pools by the rules of its own source (0.5.23), each figure worked out by hand from what it says."""
+"""SGLang's pools by the rules of its source (0.5.23), each figure by hand."""
 
 from typing import Any
 
@@ -50,9 +50,10 @@ def test_slots(model: str, asked: dict[str, Any], full: int, window: int, limit:
 
 
 def test_states_share_a_budget_with_tokens() -> None:
-    """Qwen3.5-27B, 48 layers of 10,240 · 3 · 2 + 48 · 128 · 128 · 4 B; 9/19 of 20 GiB are 66 slots, one of them for padding.
+    """Qwen3.5-27B, 48 layers of 10,240 · 3 · 2 + 48 · 128 · 128 · 4 B. 9/19 of 20 GiB are 66 slots, one of them for padding.
 
-    A request holds 3 slots and tracks 2 more: 13 requests. Tokens get 20 GiB less 66 slots, at 16 layers of 4096 B.
+    A request needs 3 slots and 2 more for tracking: 13 requests. Tokens have 20 GiB minus 66 slots, at 16 layers of 4096
+    B.
     """
     plan, budget, slot = pools("qwen3.5-27b"), 20 << 30, 48 * (10240 * 3 * 2 + 48 * 128 * 128 * 4)
     assert (plan.state, plan.full) == (slot, 16 * 4096)
@@ -63,7 +64,8 @@ def test_states_share_a_budget_with_tokens() -> None:
 
 
 def test_states_of_drafted_tokens() -> None:
-    """With 4 tokens verified at once every request has 4 states more: (9/19 of 20 GiB − 5 slots) ÷ 1.8 slots = 33, 6 requests."""
+    """If 4 tokens are verified together, every request has 4 more states: (9/19 of 20 GiB − 5 slots) ÷ 1.8 slots = 33, 6
+    requests."""
     plan, budget = pools("qwen3.5-27b", mtp=True), 20 << 30
     slot, share = plan.state, (20 << 30) * 9 / 19
     assert plan.full == 17 * 4096
@@ -75,7 +77,7 @@ def test_states_of_drafted_tokens() -> None:
 
 
 def test_stages_have_the_states_of_the_largest() -> None:
-    """Two stages of 32 layers each have 24 with a state, half of them all."""
+    """Each of two stages of 32 layers has 24 layers with a state, half of all."""
     assert pools("qwen3.5-27b", 2).state * 2 == pools("qwen3.5-27b").state
 
 

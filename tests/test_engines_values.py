@@ -1,4 +1,4 @@
-"""Engines as values: what each refuses, what it says, and an engine of a few lines of one's own."""
+"""Engines as values: refused requests, remarks, and a user's engine of a few lines."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ def test_entries_that_are_pages_and_those_that_are_not(entries: tuple[CacheEntry
 
 
 def test_vllm_packs_no_keys_and_values_beside_compressed_latents() -> None:
-    """Its pages for compressed latents are for a model that keeps nothing else; such a model alone has a plan."""
+    """vLLM's pages for compressed latents are for models that store nothing else. Only such a model has a layout."""
     said = "vLLM has no pages for CSA 1:4 of inline: one latent row stands for 4 tokens"
     kinds = {"near": Layer(parts=(csa(),)), "full": Layer(parts=(grouped(),))}
     with pytest.raises(UserError, match=said):
@@ -73,7 +73,7 @@ def test_context_parallelism_without_rules_is_refused(engine: str) -> None:
 
 
 def test_content_is_what_the_engine_stores(kvcalc: Run) -> None:
-    """DeepSeek-V3.2 at 163,840 tokens: 61 layers of 1152 B of latents in bf16 and 132 of index keys, whatever the dtype."""
+    """DeepSeek-V3.2 at 163,840 tokens: 61 layers of 1152 B of latents in bf16 and 132 B of index keys, for any dtype."""
     (record,) = kvcalc("fit deepseek-v3.2 --engine vllm --gpu h200 --tp 8 --max-model-len 163840 --format json").records
     assert record["transfer_bytes"] == 163_840 * 61 * (1152 + 132) == 12_832_604_160
     assert record["blocks_per_request"] * record["bytes_per_block"] == record["transfer_bytes"]
@@ -82,7 +82,7 @@ def test_content_is_what_the_engine_stores(kvcalc: Run) -> None:
 
 
 def test_shared_caches_cross_a_link_once() -> None:
-    """4 layers of which 2 read the others' cache: 2 · 128 B a token are stored, and moved in a step from host memory."""
+    """2 of 4 layers read the caches of the others: 2 · 128 B per token are stored, and cross the host link in a step."""
     kinds = {"own": Layer(parts=(grouped(),)), "sharer": Layer(parts=(grouped(),), shares_cache=True)}
     model = of_kinds(kinds, layers=4, pattern=("own", "sharer"), max_context=4096)
     record = fit_record(fitted(model, "none", max_model_len=100, kv_offloading_bytes=100 * 256 * 7 + 1))
@@ -93,7 +93,7 @@ def test_shared_caches_cross_a_link_once() -> None:
 
 
 class Paged(CacheLayout):
-    """Blocks of 32 tokens, all layers alike."""
+    """A layout with blocks of 32 tokens and equal layers."""
 
     block_size = 32
 
@@ -115,7 +115,7 @@ TOY = Engine(
 
 
 def test_an_engine_is_a_value(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 layers of 4096 B a token; 0.9 of what the terms and 0.7 GiB of context leave of the memory."""
+    """32 layers of 4096 B per token, and 0.9 of the memory that remains after all terms and 0.7 GiB of context."""
     monkeypatch.setitem(ENGINES, "none", TOY)
     line = "fit llama-3.1-8b --engine none --max-model-len 1000 --weight-bytes 16GiB --activation-bytes 1GiB --overhead-bytes 0"
     (record,) = kvcalc(line + " --format json").records

@@ -1,4 +1,4 @@
-"""vLLM's planner: integers that came out of vLLM itself, through the command line, and its rules one by one."""
+"""vLLM's planner: integers from vLLM itself, through the command line, and its rules one by one."""
 
 from typing import Any
 
@@ -60,13 +60,13 @@ def planned(model: Model, precision: Precision | None = None, ranks: Parallelism
 
 
 def pool(found: Fit) -> tuple[int, int, int]:
-    """(bytes per block, blocks, blocks per request)."""
+    """Return bytes per block, blocks, and blocks per request."""
     assert isinstance(found.plan, Vllm)
     return found.plan.bytes_per_block or 0, found.plan.num_blocks(found.kv_budget), found.plan.request_blocks(found.length)
 
 
 def alternating(*mixers: tuple[int, Sublayer], **fields: Any) -> Model:
-    """A model of so many layers of each mixer, one kind after the other."""
+    """Return a model with these numbers of layers of each mixer, one kind after the other."""
     kinds = {f"k{i}": Layer(parts=(part,)) for i, (_, part) in enumerate(mixers)}  # type: ignore[arg-type]
     pattern = tuple(f"{n} k{i}" for i, (n, _) in enumerate(mixers))
     return of_kinds(kinds, layers=sum(n for n, _ in mixers), pattern=pattern, max_context=131072, **fields)
@@ -83,7 +83,7 @@ def window(tokens: int = 1024, **fields: Any) -> Grouped:
     ("blocks", "shared", "most"), [(3, 32, 10**12), (2, 32, 0), (5, 16, 3), (2, 16, 0), (7, 0, 3), (0, 0, 0)]
 )
 def test_sequences_in_a_pool(blocks: int, shared: int, most: int) -> None:
-    """Of 32 tokens, two blocks: beside the null block those of the prefix once, and each sequence's own."""
+    """32 tokens are two blocks. The pool has the null block, the blocks of the prefix once, and the blocks of each sequence."""
     plan = planned(stack(Grouped(num_attention_heads=2, num_key_value_heads=2, head_dim=16))).plan
     assert plan.bytes_per_block == 16 * 2 * 2 * 16 * 2
     assert plan.max_sequences(blocks * 2048, 32, shared) == most
@@ -118,7 +118,7 @@ def test_the_smallest_kind_is_the_group_unless_the_largest_is_near() -> None:
 
 
 def test_windows_as_full_attention() -> None:
-    """Without the hybrid manager: one group, every layer of all tokens."""
+    """Without the hybrid manager, there is one group, and every layer stores all tokens."""
     found = planned(alternating((18, window(128)), (18, FULL)), hybrid=False)
     assert pool(found) == (36 * 65_536, GIB40 // (36 * 65_536), 8192)
 
@@ -148,7 +148,7 @@ def test_state_dtypes() -> None:
 
 
 def test_an_fp8_cache_halves_attention_not_states() -> None:
-    """a = 2048: ⌈2,158,592 / 32,768⌉ · 16 = 1056 tokens of 2048 B: the same page as in bf16."""
+    """a = 2048: ⌈2,158,592 / 32,768⌉ · 16 = 1056 tokens of 2048 B: the page size of bf16."""
     found = planned(alternating((24, STATE), (4, FULL)), Precision(kv_cache_dtype="fp8"))
     assert (found.plan.block_size, found.plan.page_bytes) == (1056, 1056 * 2048)
 
@@ -160,7 +160,7 @@ def test_states_alone() -> None:
 
 
 def test_states_under_tensor_parallelism() -> None:
-    """tp 16 over 8 groups of B and C: a rank keeps one group whole. 8 heads · 64 + 2 · 128 = 768 channels."""
+    """tp 16 over 8 groups of B and C: a rank has one whole group. 8 heads · 64 + 2 · 128 = 768 channels."""
     found = planned(alternating((4, STATE)), ranks=Parallelism(tp=16))
     assert pool(found)[0] == 4 * 2 * (768 * 3 + 8 * 64 * 128)
 
@@ -193,7 +193,7 @@ def test_layers_that_share_a_cache_have_no_pages() -> None:
 
 
 def test_latents_beside_states_align_to_128() -> None:
-    """Kimi-Linear's kind: a = 1152 B, m = 2,158,592 B: 128 · ⌈m/(128 · 1152)⌉ = 128 · 15 = 1920 tokens."""
+    """A model like Kimi-Linear: a = 1152 B, m = 2,158,592 B: 128 · ⌈m/(128 · 1152)⌉ = 128 · 15 = 1920 tokens."""
     assert planned(alternating((6, STATE), (2, LATENT))).plan.block_size == 1920
 
 
@@ -206,7 +206,7 @@ def test_blocks_as_asked_and_as_possible() -> None:
 
 
 def test_context_parallel_ranks_spread_full_layers() -> None:
-    """⌈131072/2⌉ tokens a rank, in blocks of 64."""
+    """⌈131072/2⌉ tokens per rank, in blocks of 64."""
     found = planned(alternating((4, LATENT)), ranks=Parallelism(tp=2, dcp=2))
     assert pool(found)[2] == 1024
     with pytest.raises(UserError, match="sliding windows"):
@@ -214,7 +214,8 @@ def test_context_parallel_ranks_spread_full_layers() -> None:
 
 
 def test_pipeline_stages_share_the_groups() -> None:
-    """10 windows and 5 full over 3 stages of 5 layers: 3 groups of 5, the blocks of the tightest stage for all."""
+    """10 window layers and 5 full layers over 3 stages of 5 layers: 3 groups of 5. All stages have the blocks of the
+    smallest stage."""
     kinds = {"w": Layer(parts=(window(),)), "f": Layer(parts=(FULL,))}
     model = of_kinds(kinds, layers=15, pattern=("2 w", "f"), max_context=131072)
     found = planned(model, ranks=Parallelism(pp=3), max_in_flight_batches=2)
@@ -224,7 +225,7 @@ def test_pipeline_stages_share_the_groups() -> None:
 
 
 def test_unequal_pages_of_latents_are_refused_or_fully_allocated() -> None:
-    """A window of keys and values beside latents: vLLM allocates it like full attention, in one group."""
+    """vLLM allocates a window of keys and values next to latents like full attention, in one group."""
     found = planned(alternating((4, LATENT), (1, window())))
     assert pool(found)[::2] == (4 * 64 * 1152 + 64 * 4096, 2048)
     with pytest.raises(UserError, match="cannot make the pages"):

@@ -1,7 +1,7 @@
-"""vLLM's planner where layers keep different things: integers that vLLM 0.33's own planning functions gave for the same specs.
+"""vLLM's planner for layers with different caches: integers from vLLM 0.33's planning functions for the same specs.
 
-`v1/core/kv_cache_planning.py` was run on the specs that its layers declare (models/deepseek_v4, layers/mamba, attention),
-with 40 GiB for the cache, 8192 batched tokens and as many passes in flight as its second runner has: stages + 1.
+`v1/core/kv_cache_planning.py` ran on the specs that vLLM's layers declare (models/deepseek_v4, layers/mamba, attention),
+with 40 GiB for the cache, 8192 batched tokens, and stages + 1 passes in flight, as in the second runner.
 """
 
 import msgspec
@@ -47,7 +47,8 @@ def test_integers_of_the_planner(kvcalc: Run, line: str, block: int, per_block: 
 
 
 def test_an_eagle_head_of_full_attention_widens_the_groups() -> None:
-    """gpt-oss-20b's 12 windows and 12 full layers with one full layer more: groups of 13, the windows' one padded."""
+    """gpt-oss-20b has 12 window layers and 12 full layers. One more full layer gives groups of 13, and the window group is
+    padded."""
     target = load_model("gpt-oss-20b")
     head = msgspec.structs.replace(stack(target.kinds["full"].parts[0], layers=1), lent=("embedding", "lm_head"))
     options = FitOptions(engine="vllm", kv_cache_memory_bytes=GIB40, max_num_batched_tokens=8192, draft=head)
@@ -57,7 +58,7 @@ def test_an_eagle_head_of_full_attention_widens_the_groups() -> None:
 
 
 def test_pages_of_v4_by_hand() -> None:
-    """584 B of a packed latent in pages of 64, to 576 B; rings of 4 · 8,192 and 8 · 4,096 B; index rows of 132 B."""
+    """A packed latent has 584 B in pages of 64, padded to 576 B. Rings have 4 · 8,192 and 8 · 4,096 B, index rows 132 B."""
     page, ring, index, far = 37_440, 32_832, 8_640, 1_728
     assert [-(-n // 576) * 576 for n in (64 * 584, 4 * 2 * 2 * 512 * 4, 64 * 132, 2 * 584)] == [page, ring, index, far]
     assert index == -(-4 * 2 * 2 * 128 * 4 // 576) * 576
@@ -65,7 +66,7 @@ def test_pages_of_v4_by_hand() -> None:
 
 
 def test_uneven_buckets_stay_whole() -> None:
-    """One page size is split to the repeats of the mixed bucket; a bucket with unequal counts is one group."""
+    """A group with one page size is split by the repeats of the mixed group. A group with unequal counts is not split."""
     spec = [Spec(SpecKind.FULL, 1, 0, 256, size, latent=True) for size in (300, 300, 200)] + [
         Spec(SpecKind.WINDOW, 1, 8, 4, size, latent=True) for size in (100, 50)
     ] * 2

@@ -106,7 +106,7 @@ def test_reserving_answers_never_preempts() -> None:
 
 
 def test_prompts_wait_for_company() -> None:
-    """Two prompts of 4 fill the share of a pass that ends the wait; one alone waits three decode passes."""
+    """Two prompts of 4 tokens fill the share of a pass that ends the wait. A single prompt waits three decode passes."""
     how = Scheduling(whole_prompts=True, wait_passes=3, wait_share=0.5)
     alone = served(how, (0.0, 4, 9), (0.5, 4, 1), max_num_batched_tokens=16, max_num_seqs=4)
     assert alone.first.tolist() == [1, 5]
@@ -115,7 +115,8 @@ def test_prompts_wait_for_company() -> None:
 
 
 def test_the_way_to_the_engine_and_thinking() -> None:
-    """A client thinks 2 s; a request of 10 tokens is 0.5 + 10 · 0.05 = 1 s under way: sent at 0, there at 1, answered at 3."""
+    """A client thinks 2 s. A request of 10 tokens reaches the engine after 0.5 + 10 · 0.05 = 1 s: sent at 0, there at 1,
+    answered at 3."""
     clients = Clients(1, think_s=2.0, path_s=0.5, path_s_per_token=0.05)
     setup = ServerSetup(byte_pool(), HandTimer(HandClock(1.0)), Limits())
     log = simulate(asked((0.0, 10, 2), (0.0, 10, 2)), setup, clients=clients).logs[0]
@@ -129,7 +130,7 @@ def test_the_way_to_the_engine_and_thinking() -> None:
     [("llama-3.1-8b", "h100", 1, "vllm"), ("gpt-oss-120b", "h200", 4, "trtllm"), ("gemma-3-27b", "b200", 1, "")],
 )
 def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> None:
-    """Passes put together from tables take what whole passes take, to some per cent."""
+    """Passes from tables take the time of whole passes, within a few percent."""
     timed = TimedDeployment(load_model(name), load_gpu(gpu), parallelism=Parallelism(tp=tp))
     timed = timed.under(stack) if stack else timed
     tables = InterpolatedStepTimer(timed, 9000, 8192, 256)
@@ -145,7 +146,7 @@ def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> No
 
 
 def test_what_operators_depend_on() -> None:
-    """The head sees sequences, attention their contexts, all others the tokens of a pass."""
+    """The LM head depends on sequences, attention on contexts, all other operators on the tokens of a pass."""
     operators = TimedDeployment(load_model("gpt2"), load_gpu("h100")).operators(Batch.decode(100, 4))
     found = {o.name: part_of(o) for o in operators}
     assert [name for name, part in found.items() if part == "head"] == ["lm_head"]

@@ -1,4 +1,4 @@
-"""Prompts and decodes on replicas of their own: by hand, what must hold whatever comes, and against `plan`."""
+"""Disaggregated prefill: cases by hand, rules for random loads, and agreement with `plan`."""
 
 import itertools
 
@@ -22,16 +22,16 @@ def apart(
     *rows: tuple[float, int, int], clients: Clients = NO_CLIENTS, replicas: int = 1, dp: int = 1, pool: Pool | None = None,
     clock: HandClock | None = None, **limits: int,
 ) -> Served:  # fmt: skip
-    """A pass a second, a prompt's cache a quarter of one on the link."""
+    """Return a server whose passes take a second, and whose transfers take a quarter of a second per prompt."""
     setup = ServerSetup(pool or byte_pool(), HandTimer(clock or HandClock(1.0, dp=dp)), Limits(**limits))
     return simulate(asked(*rows), setup, clients=clients, transfer=KVTransfer(replicas, lambda tokens: 0.25))
 
 
 def test_a_request_by_hand() -> None:
-    """Prompts: a pass from 0 to 1, one from 1 to 2 for both others. First tokens 0.25 s later.
+    """Prompts: one pass from 0 to 1, and one from 1 to 2 for the two others. First tokens arrive 0.25 s later.
 
-    Decodes: the first one's passes end at 2.25, 3.25 and 4.25. The second comes at 2.25, in time for the pass to 3.25, its last.
-    The third has an answer of one token, which is there with its cache.
+    Decodes: the first request's passes end at 2.25, 3.25 and 4.25. The second arrives at 2.25, in time for the pass to
+    3.25, its last. The third has an answer of one token, which is complete when its cache arrives.
     """
     run = apart((0.0, 5, 4), (0.5, 5, 2), (0.5, 5, 1))
     assert run.times.arrived.tolist() == [0, 0.5, 0.5]
@@ -47,7 +47,8 @@ def test_a_request_by_hand() -> None:
 
 
 def test_prompts_stop_no_decodes() -> None:
-    """Together, a prompt of 100 beside a decode makes its pass 1 + 100/100 s; apart decodes take 1.01 s each, whatever comes."""
+    """On one replica, a prompt of 100 tokens makes a decode pass 1 + 100/100 s. On separate replicas, decodes always take
+    1.01 s."""
     rows = [(0.0, 1, 6), *((float(i), 100, 1) for i in range(1, 6))]
     clock = HandClock(1.0, 0.01)
     run = apart(*rows, clock=clock)
@@ -57,7 +58,7 @@ def test_prompts_stop_no_decodes() -> None:
 
 
 def test_prompts_take_turns_on_their_replicas() -> None:
-    """One at a time: four prompts end at 1, 2, 3 and 4 on one replica, at 1 and 2 on two."""
+    """Four prompts, one at a time, end at 1, 2, 3 and 4 on one replica, and at 1 and 2 on two."""
     rows = [(0.0, 8, 2)] * 4
     one, two = (apart(*rows, replicas=n, max_num_batched_tokens=8, max_num_seqs=8).times.first for n in (1, 2))
     assert one.tolist() == [1.25, 2.25, 3.25, 4.25]
@@ -65,7 +66,8 @@ def test_prompts_take_turns_on_their_replicas() -> None:
 
 
 def test_decodes_wait_for_memory_where_they_decode() -> None:
-    """Room for 8 tokens. Both prompts of 4 are computed in one pass; the first grows to 7, and only then does the other go on."""
+    """The memory has 8 tokens. Both prompts of 4 are computed in one pass. The first grows to 7, and only then the second
+    continues."""
     run = apart((0.0, 4, 4), (0.0, 4, 4), pool=byte_pool(8))
     assert run.times.first.tolist() == [1.25, 1.25]
     assert run.times.finished.tolist() == [4.25, 7.25]
@@ -73,14 +75,14 @@ def test_decodes_wait_for_memory_where_they_decode() -> None:
 
 
 def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
-    """One client who thinks 2 s: prompt 1 s, link 0.25 s, two decodes; then a request of one token, sent at 5.25."""
+    """One client thinks 2 s: prompt 1 s, transfer 0.25 s, two decodes. Then it sends a request of one token at 5.25."""
     run = apart((0.0, 5, 3), (0.0, 5, 1), (0.0, 5, 2), clients=Clients(1, think_s=2.0))
     assert run.times.arrived.tolist() == [0, 5.25, 8.5]
     assert run.times.finished.tolist() == [3.25, 6.5, 10.75]
 
 
 def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
-    """0.5 of 100 tokens are found: the pass of the prompt takes 0.5 s of 1."""
+    """A share of 0.5 of 100 tokens is cached, so the pass of the prompt takes 0.5 s instead of 1."""
     steps = HandTimer(HandClock(0.0, 0.01))
     setup = ServerSetup(byte_pool(), steps, Limits(), prefix_hit_rate=0.5)
     run = simulate(asked((0.0, 100, 2)), setup, transfer=KVTransfer(1, lambda tokens: 0.25))
@@ -99,7 +101,8 @@ loads = st.lists(
 def test_nothing_is_lost(
     rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int
 ) -> None:
-    """Every request ends once, in order of its times; every token is made once; Little's law holds; memory is never over-full."""
+    """Every request ends once, with times in order. Every token is generated once. Little's law holds, and memory is never
+    exceeded."""
     run = apart(
         *rows, clients=Clients(clients), replicas=replicas, dp=dp,
         pool=byte_pool(budget, 4, most=200), clock=HandClock(0.5, 0.01, dp),
@@ -122,7 +125,7 @@ def test_nothing_is_lost(
 def test_passes_in_a_row_are_passes_one_by_one(
     rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int
 ) -> None:
-    """No server runs past what another may still send it: the same times where each pass is an event of its own."""
+    """No server runs past the time at which another may send it a request: times are equal if each pass is a separate event."""
     asking, pool, clock = Clients(clients, think_s=0.375), byte_pool(budget, 4, most=200), HandClock(0.5, 2**-7, dp)
     each: dict[str, int] = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
@@ -134,7 +137,7 @@ def test_passes_in_a_row_are_passes_one_by_one(
 
 
 def test_a_stream_is_plan_s_ttft_and_latency_s_steps(kvcalc: Run) -> None:
-    """One request at a time: TTFT as `plan` says it of prompts apart, and the steps of `latency`."""
+    """With one request at a time, TTFT equals `plan` with disaggregated prefill, and the steps equal `latency`."""
     words = "llama-3.1-8b --gpu h100 --isl 4000 --osl 100 --format json"
     (run,) = kvcalc(f"serve {words} --num-prompts 3 --max-concurrency 1 --disaggregate").records
     (alone,) = kvcalc(f"latency {words}").records

@@ -1,4 +1,4 @@
-"""One request: its sums against brute force, pass by pass."""
+"""One request: its sums equal a loop over all passes."""
 
 import pytest
 from conftest import Run
@@ -26,7 +26,7 @@ def deployment(name: str = "llama-3.1-8b", gpu: str = "h200", **ranks: int) -> T
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batch", [1, 5])
 def test_a_generation_is_its_passes(name: str, batch: int) -> None:
-    """The first token from the prefill of 300; the j-th at context 300 + j − 1; FLOPs and bytes of every pass."""
+    """The first token comes from the prefill of 300, the j-th from context 300 + j − 1. FLOPs and bytes are of all passes."""
     timed = deployment(name)
     passes = [Batch.prefill(300, batch), *(Batch.decode(300 + j - 1, batch) for j in range(2, 21))]
     seconds = [timed.seconds(p) for p in passes]
@@ -72,7 +72,8 @@ def test_chunks_cover_the_prompt() -> None:
 
 
 def test_many_passes_are_summed_exactly_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pass has some 10^13 FLOPs, all of them beyond 2^53; attention's of the j-th is linear in its context."""
+    """Each pass has about 10^13 FLOPs, all passes together more than 2^53. The attention of the j-th is linear in its
+    context."""
     timed = deployment("deepseek-v3")
     whole = request(timed, 100, 5000, 300)
     first, second = (timed.cost(Batch.decode(100 + j, 300)).flops for j in (1, 2))
@@ -103,7 +104,8 @@ def test_cost_by_hand(kvcalc: Run) -> None:
 
 
 def test_token_projections_of_a_generation() -> None:
-    """1 token in, 4096 out: the cache takes 4096 tokens through the layers; without, 1 + … + 4096 = 4096 · 4097 / 2."""
+    """1 input token and 4096 output tokens: 4096 tokens pass through the layers with a cache, and 1 + … + 4096 = 4096 · 4097
+    / 2 without."""
     assert token_projections(1, 4096) == (4096, 8_390_656)
     assert token_projections(5, 3) == (5 + 1 + 1, 5 + 6 + 7)
 
@@ -118,7 +120,8 @@ def test_a_cached_prefix_is_said_beside_what_the_first_token_takes_without(kvcal
 
 
 def test_energy_is_full_power_over_the_tokens_of_the_request(kvcalc: Run) -> None:
-    """An H100's 700 W, four of them, for the request's seconds, over 3 × 50 tokens; none where no power is published."""
+    """Four H100s at 700 W for the seconds of the request, divided by 3 × 50 tokens. There is no energy if no power is
+    published."""
     (found,) = kvcalc(
         "latency llama-3.1-8b --gpu h100 --tp 4 --batch-size 3 --input-len 100 --output-len 50 --format json"
     ).records
@@ -129,7 +132,7 @@ def test_energy_is_full_power_over_the_tokens_of_the_request(kvcalc: Run) -> Non
 
 @pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v4-pro"])
 def test_a_list_gives_what_each_request_gives(name: str) -> None:
-    """The steps of one short request are timed without NumPy, those of a list with it."""
+    """The steps of a single short request are timed without NumPy, the steps of a list with NumPy."""
     timed = deployment(name).under()
     lists = [(batch, *lengths, host) for host in (0, 3) for batch in (1, 8) for lengths in ((100, 500), (90, 30), (7, 1))]
     requests = [LatencyOptions(input_len=i, output_len=o, batch_size=b, cpu_offload_gb=g) for b, i, o, g in lists]

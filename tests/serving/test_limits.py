@@ -1,4 +1,4 @@
-"""What happens exactly at a limit: batches that just fit, loads that start late."""
+"""Cases exactly at a limit: batches that just fit, and loads that start late."""
 
 import math
 
@@ -13,21 +13,22 @@ from kvcalc.serving.simulation import simulate
 
 @pytest.mark.parametrize("outputs", [(2, 9), (9, 2)])
 def test_a_static_batch_splits_where_its_outputs_do_not_fit(outputs: tuple[int, int]) -> None:
-    """Padded to the longest answer two rows end at 2 + 9 − 1 = 10 tokens each: 20 hold both, 19 only one after the other."""
+    """Padded to the longest answer, two rows end at 2 + 9 − 1 = 10 tokens each. 20 tokens fit both, 19 only one after the
+    other."""
     rows = asked(*((0.0, 2, n) for n in outputs))
     assert served(rows, "static", byte_pool(20)).logs[0].scheduled.tolist() == [0, 0]
     assert served(rows, "static", byte_pool(19)).logs[0].scheduled.tolist() == [0, outputs[0]]
 
 
 def test_a_static_batch_is_no_longer_than_the_longest_request() -> None:
-    """A prompt of 5 and an answer of 6 end at 10 together, though each alone ends at 5 or 6."""
+    """A prompt of 5 and an answer of 6 end at 10 in one batch, although each request ends at 5 or 6 in a separate batch."""
     rows = asked((0, 5, 1), (0, 1, 6))
     assert served(rows, "static", byte_pool(longest=10)).logs[0].scheduled.tolist() == [0, 0]
     assert served(rows, "static", byte_pool(longest=9)).logs[0].scheduled.tolist() == [0, 1]
 
 
 def test_continuous_admits_what_just_fits() -> None:
-    """Prompts of 3 and 4 in 7 bytes start together; in 6 the second waits for the first."""
+    """Prompts of 3 and 4 in 7 bytes start together. In 6 bytes, the second waits for the first."""
     rows = asked((0, 3, 1), (0, 4, 1))
     assert served(rows, pool=byte_pool(7)).logs[0].scheduled.tolist() == [0, 0]
     assert served(rows, pool=byte_pool(6)).logs[0].scheduled.tolist() == [0, 1]
@@ -36,7 +37,7 @@ def test_continuous_admits_what_just_fits() -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 def test_progress_sums_to_the_requests(ranks: int, policy: str) -> None:
-    """Those that are rejected are done too; told in steps, not once a request nor only at the end."""
+    """Rejected requests count as done. Progress is reported in steps, neither once per request nor only at the end."""
     rows = [(float(i), 1 + 99 * (i % 5 == 0), 2) for i in range(1000)]
     told: list[int] = []
     steps = HandTimer(HandClock(0.1, dp=ranks))
@@ -48,7 +49,7 @@ def test_progress_sums_to_the_requests(ranks: int, policy: str) -> None:
 
 
 def test_percentiles_lie_between_ranks() -> None:
-    """Of 1, 2, 3, 10: the median 2.5; the 90th is 2.7 of three steps up, 3 + 0.7·7."""
+    """For 1, 2, 3, 10: the median is 2.5. The 90th percentile is 2.7 of three steps up: 3 + 0.7·7."""
     found = spread("ttft", np.array([10.0, 1.0, 3.0, 2.0]))
     assert found == pytest.approx({"ttft_mean_s": 4, "ttft_p50_s": 2.5, "ttft_p90_s": 7.9, "ttft_p99_s": 3 + 0.97 * 7})
     assert mean(np.array([])) is None

@@ -1,4 +1,4 @@
-"""Measured servers, simulated as they were driven: what the columns of their rows change, and what is said of them."""
+"""Simulations of measured servers: the effect of the columns of their rows, and the reported errors."""
 
 import csv
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_more_clients_wait_longer_and_make_more(tmp_path: Path) -> None:
 
 
 def test_the_columns_of_a_run_count(tmp_path: Path) -> None:
-    """A narrower cache is read faster, a prefix cache saves prompts, tensor parallelism divides."""
+    """A narrower cache is faster to read, a prefix cache saves prompt work, and tensor parallelism divides work."""
     base = {"isl": 2000, "osl": 200, "clients": 32}
     plain, narrow, cached, two = figures(
         tmp_path, *(line(**(base | more)) for more in ({}, {"kv": "fp8"}, {"cached": 1}, {"tp": 2}))  # type: ignore[arg-type]
@@ -53,10 +53,10 @@ def test_the_columns_of_a_run_count(tmp_path: Path) -> None:
 
 
 def test_clients_drive_as_theirs_do(tmp_path: Path) -> None:
-    """InferenceX's lengths are 0.9 of the nominal on average, with a burst of ten rounds; NVIDIA's as given on TensorRT-LLM.
+    """InferenceX's lengths are 0.9 of the nominal length on average, with ten rounds. NVIDIA's are exact, with TensorRT-LLM.
 
-    InferenceX's scripts of H200 (benchmarks/single_node): `glm5_fp8_h200.sh` asks 5 prompts a client, `gptoss_fp4_h200_trt.sh`
-    has 20,000 tokens a pass.
+    InferenceX's scripts for H200 (benchmarks/single_node): `glm5_fp8_h200.sh` sends 5 prompts per client,
+    `gptoss_fp4_h200_trt.sh` has 20,000 tokens per pass.
     """
     (theirs, own) = rows(tmp_path, line(client="inferencex"), line(stack="trtllm", model="Qwen/Qwen3-32B", isl=2000))
     found = published_run(theirs, engine_of("vllm"))
@@ -72,7 +72,7 @@ def test_clients_drive_as_theirs_do(tmp_path: Path) -> None:
 
 
 def test_tokens_per_second_are_those_of_all_gpus(tmp_path: Path) -> None:
-    """In a closed loop clients · output = tokens/s · (TTFT + (output − 1) · TPOT) but for its start and its end."""
+    """In a closed loop, clients · output = tokens/s · (TTFT + (output − 1) · TPOT), except at the start and the end."""
     ((tpot, ttft, rate),) = figures(
         tmp_path, line(stack="trtllm", clients=16, tp=2, model="meta-llama/Llama-3.1-70B", quant="fp8")
     )
@@ -99,7 +99,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 
 def test_errors_of_three_figures(tmp_path: Path) -> None:
-    """Nine runs of which one hits a prefix cache; too few make none."""
+    """Of nine runs, one hits a prefix cache. With too few runs there are no errors."""
     runs = rows(tmp_path, *(line(clients=c, cached=int(c == 9), osl=16) for c in range(1, 10)))
     gpu, calibration = load_gpu("h200"), find_calibration(load_gpu("h200"), "vllm")
     assert calibration is not None

@@ -58,7 +58,8 @@ def test_a_server_predicts_the_largest_micro_batch() -> None:
 
 
 def test_each_micro_batch_has_the_maximum_number_of_tokens() -> None:
-    """Of a prompt of 10 tokens, 2 stages work on chunks of 4 and 4 tokens, then on one of 2: 4 + 2 s; one stage 4 + 4 + 2 s."""
+    """For a prompt of 10 tokens, 2 stages work on chunks of 4 and 4 tokens, then on one of 2: 4 + 2 s. One stage takes 4 + 4
+    + 2 s."""
     for stages, first in ((2, 6.0), (1, 10.0)):
         run = served(asked((0.0, 10, 1)), deployment=HandClock(0.0, 1.0, pp=stages), max_num_seqs=1, max_num_batched_tokens=4)
         assert run.logs[0].first[0] == first

@@ -1,4 +1,5 @@
-"""The pool's tables are what the engine allocates at every length, as `fit` has it; reservations are of the longest request."""
+"""The tables of a pool equal the engine's allocation at every length, as in `fit`. Reservations have the length of the
+longest request."""
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_content_is_the_sizes_at_every_length(name: str, tp: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("engine", "tp"), [("vllm", 1), ("vllm", 2), ("sglang", 1), ("trtllm", 2), ("llama.cpp", 1)])
 def test_a_pool_holds_as_many_requests_as_fit_says(name: str, engine: str, tp: int) -> None:
-    """⌊bytes of the pool / bytes of a request⌋ of any length, as the engine's plan counts whole pages, groups and states."""
+    """⌊bytes of the pool / bytes of a request⌋ for any length. The engine's layout counts whole pages, groups and states."""
     try:
         found = replica(name, engine, tp)
     except UserError as error:
@@ -56,7 +57,7 @@ def test_a_pool_holds_as_many_requests_as_fit_says(name: str, engine: str, tp: i
 
 
 def test_allocated_never_shrinks_where_the_content_does() -> None:
-    """DeepSeek-V4 compresses: what an unfinished block held is given back, its memory not."""
+    """DeepSeek-V4 compresses tokens: the content of an unfinished block is dropped, but its memory stays allocated."""
     made = pool(replica("deepseek-v4-flash", tp=2), BUDGET, "paged", 10**9, 600)
     assert (np.diff(made.stored_bytes) < 0).any()
     assert (np.diff(made.allocated) >= 0).all()

@@ -1,4 +1,4 @@
-"""A prefix that all prompts share: by hand, against `fit`, and nothing lost or counted twice."""
+"""A prefix that all prompts share: by hand, compared with `fit`, and without lost or double-counted bytes."""
 
 import msgspec
 import pytest
@@ -27,7 +27,8 @@ def finished(rows: list[tuple[float, int, int]], rate: float, budget: int, block
 
 
 def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
-    """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens none; of all but the last token at the most."""
+    """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens, none is cached. At most all tokens except the last are
+    cached."""
     cache = PrefixCache(0.6, byte_pool(block=16))
     assert [cache.cached_tokens(prompt) for prompt in (100, 5, 32)] == [48, 0, 16]
     assert PrefixCache(1.0, byte_pool(block=16)).cached_tokens(32) == 31
@@ -35,9 +36,10 @@ def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
 
 @pytest.mark.parametrize(("budget", "peak", "starts"), [(210, 210, [0, 0, 0]), (170, 160, [0, 0, 3])])
 def test_a_share_of_each_prompt_is_stored_once(budget: int, peak: int, starts: list[int]) -> None:
-    """Blocks of 10 bytes and tokens. Three prompts of 100 tokens share 60, and 20 more each: 60 + 3 · (40 + 10) at the end.
+    """Blocks of 10 bytes and tokens. Three prompts of 100 tokens share 60 tokens, and each generates 20: 60 + 3 · (40 + 10)
+    bytes at the end.
 
-    170 bytes hold two of them, 60 + 2 · 50, and the third starts when they are done.
+    170 bytes fit two of them, 60 + 2 · 50, and the third starts when these are done.
     """
     run = finished([(0.0, 100, 3)] * 3, 0.6, budget, 10)
     assert (run.log.peak, run.log.scheduled.tolist()) == (peak, starts)
@@ -61,9 +63,10 @@ def test_nothing_is_lost_under_preemption(rows: list[tuple[int, int, int]], rate
     [("llama-3.1-8b", 0.25), ("gpt-oss-20b", 0.25), ("deepseek-v2-lite", 0.75), ("qwen3-next-80b-a3b", 0.25)],
 )
 def test_running_requests_take_the_memory_that_fit_counts(name: str, rate: float) -> None:
-    """8 prompts of 6,400 tokens are there together before the first of them has its 80 tokens.
+    """8 prompts of 6,400 tokens run concurrently before the first of them has generated 80 tokens.
 
-    The peak is then between what `fit --shared-prefix` counts of 8 sequences at the begin and at the end of their answers.
+    So the peak is between the bytes of `fit --shared-prefix` for 8 sequences at the beginning and at the end of their
+    answers.
     """
     deployment = TimedDeployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp=2)).under()
     load = Workload(num_prompts=8, input_len="6400", output_len="80", prefix_hit_rate=rate)

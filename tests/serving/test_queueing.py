@@ -1,4 +1,4 @@
-"""A server against theory: queues, Little's law, an empty server, a full one, and one that is overrun."""
+"""A simulated server compared with theory: queues, Little's law, an empty, a full and an overloaded server."""
 
 import math
 
@@ -28,7 +28,8 @@ def run(
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
-    """Mean wait ρ·D/(2(1 − ρ)), Pollaczek and Khinchine; the run's own error from the means of 20 stretches."""
+    """The mean wait is ρ·D/(2(1 − ρ)) (Pollaczek and Khinchine). The error of a run follows from the means of 20 parts of
+    it."""
     requests = sample_workload(Workload(num_prompts=10_000, input_len="1", output_len="1", rate=load, seed=11))
     found = served(requests, policy, deployment=HandClock(1.0), max_num_seqs=1)
     waits = found.times.scheduled - found.times.arrived
@@ -65,7 +66,7 @@ def test_chunks_of_a_long_prompt_have_their_latency_too() -> None:
 def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
     name: str, gpu: str, prompt: int, answer: int, seats: int
 ) -> None:
-    """A request takes its share of a pass full of prompts, and of each of out − 1 decode passes 1/n, with every seat taken."""
+    """A request needs its share of a pass full of prompts, and 1/n of each of out − 1 decode passes, if all n sequences run."""
     timed = deployment(name, gpu)
     load = Workload(max_concurrency=2 * seats, num_prompts=12 * seats, input_len=str(prompt), output_len=str(answer))
     record = run(load, timed=timed, max_num_seqs=seats).record
@@ -86,7 +87,8 @@ def test_a_real_model_overrun() -> None:
 
 
 def test_memory_that_is_short_preempts_and_still_answers_everyone() -> None:
-    """Room for 40 requests of 1200 tokens, prompts of 200: many get in and have to make room as they grow."""
+    """The memory has 40 requests of 1200 tokens, and prompts have 200. Many requests are admitted and preempted as they
+    grow."""
     budget = 40 * 1200 * 131_072
     load = Workload(num_prompts=150, input_len="200", output_len="1000")
     record = run(load, kv_cache_memory_bytes=budget).record
@@ -97,7 +99,7 @@ def test_memory_that_is_short_preempts_and_still_answers_everyone() -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3.2", "qwen3-next-80b-a3b"])
 def test_remembered_steps_are_the_clocks(name: str) -> None:
-    """Exact alone and at whole multiples of the spacing; between them straight lines, within 0.1 %."""
+    """Interpolated times are exact for one sequence and at multiples of the spacing, and within 0.1 % between them."""
     timed = TimedDeployment(load_model(name), load_gpu("b200"))
     steps = StepTimer(timed)
     for context in (1, 1023, 1024, 5000):

@@ -1,4 +1,4 @@
-"""What the cache saves: FLOPs pass by pass, where it pays, and the sentence where it does not."""
+"""Savings by the cache: FLOPs pass by pass, cases in which a cache saves time, and the sentence for other cases."""
 
 import pytest
 from conftest import Run
@@ -13,7 +13,8 @@ def deployment(model: str = "gpt2", stack: str = "", gpu: str = "h100") -> Timed
 
 
 def test_the_head_on_all_positions_by_hand() -> None:
-    """GPT-2, 4 tokens in and 3 out: passes of 4, 5 and 6 tokens; all but the last position of each are 2 · 50257 · 768 more."""
+    """GPT-2 with 4 input and 3 output tokens: passes of 4, 5 and 6 tokens. All except the last position of each need 2 ·
+    50257 · 768 more."""
     timed = deployment()
     last, every = (request(timed, 4, 3, no_cache=True, all_positions=positions) for positions in (False, True))
     assert every.flops - last.flops == (3 + 4 + 5) * 2 * 50257 * 768
@@ -41,7 +42,7 @@ def test_the_record_and_why_it_saves_so_little(kvcalc: Run) -> None:
 
 
 def test_nothing_is_redundant_where_chunks_take_more(kvcalc: Run) -> None:
-    """One token out: both runs pass the prompt once, and the chunked one works its LM head four times."""
+    """With one output token, both runs pass the prompt once, and the chunked run runs its LM head four times."""
     line = "latency bloom --gpu a10 --isl 2000 --osl 1 --no-cache --max-num-batched-tokens 512 --format json"
     (found,) = kvcalc(line).records
     assert found["flops"] > found["no_cache_flops"]

@@ -1,4 +1,4 @@
-"""Traces, each broken one named by its line; drawn requests, whose distributions are the ones asked for."""
+"""Traces, with an error at the line of each problem; random requests have the requested distributions."""
 
 import math
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_clients_of_a_closed_loop_need_no_arrivals(tmp_path: Path) -> None:
 
 
 def test_an_azure_trace_counts_from_its_first_row(tmp_path: Path) -> None:
-    """Seven decimals as in 2023's files, a time zone as in 2024's."""
+    """Times have seven decimals as in the files of 2023, or a time zone as in the files of 2024."""
     head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     rows = "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
     found = read(tmp_path / "t.csv", head + rows)

@@ -1,4 +1,4 @@
-"""The rate at which a server saturates: by hand, against a queue that is overrun, and as the verdict of any run."""
+"""The saturation rate of a server: by hand, compared with an overloaded queue, and as the verdict of a run."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def run(load: Workload, policy: str = "continuous", timed: TimedDeployment | Non
     ],
 )
 def test_saturation_by_hand(policy: str, output_len: int, seats: int, rate: float, ranks: int) -> None:
-    """A pass takes a second, whatever is in it. Prompts have 21 tokens, and 400 bytes hold 16 requests of 25 tokens."""
+    """Every pass takes a second. Prompts have 21 tokens, and 400 bytes fit 16 requests of 25 tokens."""
     load = Workload(input_len="21", output_len=str(output_len))
     backlog = make_backlog(load, sample_workload(load), seats * ranks)
     steps = HandTimer(HandClock(dp=ranks))
@@ -44,7 +44,7 @@ def test_saturation_by_hand(policy: str, output_len: int, seats: int, rate: floa
 
 @pytest.mark.parametrize(("replicas", "rate"), [(1, 1.0), (2, 1.5), (9, 1.5)])
 def test_of_prompts_apart_either_kind_may_saturate(replicas: int, rate: float) -> None:
-    """Prompts of 10 tokens fill a pass, so a replica computes one a second; 3 decodes at once take two passes."""
+    """Prompts of 10 tokens fill a pass, so a replica computes one per second. 3 concurrent decodes need two passes."""
     load = Workload(input_len="10", output_len="3")
     backlog = make_backlog(load, sample_workload(load), 3)
     steps = HandTimer(HandClock())
@@ -71,7 +71,7 @@ SERVERS = [
 def test_the_verdict_does_not_depend_on_the_number_of_requests(
     model: str, gpu: str, policy: str, load: dict[str, object], settings: dict[str, object]
 ) -> None:
-    """It is the same for 300 requests, whose queue hardly forms, and for 3,000, of which the last ones wait or do not."""
+    """It is equal for 300 requests, which hardly form a queue, and for 3,000 requests, of which the last ones may wait."""
     timed = deployment(model, gpu)
     workload = Workload(num_prompts=10, rate=1.0, **load)  # type: ignore[arg-type]
     server = Server(timed, sample_workload(workload), workload, ServerSettings(**settings), policy)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`kvcalc serve`: its keys, its files, what it refuses, and the same words for the same seed."""
+"""`kvcalc serve`: keys, files, errors, and equal output for an equal seed."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ def test_the_summary_has_the_contracts_keys(kvcalc: Run, policy: str, cache: str
 
 
 def test_times_follow_the_stack(kvcalc: Run) -> None:
-    """Bounds are faster than any calibration; a request alone has `latency`'s times under either."""
+    """Bounds are faster than any calibration. A single request has the times of `latency` with each of them."""
     tpot = {}
     for stack in ("vllm", "sglang", "datasheet"):
         options = f"--input-len 300 --output-len 20 --format json --stack {stack}"
@@ -120,7 +120,7 @@ def test_a_trace_has_its_own_times(kvcalc: Run, tmp_path: Path) -> None:
 
 
 def test_prompts_of_5_3_and_4_padded_to_5_waste_3_of_15(kvcalc: Run, tmp_path: Path) -> None:
-    """And of four requests, however fast they come, nobody can say that their queue grows without end."""
+    """With four requests, there is no verdict on whether the queue grows without end."""
     rows = tmp_path / "three.csv"
     rows.write_text("arrival_s,input_len,output_len\n0,5,1\n0,3,1\n0,4,1\n")
     line = f"serve gpt2 --gpu h100 --requests {rows}"
@@ -133,7 +133,7 @@ def test_prompts_of_5_3_and_4_padded_to_5_waste_3_of_15(kvcalc: Run, tmp_path: P
 
 
 def test_lengths_vary_by_default_so_static_batching_pads(kvcalc: Run) -> None:
-    """Azure's trace has 1,154.7 prompt and 211.1 output tokens a request. The lecture's real mixes waste 50 to 70 % of slots."""
+    """Azure's trace has 1,154.7 prompt and 211.1 output tokens per request. Published mixes waste 50 to 70 % of slots."""
     line = "serve llama-3.1-8b --rate inf --policy static"
     (record,) = kvcalc(f"{line} --format json").records
     assert record["input_tokens"] / 1000 == pytest.approx(1154.7, rel=0.05)
@@ -146,7 +146,8 @@ def test_lengths_vary_by_default_so_static_batching_pads(kvcalc: Run) -> None:
 
 
 def test_a_list_of_rates_says_what_each_says_alone(kvcalc: Run) -> None:
-    """Tables of passes are made once for all rows of a deployment; prompts timed as whole passes are each run's own."""
+    """Tables of passes are computed once for all rows of a deployment. Prompts that are timed as whole passes are separate
+    for each run."""
     line = "serve llama-3.1-8b --num-prompts 150 --input-len lognormal:300,2000 --output-len uniform:5,20 --format json --rate"
     together = kvcalc(f"{line} 5,40,5").records
     assert together == [kvcalc(f"{line} {rate}").records[0] for rate in (5, 40)] + together[:1]

@@ -1,4 +1,4 @@
-"""The simulator against cases worked out by hand, and what must hold whatever comes: nothing is lost, nothing counted twice."""
+"""The simulator compared with cases by hand, and rules for random loads: nothing is lost or counted twice."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def record(run: Served, budget: int = 10**9, **goals: float) -> dict[str, float]
 
 @pytest.mark.parametrize("lengths", ["prompts", "answers"])
 def test_lengths_5_3_4_in_a_static_batch_waste_3_of_15_slots(lengths: str) -> None:
-    """Prompts of 5, 3 and 4 are a (3, 5) pass; answers of 5, 3 and 4 behind one prompt token are 3 slots and 4 passes of 3."""
+    """Prompts of 5, 3 and 4 are a (3, 5) pass. Answers of 5, 3 and 4 after one prompt token are 3 slots and 4 passes of 3."""
     rows = [(0.0, n, 1) if lengths == "prompts" else (0.0, 1, n) for n in (5, 3, 4)]
     run = served(asked(*rows), "static")
     assert (run.logs[0].slots, run.logs[0].padded) == (15, 3)
@@ -30,7 +30,7 @@ def test_lengths_5_3_4_in_a_static_batch_waste_3_of_15_slots(lengths: str) -> No
 
 
 def test_static_batches_by_hand() -> None:
-    """A pass takes a second. Two arrive at 0; the third, at 1, waits until the longest of them is done at 3."""
+    """A pass takes a second. Two requests arrive at 0. The third, at 1, waits until the longest of them is done at 3."""
     run = served(asked((0, 2, 1), (0, 2, 3), (1, 2, 2)), "static")
     log = run.logs[0]
     assert log.scheduled.tolist() == [0, 0, 3]
@@ -42,7 +42,7 @@ def test_static_batches_by_hand() -> None:
 
 
 def test_the_same_load_in_continuous_batches() -> None:
-    """The third is in the pass from 1 to 2 beside the second's decode, and nobody waits."""
+    """The third request is in the pass from 1 to 2, together with the second's decode, and no request waits."""
     log = served(asked((0, 2, 1), (0, 2, 3), (1, 2, 2))).logs[0]
     assert log.scheduled.tolist() == [0, 0, 1]
     assert log.first.tolist() == [1, 1, 2]
@@ -60,7 +60,7 @@ def test_a_prompt_of_500_beside_4_decodes_is_one_pass_of_504_tokens() -> None:
 
 
 def test_chunks_within_the_token_budget() -> None:
-    """A prompt of 10 beside one decode, 4 tokens a pass: 4, then 3, 3 and 1 beside the decodes of the second request."""
+    """A prompt of 10 and one decode, with 4 tokens per pass: chunks of 4, then 3, 3 and 1 together with decodes."""
     log = served(asked((0, 1, 9), (0.5, 10, 1)), max_num_batched_tokens=4, max_num_seqs=4).logs[0]
     assert [(r.tokens, r.prefill_tokens) for r in log.rows][:5] == [(1, 1), (4, 3), (4, 3), (4, 3), (2, 1)]
     assert log.finished[1] == 5
@@ -79,7 +79,8 @@ def test_idle_time_is_skipped() -> None:
 
 
 def test_preemption_by_recomputing() -> None:
-    """Room for 8 tokens: both hold 4 after a decode; the second makes room, and computes its 4 tokens again when it may."""
+    """The memory has 8 tokens. Both requests store 4 after a decode. The second is preempted, and later computes its 4
+    tokens again."""
     rows = asked((0, 3, 4), (0, 3, 4))
     run = served(rows, pool=byte_pool(8))
     log = run.logs[0]
@@ -91,7 +92,7 @@ def test_preemption_by_recomputing() -> None:
 
 
 def test_contiguous_reserves_and_paged_does_not() -> None:
-    """Room for 20 tokens. Reservations of 10 let two in at once, and waste what is not used; blocks of 1 let all four in."""
+    """The memory has 20 tokens. Reservations of 10 admit two requests and waste the unused part. Blocks of 1 admit all four."""
     rows = asked(*[(0.0, 2, 3)] * 4)
     slots = served(rows, pool=byte_pool(20, longest=10, reserve=10))
     pages = served(rows, pool=byte_pool(20, longest=10))
@@ -106,7 +107,8 @@ def test_contiguous_reserves_and_paged_does_not() -> None:
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 @pytest.mark.parametrize("clients", [0, 1])
 def test_what_can_never_fit_is_rejected(policy: str, clients: int) -> None:
-    """A request ends with in + out − 1 tokens cached: 8 fit in 8, 9 do not, nor does what is longer than the longest."""
+    """A request ends with in + out − 1 cached tokens: 8 fit in 8, 9 do not. Requests beyond the maximum length do not fit
+    either."""
     run = served(asked((0, 5, 4), (0, 5, 5), (0, 2, 2)), policy, byte_pool(8), clients=clients)
     assert run.logs[0].rejected.tolist() == [False, True, False]
     found = record(run)
@@ -122,7 +124,7 @@ def test_nothing_served_has_no_figures() -> None:
 
 
 def test_clients_ask_again_when_they_are_answered() -> None:
-    """One client and a pass a second: each request arrives as the one before ends."""
+    """With one client and passes of a second, each request arrives when the previous one ends."""
     log = served(asked(*[(0.0, 1, 2)] * 3), clients=1).logs[0]
     assert log.arrived.tolist() == [0, 2, 4]
     late = served(asked((0, 1, 2), (0, 1, 2), (7, 1, 2)), clients=1).logs[0]
@@ -130,14 +132,14 @@ def test_clients_ask_again_when_they_are_answered() -> None:
 
 
 def test_data_parallel_ranks_take_turns() -> None:
-    """Two ranks: requests 0 and 2 on one, 1 on the other; a pass of each is timed as if both ran it."""
+    """Two ranks: requests 0 and 2 on one, request 1 on the other. A pass of one rank is timed as if both ran it."""
     run = served(asked((0, 1, 1), (0, 2, 1), (0, 3, 1)), deployment=HandClock(0, 1, dp=2))
     assert len(run.logs) == 2
     assert run.times.finished.tolist() == [4, 2, 4]
 
 
 def test_goodput_counts_what_meets_every_goal() -> None:
-    """TTFT 1, 1 and 3 s (the last waits for a seat), TPOT 1 s: two of three within 2 s, in 6 s."""
+    """TTFT is 1, 1 and 3 s (the last request waits), TPOT 1 s: two of three are within 2 s, in 6 s."""
     run = served(asked(*[(0.0, 1, 3)] * 3), max_num_seqs=2)
     found = record(run, ttft=2.0, tpot=1.0)
     assert (found["goodput_requests_per_s"], found["slo_attainment"]) == (2 / 6, pytest.approx(2 / 3))
@@ -160,7 +162,8 @@ servers = st.fixed_dictionaries(
 def test_conservation(
     load: list[tuple[float, int, int]], limits: dict[str, float], policy: str, budget: int, block: int, clients: int
 ) -> None:
-    """Every request ends once or is rejected; every token is made once; blocks are never over-committed; Little's law holds."""
+    """Every request ends once or is rejected. Every token is generated once. Blocks are never exceeded, and Little's law
+    holds."""
     requests = asked(*load)
     pool = byte_pool(budget, block, most=200)
     run = served(requests, policy, pool, HandClock(0.5, 0.01), clients, **limits)

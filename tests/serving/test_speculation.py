@@ -1,4 +1,4 @@
-"""Speculative decoding: the formula against chance, its times against the passes it is made of."""
+"""Speculative decoding: the formula compared with random draws, and its times with the passes of a step."""
 
 import msgspec
 import pytest
@@ -58,7 +58,7 @@ def test_a_step_is_k_drafts_and_one_verification() -> None:
 
 
 def test_a_speedup_below_one_is_reported() -> None:
-    """A draft that is hardly ever right, and one as large as the target, cost more than they save."""
+    """A draft that is almost never right, and a draft as large as the target, cost more than they save."""
     target, draft = clocks()
     assert step_times(target, draft, 2000, 1, 4).speedup(0.0) < 1
     assert step_times(target, target, 2000, 1, 4).speedup(0.8) == pytest.approx(3.3616 / 5, rel=0.02)
@@ -74,7 +74,8 @@ def test_the_best_number_is_the_best_of_all() -> None:
 
 
 def test_it_stops_paying_where_verification_turns_compute_bound() -> None:
-    """Five queries a sequence reach the knee at a fifth of the batch; long contexts keep decode memory-bound for longer."""
+    """Five queries per sequence reach the ridge point at a fifth of the batch. With long contexts, decode is memory-bound up
+    to larger batches."""
     target, draft = clocks()
     batch = stops_paying(target, draft, 500, 4, 0.6)
     assert batch is not None
@@ -85,7 +86,7 @@ def test_it_stops_paying_where_verification_turns_compute_bound() -> None:
 
 
 def test_the_mtp_head_of_deepseek() -> None:
-    """One layer of its own and a projection of 2·7168 × 7168, behind the embedding and the head of the model."""
+    """One further layer and a projection of 2·7168 × 7168, between the embedding and the LM head of the model."""
     target = load_model("deepseek-v3")
     head = draft_model(target, "mtp")
     assert head.layers == 1
@@ -106,7 +107,7 @@ def test_lists_make_a_row_for_each_rate_and_number(kvcalc: Run) -> None:
 
 
 def test_the_picture_is_the_formula_at_every_rate() -> None:
-    """Plain ÷ per token, which is the expected tokens over a constant."""
+    """The time of plain decoding divided by the time per token: the expected tokens divided by a constant."""
     target, draft = clocks()
     asked = [LatencyOptions(input_len=500, output_len=100, draft="llama-3.2-1b", num_speculative_tokens=k) for k in (1, 4)]
     chart = speculation_chart(speculation_curves([target], asked), asked[0])

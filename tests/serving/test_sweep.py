@@ -1,4 +1,4 @@
-"""Without a load `serve` tries rates up to saturation: what it sustains, how long requests wait, and how servers compare."""
+"""Without a load, `serve` tries rates up to saturation: the sustained rate, waiting times, and comparisons of servers."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ LINE = "serve llama-3.1-8b --num-prompts 100 --input-len 400 --output-len 60 --f
 
 
 def test_the_sustained_rate_comes_first_and_then_every_rate_that_was_tried(kvcalc: Run) -> None:
-    """Each record is what its rate gives by itself, and what is sustained is one of them."""
+    """Each record equals a separate run at its rate, and the sustained rate is one of the tried rates."""
     first, *tried = kvcalc(LINE).records
     rates = [r["rate"] for r in tried]
     assert rates == sorted(set(rates)) and len(rates) >= 5
@@ -29,7 +29,7 @@ def test_what_is_sustained_does_not_depend_on_the_number_of_requests(kvcalc: Run
 
 @pytest.mark.parametrize("goals", ["--slo-ttft 60ms", "--max-ttft 90ms --max-tpot 12ms", "--slo-ttft 1000s"])
 def test_find_rate_finds_the_rate_of_the_sweep(kvcalc: Run, goals: str) -> None:
-    """99 of 100 requests have what was asked for, at the next higher rate not; or the server is as good as saturated."""
+    """99 of 100 requests meet the goals, but not at the next higher rate. Otherwise the server is close to saturation."""
     first, *tried = kvcalc(f"{LINE} {goals}").records
     assert kvcalc(f"{LINE} {goals} --find-rate").records == [first]
     assert first["slo_attainment"] >= 0.99
@@ -46,7 +46,7 @@ def test_goals_that_no_rate_meets(kvcalc: Run) -> None:
 
 
 def test_each_server_of_a_list_has_its_own_sweep(kvcalc: Run) -> None:
-    """Static batches of equal answers saturate later, by less than figures are sure; what tells them apart is the wait."""
+    """Static batches of equal answers saturate slightly later, within the accuracy of the rates. The waiting time decides."""
     line = "serve llama-3.1-8b --policy static,continuous --num-prompts 300 --isl 1000 --osl 200"
     records = kvcalc(f"{line} --format json").records
     static, continuous = (r for r in records if r["found_rate"])
