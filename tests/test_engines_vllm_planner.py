@@ -88,8 +88,9 @@ def test_uneven_buckets_stay_whole() -> None:
 def test_pooled_index_keys_of_published_starts(kvcalc: Run, options: str, gib: str, tokens: int, concurrency: float) -> None:
     """GLM-5.3-Flash on 8 GPUs: starts that printed 28.73 GiB, 2,618,281 tokens, and 81.79 GiB, 7,228,559 and 55.15.
 
-    A state of 8 · 128 · (3 · 3 · 2 + 128 · 4) = 542,720 B lies in a page of 640 · 512 · 2 B; index keys have 160 rows of 132 B.
-    A sequence has ⌈L/640⌉ blocks, a ring, and a state (aligned: two) in each of the four groups that 34 layers make beside 11.
+    A state of 8 · 128 · (3 · 3 · 2 + 128 · 4) = 542,720 B is in a page of 640 · 512 · 2 B. Index keys have 160 rows of
+    132 B. A sequence has ⌈L/640⌉ blocks, a ring, and a state (aligned: two) in each of four groups: 34 state layers for
+    11 row layers.
     """
     line = f"fit glm-5.3-flash --engine vllm --tp 8 {options} --kv-cache-memory-bytes {gib} --format json"
     (record,) = kvcalc(line).records
@@ -99,18 +100,19 @@ def test_pooled_index_keys_of_published_starts(kvcalc: Run, options: str, gib: s
 
 
 def test_larger_blocks_of_pooled_index_keys_hold_a_state_in_whole_ones(kvcalc: Run) -> None:
-    """200 tokens asked for are 256, in whole 128; two such blocks of 1,024 B a token hold 524,288 B, the state takes 542,720."""
+    """200 requested tokens become 256, a multiple of 128. Two such blocks of 1,024 B per token have 524,288 B, the state
+    needs 542,720."""
     line = "fit glm-5.3-flash --engine vllm --tp 8 --gpu h200 --max-model-len 1000 --block-size 200 --format json"
     assert kvcalc(line).records[0]["block_size"] == 3 * 256
 
 
 def test_pooled_index_keys_beside_keys_and_values(kvcalc: Run) -> None:
-    """Qwen3.8-Flash-Next on 8 GPUs printed 37.37 GiB and 3,046,184 tokens: 7,681 blocks of 661 a sequence.
+    """Qwen3.8-Flash-Next on 8 GPUs printed 37.37 GiB and 3,046,184 tokens: 7,681 blocks, 661 per sequence.
 
-    One of two KV heads of 256 a GPU: 1,024 B a token and layer; a state of 6 heads of 128 × 128 in fp32 and 3 · 1,280
-    columns takes 392 of them, 400 in blocks of 16; index keys are 256 B for 4 tokens. 262,144 tokens are 656 blocks, a
-    ring, and states in four groups, which 36 layers and the n-grams' convolution make beside 12. What a block has beside
-    these 5,222,400 B, 0.03 %, is not known.
+    Each GPU has one of two KV heads of 256: 1,024 B per token and layer. A state of 6 heads of 128 × 128 in fp32 and 3 ·
+    1,280 columns needs 392 tokens, 400 in blocks of 16. Index keys have 256 B for 4 tokens. 262,144 tokens are 656
+    blocks, a ring, and states in four groups: 36 layers and the n-grams' convolution for 12 row layers. The content of
+    0.03 % of a block, beyond 5,222,400 B, is unknown.
     """
     line = "fit qwen3.8-flash-next --engine vllm --tp 8 --gpu h100 --max-model-len 262144 --kv-cache-memory-bytes 37.37GiB"
     (record,) = kvcalc(f"{line} --engine-version 0.31.1 --format json").records
@@ -121,7 +123,7 @@ def test_pooled_index_keys_beside_keys_and_values(kvcalc: Run) -> None:
 
 
 def test_tokens_of_a_published_start_of_mimo(kvcalc: Run) -> None:
-    """MiMo-V2.6-Flash on 8 GPUs printed 49.18 GiB and 6,969,972 tokens; 49.18 stands for 0.01 %."""
+    """MiMo-V2.6-Flash on 8 GPUs printed 49.18 GiB and 6,969,972 tokens. 49.18 is exact to 0.01 %."""
     line = "fit mimo-v2.6-flash --engine vllm --tp 8 --gpu h100 --enable-expert-parallel --max-model-len 262144"
     more = "--max-num-seqs 64 --max-num-batched-tokens 8192 --kv-cache-memory-bytes 49.18GiB --engine-version 0.31.1"
     (record,) = kvcalc(f"{line} {more} --format json").records
@@ -129,7 +131,7 @@ def test_tokens_of_a_published_start_of_mimo(kvcalc: Run) -> None:
 
 
 def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
-    """Five stages of nine layers: two layers of latents beside seven states make four groups too."""
+    """In five stages of nine layers, two layers of latents and seven states also make four groups."""
     line = "fit glm-5.3-flash --engine vllm --tp 8 --gpu h200 --max-model-len 1000 --format json"
     (record,) = kvcalc(f"{line} --pp 5").records
     assert record["blocks_per_request"] == 2 + 1 + 4
@@ -140,7 +142,7 @@ def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
 
 
 def test_groups_hold_as_many_repeats_as_pad_the_least() -> None:
-    """Two repeats of a mixed bucket beside five windows: by twos one page is padded, more by threes, fours, fives."""
+    """Two repeats of a mixed group and five windows: groups of two pad one page, groups of three, four or five pad more."""
     mixed = [Spec(SpecKind.FULL, 1, 0, 256, size, latent=True) for size in (300, 200)] * 2
     windows = [Spec(SpecKind.WINDOW, 1, 128, 64, 100, latent=True)] * 5
     groups = packed_groups([(0, s) for s in (*mixed, *windows)])

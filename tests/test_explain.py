@@ -1,4 +1,4 @@
-"""`--explain` on every command: formulas whose numbers are the record's, and whose result is the figure."""
+"""`--explain` of every command: formulas with the numbers of the record, whose result is the figure."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_it_shows_formulas_instead_of_a_table(kvcalc: Run, command: str) -> None
 
 
 def evaluated(text: str) -> float:
-    """A formula as printed, worked out with its rounded numbers."""
+    """Return the result of a printed formula, computed with its rounded numbers."""
     text = re.sub(r"([\d.,]+) (ms|µs|ns|s)\b", lambda m: repr(float(m[1].replace(",", "")) * UNITS[m[2]]), text)
     text = re.sub(r" (B|GPUs|tokens|requests|an hour)\b(?: of \w+)?", "", text)
     text = text.replace("price", "2").replace(",", "").replace("·", "*").replace("−", "-").replace("^", "**")
@@ -56,12 +56,12 @@ def test_a_formula_comes_to_its_figure(kvcalc: Run, command: str, title: str, ke
 
 
 def test_a_picture_s_curves_are_told_by_their_ends(kvcalc: Run) -> None:
-    """2 · 12 · 768 · 2 B = 36 KiB a token: at 128 tokens 4.5 MiB, at 128 Ki 4.5 GiB."""
+    """2 · 12 · 768 · 2 B = 36 KiB per token: 4.5 MiB at 128 tokens, 4.5 GiB at 128 Ki."""
     assert "\ngpt2: 4.5 MiB at 128, 4.5 GiB at 128k\n" in kvcalc("plot cache-vs-context gpt2 --explain").out
 
 
 def test_a_page_is_explained_as_its_commands_are(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each section names its command, and says what that prints; no page is written."""
+    """Each section names its command and has the command's explanation. No page is written."""
     monkeypatch.chdir(tmp_path)
     out = kvcalc("report gpt2 --gpu h100 --context 1k --users 4 --kv-cache-dtype fp8 --explain").out
     lines = [line.removeprefix("kvcalc ") for line in out.splitlines() if line.startswith("kvcalc ")]
@@ -80,7 +80,7 @@ PASSES = {
 
 @pytest.mark.parametrize("line", PASSES, ids=[" ".join(line.split()[1:4:2]) for line in PASSES])
 def test_products_of_a_pass_come_to_their_figures(kvcalc: Run, line: str) -> None:
-    """B and B·S are what they say on one rank, and 2·m·k·n and bytes·m·(k + n) the figures behind them."""
+    """B and B·S have their values on one rank, and 2·m·k·n and bytes·m·(k + n) give the figures."""
     batch, context = PASSES[line]
     names = {"B": batch, "B·S": batch * context}
     seen = 0

@@ -1,4 +1,4 @@
-"""Files that people hand over: what is wrong with one is said in one line that names the file, the line and the key."""
+"""Errors in input files are reported in one line that names the file, the line and the key."""
 
 import json
 import os
@@ -29,7 +29,7 @@ CONFIG = {
 
 
 def refused(kvcalc: Run, path: Path) -> str:
-    """What one line on stderr says of this file; within seconds, with status 2 and nothing on stdout."""
+    """Return the one line on stderr for this file. The command takes seconds, has status 2 and prints nothing on stdout."""
     started = time.monotonic()
     code, out, err = kvcalc("size", str(path))
     assert time.monotonic() - started < 5
@@ -205,7 +205,7 @@ def test_lines_of_keys() -> None:
 def test_a_preset_comes_before_what_lies_here_under_its_name(
     kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for a folder with a config.json; `./gpt2` is always what lies here."""
+    """A folder with a config.json is an exception. `./gpt2` always means the local file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "h100").mkdir()

@@ -1,4 +1,4 @@
-"""`fit`: the budget's terms, the grid, what is named first, and what a request that cannot be met says."""
+"""`fit`: the terms of the budget, the table, its first row, and the messages for requests that do not fit."""
 
 from math import ceil
 from pathlib import Path
@@ -29,14 +29,14 @@ GIB = 2**30
 
 
 def small(layers: int = 4, **fields: Any) -> Model:
-    """Layers of 64 wide: q 64 · 64, k and v 64 · 32, o 64 · 64, a gated FFN of 128."""
+    """Return a model of width 64: q 64 · 64, k and v 64 · 32, o 64 · 64, a gated FFN of 128."""
     part = Grouped(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
     kinds = {"k": Layer(parts=(part, Dense(intermediate_size=128)))}
     return of_kinds(kinds, layers=layers, max_context=4096, **fields)
 
 
 def test_a_published_pool(kvcalc: Run) -> None:
-    """vLLM on an H100: 0.9 of 79.18 GiB, less 14.99 of weights, 4.76 of activations and 0.13 beside them: 51.38 GiB."""
+    """vLLM on an H100: 0.9 of 79.18 GiB, minus 14.99 of weights, 4.76 of activations and 0.13 of other memory: 51.38 GiB."""
     terms = "--weight-bytes 14.99GiB --activation-bytes 4.76GiB --overhead-bytes 0.13GiB"
     line = f"fit llama-3.1-8b --gpu h100 --engine vllm --gpu-memory-utilization 0.9 --format json {terms}"
     (record,) = kvcalc(line).records
@@ -90,7 +90,8 @@ def test_the_whole_budget_of_one_gpu() -> None:
 def test_activation_peak() -> None:
     """100 tokens: the FFN's activation reads 2 · 128 and writes 128; the product before it reads 64 and writes 256.
 
-    Logits: 1 row of 64 in, 1000 out. The largest set is 100 · 384 elements, and the residual stream's 100 · 64 beside it.
+    Logits read 1 row of 64 and write 1000. The largest set is 100 · 384 elements, in addition to the residual stream's
+    100 · 64.
     """
     assert activation_peak(small(), Precision(), Parallelism(), tokens=100) == 2 * 100 * (384 + 64)
     # one prompt of 2 tokens: one row of logits, 64 + 1000 elements, more than the FFN's 2 · 384
@@ -101,7 +102,7 @@ def test_activation_peak() -> None:
 
 
 def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
-    """DeepSeek-V3 does not start on 8 H100; it does on 8 H200 and on 16 H100. The order of the rest is the grid's."""
+    """DeepSeek-V3 does not start on 8 H100, but on 8 H200 and on 16 H100. Other rows have the order of the options."""
     line = "fit deepseek-v3 --gpu h100,h200 --tp 8,16 --engine vllm --max-num-seqs 2 --max-model-len 128K --format json"
     records = kvcalc(line).records
     assert [(r["gpu"], r["gpus"], r["fits"]) for r in records] == [
@@ -138,7 +139,7 @@ def test_a_given_size_skips_the_weight_check(kvcalc: Run) -> None:
 
 
 def test_data_parallel_replicas_share_the_sequences() -> None:
-    """dp 4: each rank holds a quarter of the sequences asked for, and four times as many fit in all."""
+    """dp 4: each rank has a quarter of the requested sequences, and in total four times the sequences fit."""
     model, gpu = small(), load_gpu("h100")
     given = {"engine": "vllm", "kv_cache_memory_bytes": GIB, "max_model_len": 4096}
     one = fit(Deployment(model, gpu), FitOptions(**given))
@@ -148,13 +149,13 @@ def test_data_parallel_replicas_share_the_sequences() -> None:
 
 
 def test_pipeline_stages_are_each_asked() -> None:
-    """5 layers on 2 stages, 3 and 2 (the remainder before the last): the first decides, with 3 layers' pages."""
+    """5 layers on 2 stages, 3 and 2 (the remainder is before the last stage): the first stage is the limit, with 3 layers."""
     found = fit(Deployment(small(5), load_gpu("h100"), parallelism=Parallelism(pp=2)), FitOptions(engine="vllm"))
     assert (found.stage, found.plan.bytes_per_block) == (0, 3 * 16 * 2 * 32 * 2)
 
 
 def test_prediction_layers_and_drafts() -> None:
-    """One more layer, its projection of 2 · 64 by 64 and three norms; or another model's weights and pages beside."""
+    """One more layer with its projection of 2 · 64 by 64 and three norms, or a draft model's weights and pages in addition."""
     model, gpu = small(mtp=Mtp(kind="k")), load_gpu("h100")
     plain = fit(Deployment(model, gpu), FitOptions(engine="vllm"))
     mtp = fit(Deployment(model, gpu), FitOptions(engine="vllm", mtp=True))
@@ -174,7 +175,7 @@ def test_prediction_layers_and_drafts() -> None:
 
 
 def test_cost_has_breakpoints(kvcalc: Run) -> None:
-    """gpt-oss-120b: 36 layers of 2048 B a token until 127 + 16,384 tokens fill the windows, then 18."""
+    """gpt-oss-120b: 36 layers of 2048 B per token until 127 + 16,384 tokens fill the windows, then 18 layers."""
     (record,) = kvcalc("fit gpt-oss-120b --engine vllm --format json").records
     near, far = record["breakpoints"]
     assert (near["from_tokens"], near["bytes_per_token"], near["fixed_bytes"]) == (0, 36 * 2048, 589_824)
@@ -183,7 +184,8 @@ def test_cost_has_breakpoints(kvcalc: Run) -> None:
 
 
 def test_lengths_add_what_allocation_wastes(kvcalc: Run, tmp_path: Path) -> None:
-    """Lengths 50 and 100 in slots of 1024: 1898 of 2048 slots are empty; in pages of 16, 64 + 112 slots for 150."""
+    """Lengths 50 and 100 in slots of 1024: 1898 of 2048 slots are empty. In pages of 16, they need 64 + 112 slots for 150
+    tokens."""
     path = tmp_path / "lengths.txt"
     path.write_text("50\n100\n")
     line = "fit llama-3.1-8b --engine vllm --max-model-len 1024 --format json --lengths"

@@ -1,4 +1,4 @@
-"""What `fit` says first: the figure asked for, what a cache of 8 bits makes of it, and, where nothing fits, what mends it."""
+"""The first lines of `fit`: the requested figure, the users with an 8-bit cache, and changes that help if nothing fits."""
 
 import random
 import re
@@ -46,7 +46,7 @@ def random_request(draw: random.Random) -> str:
 
 
 def test_a_printed_line_read_again_is_the_same_answer(kvcalc: Run) -> None:
-    """Over requests drawn at random, also if the answer is no: every key of the record, and the exit status."""
+    """For random requests, also if the answer is no: every key of the record and the exit status are equal."""
     read = 0
     for seed in range(100, 130):
         line = random_request(random.Random(seed)).replace("--enable-expert-parallel", "").replace("--nodes 1", "")
@@ -61,7 +61,7 @@ def test_a_printed_line_read_again_is_the_same_answer(kvcalc: Run) -> None:
 
 
 def test_every_suggestion_fits_as_it_is_printed(kvcalc: Run) -> None:
-    """Over requests drawn at random: each suggestion, typed behind the request, fits on the number of GPUs that is named."""
+    """For random requests: each suggestion, typed after the request, fits on the named number of GPUs."""
     tried = 0
     for seed in range(40):
         line = random_request(random.Random(seed))
@@ -101,7 +101,7 @@ def test_a_command_line_is_mended_by_its_engine_s_own_flags(kvcalc: Run, gpu: st
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "none"])
 @pytest.mark.parametrize("more", ["", "--require 1", "--tp 2", "--pp 2", "--gpu t4", "--draft llama-3.2-1b", "--budget high"])
 def test_the_parts_of_the_memory_add_up(engine: str, more: str) -> None:
-    """Every byte of a GPU has a name, at each end of the range, whether something fits or not."""
+    """Every byte of a GPU has a name, at both ends of the range, whether the request fits or not."""
     words = more.split()
     options: dict[str, Any] = {"engine": engine, "max_model_len": 8192}
     options |= {"require": 1} if "--require" in words else {"budget": "high"} if "--budget" in words else {}
@@ -116,7 +116,7 @@ def test_the_parts_of_the_memory_add_up(engine: str, more: str) -> None:
 
 
 def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:
-    """24 GB less 0.7 GiB of context, half of 39.6 GiB of weights, 360 MiB of a pass and 133 MiB of libraries."""
+    """24 GB minus 0.7 GiB of context, half of 39.6 GiB of weights, 360 MiB of a pass and 133 MiB of libraries."""
     (record,) = kvcalc(
         "fit llama-3.3-70b -q q4_k_m --gpu rtx-3090 --pp 2 --engine llama.cpp --context 128k --format json"
     ).records
@@ -127,7 +127,7 @@ def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:
 
 
 def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kvcalc: Run) -> None:
-    """With --ep 32 as well, 32 T4 hold 16 sequences; with --tp 32 alone 6, and --tp 64 no more."""
+    """With --ep 32 as well, 32 T4 fit 16 sequences. With only --tp 32 they fit 6, and with --tp 64 no more."""
     line = "fit mimo-v2.6-flash --gpu t4 --engine vllm --max-model-len 32k --max-num-seqs 16 --format json"
     assert not any(option.startswith("--tp") for option in named(kvcalc(line).records[0]["advice"]))
     assert [kvcalc(f"{line} {more}").records[0]["fits"] for more in ("--tp 32 --ep 32", "--tp 32", "--tp 64")] == [
@@ -138,7 +138,7 @@ def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kv
 
 
 def test_the_longest_context_is_of_what_was_asked(kvcalc: Run) -> None:
-    """Of one sequence where no number was given; never beyond what the model is made for, whatever the memory holds."""
+    """Without a number, it is the longest context of one sequence. It is never beyond the model's maximum."""
     (alone,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --format json").records
     (eight,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --max-num-seqs 8 --format json").records
     assert alone["max_model_len"] > 131_072 and alone["max_model_len"] // 8 == eight["max_model_len"]
@@ -170,7 +170,7 @@ BEYOND = [
 
 @pytest.mark.parametrize("line", BEYOND)
 def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
-    """What fits is no longer than the longest that fits, in the record, the sentence, the table and --explain alike."""
+    """No length exceeds the longest context that fits, in the record, the sentence, the table and --explain."""
     found = kvcalc(f"fit {line} --format json")
     (record,) = found.records
     longest, length, own = record["longest_context"], record["requested_model_len"], load_model(record["model"]).max_context
@@ -191,7 +191,7 @@ def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
 
 
 def test_beyond_the_model_s_maximum_the_command_says_what_the_engine_requires(kvcalc: Run) -> None:
-    """vLLM and SGLang refuse it without a variable; the line that is printed has it, and is read again."""
+    """vLLM and SGLang require an environment variable. The printed line has it, and can be read again."""
     for engine, variable in (("vllm", "VLLM_ALLOW_LONG_MAX_MODEL_LEN"), ("sglang", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")):
         line = f"fit llama-7b --gpu h100 --engine {engine} --format json --context"
         found = kvcalc(f"{line} 8k")

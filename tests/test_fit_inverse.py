@@ -1,4 +1,5 @@
-"""What just holds a need, which end of the range answers, and the greatest settings; TensorRT-LLM's share of what remains."""
+"""The smallest resources for a request, the estimate that answers, the largest settings, and TensorRT-LLM's share of
+remaining memory."""
 
 import random
 from typing import Any
@@ -31,7 +32,8 @@ def small(**fields: Any) -> Model:
 @pytest.mark.parametrize(("pp", "dp"), [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-12b"])
 def test_what_just_holds_a_need(engine: str, model: str, pp: int, dp: int) -> None:
-    """A cache of those bytes holds 6 sequences of 20,000 tokens and one byte fewer does not; so with the least share."""
+    """A cache of these bytes fits 6 sequences of 20,000 tokens, and one byte less does not. The same holds for the smallest
+    share."""
     ranks, need = Parallelism(pp=pp, dp=dp), {"max_num_seqs": 6, "max_model_len": 20_000}
     found = asked(model, engine, ranks=ranks, **need)
     least = found.needed.cache
@@ -54,7 +56,8 @@ def test_a_need_beyond_the_memory_has_no_share(engine: str) -> None:
 @pytest.mark.parametrize("version", ["0.11", "0.19", "0.28", "0.33"])
 @pytest.mark.parametrize("length", [1000, 8000, 131_072])
 def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: int) -> None:
-    """Set up for so many requests, whose sampler takes more; and the longest of 8, set up for 8."""
+    """The engine is set up for the tested number of requests, whose sampler needs more memory; the longest length of 8 is
+    tested with 8."""
     given: dict[str, Any] = {"engine_version": version, "max_model_len": length}
     most = asked("llama-3.1-8b", "vllm", **given).needed.sequences
     assert asked("llama-3.1-8b", "vllm", max_num_seqs=most, **given).fits
@@ -77,7 +80,8 @@ def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: in
 def test_the_longest_has_the_terms_of_its_own_length(
     model: str, engine: str, also: dict[str, Any], asked_for: int, length: int
 ) -> None:
-    """llama.cpp's mask is as long as the context; V0 passes the longest prompt whole, of plain heads to 32,768 tokens."""
+    """llama.cpp's mask has the length of the context. V0 processes the longest prompt in one pass, for plain heads up to
+    32,768 tokens."""
     gpu = {"gpu": "a100-80gb", "max_num_seqs": asked_for}
     found = asked(model, engine, max_model_len=length, **gpu, **also)
     assert found.longest == found.needed.length == asked(model, engine, max_model_len=1000, **gpu, **also).longest
@@ -88,7 +92,8 @@ def test_the_longest_has_the_terms_of_its_own_length(
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "bloom-7b1", "gemma-4-e2b", "granite-4-h-micro"])
 def test_numbers_that_are_given_back_hold(model: str) -> None:
-    """What fits, at every end of the range, the greatest settings and the least share: each asked for in its turn fits."""
+    """Each printed number fits if it is requested: users at both ends of the range, the largest settings and the smallest
+    share."""
     chance = random.Random(model)
     for engine in ENGINES[:3] * 2 + ENGINES[4:]:
         gpu, length = chance.choice(["a10", "h100", "mi300x"]), chance.choice([1, 16, 1000, 8192, 30_000])
@@ -104,7 +109,7 @@ def test_numbers_that_are_given_back_hold(model: str) -> None:
 
 
 def test_more_sequences_take_more_beside_the_cache() -> None:
-    """Of one token each the cache holds thousands; the sampler of as many takes what they would have."""
+    """The cache fits thousands of sequences of one token, but the sampler for this number would need the memory."""
     found = asked("gpt-3-medium", "vllm", "gh200", Parallelism(2), max_model_len=100, max_num_seqs=7)
     assert found.sequences < found.capacity
     assert asked("gpt-3-medium", "vllm", "gh200", Parallelism(2), max_model_len=100, max_num_seqs=found.sequences).fits
@@ -112,7 +117,7 @@ def test_more_sequences_take_more_beside_the_cache() -> None:
 
 
 def test_a_need_that_is_not_given_is_one_and_the_engine_keeps_its_default() -> None:
-    """1024 requests of the sampler unless max_num_seqs says fewer; what is required need not be set up for more."""
+    """The sampler has 1024 requests unless max_num_seqs is lower. `require` does not change the engine's setting."""
     plain, given, required = (
         asked("llama-3.1-8b", "vllm", engine_version="0.11", **more) for more in ({}, {"max_num_seqs": 8}, {"require": 8})
     )
@@ -150,7 +155,7 @@ def test_given_terms_leave_no_margin() -> None:
 
 
 def test_require_counts_the_low_end(kvcalc: Run) -> None:
-    """DeepSeek-V3 on 8 H200: 5 in the middle, 4 on the low side."""
+    """DeepSeek-V3 on 8 H200: 5 in the middle, 4 at the low end."""
     line = "fit deepseek-v3 --gpu h200 --tp 8 --engine vllm --max-model-len 128K"
     (record,) = kvcalc(f"{line} --format json").records
     assert (record["max_num_seqs"], record["low_num_seqs"]) == (5, 4)
@@ -160,7 +165,8 @@ def test_require_counts_the_low_end(kvcalc: Run) -> None:
 
 
 def test_tensorrt_llm_takes_a_share_of_what_remains() -> None:
-    """Blocks of 32 tokens: 4 layers of 2 · 2 · 16 elements in bf16. 0.9 of the memory without context and all terms."""
+    """Blocks of 32 tokens: 4 layers of 2 · 2 · 16 elements in bf16. The share is 0.9 of the memory minus context and all
+    terms."""
     model = small()
     found = asked(model, "trtllm", max_model_len=100)
     assert (found.plan.block_size, found.plan.bytes_per_block) == (32, 32 * 4 * 2 * 2 * 16 * 2)
@@ -173,7 +179,7 @@ def test_tensorrt_llm_takes_a_share_of_what_remains() -> None:
 
 
 def test_tensorrt_llms_pools() -> None:
-    """Latents in blocks of 64; windows kept whole, and said so; states refused."""
+    """Latents are in blocks of 64, windows are stored in full with a remark, and states are refused."""
     kinds = {"k": Layer(parts=(latent(),))}
     assert asked(of_kinds(kinds, layers=2, max_context=100), "trtllm").plan.bytes_per_block == 64 * 2 * 40 * 2
     near = of_kinds({"k": Layer(parts=(grouped(sliding_window=10),))}, layers=2, max_context=100)

@@ -1,4 +1,4 @@
-"""`fit` over lists of lengths and of users: a row each, the same as one asked alone, in one sentence."""
+"""`fit` with lists of lengths and of users: each row equals a separate request, and one sentence covers all."""
 
 import pytest
 from conftest import Run
@@ -10,7 +10,7 @@ LINE = "fit llama-3.1-8b --engine none --gpu h100"
 
 
 def test_double_the_context_is_half_the_users(kvcalc: Run) -> None:
-    """131,072 bytes a token: 8,192 tokens are 1 GiB, and 56.68 GiB hold 56, 28 and 14."""
+    """131,072 bytes per token: 8,192 tokens are 1 GiB, and 56.68 GiB fit 56, 28 and 14."""
     records = kvcalc(f"{LINE} --max-model-len 8k,16k,32k --format json").records
     assert [(r["requested_model_len"], r["max_num_seqs"]) for r in records] == [(8192, 56), (16_384, 28), (32_768, 14)]
     alone = [kvcalc(f"{LINE} --max-model-len {s} --format json").records[0] for s in (8192, 16_384, 32_768)]
@@ -44,7 +44,7 @@ def test_an_empty_place_is_refused(kvcalc: Run, given: str) -> None:
 
 
 def test_conversations_that_wait_in_the_hosts_memory(kvcalc: Run) -> None:
-    """llama-3.1-8b: 131,072 bytes a token, 4 GiB a conversation; 49 GiB keep 12, and one block is never given."""
+    """llama-3.1-8b: 131,072 bytes per token, 4 GiB per conversation. 49 GiB store 12, because one block is never used."""
     (record,) = kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --kv-offloading-bytes 49GiB --format json").records
     link = load_gpu("h100").host_link_bytes_per_s
     assert link

@@ -47,6 +47,6 @@ def test_the_status_says_whether_something_fits(kvcalc: Run, line: str, status: 
     ],
 )
 def test_a_command_line_is_judged_as_its_engine_does(kvcalc: Run, line: str, status: int) -> None:
-    """vLLM starts if one sequence of its maximum length fits; llama.cpp allocates the cells of all slots."""
+    """vLLM starts if one sequence of its maximum length fits. llama.cpp allocates the cells of all slots."""
     found = kvcalc("fit --gpu l4 --format json --", *shlex.split(line))
     assert (found.code, found.records[0]["fits"]) == (status, not status)

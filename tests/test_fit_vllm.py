@@ -1,4 +1,4 @@
-"""vLLM's terms beside the cache: by hand, release by release, and against what published start-ups printed."""
+"""vLLM's memory outside the cache: by hand, by release, and compared with published starts."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ LOGGED = [
 def test_published_starts(
     model: str, weights: str, gpu: str, version: str, tp: int, options: dict[str, Any], loaded: float, left: float
 ) -> None:
-    """Within what a log's two digits and the constants allow, and inside the stated range."""
+    """Predictions are within the tolerance of a log's two digits and of the constants, and inside the stated range."""
     found = asked(model, gpu, version, Parallelism(tp=tp), weights, **options)
     assert found.budget.weights / GIB == pytest.approx(loaded, abs=0.07)
     assert found.remaining["middle"] / GIB == pytest.approx(left, abs=0.18)
@@ -60,9 +60,10 @@ def test_published_starts(
 
 
 def test_the_sampler_sets_the_peak() -> None:
-    """1024 requests, 128,256 entries: 38 bytes each; 8192 hidden states of 4096 in bf16, 2 · 1024 more; 32 MiB of workspace.
+    """1024 requests with 128,256 entries: 38 bytes each; 8192 hidden states of 4096 in bf16, and 2 · 1024 more; 32 MiB of
+    workspace.
 
-    The log says 4.76 GiB.
+    The log prints 4.76 GiB.
     """
     terms = asked("llama-3.1-8b").terms
     assert terms.activation == 38 * 1024 * 128_256 + 2 * 4096 * (8192 + 2 * 1024) + 32 * MIB == 5_108_137_984
@@ -74,14 +75,15 @@ def test_the_sampler_sets_the_peak() -> None:
 
 
 def test_a_network_without_a_gate_holds_what_it_is_and_what_is_made_of_it() -> None:
-    """600 elements of a token before the activation and 600 behind it, beside 3.8 · 64; q, k, v and o make but 256."""
+    """A token has 600 elements before the activation and 600 after it, in addition to 3.8 · 64. q, k, v and o have only 256."""
     plain = of_kinds({"k": Layer(parts=(grouped(), Dense(intermediate_size=600, gated=False)))}, layers=1, max_context=4096)
     terms = asked(plain, max_num_seqs=64).terms
     assert (terms.peak, terms.activation) == ("forward pass", int(8192 * (2 * 600 + 3.8 * 64) * 2) + 32 * MIB)
 
 
 def test_a_first_start_compiles() -> None:
-    """From 0.11.1 a copy of the token table, 151,936 · 1024 in bf16, the L2 cache and the pass's input; not eagerly, not warm."""
+    """From 0.11.1 on: a copy of the token table, 151,936 · 1024 in bf16, the L2 cache and the pass's input. Not in eager
+    mode or with a compilation cache."""
     l2 = load_gpu("l40s").l2_bytes
     assert l2
     first = asked("qwen3-0.6b", "l40s", "0.24")
@@ -91,7 +93,7 @@ def test_a_first_start_compiles() -> None:
 
 
 def test_kernels_need_no_sort() -> None:
-    """0.19, first runner: 14 bytes, and a buffer of 128 programs by 151,936 · 4 bytes stays (142 SMs; 256 requests)."""
+    """0.19, first runner: 14 bytes, and a buffer of 128 programs by 151,936 · 4 bytes remains (142 SMs; 256 requests)."""
     terms = asked("qwen3-14b", "l40s", "0.19", max_num_batched_tokens=2048, enforce_eager=True).terms
     assert terms.activation == 14 * 256 * 151_936 + 2 * 5120 * (2048 + 512) + 8 * MIB
     assert terms.overhead["sampler's buffers"] == 142 * 151_936 * 4  # 256 programs would be more than there are SMs
@@ -100,7 +102,8 @@ def test_kernels_need_no_sort() -> None:
 
 
 def test_graphs_are_counted_from_0_20_on() -> None:
-    """256 requests: sizes 1, 2, 4, 31 by 8, 17 by 16 to 512, of which 35 are up to 256; 0.07 + 0.11 · 5120/1024 GiB beside."""
+    """256 requests: sizes 1, 2, 4, 31 in steps of 8, 17 in steps of 16 up to 512. 35 of them are up to 256. Constants add
+    0.07 + 0.11 · 5120/1024 GiB."""
     counted = asked("qwen3-32b", "l40s", "0.20", Parallelism(tp=4)).terms.overhead["CUDA graphs"]
     assert counted == (51 + 35) * MIB + int((0.07 + 0.11 * 5 / 4) * GIB)
     assert "CUDA graphs" not in asked("qwen3-32b", "l40s", "0.19", Parallelism(tp=4)).terms.overhead
@@ -109,14 +112,15 @@ def test_graphs_are_counted_from_0_20_on() -> None:
 
 
 def test_sizes_that_graphs_are_captured_at() -> None:
-    """1, 2, 4, 8 and so on to 200, and in one piece to 96; to 512 by 16 from 256 on, whole to 256; never more than a pass has."""
+    """1, 2, 4, 8 and so on to 200, and as one graph up to 96. From 256 to 512 in steps of 16, as one graph up to 256. Never
+    above the tokens of a pass."""
     assert count_graphs(8192, 100) == (3 + 25) + (3 + 12)
     assert count_graphs(8192, 256) == (3 + 31 + 17) + (3 + 31 + 1)
     assert count_graphs(64, 256) == 2 * (3 + 8)
 
 
 def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
-    """4.125 bytes a request and entry from 0.27 on, in 0.24 none."""
+    """4.125 bytes per request and entry from 0.27 on; none in 0.24."""
     assert "sampler's buffers" not in asked("qwen3-14b", "l40s", "0.24").terms.overhead
     kept = asked("qwen3-14b", "l40s", "0.28").terms.overhead["sampler's buffers"]
     assert kept == 256 * 151_936 * 33 // 8
@@ -132,14 +136,14 @@ def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
     ],
 )  # fmt: skip
 def test_passes_and_sequences_of_a_release(version: str, gpu: str, model: str, tokens: int, sequences: int) -> None:
-    """engine/arg_utils.py of 0.9.1 to 0.10.2 and 0.33."""
+    """Source: engine/arg_utils.py of 0.9.1 to 0.10.2 and 0.33."""
     chosen = defaults(load_gpu(gpu), Parallelism(), VLLM.release(version)[0], 0, load_model(model))
     assert (chosen.tokens, chosen.sequences) == (tokens, sequences)
 
 
 @pytest.mark.parametrize(("version", "gpu", "model"), [("0.10.1", "t4", "llama-3.2-3b"), ("0.10.1", "h100", "falcon-h1-7b")])
 def test_v0_is_refused(version: str, gpu: str, model: str) -> None:
-    """Until 0.10.2 V0 runs on Turing and Volta, and models with states; before 0.8 everywhere."""
+    """Up to 0.10.2, V0 runs on Turing and Volta, and models with states. Before 0.8, it runs everywhere."""
     with pytest.raises(UserError, match=r"V0 engine.*0\.10\.2"):
         asked(model, gpu, version)
     for text in ("0.7.3", "0.5", "0.6.3.post1"):
@@ -162,7 +166,7 @@ def test_the_nearest_older_version_is_taken_and_named() -> None:
 
 
 def test_what_the_allocator_rounds() -> None:
-    """Steps of 512; a segment of 2-MiB steps from 10 MiB, whose rest counts up to 1 MiB."""
+    """Sizes are rounded to 512 bytes. From 10 MiB on, segments have steps of 2 MiB, and a rest of at most 1 MiB counts."""
     assert [allocated(n) for n in (1, 512, 10 * MIB - 1, 10 * MIB, 10 * MIB + 1)] == [
         512,
         512,
@@ -176,9 +180,9 @@ def test_what_the_allocator_rounds() -> None:
 
 
 def test_experts_in_mxfp4_are_padded() -> None:
-    """gpt-oss-120b at tp 4 on A100s: Marlin pads 2880 to 3072 inputs and 720 to 768. The log says 17.2217 GiB a GPU.
+    """gpt-oss-120b with tp 4 on A100s: Marlin pads 2880 to 3072 inputs and 720 to 768. The log prints 17.2217 GiB per GPU.
 
-    128 experts of 36 layers: gate and up 3072 · 1536 and down 768 · 3072 in 17 bytes for 32, biases in bf16.
+    128 experts in 36 layers: gate and up 3072 · 1536 and down 768 · 3072, in 17 bytes per 32 values, with biases in bf16.
     """
     found = asked("gpt-oss-120b", "a100-80gb", "0.10.1", Parallelism(tp=4))
     padded = 36 * 128 * (3072 * 3 * 768 * 17 // 32 + 2 * (2 * 768 + 3072))
@@ -188,7 +192,7 @@ def test_experts_in_mxfp4_are_padded() -> None:
 
 
 def test_a_vision_tower_is_loaded_unless_no_image_may_come() -> None:
-    """1000 parameters in bf16 on the first stage, split over tp where the tower is; 2 bytes a position and width of a table."""
+    """1000 parameters in bf16 on the first stage, split over tp if the tower is. A table has 2 bytes per position and width."""
     tower = Vision(parameters=1000, width=8, mlp=32, layers=1, patches=16, tokens=4, values=12)
     model = small(vision=tower, rope_tables=((10, 4), (20, 8)))
     assert asked(model).terms.extra == {"rotary tables": 2 * (10 * 4 + 20 * 8), "vision tower": 2000}
@@ -209,7 +213,8 @@ def test_the_range_holds_its_middle(model: str, version: str) -> None:
 
 
 def test_scales_of_bitsandbytes_are_plain_once_loaded() -> None:
-    """Stored as an int8 scale for 64 weights and four bytes for 256 of those; loaded as four bytes each, as without nesting."""
+    """A file stores an int8 scale per 64 weights, and four bytes per 256 scales. Loaded scales have four bytes each, as
+    without nesting."""
     extra, made = (asked("llama-3.1-8b", version="0.10", weights=name).terms.extra for name in ("bnb-nf4", "nf4"))
     matrices = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14_336)
     nested, plain = matrices // 64 + 4 * (matrices // 64 // 256), 4 * (matrices // 64)
@@ -218,7 +223,7 @@ def test_scales_of_bitsandbytes_are_plain_once_loaded() -> None:
 
 
 def test_quantised_latents_are_kept_in_16_bits_too() -> None:
-    """DeepSeek-V3 at tp 8: 61 layers of 16 heads · 256 by 512, in bf16 beside fp8; a model whose kv_up is plain shares it."""
+    """DeepSeek-V3 with tp 8: 61 layers of 16 heads · 256 by 512, in bf16 in addition to fp8. A plain kv_up needs no copy."""
     eight = Parallelism(tp=8)
     assert asked("deepseek-v3", "h200", ranks=eight).terms.extra["absorbed projections"] == 2 * 61 * 16 * 256 * 512
     assert "absorbed projections" not in asked("deepseek-v3", "h200", ranks=eight, weights="bf16").terms.extra
@@ -226,7 +231,7 @@ def test_quantised_latents_are_kept_in_16_bits_too() -> None:
 
 
 def test_tables_of_ngrams_stay_with_the_host() -> None:
-    """320,001,536 rows of 160 in bf16, an eighth of them a GPU's at tp 8."""
+    """320,001,536 rows of 160 in bf16, an eighth of them per GPU with tp 8."""
     assert asked("qwen3.8-flash-next", ranks=Parallelism(tp=8, ep=8)).terms.host == 320_001_536 // 8 * 160 * 2
 
 
@@ -238,16 +243,18 @@ def test_tables_of_ngrams_stay_with_the_host() -> None:
     ],
 )  # fmt: skip
 def test_passes_in_flight_on_two_stages(version: str, model: str, flights: int) -> None:
-    """One for windows before 0.26; then the stages, and with the second runner (dense models to 0.28) one more."""
+    """Windows reserve for one pass before 0.26, then for one per stage, and with the second runner (dense models up to 0.28)
+    one more."""
     rules, _ = VLLM.release(version)
     assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).in_flight_batches == flights
 
 
 def test_images_of_the_profile() -> None:
-    """gemma-3: 256 tokens of an image of 4096 patches, so 32 in a pass of 8192; of 3 requests with one image each, 3.
+    """gemma-3: 256 tokens for an image of 4096 patches, so 32 images in a pass of 8192, and 3 images in 3 requests with one
+    each.
 
-    A patch takes 588 values, 4 · 1152 and 2 · 4304 in two bytes; with one request and no limit the pass is full again. What
-    stays of an image beside a forward pass: 256 outputs of 2560, and its pixels.
+    A patch needs 588 values, 4 · 1152 and 2 · 4304 in two bytes. With one request and no limit, the pass is full again.
+    After the encoder, each image keeps 256 outputs of 2560, and its pixels.
     """
 
     def peak(limit: str, requests: int) -> tuple[str, int]:
@@ -263,7 +270,8 @@ def test_images_of_the_profile() -> None:
 def test_workspaces_of_experts_stay_beside_the_sample() -> None:
     """qwen3-30b-a3b at 2048 tokens: 8 rows of 2048 and of 2048 (2 · 768 and 768 are less), in bf16.
 
-    By itself before, as a layer's widest part; Marlin's of int4 never stays. The sample: 256 requests of 151,936, sorted to 0.16.
+    In earlier releases the workspace counts as a layer's widest part. Marlin's workspace for int4 never remains. The
+    sample has 256 requests of 151,936 entries, sorted up to 0.16.
     """
     kept = 2 * 2048 * 8 * (2048 + 2048)
     sample = 38 * 256 * 151_936 + 2 * 2048 * (2048 + 512) + 8 * MIB

@@ -1,4 +1,4 @@
-"""vLLM's slots for adapters: by hand, and against a published start."""
+"""vLLM's slots for LoRA adapters: by hand, and compared with a published start."""
 
 import pytest
 from test_fit_vllm import GIB, asked, small
@@ -14,7 +14,7 @@ def test_slots_of_adapters() -> None:
 
 
 def test_adapters_of_a_published_start() -> None:
-    """One slot of rank 32 beside Qwen3-8B in fp8: "Model loading took 8.9638 GiB" under 0.10.2 on an L4."""
+    """One slot of rank 32 with Qwen3-8B in fp8: "Model loading took 8.9638 GiB" in 0.10.2 on an L4."""
     options = {"max_loras": 1, "max_lora_rank": 32, "max_model_len": 2048, "max_num_seqs": 224}
     found = asked("qwen3-8b", "l4", "0.10.2", weights="fp8_block128", **options)
     assert found.budget.weights / GIB == pytest.approx(8.9638, abs=0.001)

@@ -1,4 +1,4 @@
-"""vLLM and DeepSeek-V4: what is loaded, what a pass takes and how blocks lie, by hand and against published starts."""
+"""vLLM and DeepSeek-V4: loaded bytes, bytes of a pass and blocks, by hand and compared with published starts."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_blocks_by_version(version: str, unit: int, passes: int) -> None:
 
 
 def test_what_is_stored() -> None:
-    """Compressors in bf16, what mixes the streams in fp32; with its prediction layer the checkpoint has 148.66 GiB."""
+    """Compressors are in bf16, the mixers of streams in fp32. With its prediction layer, the checkpoint has 148.66 GiB."""
     found = {name.partition(".")[2] or name: FORMATS.weight_format(name, w).name for name, w, _ in FLASH.walk()}
     bf16 = ("compress_kv", "compress_gate", "index_kv", "index_gate", "index_weights", "router", "lm_head", "embedding")
     assert {found[name] for name in bf16} == {"bf16"}
@@ -56,9 +56,9 @@ def test_what_is_stored() -> None:
 
 
 def test_tables_and_buffers() -> None:
-    """Two tables of 1,048,576 positions in fp32; 512 entries chosen for each token; four streams for prediction layers.
+    """Two tables of 1,048,576 positions in fp32, 512 selected entries per token, and four streams for prediction layers.
 
-    From 0.27 on those only where there are any.
+    From 0.27 on, the streams count only if there are prediction layers.
     """
     extra = asked("0.22").terms.extra
     assert extra["rotary tables"] == 2 * 1_048_576 * 64 * 4
@@ -77,10 +77,11 @@ def test_weights_of_published_starts(version: str, gpu: str, tokens: int, tp: in
 
 
 def test_what_stands_around_an_attention() -> None:
-    """16,384 tokens on two ranks: 32 heads, padded to 64; an indexer of 64 heads of 128, in bf16 and fp8, with 512 MiB of logits.
+    """16,384 tokens on two ranks: 32 heads, padded to 64, and an indexer of 64 heads of 128, in bf16 and fp8, with 512 MiB
+    of logits.
 
-    Streams, input, output and queries, what the projections gave (compressors' in fp32), and the experts' workspace:
-    six of each token, by twice 4,096.
+    Streams, input, output and queries, the outputs of the projections (compressors' in fp32), and the experts' workspace:
+    six rows per token, of twice 4,096.
     """
     tokens = 16_384
     width = 4 * 4096 + 4096 + 2 * 64 * 512 + 1024 + 512 + 2 * 2 * 2 * (512 + 128)
@@ -90,22 +91,23 @@ def test_what_stands_around_an_attention() -> None:
 
 
 def test_graphs_hold_logits_where_pieces_have_no_cache() -> None:
-    """51 sizes in pieces and whole, 0.07 + 0.11 · 4/2 GiB and the logits; with the second runner none."""
+    """51 sizes in pieces and as one graph, 0.07 + 0.11 · 4/2 GiB and the logits. With the second runner there are no logits."""
     graphs = asked("0.22").terms.overhead["CUDA graphs"]
     assert graphs == 102 * MIB + int((0.07 + 0.11 * 2) * GIB) + 512 * MIB
     assert asked("0.31").terms.overhead["CUDA graphs"] == 102 * MIB + int((0.07 + 0.11 * 2) * GIB)
 
 
 def test_the_low_end_holds_what_no_source_shows() -> None:
-    """A GH200 had 5.44 GiB left, 3.3 less than the terms that its source gives."""
+    """A GH200 had 5.44 GiB left, 3.3 GiB less than the terms from vLLM's source."""
     left = asked("0.22").remaining
     assert left["low"] / GIB < 5.44 < left["middle"] / GIB < 8.8
 
 
 def test_an_indexer_s_logits_stand_where_they_are_more() -> None:
-    """DeepSeek-V3.2 on 16 ranks would project 65,536 tokens to 8 heads of 128 + 128 in bf16; 512 MiB of logits count instead.
+    """DeepSeek-V3.2 on 16 ranks would project 65,536 tokens to 8 heads of 128 + 128 in bf16. 512 MiB of logits are more and
+    count instead.
 
-    An indexer's 64 queries and key of 128, and 64 weights, also widen a pass of 8192 tokens beside V3's.
+    An indexer's 64 queries and key of 128, and 64 weights, also widen a pass of 8192 tokens, compared with V3.
     """
     run = Deployment(load_model("deepseek-v3.2"), load_gpu("h200"), parallelism=Parallelism(tp=16, ep=16))
     options = FitOptions(engine="vllm", max_num_seqs=8, enforce_eager=True)

@@ -1,4 +1,5 @@
-"""Passes over any batch: mixed, chunked, padded, drafts; experts; several GPUs; every kind of attention; formats."""
+"""Passes over all kinds of batches: mixed, chunked, padded, with drafts; experts; several GPUs; all kinds of attention;
+formats."""
 
 import numpy as np
 import pytest
@@ -84,7 +85,8 @@ def test_one_token_reads_exactly_its_top_k() -> None:
 
 
 def test_expected_experts_round_half_up_once_for_each_product() -> None:
-    """2 of 4 for 2 tokens reach 3 of 4. Of 3 experts 1 each for 2 tokens: 5/3, times 2560 bytes 4266.67, times 1280 2133.3."""
+    """2 of 4 experts for 2 tokens: 3 of 4 are reached. 1 of 3 experts for 2 tokens: 5/3, times 2560 bytes is 4266.67, times
+    1280 is 2133.3."""
     assert distinct(moe(4, 2), 2) == (3 * 2 * 640 * E, 3 * 640 * E)
     assert distinct(moe(3, 1, width=10), 2) == (4267, 2133)
     # 64 experts of one fp32 weight, half of them a token: 256 · (1 − 2^−T) is 255.5 for 9 tokens
@@ -94,7 +96,7 @@ def test_expected_experts_round_half_up_once_for_each_product() -> None:
 
 
 def test_expected_experts_of_a_gpu() -> None:
-    """2 of 8 for 3 tokens: 8 · (1 − 0.75³) = 4.625 in all, a quarter of them on each of 4 ranks; one token reaches its 2."""
+    """2 of 8 for 3 tokens: 8 · (1 − 0.75³) = 4.625 in total, a quarter of them on each of 4 ranks. One token reaches 2."""
 
     def found(tokens: int, ranks: Parallelism) -> list[object]:
         operators = forward(moe(8, 2, width=16), pass_of((tokens, 1, 0)), parallelism=ranks)
@@ -131,7 +133,7 @@ def test_lm_head_runs_for_last_positions_or_for_all() -> None:
 
 
 def test_tensor_parallel_collectives() -> None:
-    """Two all-reduces a layer, one behind the embedding: 2·(n − 1)/n of [T, D] over each link; logits are gathered."""
+    """Two all-reduces per layer, and one after the embedding: 2·(n − 1)/n of [T, D] over each link. Logits are gathered."""
     found = forward(stack(grouped(), layers=5), Batch.decode(100, 3), parallelism=Parallelism(tp=4))
     each = 2 * 3 * 3 * 64 * E / 4
     reduces = [(o.layer, o.count, o.cost) for o in found if o.name == "all_reduce"]
@@ -148,7 +150,7 @@ def test_data_parallel_ranks_take_their_share_of_every_group_rounded_up() -> Non
 
 
 def test_expert_parallel_ranks() -> None:
-    """160 experts, 6 a token; 4 ranks of 40 experts and 2 tokens each, so 8·6/4 = 12 rows on 40 experts of those reached."""
+    """160 experts, 6 per token. 4 ranks have 40 experts and 2 tokens each, so 8·6/4 = 12 rows on the reached of 40 experts."""
     found = named(moe(), pass_of((8, 1, 99)), parallelism=Parallelism(dp=4, ep=4))
     assert found["experts_down"].cost.flops == 2 * 12 * 10 * 64
     assert found["experts_down"].cost.weight_bytes == int(40 * 640 * E * (1 - (1 - 6 / 160) ** 8) + 0.5)
@@ -163,7 +165,8 @@ def test_experts_of_data_parallel_ranks_without_ep_share_columns_and_gather_toke
 
 
 def test_decode_context_ranks_read_their_share_of_the_tokens() -> None:
-    """A latent row of 40 elements for 100 of 200 tokens; the ranks swap queries of 40 and outputs of 32 for 2 heads."""
+    """A rank reads latent rows of 40 elements for 100 of 200 tokens. The ranks exchange queries of 40 and outputs of 32 for
+    2 heads."""
     found = named(stack(latent()), Batch.decode(200, 3), parallelism=Parallelism(tp=4, dcp=2))
     assert found["attention"].cost.cache_read_bytes == 3 * 100 * 40 * E
     assert found["attention"].cost.network_bytes == 3 * 2 * (40 + 32) * E
@@ -203,14 +206,15 @@ def test_four_tokens_behind_a_hundred(part: object, pairs: int, rows: int) -> No
 
 
 def test_attention_that_sees_what_comes_after() -> None:
-    """Nothing can be cached; all 10 × 10 pairs count."""
+    """No token can be cached. All 10 × 10 pairs count."""
     found = named(stack(grouped(cached=False)), Batch.prefill(10))
     assert found["attention"].cost.flops == 4 * 100 * 8 * 16
     assert found["attention"].cost.cache_bytes == 0
 
 
 def test_compressed_attention_reads_a_window_and_top_of_the_blocks() -> None:
-    """V4-Flash's CSA at 8192 tokens: 128 of the window and 512 of 2048 entries, rows of 512; 2048 index keys of 128."""
+    """V4-Flash's CSA at 8192 tokens: 128 rows of the window and 512 of 2048 entries, rows of 512, and 2048 index keys of
+    128."""
     found = named(stack(csa(), hidden_size=4096), Batch.decode(8192))
     assert found["attention"].cost.flops == 4 * (128 + 512) * 64 * 512
     assert found["attention"].cost.cache_read_bytes == (128 + 512) * 512 * E
@@ -225,7 +229,7 @@ def test_compressed_attention_reads_a_window_and_top_of_the_blocks() -> None:
 
 
 def test_gated_delta_net_scans_a_state_of_constant_size() -> None:
-    """4 value heads of 16 × 8 in fp32, read and written; 6 FLOPs an element and token: k·S, the update, q·S."""
+    """4 value heads of 16 × 8 in fp32, read and written. 6 FLOPs per element and token: k·S, the update, q·S."""
     part = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8)
     decode, prefill = (named(stack(part), b)["scan"].cost for b in (Batch.decode(10_000, 3), Batch.prefill(500)))
     state, columns = 4 * 16 * 8, 2 * 2 * 16 + 4 * 8
@@ -263,7 +267,7 @@ def test_norms_sinks_and_convolutions_inside_a_part_are_read_with_it() -> None:
     ],
 )
 def test_stored_small_computed_as_before(quantization: str, bits: int, dtype: str) -> None:
-    """Fewer weight bytes, the same FLOPs; W8A8 computes in fp8, 4-bit weights and activations in fp4."""
+    """Weight bytes fall, FLOPs are equal. W8A8 computes in fp8, 4-bit weights and activations in fp4."""
     model, batch = load_model("llama-2-7b"), Batch.decode(4096, 4)
     plain, small = (named(model, batch, precision=Precision(quantization=q)) for q in ("", quantization))
     for name, o in small.items():
@@ -295,9 +299,9 @@ WITH_EVERY_PART = (
 
 @pytest.mark.parametrize("name", WITH_EVERY_PART)
 def test_a_lone_token_multiplies_each_active_matrix_once_and_reads_every_active_byte(name: str) -> None:
-    """No weight is forgotten or read twice, in any kind of layer: 2 FLOPs and its bytes for each, tables by the row.
+    """No weight is left out or read twice, in any kind of layer: 2 FLOPs per weight, and its bytes. Tables are read by row.
 
-    A shared block counts for each layer that runs it; a tied table serves as the head; experts beyond top-k stay out.
+    A shared block counts for each layer that runs it. A tied table is the LM head. Experts beyond top-k do not count.
     """
     model = load_model(name)
     found = forward(model, Batch.decode(1), Precision("bf16"), mla_form="absorbed")

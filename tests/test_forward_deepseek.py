@@ -1,6 +1,6 @@
-"""Every operator of DeepSeek-V3 by hand, in both forms of MLA; which form is chosen; DSA's indexer.
+"""Every operator of DeepSeek-V3 by hand, in both forms of MLA, the choice of the form, and DSA's indexer.
 
-D = 7168, 128 heads, queries through 1536, latents of 512 beside a RoPE key of 64, keys of 128 and values of 128.
+D = 7168, 128 heads, queries through rank 1536, latents of 512 with a RoPE key of 64, keys of 128 and values of 128.
 """
 
 import pytest
@@ -24,13 +24,13 @@ def operators(
 
 
 def gemm(rows: int, inputs: int, outputs: int, copies: int = 1) -> Cost:
-    """Block-diagonal copies each take their own input."""
+    """Return the cost of a GEMM. Block-diagonal copies have separate inputs."""
     size = copies * inputs * outputs
     return Cost(2 * rows * size, weight_bytes=size * E, activation_bytes=rows * copies * (inputs + outputs) * E)
 
 
 def around(t: int) -> dict[str, Cost]:
-    """What both forms share, for t tokens."""
+    """Return the operators of both forms, for t tokens."""
     turned, normed = (H + 1) * DR, RQ + R
     return {
         "norm": Cost(0, 4 * t * D, D * E, activation_bytes=2 * t * D * E),
@@ -42,7 +42,7 @@ def around(t: int) -> dict[str, Cost]:
 
 
 def absorbed(t: int, pairs: int, rows: int) -> dict[str, Cost]:
-    """Attention of 128 heads on one latent: keys of 576, values of 512, for `rows` cached rows of 1152 bytes."""
+    """Return attention of 128 heads on one latent: keys of 576, values of 512, for `rows` cached rows of 1152 bytes."""
     return around(t) | {
         "absorb_q": gemm(t, DN, R, H),
         "attention": Cost(
@@ -57,7 +57,8 @@ def absorbed(t: int, pairs: int, rows: int) -> dict[str, Cost]:
 
 
 def expanded(t: int, pairs: int, rows: int) -> dict[str, Cost]:
-    """Keys and values of all `rows` tokens from their latents (1024 bytes), then MHA with keys of 192 and values of 128."""
+    """Return keys and values of all `rows` tokens from their latents (1024 bytes), then MHA with keys of 192 and values of
+    128."""
     width = H * (DN + DV)
     return around(t) | {
         "kv_up": Cost(
@@ -82,7 +83,7 @@ def dense(t: int) -> dict[str, Cost]:
 
 
 def experts(t: int, reached: float) -> dict[str, Cost]:
-    """`reached` experts are read; each of t tokens runs through 8, and through the shared one."""
+    """Return the experts: `reached` experts are read, and each of t tokens runs through 8 and through the shared expert."""
     found = {"router": gemm(t, D, EXPERTS)}
     for name, rows, copies in (("experts", t * TOP, reached), ("shared", t, 1)):
         gate_up, down = gemm(rows, D, 2 * FE), gemm(rows, FE, D)
@@ -124,7 +125,7 @@ def test_the_other_form_in_each_phase() -> None:
 
 
 def test_as_published_in_fp8_with_scales_of_128_by_128() -> None:
-    """The same FLOPs, a byte a weight and an fp32 a block; router, norms, embedding and head stay in bf16."""
+    """FLOPs are equal, a weight has one byte and a block one fp32. Router, norms, embedding and head are in bf16."""
     batch = Batch.decode(4096)
     bf16, fp8 = operators(batch, "moe"), operators(batch, "moe", Precision())
     blocks = {
@@ -171,7 +172,7 @@ def test_the_form_with_fewer_flops_is_chosen(new: int, past: int, form: str) -> 
 
 
 def test_each_group_has_its_own_form_and_the_weights_are_read_once() -> None:
-    """A prefill of 1000 tokens beside four decodes: W_UK and W_UV are the matrix that expansion reads."""
+    """A prefill of 1000 tokens and four decodes: W_UK and W_UV are the matrix that the expanded form reads."""
     batch = Batch((Sequences(1, 1000, 0), Sequences(4, 1, 4095)))
     found = [o for o in forward(load_model("deepseek-v3"), batch, BF16) if o.layer == "dense"]
     names = [o.name for o in found]
@@ -184,10 +185,10 @@ def test_each_group_has_its_own_form_and_the_weights_are_read_once() -> None:
 
 
 def test_a_tie_of_flops_goes_to_fewer_bytes() -> None:
-    """One head, rank 6, key 1, value 2, no RoPE: a token behind one other takes 42 multiply-adds either way.
+    """One head, rank 6, key 1, value 2, no RoPE: a token after one other token needs 42 multiply-adds in both forms.
 
-    Expanded 2·6·3 + 2·3, absorbed 6·3 + 2·12. Elements moved: expanded 6 out of kv_up, 3 + 6 around
-    attention; absorbed 7 + 12 + 8.
+    Expanded 2·6·3 + 2·3, absorbed 6·3 + 2·12. Moved elements: expanded 6 out of kv_up, 3 + 6 around attention; absorbed 7
+    + 12 + 8.
     """
     part = Latent(num_attention_heads=1, kv_lora_rank=6, qk_nope_head_dim=1, qk_rope_head_dim=0, v_head_dim=2)
     batch = Batch((Sequences(1, 1, 1),))
@@ -226,7 +227,7 @@ def test_dsa_decode() -> None:
 
 
 def test_dsa_prefill_caps_each_query_at_top_k() -> None:
-    """Tokens 1 … 2048 see all before them, the other 2048 see 2048; the indexer scores every pair."""
+    """Tokens 1 … 2048 see all earlier tokens, the other 2048 see 2048. The indexer scores every pair."""
     found = operators(Batch.prefill(4096), "dense", name="deepseek-v3.2", form="absorbed")
     assert found["attention"].cost.flops == 2 * (2048 * 2049 // 2 + 2048 * 2048) * H * (576 + 512)
     assert found["indexer"].cost.flops == 2 * (4096 * 4097 // 2) * 64 * 128
@@ -240,7 +241,7 @@ def test_a_layer_that_reuses_an_index_has_no_indexer() -> None:
 
 @pytest.mark.parametrize(("past", "new", "rows"), [(0, 3, 0), (0, 4, 1), (3, 6, 2), (8, 1, 0), (11, 1, 1)])
 def test_index_keys_are_made_of_finished_rows_alone(past: int, new: int, rows: int) -> None:
-    """A row is finished for every 4 tokens: 3 + 6 tokens have 9 // 4 = 2 rows, of which none was finished before."""
+    """A row is complete after every 4 tokens: 3 + 6 tokens have 9 // 4 = 2 rows, none of which was complete before."""
     part = LentCompressed(
         num_attention_heads=8, head_dim=32, qk_rope_head_dim=8, q_lora_rank=16, o_lora_rank=16, o_groups=2, sliding_window=64,
         compress_ratio=4, index_topk=16, index_n_heads=4, index_head_dim=24, lends=True,

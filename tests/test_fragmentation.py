@@ -1,4 +1,4 @@
-"""What contiguous slots, pieces and pages waste, by hand and by simulation."""
+"""The waste of contiguous slots, pieces and pages, by hand and by simulation."""
 
 import itertools
 import random
@@ -26,9 +26,10 @@ def test_pages_waste_less_than_a_block_a_sequence() -> None:
 
 
 def test_pieces_fail_though_enough_is_free() -> None:
-    """Four of 25 fill 100 slots. Whichever ends, 50 more tokens find 25 free; two that ended apart leave 50 in pieces.
+    """Four pieces of 25 fill 100 slots. After one ends, 50 tokens find 25 free. After two that are not adjacent, 50 are free
+    in pieces.
 
-    With pieces of 25 and requests of 50, some failures must have had enough free.
+    With pieces of 25 and requests of 50, some failures must occur with enough free memory.
     """
     found = external([25, 25, 25, 25, 50, 25, 50, 25, 50, 25], 100, seed=1)
     assert found.failures > 0
@@ -49,7 +50,7 @@ def test_a_simulation_is_drawn_from_its_seed() -> None:
 
 
 def test_a_log_normal_distribution() -> None:
-    """Its mean and 99th percentile come back from a draw, within what 1000 values can say."""
+    """Mean and 99th percentile of the samples equal the given values, within the accuracy of 1000 samples."""
     lengths = sample_lengths("lognormal:512,4k")
     assert len(lengths) == 1000
     assert statistics.mean(lengths) == pytest.approx(512, rel=0.15)
@@ -101,7 +102,7 @@ def test_distributions_that_there_are_not(text: str) -> None:
 
 
 def first_fit(lengths: list[int], capacity: int, seed: int) -> tuple[int, list[int], list[int]]:
-    """Requests, and at each failure what was free in all and in one piece: slot by slot, in a map of the memory."""
+    """Return the number of requests, and at each failure the total free memory and the largest hole. A map has every slot."""
     chance, memory = random.Random(seed), [0] * capacity
     living: list[tuple[int, int]] = []
     waiting = [n for n in lengths if n <= capacity] * (20 if lengths else 1)

@@ -1,4 +1,4 @@
-"""GGUF files as models, read from headers written by hand; what is hostile or not understood is refused."""
+"""GGUF files as models, from headers written by hand. Hostile or unknown contents are refused."""
 
 import struct
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_file_is_a_model_stored_as_it_is(tmp_path: Path, version: int) -> None
 
 
 def test_a_pass_reads_the_bytes_of_the_file(tmp_path: Path) -> None:
-    """All but the embedding, of which a step reads one row of 144 bytes, and the rope factors."""
+    """It reads all bytes except the embedding, of which a step reads one row of 144 bytes, and the RoPE factors."""
     model = load(tmp_path, llama(), llama_tensors())
     read = total(forward(model, Batch.decode(10))).weight_bytes
     assert read == weight_bytes(model) - 1000 * 144 + 144 - 4 * 32
@@ -60,7 +60,7 @@ def test_the_command_line_takes_a_file(kvcalc: Run, tmp_path: Path) -> None:
 
 
 def test_a_file_type_that_is_none_leaves_the_files_own_name(tmp_path: Path) -> None:
-    """A list where a number belongs: the tensors say how they are stored all the same."""
+    """If a list replaces the number of the file type, the formats still follow from the tensors."""
     model = load(tmp_path, llama() | {"general.file_type": [1] * 9}, llama_tensors())
     assert model.quantization[0].label == "gguf"
     assert weight_bytes(model) == weight_bytes(load(tmp_path, llama(), llama_tensors()))
@@ -87,7 +87,7 @@ def test_what_lies_behind_the_header_is_not_read(tmp_path: Path) -> None:
 
 
 def changed(**blocks: tuple[tuple[int, ...], int] | None) -> Tensors:
-    """The tensors of one layer with some replaced, added, or left out (None); `_bias` ends the name of a bias."""
+    """Return the tensors of one layer with some replaced, added, or left out (None). `_bias` ends the name of a bias."""
     found = llama_tensors(layers=1)
     for name, tensor in blocks.items():
         suffix = "" if name in ("ssm_a", "ssm_d") else ".bias" if name.endswith("_bias") else ".weight"
@@ -197,7 +197,7 @@ LATENT = {
 
 @pytest.mark.parametrize("split", [False, True])
 def test_latent_attention_with_kv_up_in_one_or_in_two(tmp_path: Path, split: bool) -> None:
-    """4 heads of 32 + 16 and 64 over latents of 256: keys of 32 can be Q8_0 alone, which the values need not be."""
+    """4 heads of 32 + 16 and 64 with latents of 256: keys of 32 can only be Q8_0, values can have other types."""
     q_down, kv_down, up = 256 * 512, 256 * (256 + 16), 256 * 4 * (32 + 64)
     tensors = changed(
         attn_q=None, attn_k=None, attn_v=None, attn_output=((256, 256), Q4_K), attn_q_a=((256, 512), Q4_K),
@@ -245,7 +245,8 @@ def test_windows_of_every_other_layer(tmp_path: Path) -> None:
     ],
 )
 def test_which_layers_have_a_window(family: str, period: int) -> None:
-    """The last of every so many has none, five to one in Gemma 3; of Phi-3 none has one, though its files give a window."""
+    """The last layer of each period is full, with a period of six in Gemma 3. Phi-3 has no windows, although its files state
+    one."""
     keys = {"general.architecture": family, f"{family}.block_count": 14, f"{family}.embedding_length": 256}
     fields = Fields(keys | {f"{family}.attention.sliding_window": 50}, "m.gguf")
     wide = 8192 if family == "llama4" else 50
@@ -254,7 +255,7 @@ def test_which_layers_have_a_window(family: str, period: int) -> None:
 
 @pytest.mark.parametrize(("layers", "entries"), [(64, 48 * 50 + 16 * 1000), (4, 4 * 1000)])
 def test_exaone4_has_windows_with_64_layers_alone(tmp_path: Path, layers: int, entries: int) -> None:
-    """llama.cpp's src/models/exaone4.cpp turns its windows on by the number of layers, not by the key."""
+    """llama.cpp's src/models/exaone4.cpp uses windows depending on the number of layers, not on the key."""
     own = {k.replace("llama.", "exaone4."): v for k, v in llama(layers).items()} | {"general.architecture": "exaone4"}
     model = load(tmp_path, own | {"exaone4.attention.sliding_window": 50}, llama_tensors(layers))
     assert cache_size(model, 1000).stored == entries * 2 * 2 * 64 * 2

@@ -1,4 +1,4 @@
-"""Mixtures of GGUF types: the type of every tensor by llama.cpp's rules, and the bytes of whole models, by hand."""
+"""GGUF file types: the type of every tensor by llama.cpp's rules, and the bytes of whole models, by hand."""
 
 import pytest
 from conftest import Run
@@ -68,7 +68,7 @@ def test_names_of_file_types() -> None:
 
 
 def types(mix: str, use: Use, layers: int = 32, row: int = 4096, imatrix: bool = False, **facts: int) -> list[str]:
-    """The types of one tensor a layer, first and last layer first of all."""
+    """Return the types of one tensor per layer."""
     tensors = [Tensor(use, row, n) for n in range(layers)]
     return mixed_types(tensors, mix, imatrix, ModelFacts(layers, **facts))
 
@@ -135,7 +135,8 @@ def test_an_importance_matrix_changes_the_first_layers() -> None:
 
 
 def test_experts_go_by_their_layer_and_others_by_how_many_came_before() -> None:
-    """Two down tensors in each of 16 layers: of the 32, by layer the first two layers' four, by count the first two."""
+    """Two down tensors in each of 16 layers: of the 32, the rule by layer gives the first two layers' four, the rule by
+    count the first two."""
     tensors = [Tensor(Use.DOWN, 4096, n // 2, stacked=n % 2 == 0) for n in range(32)]
     by_layer = mixed_types(tensors, "q4_k_s", False, ModelFacts(16, experts=4))
     by_count = mixed_types(tensors, "q4_k_s", False, ModelFacts(16))
@@ -188,7 +189,7 @@ def test_llama_3_8b_is_as_large_as_published(mix: str) -> None:
 
 
 def test_llama_3_1_8b_in_q4_k_m() -> None:
-    """Half the layers have v and down in Q6_K; the head is Q6_K; norms, and 64 factors of RoPE, are float32."""
+    """Half the layers have v and down in Q6_K. The head is Q6_K. Norms and 64 RoPE factors are float32."""
     d, f, kv, vocabulary = 4096, 14_336, 1024, 128_256
     four = 32 * (2 * d * d + d * kv + 2 * d * f) + 16 * (d * kv + d * f) + vocabulary * d
     six = 16 * (d * kv + d * f) + vocabulary * d
@@ -197,7 +198,7 @@ def test_llama_3_1_8b_in_q4_k_m() -> None:
 
 
 def test_mixtral_8x7b_in_q4_k_m() -> None:
-    """8 experts: k and v in Q8_0, o in Q5_K, half the downs in Q6_K, routers in float32."""
+    """8 experts: k and v in Q8_0, o in Q5_K, half of the down matrices in Q6_K, routers in float32."""
     d, f, kv = 4096, 14_336, 1024
     four = 32 * d * d + 32 * 8 * 2 * d * f + 16 * 8 * d * f + 32_000 * d
     six = 16 * 8 * d * f + 32_000 * d
@@ -208,7 +209,8 @@ def test_mixtral_8x7b_in_q4_k_m() -> None:
 
 
 def test_gpt_oss_20b_has_no_whole_blocks_of_256() -> None:
-    """Rows of 2880 take Q5_0 for Q4_K and Q8_0 for Q6_K; o has rows of 4096; biases, sinks and routers are float32."""
+    """Rows of 2880 use Q5_0 instead of Q4_K and Q8_0 instead of Q6_K. o has rows of 4096. Biases, sinks and routers are
+    float32."""
     d, layers, experts = 2880, 24, 32
     more = 3 + 3 + 6  # layers 0-2, 21-23 and 5, 8, …, 20
     q, kv, o, expert = d * 4096, d * 512, 4096 * d, d * d
@@ -220,7 +222,7 @@ def test_gpt_oss_20b_has_no_whole_blocks_of_256() -> None:
 
 
 def test_deepseek_v3_has_kv_up_in_two() -> None:
-    """[128, 512] for each head, of which 128 is no whole block of 256, and [512, 128]; a routing bias for each expert."""
+    """[128, 512] for each head, where 128 is not a whole block of 256, and [512, 128]. There is a routing bias per expert."""
     deepseek = {
         "model_type": "deepseek_v3", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "q_lora_rank": 256,
         "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 8,
@@ -248,7 +250,8 @@ def test_a_model_is_stored_in_kinds_that_are_alike() -> None:
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-2-9b", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "gpt2"])
 @pytest.mark.parametrize("mix", ["q4_k_m", "q8_0", "iq3_xs"])
 def test_a_pass_reads_what_is_stored(name: str, mix: str) -> None:
-    """Every weight once but the tables, of which it reads a row; under any split over GPUs the shares add up to no less."""
+    """Every weight is read once, except tables, of which one row is read. On several GPUs, the shares add up to at least the
+    whole."""
     model, precision = load_model(name), Precision(quantization=mix)
     stored = stored_as(model, precision)
     everything = Batch.prefill(4096)  # reaches every expert
@@ -262,7 +265,7 @@ def test_a_pass_reads_what_is_stored(name: str, mix: str) -> None:
 
 
 def test_what_fits_goes_by_the_mixture() -> None:
-    """128,256 × 4,096 token embeddings in q4_k, 144 bytes of 256, stay in the host's memory."""
+    """128,256 × 4,096 token embeddings in q4_k, 144 bytes per 256 elements, are in host memory."""
     deployment = deploy("llama-3.1-8b", "rtx-4090", quantization="q4_k_m")
     on_host = 128_256 * 4_096 // 256 * 144
     assert fit(deployment, FitOptions(engine="llama.cpp")).budget.weights == 4_912_898_304 - on_host

@@ -1,7 +1,7 @@
-"""Published cache sizes, to the byte: through the API and through the command line's JSON. Every figure is worked out here.
+"""Published cache sizes, to the byte, in the API and in the command line's JSON. Every figure is computed here.
 
-A full attention layer keeps 2 · KV heads · head width · bytes per element for each token, hence
-2 · layers · KV heads · width · 2 bytes · tokens for a 16-bit cache.
+A full attention layer stores 2 · KV heads · head width · bytes per element for each token. So a 16-bit cache has 2 ·
+layers · KV heads · width · 2 bytes · tokens.
 """
 
 import pytest
@@ -97,7 +97,8 @@ def test_mha_ratio(kvcalc: Run, name: str, worked: float) -> None:
 
 
 def test_as_mha_a_hybrid_keeps_its_states(kvcalc: Run) -> None:
-    """12 of qwen3-next's 48 layers attend: 16 heads of 256 in place of 2; 36 keep a state, and 3 columns of 8,192 channels."""
+    """12 of qwen3-next's 48 layers attend: 16 heads of 256 instead of 2. 36 layers store a state, and 3 columns of 8,192
+    channels."""
     state = 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
     own, plain = (12 * 2 * heads * 256 * 2 * 4096 + state for heads in (2, 16))
     assert mha_ratio(load_model("qwen3-next-80b-a3b"), 4096) == plain / own
@@ -116,7 +117,7 @@ def test_as_mha_keys_are_as_wide_as_values(kvcalc: Run) -> None:
 
 
 def test_very_long_and_very_wide_is_exact(kvcalc: Run) -> None:
-    """A million tokens, 100 layers, a million sequences: beyond 2^53, where floats are no longer whole."""
+    """A million tokens, 100 layers, a million sequences: above 2^53, where floats are not exact."""
     worked = 2 * 100 * 8 * 128 * 2 * 1_048_576 * 1_000_000
     assert worked > 2**53
     model = stack(grouped(64, 8, 128), layers=100, hidden_size=8192)

@@ -1,4 +1,5 @@
-"""Help: examples that run, the options that one needs first, every name whole in 80 columns; and what is shown without words."""
+"""Help: examples that run, the most important options, names that are not divided in 80 columns, and output without
+arguments."""
 
 import re
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_part_of_a_name_lists_what_has_it(kvcalc: Run) -> None:
 
 
 def test_near_misses_name_a_model_once(kvcalc: Run) -> None:
-    """gpt-3-small is gpt3-small and gpt-3-125m too."""
+    """gpt-3-small is also called gpt3-small and gpt-3-125m."""
     for line in ("size lama-7b", "size llama2-7", "size gpt3smal", "latency gpt2 --gpu h10x", "size deepsek-v3"):
         near = kvcalc(line).err.partition("Did you mean ")[2].strip().rstrip("?").split(", ")
         assert 1 <= len(near) <= 5
@@ -119,7 +120,7 @@ def test_near_misses_name_a_model_once(kvcalc: Run) -> None:
 
 @pytest.mark.parametrize("command", ["fit", "plan", "report"])
 def test_engines_are_named_by_the_code(command: str, kvcalc: Run) -> None:
-    """A new engine stands in every help and in completion."""
+    """A new engine appears in all help texts and in completion."""
     assert {*ENGINE_NAMES} == {*ENGINES}
     text = " ".join(kvcalc(f"{command} --help").out.split())
     assert all(name in re.split(r"--engine [A-Z]+ ", text)[1].partition("[")[0] for name in ENGINES)

@@ -1,4 +1,4 @@
-"""From registers to disk: what presets say of each memory, how weights get in, and what lies where."""
+"""The memory hierarchy, from registers to disk: figures in presets, the time to load weights, and the place of data."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ GPUS = {
 
 
 def test_every_nvidia_preset_has_its_compute_capabilitys_figures() -> None:
-    """64Ki registers of 4 bytes; 32 banks of 4 bytes a cycle, and two FLOPs of each lane: 128/(2 · lanes) bytes a FLOP."""
+    """64Ki registers of 4 bytes; 32 banks of 4 bytes per cycle, and two FLOPs of each lane: 128/(2 · lanes) bytes per FLOP."""
     assert {g.name for g in all_gpus("nvidia")} == set(GPUS)
     for name, capability in GPUS.items():
         gpu, (shared, lanes) = load_gpu(name), CAPABILITIES[capability]
@@ -65,7 +65,7 @@ def test_the_hierarchy_is_drawn(kvcalc: Run, tmp_path: Path) -> None:
 
 
 def test_l2_of_a100_by_its_white_paper() -> None:
-    """5120 bytes a cycle at 1410 MHz, V100's 2048 at 1530."""
+    """5120 bytes per cycle at 1410 MHz; for the V100, 2048 at 1530."""
     assert load_gpu("a100").l2_bytes_per_s == pytest.approx(5120 * 1.41e9, rel=1e-3)
     assert load_gpu("v100").l2_bytes_per_s == pytest.approx(2048 * 1.53e9, rel=2e-3)
 
@@ -74,7 +74,7 @@ def test_l2_of_a100_by_its_white_paper() -> None:
 
 
 def test_loading_is_as_slow_as_the_disk_or_the_link(kvcalc: Run) -> None:
-    """Llama-3.1-8B: 8,030,261,248 parameters of 2 bytes; a disk of 7 GB/s takes 2.294 s, 64 GB/s of PCIe 0.251 s."""
+    """Llama-3.1-8B: 8,030,261,248 parameters of 2 bytes. A disk of 7 GB/s takes 2.294 s, PCIe of 64 GB/s takes 0.251 s."""
     (record,) = kvcalc("fit llama-3.1-8b --disk-bandwidth 7GB/s --format json").records
     size = 2 * 8_030_261_248
     assert record["checkpoint_bytes"] == size
@@ -91,7 +91,7 @@ def test_loading_is_as_slow_as_the_disk_or_the_link(kvcalc: Run) -> None:
 
 
 def test_offloaded_weights_leave_room_and_cross_in_every_pass(kvcalc: Run) -> None:
-    """vLLM's --cpu-offload-gb counts GiB: 4 of them off the weights, 4·2^30 ÷ 64e9 = 67.1 ms over PCIe."""
+    """vLLM's --cpu-offload-gb is in GiB: 4 GiB fewer weights, and 4·2^30 ÷ 64e9 = 67.1 ms over PCIe."""
     line = "fit llama-3.1-8b --engine none"
     plain, offloaded = (kvcalc(f"{line} {more} --format json").records[0] for more in ("", "--cpu-offload-gb 4"))
     assert plain["weight_bytes"] - offloaded["weight_bytes"] == offloaded["cpu_offload_bytes"] == 4 << 30
@@ -105,7 +105,8 @@ def test_offloaded_weights_leave_room_and_cross_in_every_pass(kvcalc: Run) -> No
 
 
 def test_a_token_waits_for_the_link(kvcalc: Run) -> None:
-    """4 GiB of layers cross in each pass: at the documented 64 GB/s in a bound, at the measured 51 GB/s in a prediction."""
+    """4 GiB of layers cross the link in each pass: in a bound at the documented 64 GB/s, in a prediction at the measured 51
+    GB/s."""
     line = "latency llama-3.1-8b --input-len 100 --output-len 2 --format json"
     (bound,) = kvcalc(f"{line} --stack datasheet --cpu-offload-gb 4").records
     assert bound["cpu_offload_s"] == (4 << 30) / 64e9
@@ -125,7 +126,7 @@ def test_fit_and_latency_give_the_same_transfer_time(kvcalc: Run, model: str, ho
 
 
 def test_of_experts_those_that_tokens_reach_cross(kvcalc: Run) -> None:
-    """A token reaches 2 of Mixtral's 8 experts: a step reads less than half of its layers, and the bytes of the time."""
+    """A token reaches 2 of Mixtral's 8 experts, so a step reads less than half of its layers."""
     (timed,) = kvcalc("latency mixtral-8x7b --cpu-offload-gb 40 --engine none --format json").records
     assert 2 / 8 < timed["cpu_offload_read_bytes"] / (40 << 30) < 0.3
     assert timed["cpu_offload_s"] == pytest.approx(timed["cpu_offload_read_bytes"] / 64e9)
@@ -133,9 +134,9 @@ def test_of_experts_those_that_tokens_reach_cross(kvcalc: Run) -> None:
 
 @pytest.mark.parametrize(("gpu", "rate", "basis"), [("h100", 51e9, "predicted"), ("l40s", 32e9, "at least")])
 def test_what_is_stored_is_sent_at_the_rate_of_the_link(kvcalc: Run, gpu: str, rate: float, basis: str) -> None:
-    """AWQ: 4 bits a weight, and 16 + 4 bits per 128. A quarter of 80 layers is less than the 10 GiB that may leave.
+    """AWQ: 4 bits per weight, and 16 + 4 bits per 128. A quarter of 80 layers is less than the 10 GiB that may be offloaded.
 
-    The host link of an H100 was measured; the L40S has the documented PCIe 4, so its time is a bound.
+    The host link of an H100 was measured. The L40S has the documented PCIe 4, so its time is a bound.
     """
     matrices = 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
     size = matrices * (4 * 128 + 20) // 128 // 8 // 4 + 80 * 2 * 8192 * 2
@@ -148,7 +149,8 @@ def test_what_is_stored_is_sent_at_the_rate_of_the_link(kvcalc: Run, gpu: str, r
 
 
 def test_times_that_rest_partly_on_bounds_claim_no_error(kvcalc: Run) -> None:
-    """Transfers, steps over several nodes, latents without a law, and weights in formats without rows."""
+    """Transfers, steps over several nodes, latents without a kernel model, and weights in formats without rows have no error
+    value."""
     known = kvcalc("latency llama-3.1-70b --gpu h100 --tp 4 --format json").records[0]
     assert known["time_p90_error"] and known["uncalibrated_share"] < 0.01
     lines = ("llama-3.1-70b --cpu-offload-gb 80", "llama-3.1-70b --gpu h100 --tp 16", "llama-3.1-70b --tp 2 -q awq")
@@ -187,7 +189,8 @@ def test_a_draft_stays_on_the_gpu() -> None:
 
 
 def test_kv_heads_fewer_than_gpus_are_held_twice() -> None:
-    """Llama-3.1-70B on 16 GPUs: each KV head on two; its projections [8192, 128] in 80 layers with it; norms on all."""
+    """Llama-3.1-70B on 16 GPUs: each KV head is on two GPUs, with its projections [8192, 128] in 80 layers. Norms are on
+    all."""
     model = load_model("llama-3.1-70b")
     formats, projection = formats_of(model, Precision()), 80 * 8192 * 128 * 2
     norms = {"norms": 80 * 2 * 8192 * 2, "final_norm": 8192 * 2}
@@ -197,7 +200,7 @@ def test_kv_heads_fewer_than_gpus_are_held_twice() -> None:
 
 
 def test_latents_are_held_on_every_gpu(kvcalc: Run) -> None:
-    """DeepSeek-V3: 61 projections [7168, 512 + 64] and [7168, 1536] whole on each of 8, beside the latents."""
+    """DeepSeek-V3: 61 projections [7168, 512 + 64] and [7168, 1536] are on each of 8 GPUs, and so are the latents."""
     model = load_model("deepseek-v3")
     weights, copies = replicas(model, formats_of(model, Precision("bf16")), Parallelism(8))
     assert copies == {"latent": 8, "rope_key": 8}

@@ -1,7 +1,7 @@
-"""Models by name against a server of our own on loopback, through the real client in processes of their own.
+"""Models by name, with a local server and the real client in separate processes.
 
-The server plays the Hub, ModelScope, Ollama's registry and a plain file server. It has only headers of weight files, and
-counts the bytes that it sends.
+The server imitates the Hub, ModelScope, Ollama's registry and a plain file server. It has only headers of weight files,
+and counts the bytes that it sends.
 """
 
 import json
@@ -44,7 +44,7 @@ SLOW_S = 5.0
 
 
 def safetensors(sizes: dict[str, int], **spoiled: Any) -> bytes:
-    """The header of a file whose tensors have these bytes, one after the other; no tensor follows."""
+    """Return the header of a file whose tensors have these bytes, one after the other. No tensor follows."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, size in sizes.items():
@@ -100,7 +100,7 @@ FILES = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers for a path, with ranges. A weight file of an `/org/whole/` is gigabytes and is sent from its beginning."""
+    """Answers requests for a path, with ranges. A weight file in `/org/whole/` has gigabytes and is sent from its beginning."""
 
     protocol_version = "HTTP/1.1"
     asked: list[str] = []
@@ -172,7 +172,7 @@ for name in sys.argv[1:]:
 
 
 def ask(names: list[str], home: Path, endpoint: str, **more: str) -> list[Any]:
-    """What a fresh process makes of each name: [name, id, bytes of the weights] of the model, or the error's text."""
+    """Return for each name, in a new process, [name, id, bytes of the weights] of the model, or the text of the error."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING")) and "proxy" not in k.lower()}
     env = kept | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
     env |= {"KVCALC_OLLAMA_REGISTRY": endpoint, "MODELSCOPE_DOMAIN": endpoint} | more
@@ -224,7 +224,7 @@ def test_slow_and_truncated_answers_end_in_an_error(endpoint: str, tmp_path: Pat
 
 
 def test_bytes_of_safetensors_are_those_of_the_headers(endpoint: str, tmp_path: Path) -> None:
-    """Of every tensor, and no byte beyond the headers is sent."""
+    """The bytes of every tensor count, and only headers are sent."""
     Hub.sent.clear()
     names = ["org/single", "hf:org/single", "org/shards", "ms:org/scope", f"{endpoint.replace('http', 'https')}/org/x"]
     results = ask(names, tmp_path, endpoint)
@@ -269,7 +269,7 @@ def test_other_refusals_are_one_sentence(endpoint: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_with_safetensors_has_their_bytes(tmp_path: Path) -> None:
-    """The vision tower and the layer that predicts tokens are left out of the memory of a server that does not load them."""
+    """Vision tower and prediction layer are left out of the memory of a server that does not load them."""
     (tmp_path / "config.json").write_bytes(BODY)
     (tmp_path / "model.safetensors").write_bytes(safetensors(LAYER_BYTES | HEADS | PARTS))
     for place in (tmp_path, tmp_path / "config.json"):

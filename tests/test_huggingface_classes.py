@@ -1,4 +1,4 @@
-"""What a file's class decides, which keys put parameters in doubt, and what the general rules take from a file."""
+"""The effect of a file's class, keys that make parameters uncertain, and the use of a file by the general rules."""
 
 from typing import Any
 
@@ -29,7 +29,8 @@ def llama(**keys: Any) -> Model:
 
 
 def test_a_class_is_its_types_own_by_its_name() -> None:
-    """CamelCase of the type with any head. A class for whole sequences has no LM head, but a classifier of 2 labels."""
+    """A class is the type in CamelCase with any head. A class for whole sequences has a classifier of 2 labels instead of an
+    LM head."""
     head = V * D
     own = {"LlamaForCausalLM": 0, "LLaMAForCausalLM": 0, "LlamaModel": -head, "LlamaForSequenceClassification": 2 * D - head}
     for name, difference in own.items():
@@ -49,14 +50,15 @@ def test_a_class_is_its_types_own_by_its_name() -> None:
 
 
 def test_a_classifier_of_a_type_with_code_of_its_own() -> None:
-    """Its class says so where transformers has none; a class that names no head is the whole model there."""
+    """If transformers has no class, the checkpoint's class decides. A class without a head in its name is then the whole
+    model."""
     heads = {"InternLMForCausalLM": False, "InternLMModel": False, "InternLMForSequenceClassification": True}
     for written, pooling in heads.items():
         assert read(model_type="internlm", bias=True, architectures=[written]).pooling is pooling
 
 
 def test_another_types_class_decides() -> None:
-    """xAI wrote `git` as Grok 2's model_type. A file without any is read by its class."""
+    """xAI gave Grok 2 the model_type `git`. A file without a model_type is read by its class."""
     grok = read(model_type="git", architectures=["Grok1ForCausalLM"], num_local_experts=2, num_experts_per_tok=1)
     assert (grok.family, grok.parameters) == ("grok", 2 * (4 * D * D + 2 * D + 2 * 3 * D * F + 4 * D) + 2 * V * D + D)
     assert any("read as grok, after its class Grok1ForCausalLM: model_type 'git' is not its own" in n for n in grok.notes)
@@ -118,7 +120,7 @@ def test_keys_that_are_off_or_carry_nothing(keys: dict[str, Any]) -> None:
 
 
 def test_a_key_that_transformers_class_has_is_no_surprise() -> None:
-    """GLM-4's class names qk_head_dim for itself, DeepSeek-V3's head_dim; neither makes a weight."""
+    """GLM-4's class has the key qk_head_dim, DeepSeek-V3's head_dim. Neither adds a weight."""
     keys = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": None}
     model = read(model_type="deepseek_v3", num_experts_per_tok=2, qk_head_dim=16, head_dim=8, **keys)
     assert model.parameters_exact, model.notes
@@ -134,7 +136,7 @@ def general(**keys: Any) -> Model:
 
 
 def test_the_general_rules_heed_the_file() -> None:
-    """Llama's norms and FFN; LayerNorms, plain FFNs and biases where the file says so."""
+    """Llama's norms and FFN by default; LayerNorms, plain FFNs and biases if the file states them."""
     assert general().parameters == general(hidden_act="silu", rms_norm_eps=1e-6).parameters == LLAMA
     norms = 2 * 2 * D + D  # the second vector of five LayerNorms
     assert general(layer_norm_epsilon=1e-5, hidden_act="silu").parameters == LLAMA + norms
@@ -187,7 +189,7 @@ def test_table_and_record_say_about(kvcalc: Run, tmp_path: Any) -> None:
 
 
 def test_a_decoder_of_two_stacks_says_that_it_is_one() -> None:
-    """Whisper-tiny: 4 layers of 384; the figures are WhisperForCausalLM's, its encoder is no part of them."""
+    """Whisper-tiny: 4 layers of 384. The figures are for WhisperForCausalLM, without the encoder."""
     keys = {"model_type": "whisper", "d_model": 384, "decoder_layers": 4, "decoder_attention_heads": 6, "decoder_ffn_dim": 1536,
             "vocab_size": 51865, "is_encoder_decoder": True}  # fmt: skip
     whole = model_from(keys | {"architectures": ["WhisperForConditionalGeneration"]}, "c", "m")

@@ -1,4 +1,4 @@
-"""Drafts: their own weights by hand, what they borrow, and that they draft."""
+"""Drafts: their own weights by hand, the parts of the target that they use, and speculative decoding with them."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def draft(**keys: Any) -> Any:
 
 
 def test_eagle3_of_llama_3_1_8b() -> None:
-    """q, k, v over 2D, one norm more, 3D → D, a head of 32,000 rows: 424,689,664, and no embedding."""
+    """q, k, v over 2D, one more norm, 3D → D, a head of 32,000 rows: 424,689,664 parameters, without an embedding."""
     model = draft(architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=32000)
     by_hand = LAYER + D * D + KV + D + 3 * D * D + 32000 * D + D
     assert model.parameters == by_hand == 424_689_664
@@ -36,7 +36,7 @@ def test_eagle3_of_llama_3_1_8b() -> None:
 
 
 def test_eagle3_under_the_class_of_a_decoder() -> None:
-    """As its authors released it: the vocabulary of its own is what tells."""
+    """The authors' release is recognised by its separate vocabulary."""
     model = draft(architectures=["LlamaForCausalLM"], draft_vocab_size=32000)
     assert (model.parameters, model.lent, model.parameters_exact) == (424_689_664, ("embedding",), True)
     assert draft(architectures=["LlamaForCausalLM"]).lent == ()
@@ -52,7 +52,8 @@ def test_eagle3_joins_as_many_layers_as_the_file_names() -> None:
 
 
 def test_peagle_and_eagle_1() -> None:
-    """P-EAGLE: layers after the first as any, and a state of 3D. EAGLE: 2D → D with a bias, no norm before attention, no last."""
+    """P-EAGLE: ordinary layers after the first, and a state of 3D. EAGLE: 2D → D with a bias, no norm before attention, no
+    final norm."""
     model = draft(architectures=["PEagleDraftModel"], num_hidden_layers=3, draft_vocab_size=32000)
     assert model.parameters == 3 * LAYER + D * D + KV + D + 3 * D * D + 3 * D + 32000 * D + D
     first = draft(architectures=["LlamaForCausalLMEagle"])
@@ -105,7 +106,7 @@ def test_windows_of_a_block_draft() -> None:
 
 
 def test_a_published_draft_has_the_bytes_of_its_file() -> None:
-    """MiMo-V2.6-Flash-RL's dflash/: its safetensors header spans 2,936,114,304 bytes of bf16, a sink for each head among them."""
+    """MiMo-V2.6-Flash-RL's dflash/: its safetensors header has 2,936,114,304 bytes of bf16, including a sink for each head."""
     keys = {
         "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 16384,
         "num_hidden_layers": 5, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "v_head_dim": 128,
@@ -140,7 +141,7 @@ def test_other_drafts_are_refused_by_name() -> None:
 
 
 def test_what_is_lent_is_read_but_not_held(kvcalc: Run, tmp_path: Any) -> None:
-    """A step reads the target's head; the file's weights are its own alone. As a preset it stays the same."""
+    """A step reads the target's head, but the draft's weights are only its own. Exported as a preset, it is equal."""
     (tmp_path / "draft.yaml").write_text(to_yaml(block("DFlashDraftModel")))
     (record,) = kvcalc("size --dtype bf16 --format json", str(tmp_path / "draft.yaml")).records
     assert (record["parameters"], record["weight_bytes"]) == (BLOCKS, 2 * BLOCKS)

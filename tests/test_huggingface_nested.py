@@ -11,7 +11,7 @@ from kvcalc.library.huggingface.vision import tower
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe"])
 def test_the_whole_file_says_whether_the_head_is_tied(model_type: str, whole: bool | None, inside: bool) -> None:
-    """Whatever its text part says; a head of its own where it says nothing."""
+    """The text part does not matter. By default, the head is separate."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
     text = sizes | {"model_type": f"{model_type}_text", "intermediate_size": 96, "tie_word_embeddings": inside}
     text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if "moe" in model_type else {}
@@ -62,7 +62,7 @@ def test_towers_are_as_large_as_transformers_builds_them(
 
 
 def test_a_tower_is_read_beside_its_model_or_said_to_be_left_out() -> None:
-    """The published sizes of Mistral-Small-3.2's give its preset; another type's shapes are not guessed."""
+    """The published sizes of Mistral-Small-3.2 give its preset. Towers of unknown types are left out with a note."""
     config = {
         "model_type": "mistral3",
         "vision_config": PIXTRAL,
@@ -78,7 +78,7 @@ def test_a_tower_is_read_beside_its_model_or_said_to_be_left_out() -> None:
 
 
 def test_what_a_file_has_beside_its_language_model_is_said() -> None:
-    """Under whatever key, in a part or beside the sizes; a key that is off or empty is nothing."""
+    """A note names every other part, under any key. A key that is false or empty is ignored."""
     flat = {"model_type": "llama", **TEXT}
     for keys, said in (
         ({"mm_vision_tower": "clip"}, "vision tower"),
@@ -96,8 +96,8 @@ def test_what_a_file_has_beside_its_language_model_is_said() -> None:
 
 @pytest.mark.parametrize(("model_type", "whole"), [("videollama3_qwen2", 8_044_744_944), ("mineru2_qwen", None)])
 def test_language_models_of_wrappers_under_types_of_their_own(model_type: str, whole: int | None) -> None:
-    """VideoLLaMA3-7B is Qwen2.5-7B: its checkpoint's index spans 2 · 8,044,744,944 bytes, SigLIP-so400m and a projector of
-    1152 → 3584 → 3584 among them. Biases of q, k and v are counted."""
+    """VideoLLaMA3-7B is Qwen2.5-7B: its checkpoint's index has 2 · 8,044,744,944 bytes, including SigLIP-so400m and a
+    projector of 1152 → 3584 → 3584. Biases of q, k and v are counted."""
     keys = {
         "model_type": model_type, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "vocab_size": 152_064,
         "num_key_value_heads": 4, "intermediate_size": 18_944, "tie_word_embeddings": False, "use_token_compression": True,
@@ -109,9 +109,10 @@ def test_language_models_of_wrappers_under_types_of_their_own(model_type: str, w
 
 
 def test_a_wrapper_fills_its_text_part_by_itself() -> None:
-    """Voxtral takes Ministral-3B's sizes for what the part leaves out, where a Llama alone would take Llama-7B's.
+    """Voxtral uses Ministral-3B's sizes for keys that the text part leaves out. A plain Llama would use Llama-7B's.
 
-    30 layers: q and o of 3072 · 32 · 128, k and v of 3072 · 8 · 128, an FFN of 8192, two norms; table and head of 131,072 rows.
+    30 layers: q and o of 3072 · 32 · 128, k and v of 3072 · 8 · 128, an FFN of 8192, two norms. Table and head have
+    131,072 rows.
     """
     model = model_from({"model_type": "voxtral", "text_config": {"model_type": "llama"}}, "c", "m")
     layer = 2 * 3072 * 4096 + 2 * 3072 * 1024 + 3 * 3072 * 8192 + 2 * 3072
@@ -121,7 +122,7 @@ def test_a_wrapper_fills_its_text_part_by_itself() -> None:
 
 
 def test_a_language_model_with_its_own_head_says_whether_that_is_tied() -> None:
-    """BLIP-2 holds OPT as a causal model, whose class ties; LLaVA's own class has the head, and does not."""
+    """BLIP-2 contains OPT as a causal model, whose class ties the head. LLaVA's class has the head and does not tie it."""
     part = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
     for around, inner, tied in (("blip-2", "opt", True), ("instructblip", "opt", True), ("llava", "llama", False)):
         model = model_from({"model_type": around, "text_config": part | {"model_type": inner}}, "c", "m")
@@ -130,7 +131,7 @@ def test_a_language_model_with_its_own_head_says_whether_that_is_tied() -> None:
 
 @pytest.mark.parametrize(("around", "usual"), [("granite_docling", True), ("muse_glimmer", False)])
 def test_a_head_of_the_wrapper_is_tied_as_the_wrapper_says(around: str, usual: bool) -> None:
-    """transformers ties such a head by the whole file's config, else its class's, whatever the text part says."""
+    """transformers ties the wrapper's head by the config of the whole file, or its class, and ignores the text part."""
     part = {"model_type": f"{around}_text", **TEXT}
     for said in ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}):
         for inside in (True, False):
@@ -156,7 +157,7 @@ TIES = [
 def test_a_text_part_says_whether_its_head_is_tied_before_its_file(
     around: str, inner: str, version: str, whole: bool | None, part: bool | None, tied: bool
 ) -> None:
-    """Its class in transformers 4, and the file's class in 5, if neither has the key."""
+    """If neither has the key, the text part's class decides in transformers 4, and the file's class in 5."""
     text = {"model_type": inner, **TEXT} | ({} if part is None else {"tie_word_embeddings": part})
     file = {"model_type": around, "text_config": text, "transformers_version": version}
     model = model_from(file | ({} if whole is None else {"tie_word_embeddings": whole}), "c", "m")
@@ -164,7 +165,7 @@ def test_a_text_part_says_whether_its_head_is_tied_before_its_file(
 
 
 def test_the_adapters_of_phi_4_multimodal_are_named_and_not_counted() -> None:
-    """Its language model is Phi-4-mini; adapters for images and speech stand beside it, and text runs without them."""
+    """Its language model is Phi-4-mini. Adapters for images and speech are separate, and text does not use them."""
     keys = {
         "model_type": "phi4mm", "architectures": ["Phi4MMForCausalLM"], "hidden_size": 3072, "num_attention_heads": 24,
         "num_hidden_layers": 32, "intermediate_size": 8192, "vocab_size": 200_064, "num_key_value_heads": 8,

@@ -1,7 +1,7 @@
-"""Types of no preset of ours: which layer is of which kind, what it weighs and what it keeps, each counted by hand.
+"""Types without a preset: the kind, the weights and the cache of each layer, counted by hand.
 
-D = 64 wide, 4 heads of 16, 2 of keys and values, FFN F = 96, V = 1,000 rows, unless a test says otherwise. Sizes and orders
-are those of transformers' `configuration_…` and `modeling_…` of each type.
+Unless a test states other sizes, D = 64, with 4 heads of 16, 2 KV heads, FFN F = 96, and V = 1,000 rows. Sizes and orders
+follow transformers' `configuration_…` and `modeling_…` of each type.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def kept(model: Model, tokens: int) -> int:
 
 
 def per_token(model: Model) -> int:
-    """Bytes by which the cache grows at 1,000 tokens, which is behind every window here."""
+    """Return the bytes by which the cache grows per token at 1,000 tokens, beyond every window here."""
     return kept(model, 1001) - kept(model, 1000)
 
 
@@ -93,7 +93,7 @@ def test_where_ernie_s_experts_begin_and_end(keys: dict[str, Any], sparse: list[
 
 
 def test_phixtral_s_experts_are_four_times_as_wide_unless_it_says_otherwise() -> None:
-    """4 heads with as many of keys and values, all with biases; experts up to 256 and down again, a norm of two vectors."""
+    """4 query heads and 4 KV heads, all with biases; experts up to 256 and down again, and a norm of two vectors."""
     keys = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
     for given, inner in (({}, 256), ({"n_inner": 100}, 100)):
         each = 4 * (D * D + D) + D * 4 + 4 * (2 * D * inner + inner + D) + 2 * D
@@ -104,7 +104,8 @@ def test_phixtral_s_experts_are_four_times_as_wide_unless_it_says_otherwise() ->
     ("model_type", "attention_norm", "segments"), [("kosmos_2_text_model", 2 * D, 0), ("kosmos_2_5_text_model", 0, 2 * D)]
 )
 def test_kosmos_has_biases_and_a_norm_inside_its_network(model_type: str, attention_norm: int, segments: int) -> None:
-    """q, k, v and o, up to F, a norm of F, and down again; two norms around; Kosmos-2.5 tells text from picture."""
+    """q, k, v and o, up to F, a norm of F, and down again; two further norms. Kosmos-2.5 has an embedding for text and
+    picture segments."""
     model = read(model_type, num_hidden_layers=2, num_key_value_heads=4, ffn_dim=F)
     layer = 4 * (D * D + D) + (D * F + F) + 2 * F + (F * D + D) + 2 * 2 * D + attention_norm
     assert model.parameters == 2 * layer + 2 * V * D + 2 * D + segments
@@ -116,7 +117,7 @@ def test_hy_v4_has_a_sink_a_head() -> None:
 
 
 def test_zamba_s_third_layer_is_hybrid_and_then_the_fifth_of_every_six_from_the_fourth() -> None:
-    """Of 14 layers the third, the eighth (3 + 4) and the fourteenth (3 + 6 + 4); heads of 32 over both streams."""
+    """Of 14 layers, the third, the eighth (3 + 4 + 1) and the fourteenth are hybrid, with heads of 32 over both streams."""
     model = read("zamba", num_hidden_layers=14, num_key_value_heads=4, head_dim=32)
     assert sorted(model.counts.values()) == [3, 11]
     assert per_token(model) == 3 * 2 * 4 * 32 * 2
@@ -124,7 +125,7 @@ def test_zamba_s_third_layer_is_hybrid_and_then_the_fifth_of_every_six_from_the_
 
 @pytest.mark.parametrize("keys", [{"num_layers_per_stack": 2, "num_hidden_layers": 16}, {"num_hidden_layers": 2}], ids=str)
 def test_hrm_runs_two_stacks_of_two_in_two_rounds_of_three_and_one(keys: dict[str, int]) -> None:
-    """16 turns with keys and values of their own, of 4 layers with queries, keys, values, outputs and gates of 64 × 64."""
+    """16 turns with separate keys and values, of 4 layers with queries, keys, values, outputs and gates of 64 × 64."""
     model = read("hrm_text", **keys, H_cycles=2, L_cycles=3)
     assert sum(model.counts.values()) == 2 * 2 * (3 + 1)
     assert model.parameters == 2 * V * D + D + 4 * (5 * D * D + 3 * D * F)
@@ -132,19 +133,19 @@ def test_hrm_runs_two_stacks_of_two_in_two_rounds_of_three_and_one(keys: dict[st
 
 
 def test_zaya_as_its_makers_write_it_is_refused() -> None:
-    """ZAYA1-8B's own file has 80 layers, attention and experts in turn: transformers' has 40 of both."""
+    """ZAYA1-8B's original file has 80 layers, attention and experts in turn. transformers' file has 40 layers with both."""
     with pytest.raises(UserError, match="zaya_mlp_expansion: counts attention and experts as separate layers"):
         read("zaya", num_hidden_layers=80, zaya_mlp_expansion=256)
 
 
 def test_zaya_keeps_two_columns_of_queries_and_keys_and_one_of_half_the_values() -> None:
-    """Kernels of 2 and 2 over 4 + 2 heads of 16: two columns of 96 channels; 16 of the 32 values come one token late."""
+    """Kernels of 2 and 2 over 4 + 2 heads of 16: two columns of 96 channels. 16 of the 32 values are one token late."""
     model = read("zaya", num_hidden_layers=4, num_experts=4, router_hidden_size=8, moe_intermediate_size=32)
     assert kept(model, 100) == 4 * (100 * ROW + (2 * 96 + 16) * 2)
 
 
 def test_qwen4_norms_every_stream_before_mixer_and_ffn_and_once_at_the_end() -> None:
-    """4 streams of 64; down to rank 5 and up again, before the head too, and 4 weights a channel that put a result back."""
+    """4 streams of 64: projections to rank 5 and back, also before the head, and 4 weights per channel for each result."""
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 16}
     memory = {"ngram_vocab_size_base": 50, "ple_layer_ids": []}
@@ -191,7 +192,7 @@ def test_experts_of_the_layers_that_a_text_lists() -> None:
 
 
 def test_half_of_a_window_that_looks_both_ways_lies_ahead() -> None:
-    """Gemma 3 with bidirectional attention: 64 // 2 + 1 tokens are kept, in five of six layers."""
+    """Gemma 3 with bidirectional attention stores 64 // 2 + 1 tokens in five of six layers."""
     for both, window in ((False, 64), (True, 33)):
         model = read("gemma3_text", num_hidden_layers=6, sliding_window=64, use_bidirectional_attention=both)
         assert kept(model, 1000) == (5 * window + 1000) * ROW

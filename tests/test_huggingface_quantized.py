@@ -1,4 +1,4 @@
-"""Quantised checkpoints: which format each tool's config means, what it leaves out, and the bytes, by hand."""
+"""Quantised checkpoints: the format in each tool's config, excluded modules, and the bytes by hand."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def elements(matrices: dict[str, tuple[int, int]]) -> int:
 
 
 def groups(matrices: dict[str, tuple[int, int]], size: int) -> int:
-    """Groups of `size` inputs, for each output."""
+    """Return the number of groups of `size` inputs, for each output."""
     return sum(-(-a // size) * b for a, b in matrices.values())
 
 
@@ -57,13 +57,13 @@ INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "g
 
 
 def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A compressed-tensors config of one group."""
+    """Return a compressed-tensors config of one group."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None} | more
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
 
 def quark(**weight: Any) -> dict[str, Any]:
-    """A Quark config of one setting."""
+    """Return a Quark config of one setting."""
     return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": ["lm_head"]}
 
 
@@ -71,7 +71,7 @@ WEIGHTS, OUTPUTS, INPUTS = elements(EVERY), outputs(EVERY), inputs(EVERY)
 
 
 def scales(size: int) -> int:
-    """Groups of `size` inputs in all matrices of a layer."""
+    """Return the number of groups of `size` inputs in all matrices of a layer."""
     return groups(EVERY, size)
 
 
@@ -176,7 +176,7 @@ def test_blocks_of_qwen3_have_scales_of_16_bits() -> None:
 
 
 def test_asking_for_the_format_of_a_file_keeps_what_it_leaves_out() -> None:
-    """By the name of the format, whatever the width of its scales."""
+    """The request names the format, with any scale width."""
     model = read(compressed(FLOAT8 | {"strategy": "channel"}) | {"ignore": ["lm_head", "re:.*down_proj"]})
     held = weight_bytes(model)
     assert held == LAYERS * (elements(EVERY) + 512 * 256 + 2 * outputs(EVERY) - 2 * 256) + AROUND
@@ -202,7 +202,7 @@ def test_mxfp4_on_a_dense_model_stores_nothing_so(kvcalc: Run, tmp_path: Path) -
 
 
 def test_modules_with_bits_of_their_own() -> None:
-    """GPTQModel's dynamic rules and AutoRound's extra_config: o with 8 bits; the first layer's down as it was."""
+    """GPTQModel's dynamic rules and AutoRound's extra_config: o with 8 bits, and the first layer's down not quantised."""
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {r"+:.*\.o_proj": {"bits": 8}}}
     o = 256 * 256
     four = PACKED + groups(EVERY, 128) * 5 // 2

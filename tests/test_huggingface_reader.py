@@ -1,4 +1,4 @@
-"""What the reader says of a config beside its numbers: defaults, unread keys, unknown types, skeletons, broken files."""
+"""The notes and errors of the reader: defaults, unread keys, unknown types, configs without sizes, broken files."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ PARAMETERS = 2 * (2 * 64 * 64 + 2 * 64 * 16 + 3 * 64 * 128 + 2 * 64) + 2 * 1000 
 
 
 def read(without: tuple[str, ...] = (), **changes: Any) -> Any:
-    """The model of the small Llama with keys changed or dropped."""
+    """Return the model of the small Llama with keys changed or removed."""
     config = {k: v for k, v in (LLAMA | changes).items() if k not in without}
     return model_from(config, "f.json", "small")
 
@@ -125,7 +125,7 @@ def test_type_that_transformers_knows_and_kvcalc_does_not_is_never_guessed(name:
     ],
 )  # fmt: skip
 def test_a_type_that_is_rarely_served_is_refused(name: str, written: str) -> None:
-    """By its model_type, or by its class where the file gives no type."""
+    """It is refused by its model_type, or by its class if the file has no type."""
     for keys in ({"model_type": name}, {"model_type": "", "architectures": [written]}):
         assert f"model_type {name!r} is not supported: it is rarely served" in refusal(**keys)
 
@@ -210,7 +210,7 @@ def test_byte_order_mark_and_infinity_are_no_obstacle(tmp_path: Path) -> None:
     ("model_type", "more"), [("kimi_linear", {}), ("bailing_hybrid", {}), ("nemotron_h", {"hybrid_override_pattern": "M*-M"})]
 )
 def test_classes_that_tie_nothing(model_type: str, more: dict[str, Any]) -> None:
-    """transformers' classes with no tied keys build a head whatever `tie_word_embeddings` says."""
+    """transformers' classes without tied keys build a head for any value of `tie_word_embeddings`."""
     given = LLAMA | {"model_type": model_type, "num_hidden_layers": 4, **more}
     tied, own = (model_from(given | {"tie_word_embeddings": tie}, "f.json", "x") for tie in (True, False))
     assert tied.parameters == own.parameters
@@ -218,7 +218,7 @@ def test_classes_that_tie_nothing(model_type: str, more: dict[str, Any]) -> None
 
 
 def test_heads_of_cohere_compass_are_as_wide_as_is_said() -> None:
-    """4 layers: q and o [64, 256], k and v [64, 64], FFN 3 · [64, 128], one norm; one table and the last norm."""
+    """4 layers: q and o [64, 256], k and v [64, 64], FFN 3 · [64, 128], one norm; one table and the final norm."""
     given = {"model_type": "cohere_compass_text", "num_hidden_layers": 4, "head_dim": 32, "tie_word_embeddings": True}
     found = model_from(LLAMA | given, "f.json", "x")
     assert found.parameters == 4 * (2 * 64 * 256 + 2 * 64 * 64 + 3 * 64 * 128 + 64) + 1000 * 64 + 64

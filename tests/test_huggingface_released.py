@@ -144,7 +144,7 @@ def test_parameters_and_cache_by_hand(name: str) -> None:
 
 
 def test_counts_of_released_checkpoints() -> None:
-    """ChatGLM3-6B, Qwen-7B and Baichuan2-7B: in full what their pages round to 6.24, 7.72 and 7.51 B."""
+    """ChatGLM3-6B, Qwen-7B and Baichuan2-7B: the exact counts, which their pages round to 6.24, 7.72 and 7.51 B."""
     wide = {"torch_dtype": "float16", "hidden_size": 4096, "num_attention_heads": 32}
     chatglm = {"model_type": "chatglm", "num_layers": 28, "ffn_hidden_size": 13696, "kv_channels": 128, "add_qkv_bias": True}
     chatglm |= {"multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 65024}
@@ -156,8 +156,8 @@ def test_counts_of_released_checkpoints() -> None:
 
 
 def test_bytes_of_released_indexes() -> None:
-    """Sizes as the indexes of released checkpoints state them: TeleChat-7B, MiniMax-M1 (whose routers are fp32, four bytes),
-    Phi-2 in fp32 under its first type; Falcon-40B as `RefinedWeb` lacks the head that is its embedding."""
+    """Sizes in the indexes of released checkpoints: TeleChat-7B, MiniMax-M1 (with routers in fp32), Phi-2 in fp32 under its
+    first type. Falcon-40B as `RefinedWeb` has no separate head, because the embedding is the head."""
     telechat = {"model_type": "telechat", "hidden_size": 4096, "n_head": 32, "n_layer": 30, "ffn_hidden_size": 12288}
     assert weight_bytes(read(telechat | {"vocab_size": 160256, "embed_layernorm": False})) == 14_400_036_864
     minimax = {"model_type": "minimax_m1", "hidden_size": 6144, "num_hidden_layers": 80, "num_attention_heads": 64}
@@ -185,7 +185,7 @@ def test_bytes_of_released_indexes() -> None:
 
 
 def test_mpt_shares_heads_as_its_own_code_does() -> None:
-    """replit-code-v1.5: 8 heads of keys and values, 3.32 B; 32 layers of q and o, k and v, an FFN of 4 D, two norms."""
+    """replit-code-v1.5: 8 KV heads, 3.32 B; 32 layers of q and o, k and v, an FFN of 4 D, two norms."""
     attention = {"attn_type": "grouped_query_attention", "kv_n_heads": 8, "alibi": True}
     keys = {"model_type": "mpt", "d_model": 3072, "n_heads": 24, "n_layers": 32, "vocab_size": 32768, "no_bias": True}
     model = read(keys | {"attn_config": attention, "ffn_config": {"ffn_type": "mptmlp"}})
@@ -197,7 +197,7 @@ def test_mpt_shares_heads_as_its_own_code_does() -> None:
 
 
 def test_minicpm_v_is_read_by_its_version() -> None:
-    """2.6 holds Qwen2 (biases on q, k, v), 4.5 Qwen3 (norms on q and k), 2.5 and 4.0 Llama, 2.0 MiniCPM (tied)."""
+    """2.6 contains Qwen2 (biases on q, k, v), 4.5 Qwen3 (norms on q and k), 2.5 and 4.0 Llama, 2.0 MiniCPM (tied)."""
     stack = GQA + FFN + 2 * D
     expected = {
         2.6: L * (stack + D + 2 * 32) + ENDS,
@@ -215,7 +215,7 @@ def test_minicpm_v_is_read_by_its_version() -> None:
 
 
 def test_kimi_k3() -> None:
-    """2.78 T: latent experts behind a norm, full-rank gates, a vector and a norm before each block, no correction bias."""
+    """2.78 T: latent experts after a norm, full-rank gates, a vector and a norm before each block, no correction bias."""
     linear = {"head_dim": 128, "num_heads": 96, "short_conv_kernel_size": 4, "use_full_rank_gate": True, "gate_lower_bound": -5.0}
     linear |= {"full_attn_layers": [*range(4, 93, 4), 93], "kda_layers": [i for i in range(1, 93) if i % 4]}
     text = {
@@ -234,7 +234,8 @@ def test_kimi_k3() -> None:
 
 
 def test_nemotron_nas_layer_by_layer() -> None:
-    """A matrix or nothing in place of a part has no cache; an FFN is 2/3 of the width times its factor, up to 256."""
+    """A part that is a matrix or left out has no cache. The FFN width is 2/3 of the hidden size times a factor, rounded up
+    to a multiple of 256."""
     blocks = [
         {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.625}},  # int(2/3 · 2.625 · 64) = 112 → 256
         {"attention": {"no_op": True}, "ffn": {"ffn_mult": 9.0}},  # 384 → 512
@@ -253,7 +254,7 @@ def test_nemotron_nas_layer_by_layer() -> None:
 
 
 def test_rwkv7() -> None:
-    """Four low-rank pairs (three in the first layer), six mixes, three scales, a norm; a 16 × 16 state a head."""
+    """Four low-rank pairs (three in the first layer), six mixes, three scales, a norm, and a 16 × 16 state per head."""
     keys = {"model_type": "rwkv7", "hidden_size": D, "head_dim": 16, "num_hidden_layers": 2, "intermediate_size": F}
     keys |= {"vocab_size": V, "a_low_rank_dim": 4, "v_low_rank_dim": 5, "gate_low_rank_dim": 6, "decay_low_rank_dim": 7}
     model = model_from(keys | {"tie_word_embeddings": False, "torch_dtype": "bfloat16"}, "config.json", "x")
@@ -264,7 +265,8 @@ def test_rwkv7() -> None:
 
 
 def test_wrappers_leave_the_text_part_to_its_class() -> None:
-    """Qwen2-Audio: Qwen2's defaults (4,096 wide, 32 layers, MHA) with 156,032 rows. LLaVA 1.5: Llama's with 32,064."""
+    """Qwen2-Audio: Qwen2's defaults (width 4,096, 32 layers, MHA) with 156,032 rows. LLaVA 1.5: Llama's defaults with 32,064
+    rows."""
     qwen2 = {"model_type": "qwen2", "vocab_size": 156032, "intermediate_size": 11008}
     audio = {"model_type": "qwen2_audio", "text_config": qwen2}
     assert model_from(audio, "config.json", "x").parameters == 7_754_878_976
@@ -283,7 +285,7 @@ def test_llm_cfg_is_a_text_part() -> None:
 
 
 def test_deepseek_vl2_without_latents() -> None:
-    """Its smallest: `use_mla` false, 64 experts and two shared of 896 after one dense layer, 10 heads of 128."""
+    """The smallest model: `use_mla` false, 64 experts and two shared experts of 896 after one dense layer, 10 heads of 128."""
     text = {
         "architectures": ["DeepseekV2ForCausalLM"], "use_mla": False, "hidden_size": 1280, "intermediate_size": 6848,
         "moe_intermediate_size": 896, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
@@ -301,7 +303,8 @@ def test_deepseek_vl2_without_latents() -> None:
 
 @pytest.mark.parametrize(("given", "heads"), [({"mamba_num_heads": 6}, 6), ({}, 64)], ids=str)
 def test_plamo2(given: dict[str, int], heads: int) -> None:
-    """Mamba of heads of 16, 64 unless given, with one step, decay and skip a head; attention in a window; four norms a layer."""
+    """Mamba with heads of 16, or 64 by default, and one step, decay and skip per head; attention in a window; four norms per
+    layer."""
     keys = {k: v for k, v in config("plamo2").items() if k != "tie_word_embeddings"}
     keys |= given | {"hidden_size_per_head": 16, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_step": 2}
     model = model_from(keys | {"attention_window_size": 32, "full_attention_idx": []}, "config.json", "x")

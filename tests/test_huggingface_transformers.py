@@ -1,4 +1,4 @@
-"""Parameters and cache bytes of configs are those of transformers' own models."""
+"""Parameters and cache bytes of configs equal transformers' models."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ ZAMBA2 = CASES["zamba2"]
 
 
 def test_zamba2_heads_come_from_their_width_where_a_file_gives_no_number() -> None:
-    """Older files of Zamba2-2.7B give mamba_headdim 64 alone; newer ones add n_mamba_heads 80 = 2·2560 / 64."""
+    """Older files of Zamba2-2.7B have only mamba_headdim 64. Newer files add n_mamba_heads 80 = 2·2560 / 64."""
     old = {**ZAMBA2.config, "mamba_headdim": 64}
     counts = [model_from(file, "config.json", "model").parameters for file in (old, {**old, "n_mamba_heads": 80})]
     per_head = 2560 + 3  # a row of dt's projection; A, D and dt's bias
@@ -43,7 +43,7 @@ def test_zamba2_heads_come_from_their_width_where_a_file_gives_no_number() -> No
 
 
 def test_modernberts_window_is_half_of_its_local_attention_unless_given() -> None:
-    """Two layers of 4 heads of 16, the first without a window: 100 tokens and 16, or the 64 that the file gives."""
+    """Two layers of 4 heads of 16, the first without a window: 100 tokens and 16, or 64 if the file states it."""
     sizes = {"model_type": "modernbert-decoder", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 96, "vocab_size": 1000, "local_attention": 32}
     row = 2 * 2 * 64

@@ -1,4 +1,4 @@
-"""Files of unknown types: no answer that a key could change, and a `--set` to type that settles each refusal."""
+"""Files of unknown types: no answer that an unread key could change, and a `--set` for every refusal."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def read(changes: list[str] | None = None, **keys: Any) -> Any:
 
 
 def stored(tokens_kept: int) -> int:
-    """Return bytes in bf16 of keys and values of so many tokens, added over all layers."""
+    """Return the bf16 bytes of keys and values of these numbers of tokens, added over all layers."""
     return tokens_kept * 2 * GROUPS * WIDTH * 2
 
 
@@ -65,13 +65,13 @@ def refusal(**keys: Any) -> UserError:
 
 
 def changes_of(hint: str) -> list[str]:
-    """Return what the hint tells to type behind each --set."""
+    """Return the changes that the hint suggests after --set."""
     words = shlex.split(hint)
     return [words[at + 1] for at, word in enumerate(words) if word == "--set"]
 
 
 def hidden(data: Any) -> Any:
-    """Return a config whose types and classes nobody knows."""
+    """Return the config with an unknown type and class."""
     if not isinstance(data, dict):
         return data
     return {k: "nobodys" if k == "model_type" else hidden(v) for k, v in data.items() if k != "architectures"}
@@ -100,7 +100,7 @@ def test_keys_that_cannot_matter_are_no_reason_to_refuse(keys: dict[str, Any]) -
 
 
 def test_a_window_alone_is_refused_until_its_layers_are_named() -> None:
-    """24 layers with 512 tokens each, half of them, or none."""
+    """24 layers with 512 tokens each, half of the layers, or none."""
     assert "sliding_window of 512" in refusal(sliding_window=WINDOW).what
     for types, kept in (
         ("sliding_attention", LAYERS * WINDOW), ("full_attention", LAYERS * 8192),
@@ -128,9 +128,9 @@ def test_layer_types_that_make_no_sense_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_hidden_type_is_refused_or_has_the_same_cache(name: str) -> None:
-    """A real file under a type that nobody knows: general rules never answer with another cache.
+    """For a real file with an unknown type, the general rules never give another cache size.
 
-    Files that leave heads to their class are answered with MHA, and a note says so.
+    Files without a number of KV heads are read as MHA, with a note.
     """
     expected = model_from(CONFIGS[name], "f.json", "f")
     try:
@@ -189,7 +189,7 @@ def test_files_of_other_programs(word: str) -> None:
 
 
 def test_types_of_flash_linear_attention() -> None:
-    """They keep states: the general rules would give them keys and values, whatever sizes the file has."""
+    """They store states, but the general rules would give them keys and values."""
     for keys in ({}, {"intermediate_size": 5632, "num_attention_heads": 16}):
         for name in ("gla", "delta_net", "hgrn2", "rwkv6"):
             assert f"{name!r} is not supported: it is rarely served" in foreign_refusal(**FLA | keys, model_type=name)

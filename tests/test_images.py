@@ -1,4 +1,4 @@
-"""Tokens of images and video frames, by hand from the keys of published configs, and what they change in `fit`."""
+"""Tokens of images and video frames, by hand from published configs, and their effect on `fit`."""
 
 import json
 from typing import Any

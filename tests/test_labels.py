@@ -1,4 +1,4 @@
-"""How people call a mixer, a layer and a model."""
+"""Names of mixers, layers and models."""
 
 import pytest
 from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse

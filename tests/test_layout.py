@@ -1,4 +1,4 @@
-"""The rooms of the house in import order: every import, lazy or for types alone, goes to its own room or to one before it."""
+"""The packages in import order: each module imports, also lazily or for types, only its own package or earlier ones."""
 
 import ast
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def room(module: str) -> str:
 
 
 def imports(module: str, lazy: bool = True, types: bool = True) -> Iterator[str]:
-    """The dotted names that a module imports; those inside functions only if `lazy`, for type checking if `types` too."""
+    """Return the names that a module imports; imports in functions only if `lazy`, for type checking only if `types`."""
     waiting: list[ast.AST] = [ast.parse(MODULES[module].read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
@@ -54,7 +54,7 @@ def imports(module: str, lazy: bool = True, types: bool = True) -> Iterator[str]
 
 
 def own_imports(module: str) -> set[str]:
-    """Our modules that a module imports; `__init__` where it imports the package itself."""
+    """Return the modules of kvcalc that a module imports; `__init__` if it imports the package itself."""
     found = set()
     for name in imports(module):
         head, _, tail = name.partition(".")
@@ -129,7 +129,7 @@ def test_a_module_and_a_public_function_beside_it_never_share_a_name() -> None:
 
 
 def test_public_names_are_listed_alike() -> None:
-    """What type checkers see, what is promised, and where it is loaded from."""
+    """The names for type checkers, in `__all__` and for lazy imports are equal."""
     tree = ast.parse(MODULES["__init__"].read_text(encoding="utf-8"))
     seen = {name for name in imports("__init__") if name.startswith("kvcalc.")}
     homes = {f"kvcalc.{home}.{name}" for home, names in kvcalc._HOMES.items() for name in names}
@@ -139,7 +139,7 @@ def test_public_names_are_listed_alike() -> None:
 
 
 def test_no_exported_name_is_a_module() -> None:
-    """Which of the two a package then gives would hang on the order of imports."""
+    """Otherwise the order of imports would decide whether a package has the module or the name."""
     for module, path in MODULES.items():
         if path.name == "__init__.py" and room(module) != "measure":
             package = "" if module == "__init__" else f"{module}."

@@ -1,4 +1,4 @@
-"""Lists are alike in every command, each item a row as if it stood alone; and the times of one table rest on one basis."""
+"""Lists are equal in all commands: each item is a row that equals a separate request. Times of one table have one basis."""
 
 from itertools import product
 
@@ -45,7 +45,7 @@ TIMED = ["latency llama-3.1-8b", "roofline llama-3.1-8b", "compare llama-3.1-8b"
 
 @pytest.mark.parametrize("line", TIMED)
 def test_each_gpu_keeps_the_basis_of_its_times_beside_others(kvcalc: Run, line: str) -> None:
-    """There is a calibration of the H100, and none of the A100 of 40 GB."""
+    """There is a calibration of the H100, but none of the A100 with 40 GB."""
 
     def bases(more: str) -> set[tuple[str, str]]:
         return {

@@ -1,4 +1,4 @@
-"""`fit --matrix`: each cell is what `fit` says of it, and what is left is counted by hand."""
+"""`fit --matrix`: each cell equals `fit`, and the remaining memory is counted by hand."""
 
 import re
 
@@ -19,7 +19,7 @@ def test_each_cell_is_fit(kvcalc: Run) -> None:
 
 
 def test_what_is_left(kvcalc: Run) -> None:
-    """40 GiB of llama-3.1-8b: blocks of 2 MiB; 3 × 32,768 tokens are 6,144 of 20,480 blocks, and one is never given."""
+    """40 GiB of llama-3.1-8b: blocks of 2 MiB. 3 × 32,768 tokens are 6,144 of 20,480 blocks, and one block is never used."""
     line = (
         "fit llama-3.1-8b --engine vllm --kv-cache-memory-bytes 40GiB --matrix --max-num-seqs 3 --max-model-len 32k --format json"
     )
@@ -33,7 +33,7 @@ def test_what_is_left(kvcalc: Run) -> None:
      "--engine vllm --kv-cache-memory-bytes 4GiB --shared-prefix 1k", "--gpu l4"],
 )  # fmt: skip
 def test_table_and_picture_are_the_records(kvcalc: Run, options: str) -> None:
-    """Which are made cell by cell from `fit`, those alone by a way of their own."""
+    """The records are made by `fit` cell by cell; a separate function computes only the verdicts."""
     line = f"fit qwen3-32b {options} --matrix --max-num-seqs 1,6,64,1000 --max-model-len 1k,32k,40960"
     wanted = [(r["fits"], r["headroom_bytes"]) for r in kvcalc(line, "--format", "json").records]
     shown = re.findall(r"(−?)([\d,]+) B", kvcalc(line, "--units", "bytes").out)

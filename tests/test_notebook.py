@@ -1,4 +1,4 @@
-"""The Python API: a deployment's readings are the command line's records, tables and refusals."""
+"""The Python API: results of a deployment equal the command line's records, tables and errors."""
 
 import json
 import re
@@ -93,7 +93,7 @@ def test_arguments_are_options_of_the_command_line(command: str) -> None:
 
 
 def test_attributes_are_the_keys_of_the_chief_record() -> None:
-    """4,096 tokens: 32 layers of 8 KV heads, K and V of 128, two GPUs, one byte each. The total stands for a pass."""
+    """4,096 tokens: 32 layers of 8 KV heads, K and V of 128, two GPUs, one byte each. For a pass, it is the total."""
     size = deployed().size()
     assert size.stored == size.kv_cache_bytes == 4096 * 32 * 8 * 2 * 128 // 2
     assert (size.read, size.allocated) == (size.kv_cache_read_bytes, size.kv_cache_allocated_bytes)

@@ -1,4 +1,4 @@
-"""The notebook in docs/ runs, and shows what it printed when it was run."""
+"""The notebook in docs/ runs, and its stored output equals the current output."""
 
 import base64
 from typing import Any
@@ -17,7 +17,7 @@ def test_every_cell_gives_what_the_notebook_shows() -> None:
 
 
 def drawn(output: dict[str, Any]) -> bytes:
-    """Takes the picture out of an output, and gives its header, which tells its size: the rest hangs on matplotlib's version."""
+    """Replace the picture in an output by its header, which contains its size. The rest depends on matplotlib's version."""
     return base64.b64decode(output.get("data", {}).pop("image/png", ""))[:24]
 
 

@@ -1,4 +1,4 @@
-"""The same deployment has the same KV cache budget, and the same users, in every command."""
+"""All commands give a deployment the same KV cache budget and the same users."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_budget_and_users_are_those_of_fit(kvcalc: Run, model: str, gpu: str, en
 
 @pytest.mark.parametrize(("model", "gpu", "engine", "options"), [case for case in CASES if case[2] != "llama.cpp"])
 def test_a_plan_holds_what_fit_holds(kvcalc: Run, model: str, gpu: str, engine: str, options: str) -> None:
-    """A plan sets the engine up for its users, and goes by the low end of the range."""
+    """A plan sets up the engine for its users, and uses the low end of the range."""
     deployed = f"{model} --gpu {gpu} --engine {engine} {options}"
     tp = "" if "--tp" in options else "--tp 1"
     planned = kvcalc(f"plan {deployed} {tp} --pp 1 --max-gpus 8 --users 2 --context {CONTEXT} --format json").records[0]
@@ -61,7 +61,7 @@ def test_a_plan_holds_what_fit_holds(kvcalc: Run, model: str, gpu: str, engine: 
 
 
 def test_a_draft_takes_of_the_same_budget(kvcalc: Run) -> None:
-    """Weights and cache of a draft stand beside the model's, in `fit`, `latency` and `serve` alike."""
+    """Weights and cache of a draft count in `fit`, `latency` and `serve`, in addition to the model's."""
     line = "llama-3.1-70b --gpu h200 --tp 2"
     drafted = "--draft llama-3.2-1b --num-speculative-tokens 4"
     fitted = last(kvcalc, f"fit {line} {drafted} --context {CONTEXT}")
@@ -74,7 +74,7 @@ def test_a_draft_takes_of_the_same_budget(kvcalc: Run) -> None:
 
 
 def test_an_engine_that_refuses_a_model_gives_times_alone(kvcalc: Run) -> None:
-    """vLLM has no pages for a cache that evicts: `fit` and `serve` refuse it, times come with a note."""
+    """vLLM has no pages for a cache with eviction: `fit` and `serve` refuse it. Times have a note."""
     line = "llama-7b --set cache_budget=4096"
     for command in ("fit", "serve --num-prompts 2"):
         refused = kvcalc(f"{command} {line}")

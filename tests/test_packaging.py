@@ -1,4 +1,5 @@
-"""Presets travel in the wheel and are found there, in a plain checkout and in an editable install; starting is light."""
+"""The wheel contains the presets, and they are found in an installation, a checkout and an editable installation. Starting
+is fast."""
 
 import json
 import os
@@ -31,7 +32,7 @@ print(json.dumps({
 
 
 def ask(cwd: Path, *path: Path, isolated: bool = False) -> dict[str, object]:
-    """What a fresh interpreter in folder `cwd` finds, with `path` before its own packages."""
+    """Return the answer of a new interpreter in the folder `cwd`, with `path` before its packages."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KVCALC_PRESETS")}
     code = f"import sys; sys.path[:0] = {[str(p) for p in path]!r}{ASK}"
     words = [sys.executable, *(["-P"] if isolated else []), "-c", code]
@@ -45,7 +46,7 @@ def ask(cwd: Path, *path: Path, isolated: bool = False) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built offline from a copy of what a clone holds."""
+    """Return the wheel, built offline from a copy of the files of a clone."""
     source, out = tmp_path_factory.mktemp("source") / "kvcalc", tmp_path_factory.mktemp("wheel")
     skipped = shutil.ignore_patterns(
         ".git", ".venv", "*cache*", "__pycache__", "*.egg-info", "build", "dist", "tests", "benchmarks"
@@ -132,7 +133,7 @@ def test_checkout_prefers_its_own_presets_to_a_stale_copy(tmp_path: Path) -> Non
 
 
 def test_this_install_finds_its_presets_from_anywhere(tmp_path: Path) -> None:
-    """Editable or not: the package that runs these tests, from a folder that has nothing to do with it."""
+    """The package under test, editable or not, is used from an unrelated folder."""
     (tmp_path / "presets" / "models").mkdir(parents=True)  # a decoy
     found = ask(tmp_path, isolated=True)
     assert Path(str(found["presets"])).parent in (PACKAGE, CHECKOUT)

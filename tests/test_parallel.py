@@ -1,4 +1,4 @@
-"""What one GPU of several holds: heads and columns by tp, layers by pp, sequences by dp, experts by ep, tokens by dcp."""
+"""The share of one of several GPUs: heads and columns by tp, layers by pp, sequences by dp, experts by ep, tokens by dcp."""
 
 import msgspec
 import pytest
@@ -34,7 +34,7 @@ def test_latents_and_index_keys_replicate(tp: int) -> None:
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_shards_of_the_weights_sum_to_the_whole_and_what_is_replicated(tp: int) -> None:
-    """4 KV heads: from tp 8 on K and V projections stand on two ranks each; norms and row-parallel biases on all."""
+    """4 KV heads: from tp 8 on, K and V projections are on two ranks each. Norms and row-parallel biases are on all ranks."""
     biased = grouped(heads=8, groups=4, q_bias=True, k_bias=True, o_bias=True)
     model = stack(biased, layers=2, ffn=128)
     norms, o_bias, key_copies = (2 * 2 + 1) * 64, 2 * 64, max(tp // 4, 1)
@@ -52,7 +52,7 @@ def test_embedding_and_head_split_over_a_padded_vocabulary() -> None:
 
 
 def test_published_models_on_eight_gpus(kvcalc: Run) -> None:
-    """Llama-3.1-70B: one of 8 KV heads each. DeepSeek-V3: the whole latent on every GPU."""
+    """Llama-3.1-70B: each GPU has one of 8 KV heads. DeepSeek-V3: each GPU has the whole latent."""
     llama, deepseek = kvcalc("size llama-3.1-70b deepseek-v3 --tp 8 --context 8k --format json").records
     assert llama["kv_cache_bytes"] == 2 * 80 * 1 * 128 * 2 * 8192
     assert deepseek["kv_cache_bytes"] == 61 * 576 * 2 * 8192

@@ -1,4 +1,4 @@
-"""Parameter counts of real models, exact: as transformers itself counts the causal language model on the meta device."""
+"""Exact parameter counts of real models, equal to transformers' count of the causal language model on the meta device."""
 
 import pytest
 from conftest import Run
@@ -60,7 +60,7 @@ FFN = 3 * D * F + D  # gate, up, down and the FFN's norm
 
 
 def alone(mixer: object) -> int:
-    """Parameters of a mixer in a one-layer model, its norm included."""
+    """Return the parameters of a mixer in a one-layer model, including its norm."""
     return stack(mixer).parameters - BARE - FFN  # type: ignore[arg-type]
 
 
@@ -121,7 +121,8 @@ def test_parameters_of_an_attention(mixer: object, worked: int) -> None:
 
 
 def test_parameters_of_compressed_attention() -> None:
-    """V4-Flash on 4096: queries through 1024, one KV of 512, o in 8 groups, sinks; compressors, at ratio 4 of two series."""
+    """V4-Flash with width 4096: queries through 1024, one KV row of 512, o in 8 groups, sinks; compressors, at ratio 4 of
+    two series."""
     plain = 4096 * 1024 + 1024 + 1024 * 64 * 512 + 4096 * 512 + 512 + (64 * 512) * 1024 + 8 * 1024 * 4096 + 64
 
     def compressor(ratio: int, columns: int, width: int) -> int:

@@ -1,4 +1,4 @@
-"""Pictures: what stands on them, the same bytes each time, labels that keep apart, and the sketch in the terminal."""
+"""Pictures: their texts, equal bytes for equal input, labels that do not overlap, and the sketch in the terminal."""
 
 import itertools
 import subprocess
@@ -30,7 +30,7 @@ PLAIN = Precision()
 
 @cache
 def chart_of(kind: str) -> Chart:
-    """The figure of `kvcalc plot KIND` on its defaults."""
+    """Return the chart of `kvcalc plot KIND` with default options."""
     models = {k: v.models.split() for k, v in FIGURES.items()}[kind]
     chosen = [load_model(name) for name in models]
     card = load_gpu("h100")
@@ -48,7 +48,7 @@ def chart_of(kind: str) -> Chart:
 
 
 def texts(svg: bytes) -> str:
-    """Every text that an SVG shows, one a line."""
+    """Return all texts of an SVG, one per line."""
     found = [e for e in ET.fromstring(svg).iter() if e.tag.endswith("}text")]
     return "\n".join("".join(e.itertext()).strip() for e in found)
 
@@ -81,7 +81,7 @@ def test_names_are_never_mathematics() -> None:
 
 
 def coloured(axes: Any) -> list[tuple[str, str]]:
-    """Colour and dashes of the lines that are not grey."""
+    """Return colour and dashes of all lines that are not grey."""
     ink = STYLES["light"].ink
     return [(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes.get_lines() if line.get_color() != ink]
 
@@ -142,7 +142,7 @@ def test_sketch_fits_the_width(kind: str, width: int) -> None:
 
 
 def test_sketch_draws_each_series_where_it_lies() -> None:
-    """A line that rises from corner to corner, a level at its middle."""
+    """One line rises from corner to corner, one is level at half the height."""
     tick = si_tick()
     series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
     lines = sketch(Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series), 60).splitlines()
@@ -180,7 +180,7 @@ def test_matplotlib_is_imported_only_for_a_picture(line: str) -> None:
 
 
 def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> None:
-    """Without a preset, rows stand beside the bound of the file; rows without one are not drawn."""
+    """Rows without a preset are compared with the bound in the file. Rows without a bound are not drawn."""
     rows, target = tmp_path / "gemm.csv", tmp_path / "measured.svg"
     rows.write_text("gpu,framework,version,dtype,m,n,k,time_us,bound_us\n" "my CPU,torch,2,float32,64,4096,4096,20,10\n"
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
@@ -211,7 +211,7 @@ def test_a_figure_refuses_models_that_it_does_not_suit(kvcalc: Run, line: str, s
 
 
 def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> None:
-    """Llama-2-13B at 16 × 8,192: 26.03 GB of weights and 800 KiB a token, 107.4 GB: 133.4 GB are 2 of 85.0 GB."""
+    """Llama-2-13B at 16 × 8,192: 26.03 GB of weights and 800 KiB per token, 107.4 GB: 133.4 GB are 2 of 85.0 GB."""
     one = chart_of("memory").series
     assert [s.label for s in one if s.kind == "limit"] == ["h100-sxm: 79.2 GiB"]
     curves = [cache_curve(load_model(name), PLAIN, [8192], 16) for name in ("llama-2-13b", "gpt2")]

@@ -1,4 +1,4 @@
-"""Every preset file: its schema, its source, and its published counts against the recount."""
+"""Every preset file: its schema, its source, and its published counts compared with the computed counts."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_file_has_its_name_and_a_source_with_address_and_day(path: Path) -> No
 
 @pytest.mark.parametrize("paths", [MODELS, GPUS], ids=["models", "gpus"])
 def test_names_and_aliases_are_unique(paths: list[Path]) -> None:
-    """Whatever their case and separators; opt-1.3b and opt-13b differ in a dot alone, which then counts."""
+    """Names are compared without case and separators. opt-1.3b and opt-13b differ only in a dot, which then counts."""
     owners: dict[str, str] = {}
     for path in paths:
         for name in (path.stem, *spec(path).aliases):
@@ -104,7 +104,7 @@ SCALE = {"T": 10**12, "B": 10**9, "M": 10**6}
 
 
 def as_published(count: int, published: str) -> set[str]:
-    """`count` with the digits and the unit of a published figure, rounded and cut: 8030261248 as '8.03B'."""
+    """Return `count` with the digits and the unit of a published figure, rounded and truncated: 8030261248 as '8.03B'."""
     unit, decimals = SCALE[published[-1]], len(published[:-1].partition(".")[2])
     cut = count * 10**decimals // unit
     return {f"{value:.{decimals}f}{published[-1]}" for value in (count / unit, cut / 10**decimals)}
@@ -207,7 +207,7 @@ def test_filters(kvcalc: Run) -> None:
 
 
 def test_qwen3_5_predicts_a_further_token_with_a_full_layer() -> None:
-    """mtp_num_hidden_layers: a layer of full attention behind a projection of two states and three norms."""
+    """mtp_num_hidden_layers: a layer of full attention after a projection of two states and three norms."""
     d, f, q, kv = 5120, 17_408, 24 * 256, 4 * 256
     layer = 2 * d * q + 2 * d * kv + q * d + 2 * 256 + 3 * d * f + 2 * d
     worked = layer + 2 * d * d + 3 * d

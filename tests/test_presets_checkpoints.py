@@ -1,4 +1,4 @@
-"""Presets against the tensors of released checkpoints: their names, shapes and formats, added up here."""
+"""Presets compared with the tensors of released checkpoints: their names, shapes and formats, added up here."""
 
 from math import ceil, prod
 from typing import Any
@@ -10,7 +10,7 @@ from kvcalc.library.huggingface import model_from
 
 
 class Tensors:
-    """What a safetensors index would list: elements by format, and the fp32 scale of each 128 × 128 block of fp8."""
+    """The contents of a safetensors index: elements by format, and the fp32 scale of each 128 × 128 block of fp8."""
 
     def __init__(self) -> None:
         self.bf16 = self.fp8 = self.fp32 = self.scales = 0
@@ -31,7 +31,8 @@ class Tensors:
 
 
 def glm_5_3_flash() -> tuple[Tensors, int]:
-    """The language model of GLM-5.3-Flash, D = 4096, and how many of its elements are routing biases, no parameters."""
+    """Return the elements of GLM-5.3-Flash's language model, D = 4096, and the number of routing biases, which are not
+    parameters."""
     held, width, moe = Tensors(), 4096, 0
     held.add(154880, width, times=2)
     held.add(width)
@@ -88,7 +89,7 @@ GLM: dict[str, Any] = {
 
 
 def test_glm_5_3_flash_from_its_file() -> None:
-    """Its lists of layers say again what layer_types says; without streams none count."""
+    """Its lists of layers agree with layer_types. Without streams, their mixers do not count."""
     held, biases = glm_5_3_flash()
     model = model_from(GLM, "config.json", "x")
     assert (model.parameters, model.parameters_exact) == (held.bf16 + held.fp8 + held.fp32 - biases, True), model.notes
@@ -131,10 +132,10 @@ def test_deepseek_v4_1_flash() -> None:
 
 @pytest.mark.parametrize(("dtype", "each"), [("bf16", 2.5 * 640 * 2), ("mxfp8", 2.5 * (640 + 20))])
 def test_lent_rows_are_stored_once_and_read_by_every_layer(dtype: str, each: float) -> None:
-    """Three layers keep a latent of 512 and an index key of 128 for two tokens, one for each: 2.5 of both a token; every
-    layer a window of 128 latents. At 40,000 tokens a step reads in each of 38 layers a window and 512 latents, where four
-    layers choose among all (20,000 in three, 40,000 in one), four among 16,384; and it finishes a block of two in three (bf16).
-    """
+    """Three layers store a latent of 512 and an index key of 128 per two tokens, one layer per token: 2.5 of both per token.
+    Every layer has a window of 128 latents. At 40,000 tokens a step reads a window and 512 latents in each of 38 layers.
+    Four layers select among all rows (20,000 in three, 40,000 in one), four among 16,384. The step also finishes a block
+    of two in three layers (bf16)."""
     model, how = load_model("deepseek-v4.1-flash"), Precision(kv_cache_dtype=dtype)
     size = cache_size(model, 40_000, precision=how)
     row = {"bf16": 1024, "mxfp8": 512 + 16}[dtype]
@@ -144,7 +145,8 @@ def test_lent_rows_are_stored_once_and_read_by_every_layer(dtype: str, each: flo
 
 
 def test_who_reads_what_others_store_stays_on_their_stage() -> None:
-    """Layers 10 to 13 read what layer 8 stores, 21 to 39 what layer 20 does: two stages of 20 are apart, four are not."""
+    """Layers 10 to 13 read the rows of layer 8, and 21 to 39 the rows of layer 20: two stages of 20 are possible, four are
+    not."""
     model = load_model("deepseek-v4.1-flash")
     assert forward(model, Batch.decode(1000), parallelism=Parallelism(pp=2))
     with pytest.raises(UserError, match=r"stage 2 of 4 .* reads cached rows that an earlier one stores"):

@@ -1,4 +1,4 @@
-"""The real program as a process: streams that are closed or full, environments that are odd, Ctrl-C at any moment."""
+"""The real program as a process: closed or full streams, unusual environments, Ctrl-C at any moment."""
 
 import json
 import os
@@ -17,7 +17,8 @@ BATCHES = ",".join(map(str, range(1, 600)))  # more than a buffer holds
 
 
 def run(*words: str, shell: str = "", cwd: Path | None = None, **environment: str | None) -> "subprocess.CompletedProcess[str]":
-    """`kvcalc` with its words; `shell` is what stands behind them there, and an environment variable of None is unset."""
+    """Run `kvcalc` with these words. `shell` is the text after them in a shell, and an environment variable of None is
+    unset."""
     for_child: dict[str, str] = os.environ | {k: v for k, v in environment.items() if v is not None}
     for name in (k for k, v in environment.items() if v is None):
         for_child.pop(name, None)
@@ -57,7 +58,7 @@ def test_odd_environments_change_nothing(case: str) -> None:
 
 
 def test_sketches_are_ascii_under_lc_all_c() -> None:
-    """Python itself writes UTF-8 there; a title's × is an x then."""
+    """Python writes UTF-8 in this case. The × of a title becomes an x."""
     plain = run("plot", "dsa-vs-mla", LC_ALL="C", PYTHONUTF8=None, PYTHONIOENCODING=None)
     assert plain.stdout.isascii() and "reads 4.2x fewer bytes" in plain.stdout and "  o deepseek-v3, MLA" in plain.stdout
     assert not run("plot", "dsa-vs-mla", LC_ALL="C.UTF-8").stdout.isascii()
@@ -81,7 +82,7 @@ def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
 
 
 def finder(moment: str, at: str) -> str:
-    """A program in which `moment` happens when the module `at` is first imported."""
+    """Return code in which `moment` happens when the module `at` is first imported."""
     return (
         "import os, signal, sys, pathlib\n"
         "class Finder:\n"
@@ -94,7 +95,7 @@ def finder(moment: str, at: str) -> str:
 
 
 def interrupted(moment: str, *words: str, at: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """The program, in which `moment` happens when the module `at` is first imported."""
+    """Run the program so that `moment` happens when the module `at` is first imported."""
     code = f"{finder(moment, at)}import runpy\nsys.argv[1:] = {list(words)!r}\n"
     code += "runpy.run_module('kvcalc', run_name='__main__', alter_sys=True)\n"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=cwd)

@@ -1,4 +1,4 @@
-"""Bytes of weight matrices in every storage format, by hand; which matrices a scheme covers; whole models."""
+"""Bytes of weight matrices in every storage format, by hand; the matrices that a scheme covers; whole models."""
 
 import pytest
 from conftest import Run
@@ -86,7 +86,7 @@ def test_unknown_format_names_its_neighbours() -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_per_channel", "fp8_block128", "fp8_64x32", "int8"])
 def test_scales_of_16_bits_are_half_of_those_of_32(name: str) -> None:
-    """1024 × 512, in which every block is whole; products, laws and scores go by the plain format."""
+    """1024 × 512, in which every block is complete. GEMMs, kernel models and scores use the plain format."""
     plain, narrow = load_weight_format(name), load_weight_format(f"{name}_scale16")
     scales = plain.matrix_bytes(1024, 512) - 1024 * 512
     assert narrow.matrix_bytes(1024, 512) == 1024 * 512 + scales // 2
@@ -128,7 +128,8 @@ def test_dtype_overrides_what_was_published() -> None:
 
 
 def test_the_published_format_asked_for_is_the_model_as_published() -> None:
-    """By any of its names; another format stores every matrix. gpt-oss has experts in mxfp4, Kimi-K2.5 in int4 by 32."""
+    """This holds for all its names. Another format stores every matrix. gpt-oss has experts in mxfp4, Kimi-K2.5 in int4 by
+    32."""
     for name, own, other in (("gpt-oss-20b", "mxfp4", "nvfp4"), ("kimi-k2.5", "int4_group32", "int4")):
         model = load_model(name)
         assert weight_bytes(model, Precision(quantization=own)) == weight_bytes(model, Precision())
@@ -159,7 +160,7 @@ def test_first_scheme_that_covers_a_matrix_counts_and_listed_ones_are_left_out()
 
 
 def test_deepseek_v3_as_published_is_fp8_in_blocks(kvcalc: Run) -> None:
-    """Every matrix but embedding, head and router is fp8 with an fp32 for 128 × 128; these and the norms are bf16."""
+    """All matrices except embedding, head and router are fp8 with an fp32 per 128 × 128. The others and the norms are bf16."""
 
     def fp8(inputs: int, outputs: int) -> int:
         return inputs * outputs + 4 * -(-inputs // 128) * -(-outputs // 128)

@@ -1,4 +1,4 @@
-"""How far windows reach through the layers, and what eviction keeps to choose by."""
+"""The receptive field of windows through the layers, and the scores that eviction needs."""
 
 from conftest import Run
 from specs import grouped, of_kinds, sparse, stack
@@ -46,7 +46,7 @@ def test_reach_is_printed_and_in_the_records(kvcalc: Run) -> None:
 
 
 def test_eviction_keeps_a_score_per_token_and_kv_head() -> None:
-    """2 KV heads of a budget of 40: 80 scores of 2 bytes a layer and sequence; of 30 tokens only 60 of them."""
+    """2 KV heads with a budget of 40: 80 scores of 2 bytes per layer and sequence; with 30 tokens only 60 scores."""
     model = variant(stack(grouped(), layers=3), "evict:40").model
     assert eviction_score_bytes(model, 1000) == 3 * 40 * 2 * 2
     assert eviction_score_bytes(model, 30, batch_size=5) == 5 * 3 * 30 * 2 * 2
@@ -56,7 +56,7 @@ def test_eviction_keeps_a_score_per_token_and_kv_head() -> None:
 
 
 def test_eviction_adds_each_query_heads_attention_and_chooses_once() -> None:
-    """8 query heads over 40 tokens add 320 probabilities to 80 scores, of which the least is looked for (2 each)."""
+    """8 query heads over 40 tokens add 320 probabilities to 80 scores, of which the minimum is found (2 each)."""
     model = variant(stack(grouped()), "evict:40").model
     (decode,) = (o.cost for o in forward(model, Batch.decode(1000, 7)) if o.name == "eviction")
     assert decode.vector_flops == 7 * (8 * 40 + 2 * 80)

@@ -1,4 +1,4 @@
-"""Measured rows: the format, its aliases, and what becomes of rows that are broken."""
+"""Measured rows: the format, its aliases, and the treatment of broken rows."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sums equal their totals: rows of passes over random models, GPUs, batches and ranks, under predictions and bounds."""
+"""Sums equal their totals: rows of passes over random models, GPUs, batches and ranks, with predictions and bounds."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ SUMMED = (
 def test_rows_of_a_pass_add_up_to_its_total(
     name: str, card: str, ranks: tuple[int, int], phase: str, batch: int, context: int, stack: str
 ) -> None:
-    """Every figure of the total is the sum of the rows; each share is that of the time that the row shows."""
+    """Every figure of the total is the sum of the rows. Each share refers to the time in its row."""
     tp, pp = ranks
     try:
         deployment = TimedDeployment(load_model(name), load_gpu(card), parallelism=Parallelism(tp=tp, pp=pp)).under(stack)
@@ -60,7 +60,7 @@ def test_rows_of_a_pass_add_up_to_its_total(
 
 
 def seconds_of(cell: str) -> tuple[float, float]:
-    """A time of a table, and half of its last digit; 0 to 1 µs where the table says no more."""
+    """Return a time in a table, and half of its last digit; 0 to 1 µs for `< 1 µs`."""
     text = cell.lstrip("≥~ ")
     if text in ("–", ""):
         return 0.0, 0.0
@@ -83,7 +83,7 @@ def seconds_of(cell: str) -> tuple[float, float]:
     ],
 )
 def test_a_printed_column_of_times_adds_up(kvcalc: Run, line: str) -> None:
-    """Shares and times of the table, as far as their digits go; nothing is shorter than a kernel to three digits."""
+    """Shares and times in the table add up within their digits. No time with three digits is shorter than a kernel."""
     shown = table(kvcalc(f"roofline {line} --wide").out, "operator")
     for heading in {"predicted", "at least"} & {*shown.headings}:
         cells = zip(shown.column(heading), shown.column("runs"), strict=True)
@@ -100,7 +100,7 @@ LOGS = [name for name in dir(startup_logs) if name.startswith(("V1_", "NO_BLOCKS
 
 @pytest.mark.parametrize("name", LOGS)
 def test_terms_of_a_start_add_up_to_the_engine_s_share(kvcalc: Run, tmp_path: Path, name: str) -> None:
-    """By the rules the terms less what they are short of are the share; under SGLang activations lie outside it."""
+    """By the rules, the terms minus the missing memory are the share. For SGLang, activations are outside the share."""
     path = tmp_path / "start.log"
     path.write_text(getattr(startup_logs, name))
     found = kvcalc(f"diagnose {path} --gpu h100 --format json")

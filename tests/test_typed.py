@@ -1,4 +1,4 @@
-"""A cache by its dimensions, typed: exact bytes, and nothing said of weights."""
+"""A cache by typed dimensions: exact bytes, and no statement about weights."""
 
 import pytest
 from conftest import Run
@@ -85,9 +85,8 @@ def test_what_is_missing_or_contradicts_itself_is_refused(kvcalc: Run, line: str
 
 
 def test_other_attention_of_the_same_dimensions(kvcalc: Run) -> None:
-    """A token in a layer: 2 · 8 · 128 values against a latent of 512 + 64 and one of 256 + 32. 32 query heads, 4 to a KV head,
-    multiply each byte of GQA 4 times; MLA absorbed: 32 · (2 · 576 + 2 · 512) FLOPs over the 1152 bytes of a latent.
-    """
+    """A token in a layer: 2 · 8 · 128 values, a latent of 512 + 64, and one of 256 + 32. 32 query heads, 4 per KV head,
+    multiply each byte of GQA 4 times. Absorbed MLA: 32 · (2 · 576 + 2 · 512) FLOPs per 1152 bytes of a latent."""
     line = (
         "compare --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --variants gqa:8,mla:512+64,mla:256+32 --context 32k --bs 2"
     )

@@ -1,4 +1,4 @@
-"""Bytes as people write them: binary, decimal or exact, in every table and sentence; and the cache against the weights."""
+"""Formats of bytes: binary, decimal or exact, in every table and sentence; and the cache compared with the weights."""
 
 import re
 
@@ -59,7 +59,7 @@ def test_decimal_bytes(size: int, said: str) -> None:
 
 
 def test_the_cache_as_a_share_of_the_weights(kvcalc: Run) -> None:
-    """819,200 bytes a token: 3,355,443,200 ÷ 26,031,728,640 = 12.9 %; 26,031,728,640 ÷ 819,200 = 31,777.01 tokens."""
+    """819,200 bytes per token: 3,355,443,200 ÷ 26,031,728,640 = 12.9 %; 26,031,728,640 ÷ 819,200 = 31,777.01 tokens."""
     (record,) = kvcalc("size llama-2-13b --context 4k --format json").records
     assert record["cache_share_of_weights"] == CACHE / WEIGHTS
     assert record["equal_weights_context"] == 31_778

@@ -1,4 +1,4 @@
-"""An option that a command does not have: the refusal says what to type instead, in the words of that command."""
+"""Unknown options: the message has the text to type instead, for this command."""
 
 import pytest
 from conftest import Run

@@ -1,4 +1,4 @@
-"""`kvcalc validate` and `kvcalc calibrate` as scripts use them."""
+"""`kvcalc validate` and `kvcalc calibrate` in scripts."""
 
 import csv
 import math
@@ -112,7 +112,8 @@ MOE = "gpu,framework,dtype,kernel_family,tokens,hidden,inter,topk,experts,moe_tp
 def test_experts_are_fitted_by_kernel_without_odd_rows_and_predicted_all(
     kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times of the law itself at a uniform router's load, but for a fifth of them, odd and ten times as long."""
+    """Times are the kernel model's at a uniform router's load, except a fifth of the rows, which are odd and ten times as
+    long."""
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path / "presets"))
     law, figures, lines = FusedMoe(tiles="marlin", bytes=0.5625), figures_of(load_gpu("h100")), []
     for i in range(60):
@@ -132,7 +133,7 @@ def test_experts_are_fitted_by_kernel_without_odd_rows_and_predicted_all(
 
 
 def test_a_calibration_keeps_the_error_of_whole_steps(kvcalc: Run, tmp_path: Path) -> None:
-    """Nine runs of a server of which one hits a prefix cache: the error is of eight."""
+    """Nine runs of a server, of which one hits a prefix cache: the error is of eight runs."""
     header = "backend,system,model_path,gemm_quant_mode,isl,osl,batch_size,tp_size,prefix_cached,silicon_tpot_ms\n"
     runs = "".join(f"house,h100,meta-llama/Llama-3.1-8B,,1024,512,{b},1,{int(b == 9)},{6 + b / 10}\n" for b in range(1, 10))
     lines = [f"h100,house,1.0,bfloat16,{2 ** (i % 12)},{1024 * (1 + i % 7)},4096,{20 + i},{i}\n" for i in range(24)]
@@ -206,7 +207,7 @@ def test_a_calibration_that_cannot_be_made_is_one_line(kvcalc: Run, tmp_path: Pa
 
 
 def test_many_rows_have_the_errors_of_each(kvcalc: Run, tmp_path: Path) -> None:
-    """The same two rows again and again, two of another GPU, and a broken one at the end: every figure is theirs."""
+    """Two rows repeated many times, two rows of another GPU, and a broken row at the end: all figures equal the two rows'."""
     many = 5003
     unknown = "never-heard,vllm,1,bfloat16,1,1,1,5,d\n"
     text = ROWS + unknown + ROWS.removeprefix(HEADER) * many + unknown + "h100,vllm,1,bfloat16,x,1,1,5,e\n"
@@ -242,7 +243,7 @@ def test_lines_and_fields_have_limits(kvcalc: Run, tmp_path: Path, text: str, sa
 
 
 def test_predictions_that_are_refused_half_way_leave_no_file(kvcalc: Run, tmp_path: Path) -> None:
-    """The second file is no CSV, which shows after the rows of the first were written."""
+    """The second file is not a CSV file, which is found after the rows of the first are written."""
     bad, out = written(tmp_path, HEADER + "a\0\n", "more.gemm.csv").rename(tmp_path / "bad.csv"), tmp_path / "out.csv"
     bad.write_text("op," + HEADER + "gemm,h100,vllm,1,bfloat16,1,1,1,5,d\n\0", encoding="utf-8")
     for target in (str(out), "-"):
@@ -274,7 +275,7 @@ LAYERS = "gpu,framework,model,layer,dtype,kv_cache_dtype,batch,query_len,kv_len,
 def test_a_layer_is_the_sum_of_its_operators(
     kvcalc: Run, tmp_path: Path, model: str, layer: str, kind: str, asked: str, shape: str, stack: str
 ) -> None:
-    """What `roofline` says of all operators of that kind of layer, over how many such layers there are."""
+    """It is the total of `roofline` for operators of this kind of layer, divided by the number of these layers."""
     name = model.rsplit("/", 1)[-1].lower()
     operators = kvcalc(f"roofline {name} --gpu h200 --stack {stack} {asked} --format json").records
     mine = [r for r in operators if r["layer"] == kind]

@@ -1,4 +1,5 @@
-"""Writing: a whole file or none, links followed and modes kept; devices, pipes and our own output are written through."""
+"""Writing: a file is written completely or not at all, links are followed and modes kept; devices, pipes and stdout are
+written directly."""
 
 import csv
 import io
@@ -119,7 +120,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def python(cwd: Path, *words: str, **more: object) -> "subprocess.CompletedProcess[str]":
-    """The real program, in a folder."""
+    """Return the real program, in a folder."""
     line = [sys.executable, "-m", "kvcalc", *words]
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
     return subprocess.run(line, cwd=cwd, text=True, timeout=60, **more)  # type: ignore[call-overload, no-any-return]
@@ -130,7 +131,7 @@ SERVE = ("serve", "gpt2", "--num-prompts", "3", "--isl", "10", "--osl", "3")
 
 @posix
 def test_a_timeline_into_the_file_that_also_gets_the_table(tmp_path: Path) -> None:
-    """The table follows the timeline in /dev/stdout; with `-`, the timeline takes its place."""
+    """The table follows the timeline in /dev/stdout. With `-`, the timeline replaces the table."""
     for target in ("/dev/stdout", "-"):
         with (tmp_path / "both").open("w") as out:
             done = python(tmp_path, *SERVE, "--timeline", target, stdout=out)

@@ -1,4 +1,4 @@
-"""Fits find the law that made the times, whatever outliers stand among them, and the same one every time."""
+"""Fits find the kernel model that generated the times, also with outliers, and the same model every time."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ TRUE = Gemm(t0=3.4, ec=0.7, em=0.9, p=3.0, tr=4.0, r=1.2e5)
 
 
 def shapes(rows: int) -> tuple[np.ndarray, ...]:
-    """Products from thin to large, the same every time."""
+    """Return shapes of products from thin to large, always the same."""
     index = np.arange(rows)
     m = 2.0 ** (index % 13)
     n = 1024.0 * (1 + index * 7 % 16)
@@ -75,7 +75,8 @@ def test_a_fit_is_the_same_every_time_and_within_its_ranges() -> None:
 
 
 def test_a_law_like_another_strays_only_as_far_as_rows_pull_it() -> None:
-    """Six rows of a kernel that is a third slower everywhere: near them, and no parameter beyond what six rows can pull."""
+    """Six rows of a kernel that is a third slower: the model is close to them, and no parameter differs more than six rows
+    can pull it."""
     table = shapes(6)
     times = TRUE.us(figures_of(H100), *table) * 1.33
     found = fit(Gemm, figures_of(H100), table, times, like=TRUE).law
@@ -86,7 +87,7 @@ def test_a_law_like_another_strays_only_as_far_as_rows_pull_it() -> None:
 
 
 def test_a_search_begins_from_points_of_a_halton_sequence() -> None:
-    """Less a half, in base 2 and 3: of 1/2 and 1/3, then of 1/4 and 2/3; times 2.5 e-folds, or the range where it is less."""
+    """In base 2 and 3, minus a half: 1/2 and 1/3, then 1/4 and 2/3; times 2.5 e-folds, or the range if it is smaller."""
     typical, low, high = np.zeros(2), np.array([-5.0, -0.5]), np.array([5.0, 1.0])
     first, second, third = start_points(typical, low, high, 3)
     assert first.tolist() == [0, 0]
@@ -95,7 +96,7 @@ def test_a_search_begins_from_points_of_a_halton_sequence() -> None:
 
 
 def test_a_parameter_that_no_row_tells_of_keeps_its_typical_value() -> None:
-    """Of rows of 128 wide heads alone: how fast heads of 64 and 256 are, and MHA, is where the law begins, not the search."""
+    """With rows of head width 128 only, the parameters for widths 64 and 256 and for MHA keep their typical values."""
     lengths = np.repeat([256.0, 4096.0, 65536.0], 5)
     table = tuple(np.full(15, value) for value in (32.0, 8.0, 128.0))
     batch, window = np.tile([1.0, 4.0, 16.0, 64.0, 256.0], 3), np.zeros(15)
@@ -112,7 +113,7 @@ def test_rows_of_a_kernel_beside_the_usual_one_have_a_cell_of_their_own() -> Non
 
 
 def test_sparse_attention_reads_its_cache_in_the_bytes_of_its_format() -> None:
-    """NVFP4: four bits, and of a scale of one byte for 16 elements a sixteenth: 0.5 + 0.0625."""
+    """NVFP4: four bits, and a one-byte scale per 16 elements: 0.5 + 0.0625 bytes."""
     laws, formats = FAMILIES["dsa_decode_module"].candidates, ("bfloat16", "fp8", "fp8_block", "nvfp4")
     assert [laws(f"fp8/{stored}", "vllm", H100)[0][1]["bytes"] for stored in formats] == [2, 1, 1, 0.5625]
     assert laws("fp8/int3", "vllm", H100) == ()
@@ -169,7 +170,7 @@ def test_too_few_rows_make_no_law() -> None:
 def test_five_rows_of_a_kernel_beside_make_a_law_like_the_usual_one(
     beside: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve of the usual kernel; the others all take a third longer. Fitted from one start, which is quicker."""
+    """Twelve rows of the usual kernel, and five rows that take a third longer. One starting point makes the test fast."""
     for name in ("STARTS", "FOLD_STARTS"):
         monkeypatch.setattr(f"kvcalc.timing.fitting.{name}", 1)
     rows = []

@@ -1,4 +1,4 @@
-"""Every law against its own formula, written again for one shape in plain arithmetic, over drawn shapes and parameters."""
+"""Every kernel model compared with its formula in plain arithmetic for one shape, for random shapes and parameters."""
 
 import math
 from typing import Any
@@ -25,7 +25,7 @@ window = st.sampled_from([0, 0, 1, 100, 4096])
 
 
 def drawn(law: type[KernelModel], **fixed: Any) -> st.SearchStrategy[KernelModel]:
-    """A law with parameters anywhere in their ranges, in one of its forms."""
+    """Return a kernel model with random parameters in their ranges, in one of its forms."""
     ranges = {name: st.floats(r.minimum, r.maximum) for name, r in law.ranges().items()}
     return st.tuples(st.sampled_from(law.CHOICES), st.fixed_dictionaries(ranges)).map(lambda x: law(**(x[0] | x[1] | fixed)))
 
@@ -35,7 +35,7 @@ def us(law: KernelModel, *shape: float) -> float:
 
 
 def both(p: float, a: float, b: float) -> float:
-    """The p-norm of two times, by the larger."""
+    """Return the p-norm of two times, from the larger one."""
     return max(a, b) * (1 + (min(a, b) / max(a, b)) ** p) ** (1 / p)
 
 
@@ -50,7 +50,8 @@ SMALLER = [(32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96)]  # of
 def plan(
     law: KernelModel, m: float, n: float, k: float, split: int, rate: float, operands: float, pro: float, stair: float
 ) -> float:
-    """The least time of tiles over `split` parts of k: waves of tiles, each bound by its products or its operands."""
+    """Return the minimum time of tiles over `split` parts of k: waves of tiles, each limited by its products or its
+    operands."""
     depth, found = max(k / split, 64), []
     for rows, columns in TILES + SMALLER * (not isinstance(law, QuantizedGemm)):
         tiles = ceil(m, rows) * ceil(n, columns) * split / M.sms
@@ -79,7 +80,7 @@ def split_product(
     st.sampled_from([0.5, 0.5625, 1.0, 2.0]),
 )
 def test_products(law: Any, m: int, n: int, k: int, stored: float) -> None:
-    """Quantised inputs are written by a kernel of their own; an L2 may hold the weights of resident products."""
+    """A separate kernel writes quantised inputs. An L2 may contain the weights of resident products."""
     quantised = isinstance(law, QuantizedGemm)
     element = 1 if quantised else 2
     weights, others = stored * n * k, m * (element * k + 2 * n)
@@ -98,7 +99,7 @@ def test_products(law: Any, m: int, n: int, k: int, stored: float) -> None:
 
 @given(drawn(CutlassGemm), size, size, size, st.sampled_from([1.0, 0.5]))
 def test_products_of_cutlass(law: CutlassGemm, m: int, n: int, k: int, stored: float) -> None:
-    """Tiles of 64 × 64 up to 64 rows, of 64 × 128 up to 128, else pairs of 128 × 128: rows padded to 256."""
+    """Tiles are 64 × 64 up to 64 rows, 64 × 128 up to 128 rows, otherwise pairs of 128 × 128: rows are padded to 256."""
     rows, columns = (64, 64) if m <= 64 else (64, 128) if m <= 128 else (128, 128)
     down = 2 * ceil(m, 256) if m > 128 else ceil(m, 64)
     tiles = down * ceil(n, columns) / M.sms
@@ -114,7 +115,7 @@ PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 def walked(tiles: float, blocks: int, tau: float, block: float, memory: float, combine: float, parts: int = 128) -> float:
-    """The least time over the parts into which a walk of so many blocks is split."""
+    """Return the minimum time over the number of parts into which the blocks of a tile are split."""
     return min(
         both(2, ceil(tiles * s) * (tau + ceil(blocks, s) * block), memory) + (combine + 0.05 * s if s > 1 else 0)
         for s in PARTS
@@ -123,7 +124,7 @@ def walked(tiles: float, blocks: int, tau: float, block: float, memory: float, c
 
 
 def from_memory(law: Any, read: float) -> float:
-    """A cache read from HBM; what stays in the L2 between calls comes at the rate of the SMs."""
+    """Return the time to read a cache from HBM. The share in the L2 is read at the rate of the SMs."""
     miss = 1.0 if law.cold else 1 / (1 + (law.cap * M.l2 / read) ** 6)
     return miss * (read / (law.reach * M.memory) + law.tramp)
 
@@ -152,7 +153,7 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
 
 
 def parts_of(law: FlashDecode, walks: int, blocks: int, length: int) -> float:
-    """Into how many parts the kernel splits each walk: whole ones, of XQA those before it rounds them."""
+    """Return the number of parts into which the kernel splits each tile: whole parts, or XQA's number before rounding."""
     most: float
     if law.rule == "xqa":
         most = max(length / 128, 1)
@@ -209,7 +210,7 @@ def test_mla_decode(law: MlaDecode, batch: int, q: int, length: int) -> None:
 
 
 def tiled(tiles: float, each: float, keys: float, tau: float, last: float, stair: float = 0.4) -> float:
-    """Tiles that walk so many keys on average, the last wave partly; no less than the longest tile."""
+    """Return the time of tiles with a mean number of keys and a partial last wave; at least the longest tile."""
     waves = (1 - stair) * tiles + stair * math.ceil(tiles)
     return max(waves * (each * keys + tau), each * last + tau)
 
@@ -269,7 +270,7 @@ routed = st.sampled_from([(128, 8, 1), (128, 8, 8), (8, 2, 1), (256, 8, 4), (32,
 
 
 def tile_of(law: FusedMoe, t: int, held: float, mean: float, inner: float) -> list[tuple[int, int]]:
-    """Rows and columns of the tiles that a kernel may take, by its own rule."""
+    """Return rows and columns of the tiles that a kernel may use by its rule."""
     if law.tiles == "menu":
         return [(16, 128), (32, 128), (64, 128), (128, 128)]
     if (held, inner) in law.tuned:
@@ -336,7 +337,8 @@ def test_experts(
     st.sampled_from([1, 2047, 2048, 2049, 100_000]), st.booleans(),
 )  # fmt: skip
 def test_sparse_modules(law: SparseDecode, b: int, h: int, length: int, indexer: bool) -> None:
-    """DeepSeek-V3.2's: 7168 wide, latents of 512 + 64 through 1536, keys of 128 + 64, values of 128, 64 index heads of 128."""
+    """DeepSeek-V3.2's sizes: width 7168, latents of 512 + 64 through 1536, keys of 128 + 64, values of 128, 64 index heads
+    of 128."""
     weights = 7168 * (1536 + 576) + 1536 * h * 192 + h * 128 * 7168 + (1536 * 128 * 64 + 7168 * (128 + 64)) * indexer
     absorbed = 512 * h * 256
     products = b * (2 * weights / M.fp8 + 2 * absorbed / M.bf16) / 0.6

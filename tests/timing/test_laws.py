@@ -1,4 +1,4 @@
-"""The time laws against figures worked out by hand, and what must hold for any shape."""
+"""Kernel models compared with figures by hand, and rules for any shape."""
 
 import inspect
 import math
@@ -59,7 +59,7 @@ def one(law: KernelModel, *shape: float, on: GpuParameters = ROUND) -> float:
     ],
 )
 def test_into_how_many_parts_kernels_split_a_walk(rule: Rule, walks: int, tokens: int, parts: int) -> None:
-    """By hand from flash-attention's and TensorRT-LLM's rules on 132 SMs, in blocks of 128 tokens."""
+    """By hand, from the rules of flash-attention and TensorRT-LLM, on 132 SMs and in blocks of 128 tokens."""
     most = 32 if rule == "flash3_bounded" else 128
     n, blocks, length = (np.array([float(x)]) for x in (walks, math.ceil(tokens / 128), tokens))
     assert split_parts(rule, most, n, blocks, length, 132).tolist() == [parts]

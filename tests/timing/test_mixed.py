@@ -1,4 +1,4 @@
-"""Batches that mix decodes with prompts: every group sees its own window, top-k or form, and the times of the groups add up."""
+"""Batches with decodes and prompts: every group has its own window, top-k or form, and the times of the groups add up."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ MINE = Calibration(
 
 
 def attentions(name: str, batch: Batch, form: str = "auto") -> dict[tuple[str, str], tuple[Operator, float]]:
-    """Each attention of a pass by layer and form, with the µs of one run."""
+    """Return each attention of a pass by layer and form, with the µs of one run."""
     operators = forward(load_model(name), batch, mla_form=form)
     timed = zip(operators, operator_seconds(operators, H100, MINE), strict=True)
     return {(o.layer, o.form): (o, t.seconds * 1e6 / o.count) for o, t in timed if isinstance(o.shape, AttentionShape)}
@@ -104,7 +104,7 @@ def test_latent_attention_decodes_absorbed_beside_an_expanded_prompt(name: str, 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "deepseek-v3.2"])
 def test_an_array_from_one_token_to_many_changes_its_kernel_on_the_way(name: str) -> None:
-    """Decode kernels take 16 new tokens of a sequence at once; the 17th goes to prefill's."""
+    """Decode kernels process up to 16 new tokens of a sequence. From the 17th on, the prefill kernel is used."""
     model = load_model(name)
     new = np.array([1.0, 2, 16, 17, 18, 500])
     many = pass_time(forward(model, Batch((Sequences(2, new, 4000), DECODES))), H100, MINE).seconds
@@ -135,7 +135,7 @@ decodes = st.builds(
 
 
 def law_seconds(shape: tuple[int, int, int, int], *groups: tuple[int, int, int, int]) -> float:
-    """What the laws alone give an attention, which costs nothing under the roof."""
+    """Return the seconds of an attention by the kernel models only. Its bound is 0."""
     operator = Operator("attention", "k", 3, "attention", Cost(), "bf16", shape=AttentionShape(*shape, ("bf16",), groups))
     (timed,) = operator_seconds([operator], H100, MINE)
     assert timed.basis == "calibrated"

@@ -1,4 +1,4 @@
-"""Latent-attention modules: shared operators take the same time in each variant, and a module's overhead is a row of its own."""
+"""Latent-attention modules: shared operators take equal time in each variant, and a module's overhead is a separate row."""
 
 from itertools import pairwise
 
@@ -32,7 +32,7 @@ def entry(law: AnyLaw) -> Entry:
 
 
 def with_modules(sparse: SparseDecode, dense: MlaModule | None) -> Calibration:
-    """A calibration with kernels of products and attention, and with modules that take so long."""
+    """Return a calibration with kernel models of GEMMs and attention, and with modules of these times."""
     laws = {
         "gemm": {"bfloat16": entry(Gemm()), "fp8_block": entry(QuantizedGemm())},
         "mla_decode": {"bfloat16": entry(MlaDecode())},
@@ -44,7 +44,7 @@ def with_modules(sparse: SparseDecode, dense: MlaModule | None) -> Calibration:
 
 
 def times_of(name: str, batch: Batch, gpu: Gpu, laws: Calibration) -> dict[tuple[str, str], tuple[object, float]]:
-    """The shape and the seconds of each operator of a model, by its layer and name."""
+    """Return the shape and the seconds of each operator of a model, by its layer and name."""
     operators = forward(load_model(name), batch, parallelism=TP8)
     timed = operator_seconds(operators, gpu, laws)
     return {(o.layer, o.name): (o.shape or o.cost, t.seconds) for o, t in zip(operators, timed, strict=True)}
@@ -65,7 +65,7 @@ dense_laws = st.builds(MlaModule, t0=st.floats(0.1, 150), th=st.floats(0.001, 2)
 def test_an_operator_that_two_variants_share_takes_the_same_time_in_both(
     source: tuple[object, object], sequences: int, context: int, phase: str
 ) -> None:
-    """DeepSeek-V3 with MLA and with DSA: each operator of the same name, layer and shape, under any calibration."""
+    """DeepSeek-V3 with MLA and with DSA: operators with equal name, layer and shape, under any calibration."""
     if isinstance(source[0], str):
         gpu = load_gpu(source[0])
         laws = find_calibration(gpu, str(source[1]))
@@ -83,7 +83,7 @@ def test_an_operator_that_two_variants_share_takes_the_same_time_in_both(
 def test_a_sparse_module_takes_as_much_longer_than_mla_as_it_was_measured(
     sparse: SparseDecode, dense: MlaModule | None, sequences: int, context: int
 ) -> None:
-    """Its operators and its overhead: the module less what MLA's takes beyond its kernels for a token, and no less than they."""
+    """Its operators and overhead: the module minus MLA's overhead for one token, and at least its operators."""
     operators = forward(load_model("deepseek-v3.2"), Batch.decode(context, sequences), parallelism=TP8)
     laws = with_modules(sparse, dense)
     timed = operator_seconds(operators, H100, laws)
@@ -101,7 +101,7 @@ def test_a_sparse_module_takes_as_much_longer_than_mla_as_it_was_measured(
 
 
 def test_in_a_measured_decode_step_indexer_and_choice_rest_on_the_module_s_rows() -> None:
-    """In a prompt they have no rows: the indexer takes its bound and a launch."""
+    """For prompts there are no rows, so the indexer takes its bound and a launch."""
     laws = with_modules(SparseDecode(bytes=1.0), None)
     found = {}
     for batch in (Batch.decode(8192, 4), Batch.prefill(8192)):
@@ -113,7 +113,7 @@ def test_in_a_measured_decode_step_indexer_and_choice_rest_on_the_module_s_rows(
 
 @pytest.mark.parametrize(("gpu", "stack"), MEASURED)
 def test_more_new_tokens_never_take_a_sparse_module_less_time(gpu: str, stack: str) -> None:
-    """Tokens of one sequence across the boundary between decode and prefill kernels, all at once and one by one."""
+    """Tokens of one sequence across the boundary between decode and prefill kernels, as arrays and one by one."""
     laws, machine = find_calibration(load_gpu(gpu), stack), load_gpu(gpu)
     assert laws
     new = np.array([1.0, 2, 4, 8, 12, 15, 16])
@@ -129,7 +129,7 @@ def test_more_new_tokens_never_take_a_sparse_module_less_time(gpu: str, stack: s
 
 
 def test_the_overhead_of_an_mla_module_by_hand() -> None:
-    """16 heads: 10 + 2·log2(8) + 0.5·16 + 8·(0.25 + 0.0625·16) = 34 µs for 8 tokens; beyond 1,024 tokens it stays."""
+    """16 heads: 10 + 2·log2(8) + 0.5·16 + 8·(0.25 + 0.0625·16) = 34 µs for 8 tokens. Above 1,024 tokens it is constant."""
     law = MlaModule(t0=10, t1=2, th=0.5, tb=0.25, tbh=0.0625)
     tokens, heads = np.array([8.0, 1024, 4096]), np.array([16.0, 16, 16])
     assert law.overhead_us(tokens, heads).tolist() == [34.0, 1318.0, 1318.0]
@@ -137,7 +137,7 @@ def test_the_overhead_of_an_mla_module_by_hand() -> None:
 
 
 def test_a_module_s_overhead_is_fitted_beyond_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times made of known kernels and a known overhead give the overhead back; without attention's law there is none."""
+    """Times of known kernels plus a known overhead give this overhead. Without a kernel model of attention, there is none."""
     for name in ("STARTS", "FOLD_STARTS"):
         monkeypatch.setattr(f"kvcalc.timing.fitting.{name}", 1)
     figures, true = figures_of(H100), MlaModule(t0=30, t1=3, th=0.1, tb=0.02, tbh=1e-3)
@@ -175,7 +175,7 @@ def test_a_module_s_overhead_is_fitted_beyond_its_kernels(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("own", "lent"), [(0, 2), (1, 0)])
 def test_vllm_takes_rows_of_latent_attention_from_stacks_with_its_kernels(own: int, lent: int) -> None:
-    """FlashAttention-3's rows of SGLang, and FlashMLA's of TensorRT-LLM over an fp8 cache, if vLLM has none of its own."""
+    """Without rows of vLLM, it uses SGLang's rows of FlashAttention-3, and TensorRT-LLM's rows of FlashMLA for an fp8 cache."""
 
     def row(stack: str, dtype: str, kernel: str, op: str = "mla_decode") -> MeasuredRow:
         return MeasuredRow(0, op, "h100", stack, dtype, (1.0, 16.0, 512.0), 20.0, "", "1.0", kernel)
@@ -198,7 +198,7 @@ def test_vllm_takes_rows_of_latent_attention_from_stacks_with_its_kernels(own: i
 
 @pytest.mark.parametrize("stack", ["vllm", "trtllm"])
 def test_roofline_has_a_row_for_what_a_module_takes_beyond_its_operators(kvcalc: Run, stack: str) -> None:
-    """One for each kind of layer, without work and without a bound; with it the rows add up. MLA has none."""
+    """Each kind of layer has one such row, without work and bound, so that rows add up. MLA has none."""
     line = "roofline {} --gpu h100 --tp 8 --context 8k --batch-size 8 --stack {} --format json"
     *rows, whole = kvcalc(line.format("deepseek-v3.2", stack)).records
     added = [r for r in rows if r["operator"] == "module_overhead"]

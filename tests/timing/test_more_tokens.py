@@ -39,7 +39,7 @@ def deployment(gpu: str, stack: str, name: str, tp: int, quantization: str, cach
 
 @pytest.mark.parametrize(("gpu", "stack"), CALIBRATIONS)
 def test_more_new_tokens_never_take_less_time(gpu: str, stack: str) -> None:
-    """1 to 4,096 new tokens, after none, some and many; over the boundary between kernels for decode and for prompts."""
+    """1 to 4,096 new tokens after zero, some and many cached tokens, across the boundary between decode and prefill kernels."""
     for name, *how in MODELS:
         timed = deployment(gpu, stack, name, *how)
         for past, batch in ((0, 1), (2000, 1), (37, 5)):
@@ -50,7 +50,7 @@ def test_more_new_tokens_never_take_less_time(gpu: str, stack: str) -> None:
 
 @pytest.mark.parametrize(("gpu", "stack"), CALIBRATIONS)
 def test_a_prompt_takes_at_least_as_long_as_its_last_token_alone(gpu: str, stack: str) -> None:
-    """Without a cache each step is a pass over all tokens: never faster than a decode step of the last of them."""
+    """Without a cache, each step is a pass over all tokens. It is never faster than a decode step of the last token."""
     for name, *how in MODELS:
         timed = deployment(gpu, stack, name, *how)
         prompt = np.asarray(timed.seconds(Batch.prefill(TOKENS)))

@@ -1,4 +1,4 @@
-"""Caches in formats of which there are no measured rows: the nearest law's time, marked as no time of their own."""
+"""Cache formats without measured rows use the nearest kernel model, and their times are marked as scaled."""
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ LAWS = Calibration(
 
 @pytest.mark.parametrize("cache", ["int4", "nvfp4", "int8", "turboquant_k8v4"])
 def test_a_cache_without_rows_takes_the_nearest_law_and_says_so(cache: str) -> None:
-    """The time of attention over an fp8 cache, not called calibrated; no error of a step is known then."""
+    """The time equals attention over an fp8 cache, but is not marked as calibrated. No error of a step is known."""
     near, own = (forward(LLAMA, Batch.decode(8192, 8), Precision(kv_cache_dtype=name)) for name in ("fp8", cache))
     both = [dict(zip((o.name for o in each), operator_seconds(each, H100, LAWS), strict=True)) for each in (near, own)]
     assert [timed["attention"].basis for timed in both] == ["calibrated", "scaled"]
@@ -49,7 +49,7 @@ def test_a_cache_without_rows_takes_the_nearest_law_and_says_so(cache: str) -> N
 
 
 def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
-    """DeepSeek-V3.2's latents in nvfp4, its index keys in fp8: the module takes the time of one over an fp8 cache."""
+    """DeepSeek-V3.2's latents in nvfp4, index keys in fp8: the module takes the time of a module over an fp8 cache."""
 
     def inside(cache: str) -> tuple[str, str, float]:
         precision = Precision(kv_cache_dtype=cache)
@@ -75,7 +75,8 @@ def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
     ],
 )
 def test_latent_attention_of_other_widths_than_the_measured_is_scaled(name: str, form: str, basis: str) -> None:
-    """Rows are of 576 and 512 wide (absorbed) or 192 and 128 (expanded); DeepSeek-V4's are 512 and 512, GLM-5's prompts 256."""
+    """Measured widths are 576 and 512 (absorbed) or 192 and 128 (expanded). DeepSeek-V4's are 512 and 512, GLM-5's prompts
+    256."""
     latent = {"mla_decode": {"bfloat16": entry(MlaDecode())}, "mla_prefill": {"bfloat16": entry(MlaPrefill())}}
     laws = msgspec.structs.replace(LAWS, laws=LAWS.laws | latent)
     batch = Batch.decode(16384, 8) if form == "decode" else Batch.prefill(16384)

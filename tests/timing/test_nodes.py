@@ -1,4 +1,4 @@
-"""Ranks beyond one link: what crosses between nodes is counted by hand, timed with that link, or refused; never as one domain."""
+"""Ranks on several nodes: traffic between nodes is counted by hand and timed with its link, or refused."""
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ LLAMA = load_model("llama-3.1-70b")
 
 
 def crossing(tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, name: str = "llama-3.1-70b") -> dict[str, tuple[int, int]]:
-    """Bytes over the link, and of those between nodes, of each kind of operator in a decode step of one sequence a rank."""
+    """Return the bytes over the link and between nodes for each kind of operator in a decode step of one sequence per rank."""
     d = deploy(name, "h100", tp=tp, pp=pp, dp=dp, ep=ep)
     found = {}
     for o in d.operators(Batch.decode(4096, dp)):
@@ -23,7 +23,7 @@ def crossing(tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, name: str = "ll
 
 
 def test_an_all_reduce_crosses_in_a_ring_for_each_gpu_of_the_node() -> None:
-    """[1, 8192] in bf16 over 16 ranks, 8 a node: 2 · 15/16 of 16,384 bytes over each link, an eighth of it between nodes."""
+    """[1, 8192] in bf16 over 16 ranks, 8 per node: 2 · 15/16 of 16,384 bytes over each link, an eighth of it between nodes."""
     assert crossing(tp=16)["all_reduce"] == (30_720, 3_840)
     assert crossing(tp=8)["all_reduce"] == (28_672, 0)
     assert crossing(tp=32)["all_reduce"] == (31_744, 3_968)
@@ -32,7 +32,7 @@ def test_an_all_reduce_crosses_in_a_ring_for_each_gpu_of_the_node() -> None:
 
 
 def test_experts_and_data_parallel_ranks_send_to_those_of_other_nodes() -> None:
-    """8 experts of each token of width 7,168: 15/16 of them elsewhere, a half on the other node."""
+    """8 experts per token of width 7,168: 15/16 of them are on other ranks, half of them on the other node."""
     rows = 7_168 * 2 * 8
     assert crossing(dp=16, ep=16, name="deepseek-v3")["all_to_all"] == (rows * 15 // 16, rows // 2)
     assert crossing(dp=8, ep=8, name="deepseek-v3")["all_to_all"] == (rows * 7 // 8, 0)
@@ -95,6 +95,6 @@ def test_what_cannot_be_placed_is_refused(kvcalc: Run) -> None:
 
 
 def test_what_crosses_nodes_is_counted_by_the_stage_that_hands_it_on() -> None:
-    """tp 4, 8 GPUs a node: of four stages the second alone hands on to another node."""
+    """tp 4, 8 GPUs per node: of four stages, only the second sends to another node."""
     sends = [o for o in deploy("llama-3.1-70b", "h100", tp=4, pp=4).operators(Batch.decode(4096)) if o.name == "send"]
     assert [(o.count, o.cost.network_bytes, o.cost.inter_node_bytes) for o in sends] == [(2, 16_384, 0), (1, 16_384, 16_384)]

@@ -1,4 +1,4 @@
-"""Bounds hold: no kernel, and no published run, is faster than what `≥` and "at most" say."""
+"""Bounds are correct: no kernel and no published run is faster than `≥` and "at most" allow."""
 
 import json
 
@@ -38,7 +38,7 @@ FASTEST = [
 
 
 def gate(model_name: str, gpu: str, quantization: str, tokens: int = 1 << 16) -> tuple[Operator, float]:
-    """The first FFN product of a long prompt, and its bound in seconds."""
+    """Return the first FFN product of a long prompt, and its bound in seconds."""
     card = load_gpu(gpu)
     found = TimedDeployment(load_model(model_name), card, Precision(quantization=quantization)).operators(Batch.prefill(tokens))
     operator = next(o for o in found if "gate" in o.name or "up" in o.name)
@@ -82,7 +82,7 @@ def test_gguf_s_4_bit_floats_compute_in_fp4_or_int8() -> None:
     [("bf16", "h100-sxm", 989e12), ("fp8", "h100-sxm", 1978.9e12), ("fp8", "a100-80gb", 312e12), ("nvfp4", "b200", 4500e12)],
 )
 def test_attention_over_an_fp8_cache_may_compute_in_fp8(cache: str, gpu: str, peak: float) -> None:
-    """One token after 8,191 attends to 8,192 in 32 layers; 1,024 of them in a batch, 128 queries for each K/V head."""
+    """One token after 8,191 attends to 8,192 in 32 layers, in a batch of 1,024, with 128 queries per KV head."""
     card = load_gpu(gpu)
     found = TimedDeployment(LLAMA, card, Precision(kv_cache_dtype=cache)).operators(Batch.prefill(8192))
     (attention,) = [o for o in found if o.kind == "attention"]

@@ -1,4 +1,4 @@
-"""The roof: no calibrated time is below it; knees, and bounds of measured operations, by hand."""
+"""Rooflines: no calibrated time is below its bound; ridge points, and bounds of measured operations, by hand."""
 
 import itertools
 from functools import cache
@@ -30,7 +30,7 @@ PASSES = {  # arrays, and whole numbers where phases mix
 
 @cache
 def calibrated() -> list[tuple[Gpu, Calibration]]:
-    """Every GPU that has calibrations, under each of its stacks."""
+    """Return every GPU that has calibrations, with each of its stacks."""
     gpus = [load_gpu(name) for name in sorted(presets.preset_files("gpus"))]
     pairs = [(gpu, find_calibration(gpu, stack)) for gpu in gpus for stack in stacks_of(gpu)]
     assert len(pairs) >= 8
@@ -46,7 +46,7 @@ def check(operators: tuple[Operator, ...], gpu: Gpu, laws: Calibration) -> None:
 
 @pytest.mark.parametrize("number", range(8))
 def test_no_calibrated_time_is_below_its_roof(number: int) -> None:
-    """Every preset in a third of all dtypes and kinds of pass, each on another calibrated GPU and stack."""
+    """Each preset runs a third of all dtypes and kinds of pass, on a different calibrated GPU and stack."""
     laws = calibrated()
     for n, name in list(enumerate(MODELS))[number::8]:
         model = load_model(name)
@@ -70,7 +70,7 @@ def toy(**peaks: float) -> Gpu:
 
 
 def test_the_knee_is_bf16_s_else_fp16_s() -> None:
-    """FLOP per byte: peak over 100 bytes a second."""
+    """FLOP per byte: the peak divided by 100 bytes per second."""
     assert toy(bf16=1000.0).knee == 10
     assert toy(fp16=500.0).knee == 5
     assert toy(bf16=1000.0, fp16=500.0).knee == 10
@@ -177,7 +177,8 @@ def test_every_family_of_laws_has_a_bound() -> None:
 
 
 def test_an_array_takes_the_largest_of_its_limits_point_by_point() -> None:
-    """100 bytes, 1000 bf16 FLOP, 50 vector FLOP and 10 network bytes a second: memory, compute, vector and network in turn."""
+    """Rates per second are 100 bytes, 1000 bf16 FLOP, 50 vector FLOP and 10 network bytes: the limits are memory, compute,
+    vector and network in turn."""
     gpu = Gpu(
         name="toy", vendor="none", memory_bytes=1, source=(), bandwidth_bytes_per_s=100.0, flops_per_s={"bf16": 1000.0},
         vector_flops_per_s={"fp32": 50.0}, link_bytes_per_s=10.0,

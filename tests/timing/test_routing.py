@@ -1,4 +1,4 @@
-"""What a router puts on a rank: closed forms against counting, against simulation, and at their ends."""
+"""The load of a rank by a router: closed forms compared with counting, with simulation, and at their limits."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ def load(tokens: int, top: int, experts: int, ranks: int = 1) -> ExpertLoad:
 
 
 def test_many_tokens_fill_whole_tiles_and_half_of_one_more() -> None:
-    """4,096 tokens on 8 of 128: 256 rows an expert; tiles of 128: 128·256/128 and half a tile an expert more."""
+    """4,096 tokens on 8 of 128: 256 rows per expert. Tiles of 128: 128·256/128, and half a tile more per expert."""
     found = load(4096, 8, 128)
     assert (found.rows, found.touched) == pytest.approx((32_768, 128))
     assert found.tiles[TILE_ROWS.index(128)] == pytest.approx(256 + 64)
 
 
 def test_every_rank_waits_for_the_busiest() -> None:
-    """64 tokens on 8 of 256 over 8 ranks: 64 rows each, the busiest of eight √(2·ln 8) = 2.039 deviations of √64 above."""
+    """64 tokens on 8 of 256 over 8 ranks: 64 rows each. The busiest of eight has √(2·ln 8) = 2.039 deviations of √64 more."""
     found = load(64, 8, 256, 8)
     busiest = 64 + np.sqrt(2 * np.log(8)) * 8
     assert found.rows == pytest.approx(busiest)
@@ -28,7 +28,7 @@ def test_every_rank_waits_for_the_busiest() -> None:
 
 
 def simulated(rng: np.random.Generator, tokens: int, top: int, experts: int, ranks: int) -> tuple[float, float, float, float]:
-    """Pairs, touched experts, tiles of 16 and of 64 on the busiest rank, of one draw."""
+    """Return pairs, reached experts, and tiles of 16 and of 64 on the busiest rank, for one random draw."""
     chosen = np.argsort(rng.random((tokens, experts)), axis=1)[:, :top]
     counts = np.bincount(chosen.ravel(), minlength=experts).reshape(ranks, -1)
     busiest = counts[counts.sum(axis=1).argmax()]
@@ -50,7 +50,8 @@ def test_the_closed_form_meets_a_simulated_router(tokens: int, top: int, experts
 
 @given(st.integers(1, 20_000), st.integers(1, 8), st.sampled_from([8, 64, 128, 512]), st.sampled_from([1, 2, 4, 8]))
 def test_a_load_is_one_that_can_be(tokens: int, top: int, experts: int, ranks: int) -> None:
-    """No more pairs than tokens on each expert held, no more experts than are held or have pairs, tiles between."""
+    """An expert has at most one pair per token. Reached experts are at most the rank's experts and the pairs. Tiles are
+    between both."""
     found = load(tokens, top, experts, ranks)
     held = experts / ranks
     assert 0 < found.rows <= min(held * tokens, tokens * top) * (1 + 1e-9)

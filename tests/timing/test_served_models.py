@@ -1,4 +1,4 @@
-"""Which preset the path of a served model stands for, its own name or the longest that it begins with; which release served."""
+"""The preset for the path of a served model, by its name or the longest matching beginning, and the served release."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whole passes in calibrated time: sums of laws, glue, error bars, and what they rest on."""
+"""Calibrated times of whole passes: sums of kernel models, overhead, errors, and their basis."""
 
 from typing import Any
 
@@ -78,7 +78,8 @@ def test_a_decode_step_is_the_sum_of_its_laws_with_glue() -> None:
 
 
 def test_an_engine_adds_to_layers_ranks_passes_sequences_and_prompts() -> None:
-    """32 layers: 32 · (2 + 3 · log2(4)) + 100 + 8 · 5 µs beside a decode step of 8 on 4 GPUs; with prompts a tenth more."""
+    """A decode step of 8 sequences on 4 GPUs: 32 · (2 + 3 · log2(4)) + 100 + 8 · 5 µs in addition to its kernels. With
+    prompts, kernels take a tenth more."""
     terms = HostOverheads(glue_us=2.0, skew_us=3.0, step_us=100.0, sequence_us=5.0, prompts=1.1)
     laws = msgspec.structs.replace(MINE, engine=EngineOverheads(stack="mine", dense=terms, mixture=HostOverheads()))
     decode = forward(LLAMA, Batch.decode(1024, 8), parallelism=Parallelism(tp=4))
@@ -96,7 +97,7 @@ def test_an_engine_adds_to_layers_ranks_passes_sequences_and_prompts() -> None:
 
 
 def timed(name: str, batch: Batch, laws: Calibration, **options: Any) -> dict[str, OperatorTime]:
-    """Every operator of the last kind of layer that has it."""
+    """Return every operator of the last kind of layer that has it."""
     operators = forward(load_model(name), batch, **options)
     return dict(zip((o.name for o in operators), operator_seconds(operators, H100, laws), strict=True))
 
@@ -121,14 +122,14 @@ EXPERTS = with_laws(moe={"fp8_block/triton": entry(TRITON), "fp8_block/flashinfe
 
 
 def experts_us(law: FusedMoe, tokens: int, ranks: int) -> float:
-    """The law for DeepSeek-V3's experts, whole on each of so many ranks, 58 layers of them."""
+    """Return the time of DeepSeek-V3's experts in 58 layers by the kernel model, spread as whole experts over `ranks` ranks."""
     sizes = [np.array([float(x)]) for x in (tokens, 7168, 2048, 8, 256, 1, ranks)]
     load = busiest_load(sizes[0], sizes[3], sizes[4], sizes[6])
     return float(law.us(figures_of(H100), *sizes, load.rows, load.touched, *load.tiles)[0])
 
 
 def test_experts_follow_the_law_of_their_kernel_at_a_router_s_load() -> None:
-    """FlashInfer's once experts are spread over ranks, Triton's without; on the busiest rank."""
+    """FlashInfer's kernel if experts are spread over ranks, otherwise Triton's, on the busiest rank."""
     batch = Batch.decode(4096, 64)
     one, eight = (timed("deepseek-v3", batch, EXPERTS, parallelism=Parallelism(tp=n, ep=n))["experts"] for n in (1, 8))
     assert one.seconds == pytest.approx(58e-6 * experts_us(TRITON, 64, 1))
