@@ -249,10 +249,7 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
     # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
     settings = dict(re.findall(r"^(\w+)=(\S+)", line))
     dialect, words = DIALECTS[record["engine"]], split([line])[len(settings) :]
-    image, port = dialect.image, dialect.port
-    if ":" not in image:
-        patch = ".0" if version.count(".") == 1 else ""
-        image += f":v{version}{patch}" if version else ":latest"
+    image, port = dialect.tagged_image(version), dialect.port
     arguments = words[len(dialect.starts[0]) :]
     # the images of SGLang and TensorRT-LLM start no server
     if dialect.engine == "vllm":

@@ -147,6 +147,13 @@ class Dialect(NamedTuple):
         """Return the flag of an option; None if the engine has none."""
         return next((flag for flag in self.flags if flag.name == name), None)
 
+    def tagged_image(self, version: str) -> str:
+        """Return the image of a version; of the latest one for ""."""
+        if ":" in self.image:
+            return self.image
+        patch = ".0" if version.count(".") == 1 else ""
+        return f"{self.image}:v{version}{patch}" if version else f"{self.image}:latest"
+
 
 def _dialect(engine: str, starts: str, flags: str, **settings: Any) -> Dialect:
     """Build a dialect from texts. Each line has one start, or the name, kind and spellings of one

@@ -304,14 +304,10 @@ _MAPPING_ITEM = re.compile(rf"'([a-z_0-9]{{1,60}})': {_VALUE}")
 _KEYWORD_ARGUMENT = re.compile(rf"\b([a-z_0-9]{{1,60}})={_VALUE}")
 BOOT_TEXTS = ("version", "model", "gpu", "title", "file_type")
 FAILURES = ("no_blocks", "too_long", "occupied", "out_of_memory", "weights_failed")
-FLAG_NUMBERS = (
-    "gpu_memory_utilization",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "num_gpu_blocks_override",
-    "cells",
-)
+FLAG_NUMBERS = """
+    gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs
+    num_gpu_blocks_override cells
+"""
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
@@ -474,7 +470,7 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
     elif name in ("tokens", "full_tokens"):
         if value >= 0:
             boot.counts[name] = min(int(value), boot.counts.get(name, int(value)))
-    elif name in FLAG_NUMBERS:
+    elif name in FLAG_NUMBERS.split():
         if value >= 0:
             boot.flags[name] = value if value < 1 else int(value)
     elif "device" not in match.groupdict():

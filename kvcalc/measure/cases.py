@@ -108,7 +108,7 @@ def _bare(model: Model, *names: str) -> Model:
 
 def _widest(model: Model) -> tuple[int, int, int]:
     """Return (heads, key width, value width) of the mixer with the most heads."""
-    return max(part.as_mha() for layer in model.kinds.values() for part in layer.mixers)
+    return max(part.as_mha() for part in model.mixers)
 
 
 def _recurrent(model: Model) -> Model:

@@ -79,8 +79,7 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
     model, tokens = case.model, case.batch_size * case.new
     weights = [w for kind in model.order for w in model.layer_weights(kind)]
     elements = sum(w.elements + 4 * tokens * w.outputs for w in weights)
-    mixers = [part for layer in model.kinds.values() for part in layer.mixers]
-    if any(isinstance(part, Sparse) for part in mixers):
+    if any(isinstance(part, Sparse) for part in model.mixers):
         elements += 2 * MAX_SCORED + (3 * tokens * case.context if case.new > 1 else 0)
     return elements * DTYPES[settings.dtype].itemsize + settings.cache_bytes(case)
 

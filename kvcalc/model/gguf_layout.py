@@ -195,7 +195,7 @@ def _problem(model: Model) -> str:
                 return f"{part.label or part.__struct_config__.tag} (layers {name})"
         if layer.shared:
             return f"weights shared between layers (layers {name})"
-    parts = [part for layer in model.kinds.values() for part in layer.parts]
+    parts = model.parts
     if model.mtp and not all(isinstance(part, Latent | Dense | Moe) for part in parts):
         return "its multi-token-prediction layers"
     return ""

@@ -200,6 +200,21 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     rope_tables: tuple[tuple[Count, Count], ...] = ()
     file: str = ""
 
+    @property
+    def parts(self) -> list[AnyPart]:
+        """Parts of each kind of layer, without shared parts."""
+        return [part for layer in self.kinds.values() for part in layer.parts]
+
+    @property
+    def mixers(self) -> list[Sublayer]:
+        """Mixers of each kind of layer."""
+        return [mixer for layer in self.kinds.values() for mixer in layer.mixers]
+
+    @property
+    def entries(self) -> list[CacheEntry]:
+        """Cache entries of each kind of layer."""
+        return [entry for layer in self.kinds.values() for entry in layer.entries]
+
     def check_generates(self) -> None:
         """Raise UserError for a model that embeds or ranks whole sequences."""
         if self.pooling:

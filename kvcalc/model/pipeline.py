@@ -68,7 +68,7 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
 def _check_shared_rows(model: Model, pp: int) -> None:
     """Raise UserError if layers on different stages share rows, because the cost of a copy is
     unknown."""
-    entries = [entry for layer in model.kinds.values() for entry in layer.entries]
+    entries = model.entries
     if pp == 1 or not any(entry.is_stored_by_other_layer for entry in entries):
         return
     for stage in stages(model, pp):

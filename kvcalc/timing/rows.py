@@ -205,7 +205,7 @@ def _module_sizes(path: str) -> list[float]:
     ValueError if no preset is of that model.
     """
     model = served_model(path)
-    parts = [part for layer in model.kinds.values() for part in layer.parts] if model else []
+    parts = model.parts if model else []
     for part in parts:
         if model and isinstance(part, Sparse) and part.indexer and part.q_lora_rank:
             sizes = (getattr(part, field) for field in MODULE_FIELDS.split())

@@ -227,8 +227,7 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
     dtype = precision.kv_cache_dtype
     if dtype == "auto" and canonical(precision.dtype) == "auto":
         dtype = canonical(model.kv_cache_dtype or "")
-    entries = [entry for layer in model.kinds.values() for entry in layer.entries]
-    if dtype != "fp8" or not any(e.role == "latent" and e.top for e in entries):
+    if dtype != "fp8" or not any(e.role == "latent" and e.top for e in model.entries):
         return precision, ()
     remark = f"{engine} stores fp8 latents of sparse attention as packed rows (fp8_ds_mla)"
     return replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
@@ -271,7 +270,7 @@ def rope_tables(model: Model) -> int:
     if model.rope_tables:
         return sum(2 * positions * width for positions, width in model.rope_tables)
     widths = [0]
-    for part in (part for layer in model.kinds.values() for part in layer.parts):
+    for part in model.parts:
         if isinstance(part, Latent | Compressed):
             widths.append(part.qk_rope_head_dim)
         elif isinstance(part, Grouped):

@@ -74,11 +74,6 @@ class Spec(NamedTuple):
         size = self.row if self.kind is SpecKind.STATE else self.row * self.block
         return self.padded or size
 
-    @property
-    def is_local(self) -> bool:
-        """Whether a window or a chunk limits the tokens."""
-        return self.kind in (SpecKind.WINDOW, SpecKind.CHUNK)
-
 
 class KVCacheGroup(NamedTuple):
     """Layers that share one block table. They need equal numbers of blocks; their `specs` may
@@ -144,15 +139,11 @@ def choose_group_size(layer_counts: Sequence[int]) -> int:
 def _need_equal_blocks(layers: Sequence[StageSpec]) -> bool:
     """Return whether all layers have the same kind, block size and limit, and for states the same
     page size."""
-    return (
-        len(
-            {
-                (s.kind, s.page) if s.kind is SpecKind.STATE else (s.kind, s.block, s.limit)
-                for _, s in layers
-            }
-        )
-        <= 1
-    )
+    needs = set()
+    for _, spec in layers:
+        is_state = spec.kind is SpecKind.STATE
+        needs.add((spec.kind, spec.page) if is_state else (spec.kind, spec.block, spec.limit))
+    return len(needs) <= 1
 
 
 def _make_pages_equal(layers: Sequence[StageSpec]) -> list[StageSpec] | None:
@@ -183,18 +174,11 @@ def promote_windows(layers: Sequence[StageSpec]) -> list[StageSpec]:
         UserError: The layers then still need different blocks.
     """
     full_blocks = [spec.block for _, spec in layers if spec.kind is SpecKind.FULL]
-    if not full_blocks or _need_equal_blocks(layers):
-        results = list(layers)
-    else:
-        results = [
-            (
-                n,
-                s._replace(kind=SpecKind.FULL, limit=0, block=full_blocks[0])
-                if s.is_local
-                else s,
-            )
-            for n, s in layers
-        ]
+    results = []
+    for stage, spec in layers:
+        if full_blocks and spec.kind in (SpecKind.WINDOW, SpecKind.CHUNK):
+            spec = spec._replace(kind=SpecKind.FULL, limit=0, block=full_blocks[0])
+        results.append((stage, spec))
     if not _need_equal_blocks(results):
         raise UserError(
             "vLLM needs its hybrid cache manager for layers that need different blocks"

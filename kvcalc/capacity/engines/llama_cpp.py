@@ -55,17 +55,9 @@ UBATCH = 512  # --ubatch-size
 # common/arg.cpp, kv_cache_types
 TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 # types with a pattern of windows, also by the names in GGUF files
-PATTERNED = (
-    "gemma2",
-    "gemma3_text",
-    "gemma3",
-    "gpt_oss",
-    "gpt-oss",
-    "cohere2",
-    "afmoe",
-    "llama4_text",
-    "llama4",
-)
+PATTERNED = """
+    gemma2 gemma3_text gemma3 gpt_oss gpt-oss cohere2 afmoe llama4_text llama4
+"""
 WINDOWED_DEPTH = {"exaone4": 64}  # types that have windows only at this depth
 
 
@@ -113,10 +105,9 @@ def _compute_buffer(start: EngineStartup) -> Any:
     model, tokens = start.model, start.tokens
     width = model.hidden_size
     logits = 4 * tokens * (model.vocab_size + width) if start.layers.last else 0
-    layers = model.kinds.values()
-    attends = any(entry.grows for layer in layers for entry in layer.entries)
+    attends = any(entry.grows for entry in model.entries)
     mask = 2 * tokens * _pad(start.context) if attends else 0
-    inner = max(_ffn_elements(part, width) for layer in layers for part in layer.parts)
+    inner = max(_ffn_elements(part, width) for part in model.parts)
     return maximum(logits, 4 * tokens * (inner + 4 * width) + mask)
 
 
@@ -353,7 +344,7 @@ def _windowed_models(layers: Sequence[LayerCache]) -> set[int]:
         model = layer.model
         depth = WINDOWED_DEPTH.get(model.model_type, model.layers)
         for part in pages(LLAMA_CPP.title, layer) if model.layers == depth else ():
-            if (part.rows and not part.limit) or model.model_type in PATTERNED:
+            if (part.rows and not part.limit) or model.model_type in PATTERNED.split():
                 models.add(id(model))
     return models
 
@@ -366,13 +357,12 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
     """
     if precision.kv_cache_dtype == "auto":
         precision = replace(precision, kv_cache_dtype="fp16")
-    layers, remarks = model.kinds.values(), []
-    if any(_is_stored_by_head(model, part) for layer in layers for part in layer.parts):
+    remarks = []
+    if any(_is_stored_by_head(model, part) for part in model.parts):
         remarks.append(
             "llama.cpp keeps keys and values of every head of this model, not its latents"
         )
-    entries = [entry for layer in layers for entry in layer.entries]
-    if any(entry.span is Span.CHUNK and entry.limit != CHUNK for entry in entries):
+    if any(entry.span is Span.CHUNK and entry.limit != CHUNK for entry in model.entries):
         remarks.append(f"llama.cpp's chunks always have {CHUNK:,} tokens")
     return precision, tuple(remarks)
 
@@ -422,14 +412,8 @@ LLAMA_CPP = Engine(
     has_context_buffers=True,
     memory_key=lambda start: start.gpu.per == "SoC",
     dtypes=TYPES,
-    takes=(
-        "cache_type_k",
-        "cache_type_v",
-        "kv_unified",
-        "swa_full",
-        "n_gpu_layers",
-        "n_cpu_moe",
-        "cpu_moe",
+    takes=tuple(
+        "cache_type_k cache_type_v kv_unified swa_full n_gpu_layers n_cpu_moe cpu_moe".split()
     ),
     precision=_precision,
     entries=_entries,

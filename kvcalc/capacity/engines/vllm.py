@@ -54,6 +54,10 @@ from kvcalc.storage.formats import FORMATS, KEYS_AND_VALUES_ONLY, RowFormat, can
 
 # tokens; FlashMLA and the indexer run 64; hybrids of MLA align to 128
 BLOCK, MLA_BLOCK, MLA_HYBRID_BLOCK = 16, 64, 128
+DTYPES = """
+    bf16 fp16 fp32 fp8 fp8_ds_mla nvfp4 nvfp4_ds_mla
+    fp8_per_token_head int8_per_token_head int4_per_token_head
+"""
 
 
 class Vllm(BlockPool):
@@ -252,18 +256,7 @@ VLLM = Engine(
         "limit_mm_per_prompt",
         "num_gpu_blocks_override",
     ),
-    dtypes=(
-        "bf16",
-        "fp16",
-        "fp32",
-        "fp8",
-        "fp8_ds_mla",
-        "nvfp4",
-        "nvfp4_ds_mla",
-        "fp8_per_token_head",
-        "int8_per_token_head",
-        "int4_per_token_head",
-    ),
+    dtypes=tuple(DTYPES.split()),
     unmodelled=KEYS_AND_VALUES_ONLY,
     precision=_precision,
     entries=_entries,

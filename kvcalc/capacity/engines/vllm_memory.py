@@ -470,15 +470,14 @@ def forward(start: EngineStartup, workspace: int) -> int:
 
 def has_indexer(model: Model) -> bool:
     """Return whether an indexer selects cached tokens."""
-    return any(e.role == "index_key" for layer in model.kinds.values() for e in layer.entries)
+    return any(entry.role == "index_key" for entry in model.entries)
 
 
 def latent_width(model: Model, ranks: Parallelism) -> int:
     """Return the elements per token that the widest latent attention projects on one rank."""
     widths = [
         ranks.share(part.num_attention_heads) * (part.qk_nope_head_dim + part.v_head_dim)
-        for layer in model.kinds.values()
-        for part in layer.parts
+        for part in model.parts
         if isinstance(part, Latent)
     ]
     return max(widths, default=0)

@@ -135,8 +135,7 @@ def defaults(
 
 def has_states(model: Model) -> bool:
     """Return whether the model has recurrent states."""
-    entries = (entry for layer in model.kinds.values() for entry in layer.entries)
-    return any(entry.span is Span.STATE for entry in entries)
+    return any(entry.span is Span.STATE for entry in model.entries)
 
 
 def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
