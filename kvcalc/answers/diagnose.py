@@ -28,13 +28,12 @@ def run(
     save: str = "",
 ) -> Answer:
     """Explain the memory of an engine from its start-up log, and suggest changes."""
-    from kvcalc.diagnosis.diagnosis import DiagnosisInputs, diagnose
+    from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots
     from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
     from kvcalc.report.text.plan_text import diagnosis_table
 
     flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name)}
-    inputs = DiagnosisInputs(options.model, options.gpu, flags)
     summaries, notes = [], []
     for log in logs:
         boots, remarks = read_boots(log)
@@ -47,9 +46,9 @@ def run(
             if options.boot not in (0, number):
                 continue
             if boot.is_v0:
-                summary = summarize_v0(boot, inputs.model, inputs.gpu)
+                summary = summarize_v0(boot, options.model, options.gpu)
             else:
-                diagnosis = diagnose(boot, inputs)
+                diagnosis = diagnose(boot, options.model, options.gpu, flags)
                 notes += diagnosis.remarks
                 summary = summarize_diagnosis(diagnosis, options.users, options.context)
             summaries.append((summary, log, number, len(boots)))

@@ -83,39 +83,38 @@ class Diagnosis(NamedTuple):
         return self.items[key].logged if key in self.items else None
 
 
-class DiagnosisInputs(NamedTuple):
-    """Values that replace values of a log; "" for none. Flags have the names in `dialects`."""
-
-    model: str = ""
-    gpu: str = ""
-    flags: Settings = {}
-
-
-def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diagnosis:  # noqa: B008
+def diagnose(
+    boot: Boot, model: str = "", gpu_name: str = "", overrides: Settings | None = None
+) -> Diagnosis:
     """Compare a logged engine start with the prediction.
+
+    Args:
+        model: A name instead of the log's.
+        gpu_name: A name instead of the log's.
+        overrides: Flags instead of the log's, by the names in `engine_flags`.
 
     Raises:
         UserError: vLLM ran its V0 engine, or model or GPU are neither in the log nor in the
             overrides.
     """
+    overrides = overrides or {}
     if boot.is_v0:
         raise UserError(f"vLLM {boot.version} ran its V0 engine, which is not predicted")
     # experts that cover all GPUs follow the logged tp
-    flags = {n: v for n, v in boot.flags.items() if n == "tp" or n not in overrides.flags}
+    flags = {n: v for n, v in boot.flags.items() if n == "tp" or n not in overrides}
     num_devices = max(Counter(item for item, _ in boot.buffers).values(), default=1)
     if num_devices > 1:
         flags.setdefault("tensor_split", ",".join("1" * num_devices))
-    name = overrides.model or _model_name(boot)
-    command = interpret_flags(DIALECTS[boot.engine], name, flags)
-    values = command.given | overrides.flags
+    command = interpret_flags(DIALECTS[boot.engine], model or _model_name(boot), flags)
+    values = command.given | overrides
     release = re.match(r"\d+\.\d+(?:\.\d+)?", boot.version)
     if release and boot.engine != "llama.cpp":
         values["engine_version"] = release[0]
     command = command._replace(given=values)
     options = command.options
 
-    if overrides.gpu:
-        gpu, remark = load_gpu(overrides.gpu), ""
+    if gpu_name:
+        gpu, remark = load_gpu(gpu_name), ""
     else:
         gpu, remark = find_gpu(boot.gpu, boot.memory)
     free = boot.figures.get("free")
@@ -131,12 +130,12 @@ def diagnose(boot: Boot, overrides: DiagnosisInputs = DiagnosisInputs()) -> Diag
         boot=boot,
         command=command,
         deployment=deployment,
-        plain=replace(deployment, gpu=load_gpu(overrides.gpu or gpu.name)),
+        plain=replace(deployment, gpu=load_gpu(gpu_name or gpu.name)),
         options=options,
         predicted=predicted,
         items=items,
         corrections=_corrections(boot, predicted, items),
-        remarks=(*filter(None, remarks),),
+        remarks=tuple(filter(None, remarks)),
     )
 
 
@@ -227,7 +226,7 @@ def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> Lo
     """Return the logged bytes minus the predicted bytes. Only vLLM logs all its memory."""
     weights, cache = items["weights"].logged, boot.size("cache")
     outside = [items[key].logged for key in OUTSIDE_CACHE if key in items]
-    by_rules = predicted.terms.activation + sum(predicted.terms.overhead.values())
+    by_rules = predicted.terms.working_bytes
     difference = 0
     if boot.engine == "vllm":
         share = items["share"].logged

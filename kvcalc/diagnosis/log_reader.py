@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -165,16 +165,10 @@ GPU_NAME = re.compile(
 GPU_MAKERS = ("NVIDIA", "GeForce", "Tesla", "Instinct", "Apple M")
 
 
-class LinePattern(NamedTuple):
-    """A regular expression, and a text that every matching line contains."""
-
-    text: str
-    expression: re.Pattern[str]
-
-
 @cache
-def compile_patterns(engine: str) -> list[LinePattern]:
-    """Return the patterns of an engine's log and of torch's failed allocations."""
+def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
+    """Return the patterns of an engine's log and of torch's failed allocations, each after a text
+    that every matching line contains."""
     patterns = []
     for pattern in (*PATTERNS[engine], _TORCH, _TORCH_CAPACITY):
         start = re.match(r"(?:[^<(\[\\?*.+|](?![?*]))+", pattern.removeprefix("<device> "))
@@ -185,7 +179,7 @@ def compile_patterns(engine: str) -> list[LinePattern]:
             lambda field: rf"(?P{field[0]}{NUMBER})(?!\d)",
             expression,
         )
-        patterns.append(LinePattern(start[0], re.compile(expression)))
+        patterns.append((start[0], re.compile(expression)))
     return patterns
 
 
@@ -210,7 +204,7 @@ class Boot(msgspec.Struct):
         file_type: The format of the weights in a GGUF file, in words.
         gpu: The GPU's name.
         memory: Bytes of the GPU; 0 if unknown.
-        flags: Values of the engine's flags, by the names of `dialects`.
+        flags: Values of the engine's flags, by the names in `engine_flags`.
         figures: Bytes of one GPU by memory item.
         buffers: Bytes of llama.cpp's buffers by memory item and device.
         counts: Numbers of tokens, cells and devices, by name.

@@ -412,8 +412,14 @@ LLAMA_CPP = Engine(
     has_context_buffers=True,
     memory_key=lambda start: start.gpu.per == "SoC",
     dtypes=TYPES,
-    takes=tuple(
-        "cache_type_k cache_type_v kv_unified swa_full n_gpu_layers n_cpu_moe cpu_moe".split()
+    takes=(
+        "cache_type_k",
+        "cache_type_v",
+        "kv_unified",
+        "swa_full",
+        "n_gpu_layers",
+        "n_cpu_moe",
+        "cpu_moe",
     ),
     precision=_precision,
     entries=_entries,

@@ -393,11 +393,6 @@ def _has_runner_v2(start: EngineStartup) -> bool:
     return takes_runner_v2(start.release, start.model, start.formats)
 
 
-def _is_large(start: EngineStartup) -> bool:
-    """Return whether the GPU is a Hopper or a data-centre Blackwell."""
-    return start.gpu.architecture == "Hopper" or is_data_centre_blackwell(start)
-
-
 def peak(
     start: EngineStartup, has_kernels: bool = False, is_first_start: bool = True
 ) -> tuple[Any, str]:
@@ -424,7 +419,8 @@ def peak(
             name = step
         largest = maximum(largest, size)
     # cuBLAS: torch's CUDABlas.cpp
-    return (32 if _is_large(start) else 8) * MIB + largest, name
+    is_large = start.gpu.architecture == "Hopper" or is_data_centre_blackwell(start)
+    return (32 if is_large else 8) * MIB + largest, name
 
 
 def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
