@@ -249,13 +249,7 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
     # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
     settings = dict(re.findall(r"^(\w+)=(\S+)", line))
     dialect, words = DIALECTS[record["engine"]], split([line])[len(settings) :]
-    image, port = dialect.tagged_image(version), dialect.port
-    arguments = words[len(dialect.starts[0]) :]
-    # the images of SGLang and TensorRT-LLM start no server
-    if dialect.engine == "vllm":
-        words = ["--model", *arguments]
-    elif dialect.engine == "llama.cpp":
-        words = arguments
+    image, port, words = dialect.container(words, version)
     if kind == "docker":
         start = f"docker run --gpus {num_gpus} --ipc host -p {port}:{port} -e HF_TOKEN"
         start += "".join(f" -e {key}={value}" for key, value in settings.items())

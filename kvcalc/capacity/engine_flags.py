@@ -147,12 +147,21 @@ class Dialect(NamedTuple):
         """Return the flag of an option; None if the engine has none."""
         return next((flag for flag in self.flags if flag.name == name), None)
 
-    def tagged_image(self, version: str) -> str:
-        """Return the image of a version; of the latest one for ""."""
-        if ":" in self.image:
-            return self.image
-        patch = ".0" if version.count(".") == 1 else ""
-        return f"{self.image}:v{version}{patch}" if version else f"{self.image}:latest"
+    def container(self, words: list[str], version: str) -> tuple[str, int, list[str]]:
+        """Return the image of a command line, its port, and the words after the image.
+
+        Args:
+            version: The engine's version; "" for the latest.
+        """
+        image = self.image
+        if ":" not in image:
+            patch = ".0" if version.count(".") == 1 else ""
+            image += f":v{version}{patch}" if version else ":latest"
+        arguments = words[len(self.starts[0]) :]
+        if self.engine == "vllm":
+            return image, self.port, ["--model", *arguments]
+        # the images of SGLang and TensorRT-LLM start no server
+        return image, self.port, arguments if self.engine == "llama.cpp" else words
 
 
 def _dialect(engine: str, starts: str, flags: str, **settings: Any) -> Dialect:
