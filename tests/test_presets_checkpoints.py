@@ -177,7 +177,7 @@ def test_deepseek_v4_1_flash_from_its_file() -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"compress_ratios": [0, 2]}, "compress_ratios: has 2 entries for 40 layers"),
+        ({"compress_ratios": [0, 2]}, "compress_ratios: has 2 entries, and none at 2"),
         ({"engram_num_embeddings": [5]}, "engram_num_embeddings: does not give the rows of 2 layers"),
         ({"engram_num_embeddings": [5, "x"]}, "engram_rows"),
         ({"kv_source_layer_ids": [1, 2, 8, 14, 20]}, "a layer without compress_ratio neither lends nor chooses"),

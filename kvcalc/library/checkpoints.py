@@ -11,6 +11,7 @@ from kvcalc.errors import UserError
 from kvcalc.library import presets
 from kvcalc.library.load import hub_name, is_hub_name, load_model, locate, published
 from kvcalc.model.model import Model
+from kvcalc.storage.formats import canonical
 from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import load_weight_format
 
@@ -90,14 +91,6 @@ _SAME_SHAPE_ROWS = """
     meta-llama-                    llama-
 """
 _SAME_SHAPE = dict(line.split() for line in _SAME_SHAPE_ROWS.strip().splitlines())
-_DTYPES = {
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-}
 
 
 class Checkpoint(NamedTuple):
@@ -190,8 +183,9 @@ def _shortened(name: str) -> tuple[str, str, str]:
         return name[: match.start()], "", ""
     for mark in ("-", "."):
         head, _, tail = name.lower().rpartition(mark)
-        if head and tail in _DTYPES:
-            return name[: len(head)], "", _DTYPES[tail]
+        dtype = canonical(tail)
+        if head and dtype in ("bf16", "fp16", "fp32"):
+            return name[: len(head)], "", dtype
         if head and (mix_of(tail) or _format(tail)):
             return name[: len(head)], tail, ""
     return name, "", ""

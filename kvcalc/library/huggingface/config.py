@@ -257,22 +257,8 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
-        case ast.Name(id=key) if key in c.steps:
-            return c.steps[key]
-        case ast.Name(id=key):
-            value = getattr(c, _OF_LAYER[key]) if key in _OF_LAYER else c.get(key)
-            if isinstance(value, list):
-                raise c.fail(key, f"has {len(value)} entries for {c.layers} layers")
-            return value
-        case ast.Attribute():
-            inner, key = _locate(node, c)
-            return inner.get(key)
-        case ast.Subscript(value=list_name, slice=position):
-            inner, key = _locate(list_name, c)
-            values, index = inner.items(key), _number(position, c)
-            if values and index >= len(values):
-                raise inner.fail(key, f"has {len(values)} entries, and none at {index}")
-            return values[index] if values else None
+        case ast.Name() | ast.Attribute() | ast.Subscript() | ast.Call():
+            return _read(node, c)
         case ast.Tuple(elts=sizes):
             return tuple(_number(size, c) for size in sizes)
         case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -290,14 +276,6 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             side = _evaluate if isinstance(op, ast.Eq | ast.NotEq) else _number
             return _OPERATORS[type(op)](side(left, c), side(right, c))
-        case ast.Call(func=ast.Name(id="has"), args=[name]):
-            inner, key = _locate(name, c)
-            return inner.has(key)
-        case ast.Call(func=ast.Name(id="len"), args=[list_name]):
-            inner, key = _locate(list_name, c)
-            return len(inner.items(key) or ())
-        case ast.Call(func=ast.Name(id=rule)):
-            return RULES[rule](c)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             value = _evaluate(left, c)
             return _evaluate(right, c) if value is None else value
@@ -306,6 +284,36 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
             if size == 0 and isinstance(op, ast.Mult):
                 return 0
             return _OPERATORS[type(op)](size, _number(right, c))
+    raise TypeError
+
+
+def _read(node: ast.expr, c: Config) -> Any:
+    """Return the value of a name, an item of a list, or the result of a call in a formula."""
+    match node:
+        case ast.Name(id=key) if key in c.steps:
+            return c.steps[key]
+        case ast.Name(id=key):
+            value = getattr(c, _OF_LAYER[key]) if key in _OF_LAYER else c.get(key)
+            if isinstance(value, list):
+                raise c.fail(key, f"has {len(value)} entries for {c.layers} layers")
+            return value
+        case ast.Attribute():
+            inner, key = _locate(node, c)
+            return inner.get(key)
+        case ast.Subscript(value=list_name, slice=position):
+            inner, key = _locate(list_name, c)
+            values, index = inner.items(key), _number(position, c)
+            if values and index >= len(values):
+                raise inner.fail(key, f"has {len(values)} entries, and none at {index}")
+            return values[index] if values else None
+        case ast.Call(func=ast.Name(id="has"), args=[name]):
+            inner, key = _locate(name, c)
+            return inner.has(key)
+        case ast.Call(func=ast.Name(id="len"), args=[list_name]):
+            inner, key = _locate(list_name, c)
+            return len(inner.items(key) or ())
+        case ast.Call(func=ast.Name(id=rule)):
+            return RULES[rule](c)
     raise TypeError
 
 
