@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-TYPE_CHECKING = False  # typing alone takes as long as the rest of the start
+TYPE_CHECKING = False  # importing typing takes as long as the rest of the start
 if TYPE_CHECKING:
     from typing import Any
 

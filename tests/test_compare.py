@@ -226,7 +226,7 @@ def test_a_hybrid_of_layers_that_see_windows_already() -> None:
     model = variant(load_model("gemma-3-27b"), "hybrid:5/window:512").model
     limited = sum(n for kind, n in model.counts.items() if kind.endswith("_local"))
     assert limited == 62 - 62 // 5
-    with pytest.raises(UserError, match="names what its other layers see"):
+    with pytest.raises(UserError, match="needs a limit for its other layers"):
         variant(load_model("gemma-3-27b"), "hybrid:5")
 
 
@@ -394,7 +394,7 @@ def test_a_hybrid_keeps_every_nth_layer_whole() -> None:
     row = 2 * 32 * 128 * 2
     assert cache_size(model, 32_768).stored == row * (6 * 32_768 + 26 * 4096)
     assert model.parameters == load_model("llama-7b").parameters
-    with pytest.raises(UserError, match="hybrid names what its other layers see"):
+    with pytest.raises(UserError, match="hybrid needs a limit for its other layers"):
         variant(load_model("llama-7b"), "hybrid:5")
     assert variant(load_model("llama-7b"), "mqa/hybrid:2/evict:64").model.attention == "16× MQA, 16× MQA budget 64"
 

@@ -87,7 +87,7 @@ def test_loading_is_as_slow_as_the_disk_or_the_link(kvcalc: Run) -> None:
     assert "from disk to host at least 2.29 s" in kvcalc("fit llama-3.1-8b --disk-bandwidth 7GB/s -v").out
 
 
-# ---- weights that stay in the host's memory
+# ---- weights in host memory
 
 
 def test_offloaded_weights_leave_room_and_cross_in_every_pass(kvcalc: Run) -> None:
@@ -165,7 +165,7 @@ def test_times_that_rest_partly_on_bounds_claim_no_error(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("fit llama-3.1-8b --cpu-offload-gb 2 --weight-bytes 10GiB", "weight-bytes are those on the GPU"),
+        ("fit llama-3.1-8b --cpu-offload-gb 2 --weight-bytes 10GiB", "weight-bytes are the bytes on the GPU"),
         ("fit llama-3.1-8b --cpu-offload-gb -1", "cpu-offload-gb -1.0 is not a number from 0 to 1,048,576"),
         ("latency llama-3.1-8b --cpu-offload-gb nan", "cpu-offload-gb nan is not a number from 0 to 1,048,576"),
         ("latency llama-3.1-8b --gpu tpu-v7 --cpu-offload-gb 2", "has no host_link_bytes_per_s"),
@@ -185,7 +185,7 @@ def test_a_draft_stays_on_the_gpu() -> None:
         found.latency(cpu_offload_gb=-2)
 
 
-# ---- what stands more than once
+# ---- data that several GPUs store
 
 
 def test_kv_heads_fewer_than_gpus_are_held_twice() -> None:

@@ -1,4 +1,4 @@
-"""Recurrent mixers: parameters and state by hand. A short convolution keeps kernel − 1 columns, a state is in fp32."""
+"""Recurrent mixers: parameters and states by hand. A short convolution stores kernel − 1 columns, a state is in fp32."""
 
 import pytest
 from specs import stack
@@ -74,7 +74,7 @@ def test_parameters_and_state(part: Sublayer, parameters: int, columns: int, sta
 
 
 def test_a_kernel_of_one_keeps_nothing() -> None:
-    """The column at hand alone is weighted: no state that an engine would have to hold beside the rows of tokens."""
+    """Only the current column has a weight, so no state is stored in addition to the rows of tokens."""
     assert Convolutions(channels={"k": 32}, conv_kernel=1).cache() == ()
     assert [e.limit for e in Convolutions(channels={"k": 32}, conv_kernel=2).cache()] == [1]
 
@@ -98,7 +98,7 @@ def test_state_keeps_its_dtype_and_columns_follow_the_models() -> None:
 
 
 def test_hybrid_grows_by_its_attention_layers_alone(kvcalc_qwen3_next: dict[str, int]) -> None:
-    """Qwen3-Next: 12 of 48 layers attend with 2 KV heads of 256; 36 keep 32 states of 128 × 128 and 3 columns of 8192."""
+    """Qwen3-Next: 12 of 48 layers attend with 2 KV heads of 256. 36 store 32 states of 128 × 128 and 3 columns of 8192."""
     assert kvcalc_qwen3_next["bytes_per_token"] == 12 * 2 * 2 * 256 * 2
     assert kvcalc_qwen3_next["fixed_bytes"] == 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
 
@@ -110,7 +110,7 @@ def kvcalc_qwen3_next(kvcalc) -> dict[str, int]:  # type: ignore[no-untyped-def]
 
 
 class Memory(Sublayer, frozen=True, tag="memory"):
-    """A mixer that nobody has listed: a state of 8 rows of 16 for each of 2 heads under a role of its own, or rows of tokens."""
+    """A mixer that is in no list: a state of 8 rows of 16 for each of 2 heads with a new role, or rows of tokens."""
 
     span: Span = Span.STATE
 
@@ -122,13 +122,13 @@ class Memory(Sublayer, frozen=True, tag="memory"):
 
 
 def test_a_state_of_any_role_is_scanned() -> None:
-    """2·8·16 = 256 elements, 4 FLOPs each a token and 2 of decay; read and written once for each of 3 sequences in bf16."""
+    """2·8·16 = 256 elements with 4 FLOPs per token and 2 of decay, read and written once for each of 3 sequences in bf16."""
     (_, scan, _) = Memory().operators(Pass(64, Batch.decode(100, 3), Formats("bf16", "bf16"), Parallelism()))
     assert (scan.cost.flops, scan.cost.vector_flops) == (3 * 4 * 256, 3 * 2 * 256)
     assert scan.cost.cache_read_bytes == scan.cost.cache_write_bytes == 3 * 2 * 256
 
 
 def test_rows_of_tokens_have_no_scan() -> None:
-    """An attention that lists no operators of its own is a fault of its class, not one that takes no FLOPs."""
+    """An attention class without its own operators is an error. It must not count as 0 FLOPs."""
     with pytest.raises(TypeError, match="Memory lists no operators over the rows of tokens that it caches"):
         Memory(span=Span.TOKENS).operators(Pass(64, Batch.decode(100, 3), Formats("bf16", "bf16"), Parallelism()))

@@ -1,4 +1,4 @@
-"""The reference pages say what the code does, and every key of every record has a meaning, a unit and a type."""
+"""The reference pages agree with the code, and every record key has a meaning, a unit and a type."""
 
 import csv
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_the_schema_of_a_record(kind: str) -> None:
 
 
 def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:
-    """Each key of the commands that answer at once is one that some record has."""
+    """Each described key of the fast commands is in some record."""
     timeline = tmp_path / "t.csv"
     served = f"serve gpt2 --num-prompts 3 --isl 9 --osl 3 --timeline {timeline}"
     lines = {

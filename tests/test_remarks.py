@@ -1,4 +1,5 @@
-"""What is said on stderr: once of all whom it concerns. And lists where one name was taken."""
+"""Notes on stderr: each note occurs once, for all models and GPUs to which it applies. Lists in options that once took one
+value."""
 
 from conftest import Run
 

@@ -1,4 +1,4 @@
-"""A name changes nothing: the same model under other names of its file, folder or preset gives the same records."""
+"""Names change nothing: a model under other names of its file, folder or preset gives equal records."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def test_the_name_of_a_config_changes_nothing(kvcalc: Run, tmp_path: Path, name:
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "gpt-oss-20b", "lfm2-350m"])
 def test_the_name_of_a_preset_changes_nothing(kvcalc: Run, tmp_path: Path, name: str) -> None:
-    """Neither its file's name nor its key `name`."""
+    """Neither the name of the file nor the key `name` matters."""
     text = (shipped_folder() / "models" / f"{name}.yaml").read_text(encoding="utf-8")
     text = re.sub(r"^huggingface_id: .*\n", "", text, flags=re.MULTILINE)
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
@@ -92,7 +92,7 @@ def test_a_command_line_names_the_file_that_was_read(kvcalc: Run, tmp_path: Path
 
 
 def test_models_of_one_name_stay_apart(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plan a/m.json b/m.json` answers as for files of different names."""
+    """`plan a/m.json b/m.json` gives the answers for files with different names."""
     monkeypatch.chdir(tmp_path)
     files = []
     for folder, layers in (("a", 8), ("b", 16)):
@@ -122,7 +122,7 @@ def test_what_a_log_taught_holds_for_the_same_model_under_any_name(kvcalc: Run, 
 
 
 def test_presets_record_their_model_type() -> None:
-    """Of those that have a checkpoint; GPT-3's and PaLM's were never published."""
+    """This covers presets with a checkpoint. GPT-3 and PaLM were never published."""
     for path in sorted((shipped_folder() / "models").glob("*.yaml")):
         model = load_model(path.stem)
         assert model.model_type in type_names() or not model.huggingface_id, path.stem

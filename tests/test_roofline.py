@@ -1,4 +1,5 @@
-"""Operators under a GPU's roof: bounds and times by hand, intensities, golden decode steps, turning batches, the command."""
+"""Operators on a GPU's roofline: bounds and times by hand, intensities, golden decode steps, compute-bound batch sizes, the
+command."""
 
 from typing import Any
 
@@ -20,7 +21,7 @@ BF16 = Precision("bf16")
 
 
 def gpu(**fields: Any) -> Gpu:
-    """100 bytes and 1000 bf16 FLOP a second: the knee lies at 10."""
+    """Return a GPU with 100 bytes and 1000 bf16 FLOP per second: the ridge point is 10."""
     plain = {"name": "toy", "vendor": "none", "memory_bytes": 1 << 30, "source": (), "bandwidth_bytes_per_s": 100.0}
     return Gpu(**(plain | {"flops_per_s": {"bf16": 1000.0}, "vector_flops_per_s": {"fp32": 50.0}} | fields))  # type: ignore[arg-type]
 
@@ -125,7 +126,7 @@ def test_decode_attention_has_as_many_flops_a_cached_byte_as_queries_share_a_key
 
 
 def test_mla_tends_to_242() -> None:
-    """2·128·(576 + 512)/(576·2) over what it caches; with its own row's write, queries and outputs it comes near."""
+    """2·128·(576 + 512)/(576·2) per byte of cache. With the new row, queries and outputs, the intensity comes close to it."""
     cost = core(load_model("deepseek-v3"), 131_072)
     limit = 2 * 128 * (576 + 512) / (576 * 2)
     assert cost.flops / cost.cache_read_bytes == limit == pytest.approx(241.8, abs=0.03)
@@ -140,7 +141,7 @@ def test_mla_tends_to_242() -> None:
 
 
 def per_layer(name: str, context: int, dtype: str = "bf16") -> tuple[int, int]:
-    """Cache bytes that one layer reads for (latents, index keys) in a decode step."""
+    """Return the cache bytes that one layer reads for (latents, index keys) in a decode step."""
     found = forward(load_model(name), Batch.decode(context), Precision("bf16", dtype))
     costs = {o.name: o.cost.cache_read_bytes for o in found if o.layer == "moe"}
     return costs["attention"], costs.get("indexer", 0)  # type: ignore[return-value]
@@ -180,7 +181,8 @@ def reads_cache(operator: Operator) -> bool:
 
 
 def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
-    """gate_up: 4·T·D·F FLOPs over 4·D·F + 2·T·(D + 2·F) bytes, down likewise; together slower to compute than to move."""
+    """gate_up has 4·T·D·F FLOPs and 4·D·F + 2·T·(D + 2·F) bytes, down is similar. Together, compute then takes longer than
+    memory."""
     d, f, t = 4096, 11_008, turning_batch(place("llama-2-7b"), ffn)
 
     def compute_bound(t: int) -> bool:
@@ -204,7 +206,7 @@ def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
 
 
 def test_mla_turns_on_a_gpu_whose_knee_is_lower() -> None:
-    """241.8 is past the knee of an H20 (148 TFLOP/s over 4 TB/s) at any batch."""
+    """241.8 is above the ridge point of an H20 (148 TFLOP/s over 4 TB/s) at any batch size."""
     assert load_gpu("h20").knee < 100
     assert turning_batch(place("deepseek-v3", "h20"), reads_cache) == 1
     assert turning_batch(place("deepseek-v3", "h100"), reads_cache) is None
@@ -238,7 +240,7 @@ def test_records_say_every_key_and_end_with_their_total(kvcalc: Run) -> None:
 
 
 def test_with_pipeline_stages_the_slowest_is_shown() -> None:
-    """Of two halves of 16 layers the one with the head takes longer."""
+    """Of two stages of 16 layers, the stage with the LM head takes longer."""
     model, card = load_model("llama-2-7b"), load_gpu("h100")
     split = Parallelism(pp=2)
     found = TimedDeployment(model, card, parallelism=split).placed(Batch.decode(4096))
@@ -272,7 +274,7 @@ def test_impossible_requests(kvcalc: Run, line: str, said: str) -> None:
 
 
 def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
-    """DeepSeek-V3 reads 8 of 256 experts for one token; a prompt expands its latents, a step at 4096 absorbs."""
+    """DeepSeek-V3 reads 8 of 256 experts for one token. A prompt uses the expanded form, a step at 4096 the absorbed form."""
     v3, h100, precision = load_model("deepseek-v3"), load_gpu("h100"), Precision("bf16")
     deployed = TimedDeployment(v3, h100, precision)
     step = pass_records(deployed.placed(Batch.decode(4096)), h100)
@@ -310,7 +312,7 @@ def test_a_mixed_pass_is_one_matrix_of_all_its_rows(kvcalc: Run) -> None:
 
 
 def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four passes at two contexts: as many bisections as contexts, and each table says of its own context what it says alone."""
+    """Four passes at two contexts need two bisections, and each table has the sentence of its context."""
     asked: list[int] = []
     worked_out = roofline_text._turning
 
@@ -345,7 +347,7 @@ def test_the_lm_head_runs_on_the_last_position_or_on_all(kvcalc: Run) -> None:
 
 
 def test_from_where_on_a_step_reads_more_cache_than_weights(kvcalc: Run) -> None:
-    """6,738,415,616 parameters less 32,000 − B rows of the embedding, in bf16, over B · 524,288 bytes a token."""
+    """6,738,415,616 parameters minus 32,000 − B rows of the embedding, in bf16, divided by B · 524,288 bytes per token."""
     line = "--batch-size 1,8 --phase decode --json"
     found = [r["equal_reads_context"] for r in kvcalc(f"roofline llama-7b {line}").records if r["operator"] == "total"]
     read = [2 * (6_738_415_616 - (32_000 - batch) * 4096) for batch in (1, 8)]

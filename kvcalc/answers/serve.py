@@ -131,7 +131,7 @@ def _simulate(
     kind: str,
     progress: Any,
 ) -> "tuple[list[SimulationResult], list[str], bool]":
-    """Return the runs, notes about points that are left out, and whether the runs are complete.
+    """Return the runs, notes about servers that are left out, and whether the runs are complete.
 
     Ctrl-C keeps the runs that are done.
 
@@ -140,7 +140,7 @@ def _simulate(
             sustained rate is followed by the runs at all rates that were tried.
 
     Raises:
-        UserError: No point can be simulated.
+        UserError: No server can be simulated.
     """
     from msgspec.structs import replace
 

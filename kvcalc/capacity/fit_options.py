@@ -62,8 +62,8 @@ class FitOptions(FitQuestion, frozen=True):
             )
         if self.cpu_offload_gb and self.weight_bytes is not None:
             raise UserError(
-                "weight-bytes are those on the GPU, and cpu-offload-gb takes nothing off them",
-                "Give one of them",
+                "weight-bytes are the bytes on the GPU, so cpu-offload-gb cannot reduce them",
+                "Give only one of them",
             )
         if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
             raise UserError("kv-offloading-bytes and n-gpu-layers together are not modelled")

@@ -161,7 +161,7 @@ class Adviser(NamedTuple):
         )
         if is_vllm:
             yield (
-                start.changed("no more at once", max_num_seqs=count)
+                start.changed("fewer concurrent requests", max_num_seqs=count)
                 for count in _halves(
                     options.max_num_seqs or 1024, max(self.users, MIN_SEQUENCES)
                 )
@@ -170,7 +170,7 @@ class Adviser(NamedTuple):
             yield [start.changed("slower steps", enforce_eager=True)]
         if is_vllm and deployment.model.vision and options.images != 0:
             limits = '{"image": 0, "video": 0}'
-            yield [start.changed("text alone", limit_mm_per_prompt=limits)]
+            yield [start.changed("no images or videos", limit_mm_per_prompt=limits)]
         yield filter(None, [smaller_cache(start)])
         if is_llama_cpp:
             layers = options.n_gpu_layers

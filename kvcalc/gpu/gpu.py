@@ -435,7 +435,7 @@ def fallbacks(bounds: Sequence[Placed], gpu: Gpu) -> str:
     dtypes = dict.fromkeys(p.operator.dtype for p in bounds)
     if without := [dtype for dtype in dtypes if dtype and not gpu.computes(dtype)]:
         names = ", ".join(without)
-        words.append(f"bound by memory alone: {gpu.name} has no matrix peak for {names}")
+        words.append(f"bound by memory only: {gpu.name} has no matrix peak for {names}")
     return "; ".join(words)
 
 

@@ -109,8 +109,8 @@ class AttentionShape(NamedTuple):
 
 
 class CollectiveShape(NamedTuple):
-    """The shape of an all-reduce of `bytes` bytes over `ranks` ranks, of which `near` are on one
-    node."""
+    """The shape of an all-reduce of `bytes` bytes over `ranks` ranks; `near` of the ranks are on
+    one node."""
 
     ranks: int
     bytes: Num

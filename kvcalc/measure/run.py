@@ -54,8 +54,7 @@ Result = tuple[Case | None, Record]
 
 
 class MeasureSettings(NamedTuple):
-    """The dtype of weights, products and cache, and the seconds to spend on each measurement of a
-    case."""
+    """The dtype of weights, products and cache, and the seconds for each measurement of a case."""
 
     dtype: str
     seconds: float

@@ -153,7 +153,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MAX_REQUIREMENTS = 1000
-# options of which a plan takes one value, and a command that takes lists
+# Options for which `plan` takes one value, and a command that accepts a list.
 SINGLE = {"engine": "fit", "calibration": "latency", "stack": "latency"}
 KEYS = (*Requirement.__struct_fields__, *SpaceOptions.__struct_fields__)
 

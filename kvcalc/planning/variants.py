@@ -250,7 +250,7 @@ def variant(model: Model, text: str) -> Variant:
         elif name == "hybrid":
             period = parse_tokens(value, "hybrid's layers")
             model, local_kinds = _split_kinds(model, period)
-            equal.append(f"every {period}. layer as it was")
+            equal.append(f"one of every {period} layers")
         elif name == "none":
             equal.append("attention")
         elif name == "cla":
@@ -259,9 +259,9 @@ def variant(model: Model, text: str) -> Variant:
         elif name in ("mla", "dsa"):
             model = _latent(model, name, value)
             equal.append(
-                "value width; keys get the RoPE part, if any, beside"
+                "value width; a RoPE part is added to the keys, if any"
                 if name == "mla"
-                else f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
+                else f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 if it has none"
             )
         else:
             groups = {"mha": None, "mqa": 1}
@@ -284,7 +284,7 @@ def _check_step(text: str, step: str, steps: Mapping[str, str]) -> None:
     if undone and name in REPLACING_STEPS:
         raise UserError(
             f"variant {text!r}: {step} undoes {undone[0]}",
-            f"Write {step} before it, or one alone",
+            f"Write {step} before it, or only one of them",
         )
     if name in NUMBER_STEPS and not value:
         example = next(form for form in FORMS if form.startswith(f"{name}:"))
@@ -311,7 +311,7 @@ def _check_hybrid(
     ]
     if not pairs or any(local.label != layer.label for local, layer in pairs):
         return
-    problem = "a hybrid names what its other layers see"
+    problem = "a hybrid needs a limit for its other layers"
     hint = "Write hybrid:5/window:4096"
     if not is_last:
         problem = f"all layers of {model.name} would see {pairs[0][0].label}"

@@ -324,7 +324,8 @@ def items_of(value: Any, name: str = "list") -> list[Any]:
     """Return the items of a comma-separated text or a Python list. A number is one item.
 
     Raises:
-        UserError: The list is empty, has an empty item, or 8,000 looks like a list.
+        UserError: The list is empty, has an empty item, or is one number with thousands separators
+            such as 8,000.
     """
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",")]

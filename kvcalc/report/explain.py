@@ -305,7 +305,8 @@ def _share_lines(fitted: Fit) -> list[str]:
 
 
 def _fit_lines(fitted: Fit) -> list[str]:
-    """Return the bytes of the largest number of sequences that fits, and of one more."""
+    """Return lines with the bytes of the largest number of sequences that fits, and of one more
+    sequence."""
     plan, length = fitted.plan, fitted.length
     pool = plan.pool(fitted.kv_budget)
     max_count = fitted.capacity // fitted.ranks.dp
@@ -390,7 +391,8 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
     return "\n".join([*lines, "", f"total of all rows: {time}{bound}"]) + "\n"
 
 
-# Intensity of an operation as a kernel of its own; e is the bytes of an activation, w of a weight.
+# Intensity of an operation that runs as a separate kernel; e is the bytes of an activation, w of a
+# weight.
 INTENSITIES = {
     "qk": "2·H·dk·pairs / (K + e·H·(dk·T + pairs))",
     "softmax": "5·H·pairs / (2·e·H·pairs)",

@@ -460,7 +460,8 @@ def _timed_records(
     gpu: Gpu,
     calibration: Calibration,
 ) -> tuple[list[JsonObject], Record]:
-    """Return the records with predicted times and overheads, and the time keys of the total."""
+    """Return the records of operators with predicted times and overheads, and the record keys of
+    the total's time."""
     basis = calibration.basis_on(gpu)
 
     def time_keys(time: OperatorTime) -> JsonObject:

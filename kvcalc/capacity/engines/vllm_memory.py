@@ -63,7 +63,7 @@ FUSED = {
 REPACKED = 0.008
 INT4 = ("awq", "gptq", "int4")
 NGRAM_TABLES = ("ngram_table", "engram_table")
-# multiples of (hidden, intermediate) width to which vLLM pads MXFP4 experts, but for Hopper
+# multiples of (hidden, intermediate) width to which vLLM pads MXFP4 experts, except on Hopper
 # (fused_moe/oracle/mxfp4.py)
 MXFP4_UNITS = (256, 128)
 

@@ -28,7 +28,7 @@ _WEIGHTS = re.compile(
     r"inner|embed|vocab|adapter|depth"
     r"|width|channel|layer|memory|engram|latent|ngram|share|sink"
 )
-# Keys that carry weights although their name has a silent word.
+# Keys that add weights although a word in their name usually means no sizes.
 _ALWAYS = re.compile(r"lora(?!_(?:alpha|dropout))|adapter|_rank$|layer_?scale|scale_norm")
 # Standard keys. A known type that does not read one of them is made without it.
 _STANDARD = [

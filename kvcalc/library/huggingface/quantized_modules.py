@@ -119,7 +119,7 @@ class Rules:
         self.everything = False
         self._layers, self._fail = layers, fail
         self._seconds = 0.0
-        # Names and patterns by layer; EVERY_LAYER has those that name no layer by its number.
+        # Names and patterns by layer; EVERY_LAYER has names without a layer number.
         self._names: dict[int, set[str]] = {EVERY_LAYER: set()}
         self._patterns: dict[int, dict[str, re.Pattern[str]]] = {}
         self._compiled: dict[str, re.Pattern[str]] = {}

@@ -182,7 +182,7 @@ def _fit_style(
     height = style.size[1] / rows
     if not style.is_page:
         height = max(height, 3.75 if rows > 1 else 0.0)
-        share = min(1.0, max(0.65, 7.0 / (0.85 * font)))  # texts may be so much smaller
+        share = min(1.0, max(0.65, 7.0 / (0.85 * font)))  # smallest share of the font
         height = max(height, 0.36 * height + num_lines * share * font * 1.3 / 72)
     return style._replace(
         font=font, letters=min(NAME_LETTERS, int(0.8 * width * 72 / font))

@@ -354,8 +354,8 @@ def cost_lines(record: Record) -> list[str]:
     return lines
 
 
-# Notes on a record. A part after | is left out if a key of it is null or 0; the note, if one of
-# its first part is.
+# Notes on a record. A part after | is left out if one of its keys is null or 0. The whole note is
+# left out if a key of its first part is null or 0.
 PLACEMENT_NOTES = """
 CPU memory stores {cpu_offload_bytes} of weights; a decode step reads {cpu_offload_read_bytes} of \
 them|, {cpu_offload_basis} {cpu_offload_s}

@@ -233,7 +233,7 @@ def filled_columns(table: Table) -> list[Column]:
     return [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
 
 
-# A column, the one that is the same figure in most tables, and a note if both are equal.
+# A column, a column that often has the same figures, and a note that then replaces it.
 SAME_FIGURES = {
     "kv_cache_read_bytes": ("kv_cache_bytes", "A step reads all stored bytes."),
     "kv_cache_allocated_bytes": ("kv_cache_bytes", "Whole blocks need no more bytes."),

@@ -31,8 +31,8 @@ MAX_FOOTNOTE = 80  # characters
 EMPHASIS = ("1", "1", "", "2")  # codes of a terminal: bold answer and headings, dim notes
 seconds = format_seconds
 # The shortest kernel behind the calibrations takes 1.80 µs: a matrix product of AIConfigurator's
-# rows (github.com/ai-dynamo/aiconfigurator 095f58a51c4c). So a time below 1 µs is no kernel's: it
-# is fused into another.
+# rows (github.com/ai-dynamo/aiconfigurator 095f58a51c4c). So work below 1 µs is not a
+# separate kernel, but fused into another.
 SHORTEST_KERNEL_S = 1e-6
 
 

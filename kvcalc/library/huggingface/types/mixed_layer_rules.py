@@ -53,7 +53,7 @@ def memory_index(c: Config) -> int:
 
 
 def ngram_hashes(c: Config) -> int:
-    """Return the number of hashes, each of which selects one row of an n-gram memory."""
+    """Return the number of hashes. Each hash selects one row of an n-gram memory."""
     count = (c.size("ngram_size", minimum=2) - 1) * c.size("heads_per_ngram")
     width = c.size("ple_embed_dim", c.size("hidden_size"))
     if count * (memory_index(c) + 1) > 1000 or width % count:
