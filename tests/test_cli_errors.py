@@ -17,7 +17,7 @@ ERRORS = [
     ("fit gpt2 --gpu-memory-utilization 90", "is not above 0 and at most 1. Write 0.9 for 90 %"),
     ("compare gpt2 --variants gqa", "variant 'gqa' needs a number. Write gqa:8"),
     ("size gpt2 zzz", "unknown model 'zzz'. `kvcalc models` lists them"),
-    ("latency llama-3.1-8b --draft eagle3", "unknown model 'eagle3'. A draft head is named by its config.json"),
+    ("latency llama-3.1-8b --draft eagle3", "unknown model 'eagle3'. Name its folder or Hub name, as in --draft "),
     ("size gpt4", "unknown model 'gpt4'. Its dimensions are not public; `kvcalc size --layers N "),
     ("size gpt2 --style dark", "style 'dark' needs a picture. Add --plot FILE"),
     ("fit gpt2 --kv-offloading-bytes 64", "kv-offloading-bytes '64' is 64 bytes. Write 64GiB"),

@@ -131,7 +131,7 @@ def _unknown(
     elif kind == "models" and name.lower() == "mtp":
         hint = "Write --mtp instead of --draft mtp"
     elif kind == "models" and name.lower().startswith("eagle"):
-        hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
+        hint = "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
     elif kind == "models" and _SECRET.match(name):
         hint = (
             "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim "

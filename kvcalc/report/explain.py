@@ -269,10 +269,8 @@ def explain_fit(fitted: Fit, record: Record) -> str:
         "6. What fits": _fit_lines(fitted),
         "7. Links": placement_lines(record),
     }
-    lines = [
-        f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}",
-        memory_line(fitted),
-    ]
+    gpus = f"{'each of ' * (record['gpus'] > 1)}{record['gpus']}×"
+    lines = [f"{record['model']} with {record['engine']} on {gpus} {memory_line(fitted)}"]
     if fitted.ranks.pp > 1:
         lines.append(f"pipeline stage {fitted.stage} of {fitted.ranks.pp} decides")
     for title, step in steps.items():
