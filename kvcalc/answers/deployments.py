@@ -245,8 +245,8 @@ def deployments_of(
     ]
 
 
-def remarks(models: "Iterable[Model]", longest: int, gpus: "Iterable[Gpu]" = ()) -> list[str]:
-    """Return the notes of models, and notes about a long context and a GPU's odd memory.
+def remarks(models: "Iterable[Model]", longest: int) -> list[str]:
+    """Return the notes of models, and notes about contexts beyond their maximum.
 
     Args:
         longest: Longest context in tokens.
@@ -260,9 +260,4 @@ def remarks(models: "Iterable[Model]", longest: int, gpus: "Iterable[Gpu]" = ())
             )
         for text in texts:
             names_by_note.setdefault(text, []).append(model.name)
-    notes = [f"{', '.join(names)}: {text}" for text, names in names_by_note.items()]
-    for gpu in gpus:
-        if gpu.usable_share and gpu.memory_bytes % 2**30:
-            gib = gpu.memory_bytes / 2**30
-            notes.append(f"{gpu.name} has {gib:.2f} GiB; such machines are sold by GiB")
-    return notes
+    return [f"{', '.join(names)}: {text}" for text, names in names_by_note.items()]

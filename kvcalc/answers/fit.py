@@ -20,11 +20,12 @@ from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import PlacementOptions
 from kvcalc.question.fit_question import FitQuestion, StudyOptions
 from kvcalc.question.options import check_number, read_questions
+from kvcalc.records import Settings
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
     from kvcalc.model.model import Model
-    from kvcalc.records import JsonObject, Record
+    from kvcalc.records import Record
     from kvcalc.report.charts.chart import Chart
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -48,15 +49,15 @@ class TypedWords(NamedTuple):
     names: Mapping[str, str] = {}
     extra_words: tuple[str, ...] = ()
     has_all_experts: bool = False
-    stated: Mapping[str, Any] = {}
+    stated: Settings = {}
     notes: Sequence[str] = ()
 
 
 def run(
     models: list[str] = [],  # noqa: B006
     *,
-    fit_values: Annotated[dict[str, Any], FitQuestion],
-    placing: Annotated[dict[str, Any], PlacementOptions],
+    fit_values: Annotated[Settings, FitQuestion],
+    placing: Annotated[Settings, PlacementOptions],
     studies: StudyOptions,
     allocations: str = "",
     matrix: bool = False,
@@ -79,8 +80,8 @@ def run(
 
 def _file_answer(
     path: str,
-    placing: "JsonObject",
-    fit_values: "JsonObject",
+    placing: Settings,
+    fit_values: Settings,
     studies: StudyOptions,
 ) -> Answer:
     """Return the capacity of each server in a file. The exit status is 1 if a server cannot
@@ -129,7 +130,7 @@ def _file_answer(
 
 
 def fit_points(
-    models: Sequence[str], placing: dict[str, Any], fit_values: dict[str, Any]
+    models: Sequence[str], placing: Settings, fit_values: Settings
 ) -> "tuple[list[Point], TypedWords]":
     """Return each deployment with its options, and the typed words of the request."""
     from kvcalc.capacity.fit_options import read_fit_options
@@ -175,13 +176,16 @@ def fit_points(
         *(("--memory", placements[0].memory) if placements[0].memory else ()),
     )
     has_all_experts = placements[0].enable_expert_parallel
-    notes += remarks([], 0, gpus)
+    for gpu in gpus:
+        if gpu.usable_share and gpu.memory_bytes % 2**30:
+            gib = gpu.memory_bytes / 2**30
+            notes.append(f"{gpu.name} has {gib:.2f} GiB; such machines are sold by GiB")
     return points, TypedWords(names, extra_words, has_all_experts, stated, notes)
 
 
 def _read_models(
     words: Sequence[str], changes: Sequence[str]
-) -> "tuple[list[str], list[Model], dict[str, Any], list[str]]":
+) -> "tuple[list[str], list[Model], Settings, list[str]]":
     """Return the typed words with their models, the options stated in an engine's command line, and
     notes."""
     if len(words) > 1 or " " in words[0].strip():
@@ -197,7 +201,7 @@ def _read_models(
                 notes.append(
                     f"{command.engine}: not counted here: {', '.join(command.ignored)}"
                 )
-            stated: dict[str, Any] = {"engine": command.engine} | command.given
+            stated: Settings = {"engine": command.engine} | command.given
             dialect = DIALECTS[command.engine]
             if dialect.max_num_seqs_is_cap and "max_num_seqs" in stated:
                 stated["users"] = 1  # the engine starts if one sequence fits
@@ -310,7 +314,7 @@ def _beyond_maximum(points: "Iterable[Point]") -> list[str]:
 
 
 def _matrix_answer(
-    points: "Sequence[Point]", fit_values: Mapping[str, Any], words: TypedWords
+    points: "Sequence[Point]", fit_values: Settings, words: TypedWords
 ) -> Answer:
     """Return a matrix of users × contexts for each deployment. Users and contexts come from the
     lists in the options, if given."""

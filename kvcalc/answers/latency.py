@@ -50,6 +50,5 @@ def latency_answer(
     notes = remarks(
         [deployment.model for deployment in deployments],
         max(request.context for request in requests),
-        [deployment.gpu for deployment in deployments],
     )
     return Answer(records, lambda: list(latency_tables(records)), draw, _notes=notes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -38,9 +38,8 @@ from kvcalc.question.serving_options import (
     Workload,
 )
 from kvcalc.question.size_options import ContextOptions, SizeOptions
+from kvcalc.records import Settings
 from kvcalc.timing import deployment
-
-Options: TypeAlias = dict[str, Any]
 
 
 def takes(
@@ -84,7 +83,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     file_precision: Precision | None = None
 
     @takes(SizeOptions)
-    def size(self, options: Options) -> Answer:
+    def size(self, options: Settings) -> Answer:
         """Compute KV cache size; `stored`, `read` and `allocated` bytes per GPU.
 
         `fixed` and `slope` are bytes of one sequence: without its tokens, and per token.
@@ -93,7 +92,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])
 
     @takes(FitQuestion, StudyOptions)
-    def fit(self, options: Options) -> Answer:
+    def fit(self, options: Settings) -> Answer:
         """Compute the capacity: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` …
 
         Without max_model_len, the length is the model's maximum, or the longest that fits. The
@@ -105,19 +104,19 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         return fit_answer(points, read_question(StudyOptions, options))
 
     @takes(LatencyOptions)
-    def latency(self, options: Options) -> Answer:
+    def latency(self, options: Settings) -> Answer:
         """Predict one request: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s` and more."""
         return latency_answer([self], read_questions(LatencyOptions, options))
 
     @takes(PassOptions, ContextOptions)
-    def roofline(self, options: Options) -> Answer:
+    def roofline(self, options: Settings) -> Answer:
         """Compute FLOPs, bytes and bound of each operator. Attributes are keys of the total."""
         return roofline_answer(
             [self], read_question(PassOptions, options), read_questions(ContextOptions, options)
         )
 
     @takes(SchedulingOptions, Workload, ServerSettings)
-    def serve(self, options: Options) -> Answer:
+    def serve(self, options: Settings) -> Answer:
         """Simulate a server: `throughput_tokens_per_s`, `ttft_p50_s`, `tpot_p99_s` and more.
 
         Without rate, requests and max_concurrency, the first record is the sustained rate. One
@@ -128,7 +127,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         return serve_answer([self], options, scheduling, settings)
 
     @takes(VariantOptions, SizeOptions)
-    def compare(self, options: Options) -> Answer:
+    def compare(self, options: Settings) -> Answer:
         """Compare variants of the attention, with one record per variant. The first variant is the
         reference."""
         names = read_question(VariantOptions, options).variants
@@ -205,7 +204,7 @@ def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> An
 
     Args:
         models: A model or a list.
-        options: Options of `kvcalc plan`, each a word, a number or a list: users and context, or
+        options: Settings of `kvcalc plan`, each a word, a number or a list: users and context, or
             rate, input_len and output_len; max_ttft, max_tpot (`50ms`), min_throughput; gpu,
             max_gpus (16), quantization, price_per_hour and more.
     """

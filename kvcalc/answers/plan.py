@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import models_of, remarks
 from kvcalc.question.plan_options import Requirement, SpaceOptions
+from kvcalc.records import Settings
 
 if TYPE_CHECKING:
     from kvcalc.model.model import Model
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 def run(
     models: list[str],
     *,
-    need: Annotated[dict[str, Any], Requirement],
-    space: Annotated[dict[str, Any], SpaceOptions],
+    need: Annotated[Settings, Requirement],
+    space: Annotated[Settings, SpaceOptions],
     points: str = "",
     jobs: int = 1,
     emit: str = "",
@@ -31,7 +32,7 @@ def run(
 
 def plan_answer(
     models: "Sequence[Model]",
-    options: Mapping[str, Any],
+    options: Settings,
     points: str = "",
     emit: str = "",
 ) -> Answer:

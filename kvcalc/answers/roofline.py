@@ -95,7 +95,6 @@ def roofline_answer(
         _notes=remarks(
             [deployment.model for deployment in deployments],
             longest,
-            [deployment.gpu for deployment in deployments],
         ),
     )
 

@@ -11,7 +11,7 @@ from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import check_number, read_questions
 from kvcalc.question.serving_options import SchedulingOptions, ServerSettings, Workload
-from kvcalc.records import Records
+from kvcalc.records import Records, Settings
 
 if TYPE_CHECKING:
     from kvcalc.report.charts.chart import Chart
@@ -25,7 +25,7 @@ STATUS_INTERRUPTED = 130
 def run(
     models: list[str],
     *,
-    load: Annotated[dict[str, Any], Workload],
+    load: Annotated[Settings, Workload],
     scheduling: list[SchedulingOptions],
     settings: ServerSettings,
     find_rate: bool = False,
@@ -40,7 +40,7 @@ def run(
 
 def serve_answer(
     deployments: "Sequence[TimedDeployment]",
-    load: Mapping[str, Any],
+    load: Settings,
     scheduling: Sequence[SchedulingOptions],
     settings: ServerSettings,
     find_rate: bool = False,
@@ -107,9 +107,7 @@ def serve_answer(
     )
 
 
-def _describe_lengths(
-    requests: Sequence[Any], load: Mapping[str, Any], records: Records
-) -> str:
+def _describe_lengths(requests: Sequence[Any], load: Settings, records: Records) -> str:
     """Return a note on the padding of static batching for unequal lengths, and whether the lengths
     are the default."""
     padding = [r["padding_waste"] or 0.0 for r in records if r["policy"] == "static"]

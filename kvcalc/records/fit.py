@@ -34,9 +34,13 @@ class FitMemoryRecord(ShardedRecord):
     ]
     kv_budget_bytes: Annotated[int, "KV cache budget, the middle of the range", "KV cache/GPU"]
     kv_budget_low_bytes: Annotated[
-        IntOrNull, "low end of the range of 90 % of published starts; null without a range"
+        IntOrNull,
+        "low end of the range of 90 % of published starts; null without a range",
+        "KV cache/GPU low",
     ]
-    kv_budget_high_bytes: Annotated[IntOrNull, "high end of the range; null without a range"]
+    kv_budget_high_bytes: Annotated[
+        IntOrNull, "high end of the range; null without a range", "KV cache/GPU high"
+    ]
     budget: Annotated[str, "the end of the range that the answers use"]
     shortage_bytes: Annotated[int, "missing memory of one GPU"]
     advice: Annotated[
@@ -107,7 +111,7 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
         IntOrNull, "maximum length of this number of sequences; null without a limit"
     ]
     requested_model_len: Annotated[int, "requested length", "context"]
-    requested_num_seqs: Annotated[int, "requested sequences"]
+    requested_num_seqs: Annotated[int, "requested sequences", "required users"]
     low_num_seqs: Annotated[
         IntOrNull,
         "users at the low end of the range; sequences that fit there; null without a range",
@@ -212,14 +216,9 @@ class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRec
 class FitRow(FitRecord):
     """One row of the table of `fit`, with texts of the answer."""
 
-    required_users: NotRequired[Annotated[int, "users that must fit", "required users"]]
-    verdict: Annotated[TextOrNull, "yes or no; null if all configurations fit", "fits"]
     missing_bytes: Annotated[IntOrNull, "null if the request fits", "missing/GPU"]
     longest: Annotated[
         int | str, "the longest context of the required users", "max context", "text"
-    ]
-    range: Annotated[
-        int | str | None, "low and high end; null without a range", "KV cache range/GPU", "text"
     ]
 
 

@@ -107,8 +107,8 @@ class MachineRecord(TypedDict):
             "measured ÷ predicted", "ratio", "{:.2f}×", formula="{measured_s} / {predicted_s}"
         ),
     ]
-    predicted_bytes: Annotated[int, "bytes of the cache", "cache predicted", "int"]
-    allocated_bytes: Annotated[int, "storage of the cache's tensors", "in tensors", "int"]
+    predicted_bytes: Annotated[int, "bytes of the cache", "cache predicted", "{:,}"]
+    allocated_bytes: Annotated[int, "storage of the cache's tensors", "in tensors", "{:,}"]
 
 
 class CeilingsRecord(TypedDict):
@@ -182,7 +182,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
         IntOrNull,
         "allocated for the cache by the allocator; null if it does not report this",
         "allocator",
-        "int",
+        "{:,}",
     ]
 
 

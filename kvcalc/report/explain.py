@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.gpu.gpu import Placed
@@ -16,7 +15,7 @@ from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, command
 from kvcalc.planning.search_space import SearchSpace
-from kvcalc.records import Record
+from kvcalc.records import JsonObject, Record
 from kvcalc.records.figures import figures_of, unit_of_key
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.charts.chart import Chart
@@ -134,7 +133,7 @@ def explain_size(
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     sequences = parallelism.sequences(batch_size)
     has_weights = record["weight_bytes"] is not None
-    values: dict[str, Any] = {**record}
+    values: JsonObject = {**record}
     lines = [
         f"{model.name}: {record['attention']}",
         assumptions(model, precision, block_size, parallelism, has_weights),

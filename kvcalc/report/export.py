@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.records import Record, Records
+from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import Figure, figures_of, record_schema
 
 # Module in `kvcalc.records`, and class, of each kind of records.
@@ -70,7 +70,7 @@ def kinds_of_command(command: str) -> list[str]:
     return matches
 
 
-def schema_of_command(command: str) -> dict[str, Any]:
+def schema_of_command(command: str) -> JsonObject:
     """Return the JSON Schema of a command's records.
 
     It is valid for one record and for the array that `--format json` prints.

@@ -5,6 +5,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+from kvcalc.records import Settings
 from kvcalc.report.charts.chart import (
     MARKERS,
     Axis,
@@ -131,7 +132,7 @@ class Panel:
             if not part.label or part.kind in (*MARKERS, "upright"):
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
-            leaders: dict[str, dict[str, Any]] = {
+            leaders: dict[str, Settings] = {
                 "limit": {"linestyle": DOTTED, "linewidth": style.font / 8},
                 "quiet": {},
             }
@@ -172,7 +173,7 @@ class Panel:
         width = self.style.font / 5
         usual = {"dashed": "--", "solid": "-"}
         linestyle = usual.get(series.kind) or dashes(number)
-        line: dict[str, Any] = {"color": colour(number, self.style), "linestyle": linestyle}
+        line: Settings = {"color": colour(number, self.style), "linestyle": linestyle}
         dotted = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.7 * width}
         match series.kind:
             case "limit":
@@ -197,7 +198,7 @@ class Panel:
         is_crowd = len(series.xs) > CROWD
         sizes = series.sizes or [-0.02 if is_crowd else 0.02]
         paint, paper = colour(number, self.style), self.style.paper
-        look: dict[str, Any] = {"color": paint, "edgecolors": paper}
+        look: Settings = {"color": paint, "edgecolors": paper}
         if series.kind == "hollow":
             inside = "none" if series.sizes else paper  # hides the line below
             look = {"facecolors": inside, "edgecolors": paint, "linewidths": 1.5}
@@ -214,7 +215,7 @@ class Panel:
             **look,
         )
 
-    def _annotate(self, text: str, place: Any, leader: dict[str, Any], **options: Any) -> Any:
+    def _annotate(self, text: str, place: Any, leader: Settings, **options: Any) -> Any:
         """Return a new label with a line to a place."""
         line = {"arrowstyle": "-", "color": self.style.ink, "linewidth": self.style.font / 16}
         return self.axes.annotate(
@@ -241,9 +242,7 @@ class Panel:
         text.remove()
         self._label_end(text.get_text(), text.xy, {})
 
-    def _label_end(
-        self, text: str, place: Any, leader: dict[str, Any], system: Any = "data"
-    ) -> None:
+    def _label_end(self, text: str, place: Any, leader: Settings, system: Any = "data") -> None:
         """Add a label right of the axes, with a line to a place."""
         from matplotlib.transforms import ScaledTranslation
 

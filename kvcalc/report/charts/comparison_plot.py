@@ -21,7 +21,7 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.load_plot import deployment_names
-from kvcalc.report.charts.roofline_plot import roofs
+from kvcalc.report.charts.roofline_plot import intensity_ends, roofs
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence
@@ -167,8 +167,7 @@ def _attention_roof(gpu: "Gpu", records: Records) -> Chart:
     drawn = [record for record in records if record["attention_intensity"]]
     xs = [record["attention_intensity"] for record in drawn]
     ys = [record["attention_flops_per_s"] for record in drawn]
-    ends = [min([0.5, *(x / 3 for x in xs)]), max([4000.0, *(x * 2 for x in xs)])]
-    series = roofs(gpu, records[0]["computed_in"].split("+"), ends)
+    series = roofs(gpu, records[0]["computed_in"].split("+"), intensity_ends(xs))
     series.append(Series("", xs, ys, "points", labels=_variant_names(drawn), colour=0))
     title = f"Attention of a decode step under the roof of {gpu.name}"
     return Chart(title, _load(records[0]), INTENSITY_AXIS, FLOPS_AXIS, series)

@@ -74,11 +74,7 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
         UserError: A GPU has no matrix peak.
     """
     operators = [row for rows in passes for row in _operators(rows)]
-    intensities = [row["intensity"] for row in operators]
-    ends = [
-        min([0.5, *(x / 3 for x in intensities)]),
-        max([4000.0, *(x * 2 for x in intensities)]),
-    ]
+    ends = intensity_ends([row["intensity"] for row in operators])
     firsts = [rows[0] for rows in passes]
     groups: dict[str, list[Pass]] = {}
     for name, rows in zip(sides(firsts, WORDING, WORDING).names, passes, strict=True):
@@ -104,6 +100,12 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
         subtitle = f"{loads}; {charts[0].subtitle}; {key}"
         return charts[0]._replace(title=title, subtitle=subtitle)
     return joined(charts, (title, f"{loads}; {key}"))
+
+
+def intensity_ends(intensities: Sequence[float]) -> list[float]:
+    """Return the ends of an axis with a ridge point and some intensities."""
+    low, high = min([1.5, *intensities]), max([2000.0, *intensities])
+    return [low / 3, 2 * high]
 
 
 def _operators(rows: Pass) -> list[Record]:

@@ -38,13 +38,20 @@ from kvcalc.units import format_bytes, scale_of
 COLUMNS = columns(
     FitRow,
     "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype requested_model_len "
-    "required_users verdict missing_bytes max_num_seqs low_num_seqs unshared_num_seqs "
-    "offload_num_seqs longest kv_budget_bytes weight_bytes | range max_concurrency "
-    "activation_bytes overhead_bytes num_blocks blocks_per_request kv_tokens "
-    "needed_utilization",
+    "requested_num_seqs fits missing_bytes max_num_seqs low_num_seqs unshared_num_seqs "
+    "offload_num_seqs longest kv_budget_bytes weight_bytes | kv_budget_low_bytes "
+    "kv_budget_high_bytes max_concurrency activation_bytes overhead_bytes num_blocks "
+    "blocks_per_request kv_tokens needed_utilization",
 )
 # columns that are shown only if their values differ
-VARIED = ("model", "tensor_parallel_size", "engine", "dtype", "kv_cache_dtype")
+VARIED = [
+    "model",
+    "tensor_parallel_size",
+    "engine",
+    "dtype",
+    "kv_cache_dtype",
+    "requested_num_seqs",
+]
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
 BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
 MAX_FIXES = 65  # characters of the suggested fixes, so that their footnote takes one line
@@ -78,21 +85,17 @@ def fit_table(
             own flags.
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
-    has_misses = not all(f.fits for f in fits)
-    varies = varied(records, "requested_num_seqs")
     rows = []
     for record, result in zip(records, fits, strict=True):
-        low, high = record["kv_budget_low_bytes"], record["kv_budget_high_bytes"]
         longest = record["longest_context"]
         row = {
-            "verdict": ("yes" if result.fits else "no") if has_misses else None,
             "missing_bytes": None if result.fits else -result.headroom,
-            "required_users": record["requested_num_seqs"] if varies else None,
             "longest": "no limit" if longest is None else f"{longest:,}",
-            "range": None if low is None else f"{format_bytes(low)} – {format_bytes(high)}",
         }
         rows.append({**record, **row})
     table_columns = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
+    if all(result.fits for result in fits):
+        table_columns = [c for c in table_columns if c.key != "fits"]
     index = max(_rivals(records, fits), key=lambda i: fits[i].sequences, default=0)
     if not fits[0].fits:
         index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom))
@@ -497,7 +500,7 @@ def matrix_table(records: Records) -> Table:
         key = str(r["context"])
         rows.setdefault(r["users"], {"users": r["users"]})[key] = r["headroom_bytes"]
         contexts[key] = _context_name(r["context"])
-    table_columns = [Column("users", "users", FORMATS["int"])]
+    table_columns = [Column("users", "users", "{:,}".format)]
     table_columns += [
         Column(key, name, FORMATS["bytes, one digit"]) for key, name in contexts.items()
     ]

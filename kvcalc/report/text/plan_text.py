@@ -16,6 +16,7 @@ from kvcalc.report.row_names import split_words
 from kvcalc.report.text.fit_text import format_words, is_measured_on
 from kvcalc.report.text.table_layout import MAX_NOTES, Table
 from kvcalc.report.text.tables import (
+    MAX_WORDS,
     columns,
     distinct_notes,
     seconds,
@@ -24,7 +25,6 @@ from kvcalc.report.text.tables import (
 )
 
 MAX_PRINTED_COMMANDS = 12
-MAX_WORDS = 25  # in the sentence
 
 
 class PlanRow(PlanRecord):

@@ -77,7 +77,10 @@ def pass_table(
         if name.endswith("_overhead"):
             name = name.replace("_", " ")
         rows.append({**record, "operator": name, "shape": shape(record)})
-        rows += map(_part_row, record.get("parts", []))
+        for part in record.get("parts", []):
+            rows.append(
+                {"count": None, **part, "operator": f"  {part['operator']}", "layer": "in it"}
+            )
     if turning is None:
         is_decode = total["phase"] == "decode"
         turning = _turning(deployment, total["context"]) if is_decode else {}
@@ -150,11 +153,6 @@ def shape(record: Record) -> str | None:
         return None
     keys = ("heads", "m", "n", "k") if record["heads"] else ("m", "k", "n")
     return " × ".join(whole(record[key]) for key in keys)
-
-
-def _part_row(part: Record) -> Record:
-    """Return the row of a part of an operator."""
-    return {"count": None, **part, "operator": f"  {part['operator']}", "layer": "in it"}
 
 
 def _turning(deployment: TimedDeployment, context: int) -> TurningBatches:

@@ -82,10 +82,6 @@ def variant_name(variant: str) -> str:
 # Functions that write values, by the unit or by the format of their figure.
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
-    "int": "{:,}".format,
-    "count": "{:,}".format,
-    "tokens": "{:,}".format,
-    "sequences": "{:,}".format,
     "parameters": format_count,
     "bytes": format_bytes,
     "bytes, one digit": partial(format_bytes, digits=1),
@@ -132,11 +128,12 @@ def columns(
     results = []
     for key in (usual + wide).split():
         figure = figures[key]
+        template = figure.format or ("{:,}" if figure.type == "integer" else "{}")
         results.append(
             Column(
                 key,
                 figure.heading,
-                show=FORMATS.get(figure.format or figure.unit, (figure.format or "{}").format),
+                show=FORMATS.get(figure.format or figure.unit, template.format),
                 right=figure.type in ("integer", "number"),
                 wide=key in wide.split(),
                 is_input=key in inputs.split(),
@@ -214,17 +211,15 @@ def time_footnotes(records: Records) -> list[str]:
     are bounds."""
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
-    marks = {BOUND: "≥ marks datasheet bounds", "scaled": "~ marks scaled times"}
-    if bases == {BOUND}:
-        basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
-    elif len(bases) > 1:
-        basis = (
-            ", ".join(["Times are predicted", *(marks[b] for b in marks if b in bases)]) + "."
-        )
-    else:
+    names = few([*dict.fromkeys(basis_name(r["basis"]) for r in predictions)])
+    basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
+    if len(bases) > 1:
+        basis = "Times are predicted."
+        basis += " ~ marks scaled times." * ("scaled" in bases)
+        basis += " ≥ marks datasheet bounds." * (BOUND in bases)
+    elif predictions:
         source = "scaled (~) from" if "scaled" in bases else "predicted by"
-        names = dict.fromkeys(basis_name(r["basis"]) for r in predictions)
-        basis = f"Times are {source} the calibration of {few([*names])}."
+        basis = f"Times are {source} the calibration of {names}."
     accuracy = []
     errors = [r.get("time_p90_error") or 0.0 for r in predictions]
     if errors and all(errors):
