@@ -148,13 +148,13 @@ class CompareRow(CompareRecord):
 
 COMPARE_COLUMNS = columns(
     CompareRow,
-    "variant tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
+    "variant gpu tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
     "kv_cache_bytes stored_reduction read_reduction step_s max_num_seqs attention_intensity "
     "head_diversity quality_share ttft_s prefill_flops attention kv_cache_read_bytes "
     "bytes_per_token parameters equal_weights_context equal_reads_context flops | roofline_s "
     "intensity bound",
     inputs="context batch_size kv_cache_dtype",
-    optional="tensor_parallel_size dtype engine basis",
+    optional="gpu tensor_parallel_size dtype engine basis",
 )
 
 
@@ -175,9 +175,6 @@ def compare_tables(
     if not is_timed:
         notes, details = [f"{reference}."], [*dict.fromkeys(assumed), *quality]
         return [Table(records, COMPARE_COLUMNS, title, footnotes(*notes), details=details)]
-    shown = list(COMPARE_COLUMNS)
-    if len(gpus) > 1:
-        shown[1:1] = columns(CompareRow, "gpu")
     none_fits = "No row fits in GPU memory." * (not fitting(records))
     details = [
         *dict.fromkeys(assumed),
@@ -192,7 +189,7 @@ def compare_tables(
     return [
         Table(
             predictions_first(rows),
-            marked_columns(records, shown),
+            marked_columns(records, COMPARE_COLUMNS),
             title,
             notes,
             details=details,

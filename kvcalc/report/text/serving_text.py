@@ -191,7 +191,6 @@ SERVE = columns(
 )
 CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
 NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
-QUIET = ("rejected", "preemptions", "padding_waste")  # columns that are hidden without a value
 
 
 def serve_table(records: Records, lengths_note: str = "") -> Table:
@@ -200,7 +199,6 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
     is_sweep = 0 < len(summaries) < len(records)
     rows = predictions_first(_tried(records) if is_sweep else records)
     first = rows[0]
-    hidden = {key for key in QUIET if not any(r[key] for r in rows)}
     plain: list[Record] = [{**r, "time_p90_error": None} for r in rows]
     details = [
         *pass_details(plain),
@@ -216,7 +214,6 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
         if source := first.get("num_speculative_tokens_from"):
             details[-1] += f"; the number of draft tokens is {source}"
     if is_sweep:
-        hidden.add("requests_per_s")
         limit = "a queue that does not grow,"
         if goals := _goals(first):
             limit = f"the highest rate with {goals}, at most"
@@ -227,7 +224,9 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
     accuracy = dict.fromkeys(map(_accuracy, rows))
     diverging = sum(r.get("diverges") is True for r in rows)
     warning = f"{diverging} of {len(rows)} loads exceed the capacity, their queues grow."
-    columns = [c for c in without_named_engine(rows, SERVE) if c.key not in hidden]
+    columns = without_named_engine(rows, SERVE)
+    if is_sweep:
+        columns = [c for c in columns if c.key != "requests_per_s"]
     if summaries:  # their rate is an answer
         columns = [replace(c, is_input=False) if c.key == "rate" else c for c in columns]
     return Table(

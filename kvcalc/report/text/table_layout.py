@@ -261,7 +261,7 @@ def choose_columns(table: Table) -> ColumnChoice:
             choice.remarks.append(remark)
         elif column.wide:
             choice.wide.append(column)
-        elif column.key != "fixed_bytes" or any(values):
+        elif column.key not in QUIET or any(values):
             choice.shown.append(column)
     return choice._replace(remarks=[*filter(None, [", ".join(inputs), *choice.remarks])])
 
@@ -292,6 +292,8 @@ def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
 TIMES = ("_s", "seconds", "_j", "per_million_tokens")
 RATES = ("_per_s", "_per_s_per_gpu", "slo_attainment")
 UNMARKED = ("roofline_s", "bytes_per_s")
+# Columns that only `--wide` shows if all their values are 0.
+QUIET = ("fixed_bytes", "rejected", "preemptions", "padding_waste")
 PARAMETER_KEYS = ("parameters", "active_parameters", "weight_bytes")
 
 
