@@ -349,7 +349,7 @@ def test_sparse_attention_has_less_intensity_and_a_lower_bound(kvcalc: Run) -> N
     assert mla["basis"] == dsa["basis"] and dsa["roofline_s"] < mla["roofline_s"]
     # 61 layers read 61 · (1,152 · 131,072 − 35,913,728) bytes less, at 3.35 TB/s
     shown = " ".join(kvcalc(f"{line} h100 --bounds").out.split())
-    assert "FLOP/B falls, 241.8 to 75.68" in shown and "12.2 ms instead of 14 ms" in shown
+    assert "FLOP/B falls, 241.8 to 75.68" in shown and "memory-bound: 12.2 ms, not 14 ms" in shown
     assert "241.8 to" not in kvcalc(f"{line.replace('128k', '1k')} h100").out  # all 1,024 tokens are read
 
 
@@ -359,7 +359,7 @@ def test_sparse_attention_has_more_intensity_if_tp_splits_the_heads(kvcalc: Run)
     DSA: 2,048 · 2·16·(576 + 512) + 131,072 · 2·64·128 FLOPs for 35,913,728 bytes, 61.78.
     """
     shown = kvcalc("compare deepseek-v3 --variants mla,dsa --context 128k --tp 8 --gpu h100").out
-    assert "FLOP/B rises, 30.22 to 61.78" in shown and "; bound " in shown
+    assert "FLOP/B rises, 30.22 to 61.78" in shown and "memory-bound: 2.63 ms, not 4.46 ms" in shown
     line = "compare llama-7b --variants mla:512+64,dsa:512+64+128@2048 --context 32k --gpu h100"
     assert "mla to dsa: FLOP/B rises, 60.44" in kvcalc(line).out  # long names still leave room for the note
 
@@ -458,3 +458,10 @@ def test_explained_users_follow_from_the_bytes_printed(kvcalc: Run, engine: str)
     assert len(found) == 2
     for room, each, users in ([int(n.replace(",", "")) for n in numbers] for numbers in found):
         assert room // each == users
+
+
+def test_the_quality_of_a_variant_is_the_word_of_its_source_or_a_score(kvcalc: Run) -> None:
+    """DeepSeek-V2, Table 1: MHA strong, GQA moderate, MQA weak, MLA stronger. A window has no word."""
+    lines = kvcalc("compare llama-7b --variants mha,gqa:8,mqa,mla:512+64,window:1024").out.splitlines()
+    words = {line.split()[0]: line.split()[-1] for line in lines[2:7]}
+    assert words == {"mha": "strong", "gqa:8": "moderate", "mqa": "weak", "mla:512+64": "stronger", "window:1024": "–"}

@@ -133,3 +133,8 @@ def test_softmax_as_a_kernel_has_five_vector_flops_for_two_values_of_two_bytes(k
 def test_a_picture_of_a_family_names_each_size(kvcalc: Run) -> None:
     """24 layers of 1,024 wide at 1,024 tokens in fp16: 2 · 24 · 1,024 · 1,024 · 2 bytes, 96 MiB."""
     assert "gpt-3-medium: 96 MiB at 356M" in kvcalc("plot cache-vs-parameters --explain").out
+
+
+def test_a_block_has_one_unit(kvcalc: Run) -> None:
+    """16 tokens of 128 KiB are 2,097,152 bytes."""
+    assert " / 2,097,152 B = " in kvcalc("fit llama-3.1-8b --gpu h100 --explain").out

@@ -252,7 +252,7 @@ def explain_fit(fitted: Fit, record: Record) -> str:
         f"4. Blocks of the engine (cache in {record['kv_cache_dtype']})": [
             *plan.describe(fitted.length),
             with_numbers(
-                "num_blocks = {kv_budget_bytes} / {bytes_per_block} B = {num_blocks}", record
+                "num_blocks = {kv_budget_bytes} / {bytes_per_block} = {num_blocks}", record
             ),
             with_numbers(f"blocks_per_request at {length} = {{blocks_per_request}}", record),
             with_numbers(

@@ -225,7 +225,13 @@ def test_idle_time_of_a_server_is_drawn_empty() -> None:
 def layer(variant: str, phase: str, flops: float, moved: float, seconds: float) -> dict[str, Any]:
     about = {"device": "cpu", "dtype": "fp32", "bandwidth_bytes_per_s": 10e9, "flops_per_s": 200e9, "variant": variant}
     about |= {"batch_size": 1, "context": 512}
-    return about | {"phase": phase, "attention_flops": flops, "attention_bytes": moved, "attention_measured_s": seconds}
+    return about | {
+        "phase": phase,
+        "attention_flops": flops,
+        "attention_bytes": moved,
+        "attention_measured_s": seconds,
+        "attention_predicted_s": 2 * seconds,
+    }
 
 
 def test_measured_layers_lie_at_the_rate_that_they_reached() -> None:
@@ -237,6 +243,7 @@ def test_measured_layers_lie_at_the_rate_that_they_reached() -> None:
     found = named(measured_chart(rows))
     assert points(found["decode"]) == [(2.0, 4e9)]
     assert points(found["prefill"]) == [(90.0, 9e10)]
+    assert points(found["decode, predicted"]) == [(2.0, 2e9)]  # in twice the time
     assert (found["decode"].labels, found["prefill"].labels) == (["gqa"], ["mha"])
     assert points(found["measured ceilings"]) == [(1.0, 10e9), (20.0, 200e9), (180.0, 200e9)]  # 2/2; knee; 90·2 above 20·8
 

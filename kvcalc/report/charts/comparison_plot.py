@@ -56,6 +56,8 @@ def measured_chart(records: Records) -> Chart:
         names = [r["variant"] for r in rows]
         labels = [name * (names.index(name) == n) for n, name in enumerate(names)]
         series.append(Series(phase, xs, ys, "points", labels=labels, colour=number))
+        ys = [r["attention_flops"] / r["attention_predicted_s"] for r in rows]
+        series.append(Series(f"{phase}, predicted", xs, ys, "hollow", colour=number))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and "
         f"{si_tick('FLOP/s')(peak)} measured; points: attention or scan only"
@@ -72,6 +74,7 @@ def generation_chart(records: Records) -> Chart:
     series = []
     for number, record in enumerate(records):
         name = f"{record['variant']} {record['mode']}".strip()
+        name += ", head on all" if record["head"] == "all" else ""
         predicted = record["predicted_token_s"]
         series.append(Series(name, lengths, record["token_s"], colour=number))
         series.append(Series(f"{name}: predicted", lengths, predicted, "dashed", colour=number))

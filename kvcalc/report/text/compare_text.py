@@ -1,5 +1,6 @@
 """Printed answers of `size` and `compare`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.records import Record, Records
 from kvcalc.records.compare import CompareRecord
+from kvcalc.records.figures import TextOrNull
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.row_names import alike, shared_words, sides
 from kvcalc.report.text.fit_text import marked_columns, memory_sentences
@@ -141,6 +143,11 @@ class CompareRow(CompareRecord):
     """A record of `compare` with the time of its decode step: the prediction, or else the bound."""
 
     step_s: Annotated[float, "time of one decode step", "step"]
+    grade: Annotated[
+        TextOrNull,
+        "share of the score with 16 bits, if published for this model; else DeepSeek-V2's word",
+        "quality",
+    ]
     intensity: Annotated[
         float | None, "flops ÷ bytes; null without traffic", "FLOP/B of the step"
     ]
@@ -150,7 +157,7 @@ COMPARE_COLUMNS = columns(
     CompareRow,
     "variant gpu tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
     "kv_cache_bytes stored_reduction read_reduction step_s max_num_seqs attention_intensity "
-    "head_diversity quality_share ttft_s prefill_flops attention kv_cache_read_bytes "
+    "head_diversity grade ttft_s prefill_flops attention kv_cache_read_bytes "
     "bytes_per_token parameters equal_weights_context equal_reads_context flops | roofline_s "
     "intensity bound",
     inputs="context batch_size kv_cache_dtype",
@@ -172,9 +179,13 @@ def compare_tables(
     quality = ["", *_quality_lines({record["variant"]: record for record in records})]
     reference = f"Reductions are against {_variant(first)}"
     title = compared(deployments, records)
+    rows = [
+        {**r, "step_s": r.get("time_s") or r.get("roofline_s"), "grade": _grade(r)}
+        for r in records
+    ]
     if not is_timed:
         notes, details = [f"{reference}."], [*dict.fromkeys(assumed), *quality]
-        return [Table(records, COMPARE_COLUMNS, title, footnotes(*notes), details=details)]
+        return [Table(rows, COMPARE_COLUMNS, title, footnotes(*notes), details=details)]
     none_fits = "No row fits in GPU memory." * (not fitting(records))
     details = [
         *dict.fromkeys(assumed),
@@ -183,7 +194,6 @@ def compare_tables(
         *memory_sentences(records),
         *quality,
     ]
-    rows = [{**r, "step_s": r["time_s"] or r["roofline_s"]} for r in records]
     equal = alike(records[: len(records) // len(deployments)], first, *LOAD)
     notes = footnotes(*pass_notes(records, *_intensity_notes(equal), none_fits))
     return [
@@ -195,6 +205,17 @@ def compare_tables(
             details=details,
         )
     ]
+
+
+def _grade(record: Record) -> str | None:
+    """Return the quality of a variant in one word; None if nobody published it.
+
+    Example: 'moderate' of gqa:8, 99.8% of an fp8 cache.
+    """
+    if record["quality_share"]:
+        return percent(record["quality_share"])
+    word = re.search(r"'(\w+)'", record["quality"] or "")
+    return word and word[1]
 
 
 def _intensity_notes(records: Records) -> list[str]:
@@ -215,8 +236,9 @@ def _intensity_notes(records: Records) -> list[str]:
     kinds = (variant_name(r["variant"]).partition(":")[0] for r in (dense, sparse))
     names = " to ".join(kinds)
     change = "falls" if new < old else "rises"
-    bounds = f"{seconds(sparse['roofline_s'])} instead of {seconds(dense['roofline_s'])}"
-    return [f"{names}: FLOP/B {change}, {old:.4g} to {new:.4g}; bound {bounds}."]
+    bounds = f"{seconds(sparse['roofline_s'])}, not {seconds(dense['roofline_s'])}"
+    reason = f"{sparse['bound']}-bound: {bounds}"
+    return [f"{names}: FLOP/B {change}, {old:.4g} to {new:.4g}; {reason}."]
 
 
 def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
