@@ -336,84 +336,28 @@ class Roofs:
             [gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]
         ), ""
 
-
-def _rates(rates: Sequence[float | None]) -> Any:
-    import numpy as np
-
-    return np.array([rate or np.inf for rate in rates])
-
-
-class OperatorBatch:
-    """Operators on several GPUs: `roofline` of many points in one call.
-
-    Operators of one dtype and shape are arrays [operators, *shape, 1], so that a value that does
-    not change along an axis is computed once. The last axis is the GPU. Results are equal to the
-    results of single operators.
-
-    Attributes:
-        points: Shape to which the costs of all operators broadcast.
-    """
-
-    def __init__(self, operators: Sequence[Operator]) -> None:
-        import numpy as np
-
-        shapes = [_shape(operator) for operator in operators]
-        self.points = np.broadcast_shapes(*set(shapes))
-        members: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        for number, (operator, shape) in enumerate(zip(operators, shapes, strict=True)):
-            axes = len(self.points) - len(shape)
-            members.setdefault((operator.dtype, (1,) * axes + shape), []).append(number)
-        self._length = len(operators)
-        self._groups = []
-        for (dtype, shape), numbers in members.items():
-            cost, counts = _stack([operators[number] for number in numbers], shape)
-            self._groups.append((dtype, numbers, cost, counts))
-
-    def seconds(self, roofs: Roofs, decodes: bool) -> list[Any]:
-        """Return the bounds [*points, gpus] of each operator in order, in seconds.
+    def seconds(self, operator: Operator, decodes: bool) -> Any:
+        """Return the bounds of an operator [*points, gpus] in seconds, as in `roofline`.
 
         A GPU without a required matrix peak gets NaN, except in decode, where the memory time is a
         bound.
         """
         import numpy as np
 
-        results: dict[int, Any] = {}
-        for dtype, numbers, cost, counts in self._groups:
-            seconds = least_time(cost, dtype, roofs).seconds
-            if dtype and not decodes:
-                seconds = np.where(roofs.computes(dtype), seconds, np.nan)
-            results.update(zip(numbers, seconds * counts, strict=True))
-        return [results[number] for number in range(self._length)]
+        figures = [
+            figure if isinstance(figure, int | float) else figure[..., None]
+            for figure in operator.cost
+        ]
+        seconds = least_time(Cost(*figures), operator.dtype, self).seconds
+        if operator.dtype and not decodes:
+            seconds = np.where(self.computes(operator.dtype), seconds, np.nan)
+        return seconds * operator.count
 
 
-def _shape(operator: Operator) -> tuple[int, ...]:
-    """Return the shape of an operator's costs."""
+def _rates(rates: Sequence[float | None]) -> Any:
     import numpy as np
 
-    shapes = {figure.shape for figure in operator.cost if not isinstance(figure, int | float)}
-    return np.broadcast_shapes(*shapes) if len(shapes) > 1 else next(iter(shapes), ())
-
-
-def _stack(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost, Any]:
-    """Return the costs of operators as arrays [operators, *shape, 1], and their numbers of runs."""
-    import numpy as np
-
-    def stack(values: list[Any]) -> Any:
-        array = np.empty((len(values), *shape, 1))
-        for index, value in enumerate(values):
-            array[index, ..., 0] = value
-        return array
-
-    costs = [operator.cost for operator in operators]
-    cost = Cost(
-        flops=stack([c.flops for c in costs]),
-        vector_flops=stack([c.vector_flops for c in costs]),
-        weight_bytes=stack([c.bytes for c in costs]),
-        network_bytes=stack([c.network_bytes for c in costs]),
-        inter_node_bytes=stack([c.inter_node_bytes for c in costs]),
-    )
-    counts = [float(operator.count) for operator in operators]
-    return cost, np.reshape(counts, (-1, *(1 for _ in shape), 1))
+    return np.array([rate or np.inf for rate in rates])
 
 
 def total_bound(bounds: Sequence[Placed]) -> str:

@@ -5,12 +5,11 @@ operators and time models, evaluated over arrays.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvcalc.gpu.gpu import OperatorBatch, Roofs
+from kvcalc.gpu.gpu import Roofs
 from kvcalc.layers.batch import Batch
 from kvcalc.model.forward_pass import between_stages, handings, through_layers
 from kvcalc.model.model import Model
@@ -67,89 +66,57 @@ def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[St
     ]
 
 
-class TimedPass:
-    """A pass that has the same operators in all deployments, on any GPU.
+def time_pass(
+    group: Sequence[StageVariants],
+    batch: Batch,
+    model: Model | None = None,
+    all_positions: bool = False,
+) -> Iterator[tuple[Array, Array]]:
+    """Yield the indices of the deployments on each GPU model, and the seconds of a pass.
+
+    The seconds [deployments, *points] are as in `TimedDeployment.seconds`, and of any shape that
+    broadcasts to this one. They are NaN if the pass is a prefill and the GPU has no matrix peak
+    for it.
 
     Args:
-        deployment: Any of the deployments.
-        batch: Sequences of the pass; its figures may be arrays [*points].
-        model: The model; by default the model of the deployment.
+        group: Deployments whose passes have the same operators.
+        batch: Sequences of the pass. The counts of the first group may be an array with as many
+            axes as the points.
+        model: The model; by default the model of the deployments.
         all_positions: Whether the LM head runs on all positions, not only the last.
     """
+    import numpy as np
 
-    def __init__(
-        self,
-        deployment: TimedDeployment,
-        batch: Batch,
-        model: Model | None = None,
-        all_positions: bool = False,
-    ) -> None:
-        run = (model or deployment.model, batch, deployment.precision, deployment.ranks)
-        self.decodes = batch.decodes
-        self.layers = through_layers(*run, deployment.mla_form, all_positions)
-        self.transfers = between_stages(*run, (1, 1))
+    from kvcalc.timing.steps import engine_seconds, kernel_seconds
 
-    def seconds(
-        self, variants: Sequence[StageVariants]
-    ) -> Iterator[tuple[StageVariants, Array]]:
-        """Yield the seconds of the pass [deployments, *points] for each GPU model.
-
-        They are NaN if the pass is a prefill and the GPU has no matrix peak for it.
-        """
-        bounds = [variant for variant in variants if not variant.deployment.calibration]
-        if bounds:
-            yield from zip(bounds, self._bounds(bounds), strict=True)
-        for variant in variants:
-            if variant.deployment.calibration:
-                yield variant, self._predicted(variant)
-
-    @cached_property
-    def _stacked(self) -> tuple[OperatorBatch, OperatorBatch]:
-        return OperatorBatch(self.layers), OperatorBatch(self.transfers)
-
-    def _bounds(self, variants: Sequence[StageVariants]) -> Iterator[Array]:
-        """Yield the datasheet bounds of each GPU model."""
-        import numpy as np
-
-        roofs = Roofs([variant.deployment.gpu for variant in variants])
-        layers, transfers = (stack.seconds(roofs, self.decodes) for stack in self._stacked)
-        # the last axis is the GPU; it becomes the first
-        through, *between = (
-            np.moveaxis(np.atleast_2d(seconds), -1, 0)
-            for seconds in (sum(layers, 0.0), *transfers)
-        )
-        for number, variant in enumerate(variants):
-            shape = len(variant.indices), *through[number].shape
-            seconds = np.broadcast_to(through[number], shape)
-            for transfer, counts in zip(between, variant.transfers, strict=True):
-                if counts.any():
-                    seconds = seconds + transfer[number] * _along_first_axis(counts, seconds)
-            yield seconds
-
-    def _predicted(self, variants: StageVariants) -> Array:
-        """Return the predictions for a GPU model with a calibration, as `pass_seconds`."""
-        import numpy as np
-
-        from kvcalc.timing.steps import engine_seconds, kernel_seconds
-
-        deployment = variants.deployment
-        calibration = deployment.calibration
-        assert calibration
-        timer = deployment.gpu, calibration
-        kernels = np.atleast_1d(kernel_seconds(self.layers, *timer))
-        kernels = np.broadcast_to(kernels, (len(variants.indices), *kernels.shape))
-        repeated = [
-            replace(transfer, count=_along_first_axis(counts, kernels))
-            for transfer, counts in zip(self.transfers, variants.transfers, strict=True)
-            if counts.any()
-        ]
-        kernels = kernel_seconds(repeated, *timer, kernels)
-        return kernels + engine_seconds(self.layers, calibration, kernels)
-
-
-def _along_first_axis(values: Array, like: Array) -> Array:
-    """Return values [deployments] with the number of axes of `like`."""
-    return values.reshape(-1, *(1 for _ in like.shape[1:]))
+    deployment = group[0].deployment
+    run = (model or deployment.model, batch, deployment.precision, deployment.ranks)
+    layers = through_layers(*run, deployment.mla_form, all_positions)
+    transfers = between_stages(*run, (1, 1))
+    num_axes = max(1, np.ndim(batch.groups[0].count))
+    deployments = [variants.deployment for variants in group]
+    bounded_gpus = [d.gpu for d in deployments if not d.calibration]
+    roofs = Roofs(bounded_gpus)
+    through_s: Array = sum((roofs.seconds(operator, batch.decodes) for operator in layers), 0.0)
+    between_s = [roofs.seconds(operator, batch.decodes) for operator in transfers]
+    for variants in group:
+        counts = [count.reshape(-1, *[1] * num_axes) for count in variants.transfers]
+        gpu, calibration = variants.deployment.gpu, variants.deployment.calibration
+        if calibration:
+            operators = layers + [
+                replace(transfer, count=count)
+                for transfer, count in zip(transfers, counts, strict=True)
+                if count.any()
+            ]
+            kernels_s = kernel_seconds(operators, gpu, calibration)
+            seconds = kernels_s + engine_seconds(operators, calibration, kernels_s)
+        else:
+            index = bounded_gpus.index(gpu)
+            seconds = through_s[..., index]
+            for transfer_s, count in zip(between_s, counts, strict=True):
+                if count.any():
+                    seconds = seconds + transfer_s[..., index] * count
+        yield variants.indices, seconds
 
 
 class DeploymentTimer:
@@ -208,9 +175,8 @@ class DeploymentTimer:
         ) -> Array:
             results = np.full((len(fits), len(self.sizes)), np.nan)
             for group in self.groups:
-                timed = TimedPass(group[0].deployment, batch, model, all_positions)
-                for variant, part in timed.seconds(group):
-                    results[variant.indices] = part
+                for indices, pass_s in time_pass(group, batch, model, all_positions):
+                    results[indices] = pass_s
             return np.take_along_axis(results, self.columns, axis=1)
 
         (prompt,) = prefill_passes(lengths.prompt, 1, lengths.cached)
@@ -252,11 +218,8 @@ class DeploymentTimer:
                 is_timed: Array = has_size[:, columns].any(axis=1)
                 for group in self.groups:
                     variants = [variant for variant in group if is_timed[variant.indices].any()]
-                    timed = TimedPass(group[0].deployment, batch)
-                    # one GPU model at a time, because the arrays are large
-                    for variant in variants:
-                        ((_, seconds),) = timed.seconds([variant])
-                        # one column stands for all contexts if no figure depends on the context
+                    for indices, seconds in time_pass(variants, batch) if variants else ():
+                        # one column stands for all contexts if no figure depends on them
                         repeats = 1 if seconds.shape[-1] > 1 else len(contexts)
-                        total[variant.indices, columns] += repeats * seconds.sum(axis=-1)
+                        total[indices, columns] += repeats * seconds.sum(axis=-1)
         return np.take_along_axis(total, self.columns, axis=1)

@@ -164,11 +164,10 @@ def kernel_seconds(
     operators: Sequence[Operator],
     gpu: Gpu,
     calibration: Calibration,
-    before: Any = 0.0,
 ) -> Any:
-    """Return `before` plus the seconds of the operators, one after the other."""
+    """Return the seconds of the operators, one after the other."""
     times = operator_seconds(operators, gpu, calibration)
-    return sum((part.seconds for time in times for part in time.both), before)
+    return sum((part.seconds for time in times for part in time.both), 0.0)
 
 
 class HostTime(NamedTuple):
