@@ -57,7 +57,9 @@ def measured_chart(records: Records) -> Chart:
         labels = [name * (names.index(name) == n) for n, name in enumerate(names)]
         series.append(Series(phase, xs, ys, "points", labels=labels, colour=number))
         ys = [r["attention_flops"] / r["attention_predicted_s"] for r in rows]
-        series.append(Series(f"{phase}, predicted", xs, ys, "hollow", colour=number))
+        sizes = [0.04] * len(rows)  # a hollow mark with a size hides no other mark
+        name = f"{phase}, predicted"
+        series.append(Series(name, xs, ys, "hollow", sizes, colour=number))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and "
         f"{si_tick('FLOP/s')(peak)} measured; points: attention or scan only"
