@@ -78,6 +78,21 @@ def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> N
     assert {f"{float(found):.3g}" for found in factors} <= quotients, sentence
 
 
+ACCURACY = [
+    ("compare gemma-3-27b --context 128k", "In 90% of measured"),
+    ("compare deepseek-v3 --variants mla,mha", "In 90% of measured"),
+    ("serve llama-3.1-8b --rate 80 --num-prompts 40", "Errors in 90% of measured"),
+    ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
+    ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "in 90 % of published"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "accuracy"), ACCURACY)
+def test_warnings_leave_room_for_the_accuracy_of_the_figures(kvcalc: Run, line: str, accuracy: str) -> None:
+    """Each answer has further notes: rows that do not fit, a growing queue, a missed target or images."""
+    assert accuracy in " ".join(kvcalc(line).out.split())
+
+
 @settings(max_examples=25)
 @given(
     st.sampled_from(("llama-3.1-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b")),

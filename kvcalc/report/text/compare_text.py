@@ -106,7 +106,8 @@ def _size_sentence(records: Sequence[SizeRecord]) -> str:
         )
     weights = {r["dtype"]: format_bytes(r["weight_bytes"] or 0) for r in equal}
     if last["weight_bytes"] is None or keys not in ([], ["dtype"]):
-        return answer_sentence(sentence)
+        same = f", the same with {names[0]} and {names[-1]}" * (names[0] != names[-1])
+        return answer_sentence(sentence, same)
     if len(equal) > 1:
         listed = " or ".join(f"{size} in {dtype}" for dtype, size in weights.items())
         return answer_sentence(sentence, f", and for its weights {listed}")

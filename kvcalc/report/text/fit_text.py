@@ -188,9 +188,8 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int) -> str:
         clauses = _fit_clauses(records, fits, index)
     if varied(records, "model"):
         return f"{record['model']} on {place} fits {counts.rstrip(',')}."
-    return answer_sentence(
-        f"{counts} fit{'s' * counts.startswith('1 user ')} on {place}", *clauses
-    )
+    is_single = counts.startswith("1 user ") and " or " not in counts
+    return answer_sentence(f"{counts} fit{'s' * is_single} on {place}", *clauses)
 
 
 def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]:

@@ -356,6 +356,8 @@ def _served(records: Records) -> str:
         clauses = [f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"]
     if is_best:
         clauses.insert(0, f", {title}")
+    if best["preemptions"]:
+        clauses.append(f", and preempts {best['preemptions']:,} times")
     if goals := _goals(best):
         clauses.append(f", and {best['slo_attainment']:.1%} have {goals}")
     if cost := best.get("cost_per_million_tokens"):
