@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from itertools import groupby, product
+from itertools import product
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -275,8 +275,8 @@ def check_targets(
     return {"violated_target": violated, "violation_factor": worst}
 
 
-# a split of the model, and a deployment with it on one GPU model
-Member = tuple[BatchedFitBuilder, TimedDeployment]
+# a split of the model, and the deployments with it, one for each GPU model
+SplitMembers = tuple[BatchedFitBuilder, list[TimedDeployment]]
 # the memory of one split on several GPU models, the indices of these deployments, and the bytes for
 # the cache [stages, deployments, counts]
 PlacedFit = tuple[BatchedFit, Array, Array]
@@ -342,7 +342,7 @@ class SearchGrid:
 
         space, options = self.space, self.space.fit_options(self.needs[0])
         draft = None
-        members: list[Member] = []
+        members: list[SplitMembers] = []
         with self._noting_refusals():
             if speculation:
                 options = speculation.options(model, options)
@@ -362,26 +362,26 @@ class SearchGrid:
                         check(draft, ranks)
                     split = replace(base, parallelism=ranks)
                     builder = BatchedFitBuilder(split, options, layouts)
-                    members += [(builder, deployment) for deployment in self._on_gpus(split)]
-        if not members:
+                    members.append((builder, self._on_gpus(split)))
+        sizes = [d.parallelism.gpus for _, deployments in members for d in deployments]
+        if not sizes:
             return
-        min_gpus = min(deployment.parallelism.gpus for _, deployment in members)
-        max_replicas = space.max_gpus // min_gpus
+        max_replicas = space.max_gpus // min(sizes)
         counts = np.unique(
             [n for need in self.needs for n in need.sequence_counts(max_replicas)]
         )
         requests: dict[RequestLengths, list[Requirement]] = {}
         for need in self.needs:
             requests.setdefault(need.lengths, []).append(need)
-        placed: dict[int, list[tuple[DeploymentTimer, list[PlacedFit]]]] = {}
+        placed: dict[int, tuple[DeploymentTimer, list[PlacedFit]]] = {}
         for lengths, needs in requests.items():
             longest = lengths.context if options.rules.has_context_buffers else 1
             if longest not in placed:
-                placed[longest] = [
-                    (DeploymentTimer(deployments, counts, speculation, draft), fits)
-                    for deployments, fits in self._place(members, longest, counts)
-                ]
-            for timer, fits in placed[longest]:
+                deployments, fits = self._place(members, longest, counts)
+                timer = DeploymentTimer(deployments, counts, speculation, draft)
+                placed[longest] = timer, fits
+            timer, fits = placed[longest]
+            if fits:
                 estimates = self._estimate(timer, fits, lengths)
                 for need in needs:
                     yield from self._batches_of(need, estimates)
@@ -394,8 +394,9 @@ class SearchGrid:
         except UserError as error:
             self.remarks[str(error)] = None
 
-    def _on_gpus(self, base: TimedDeployment) -> Iterator[TimedDeployment]:
-        """Yield a deployment on each GPU model."""
+    def _on_gpus(self, base: TimedDeployment) -> list[TimedDeployment]:
+        """Return a deployment on each GPU model."""
+        deployments = []
         for gpu in self.space.gpus:
             is_included = self.space.includes(gpu, base.parallelism)
             if gpu.name in self.calibrations and is_included:
@@ -403,25 +404,40 @@ class SearchGrid:
                 deployment = replace(base, gpu=gpu, calibration=calibration)
                 with self._noting_refusals():
                     _ = deployment.ranks  # raises UserError if the nodes do not fit
-                    yield deployment
+                    deployments.append(deployment)
+        return deployments
 
     def _place(
-        self, members: Sequence[Member], longest: int, counts: Array
-    ) -> list[tuple[list[TimedDeployment], list[PlacedFit]]]:
+        self, members: Sequence[SplitMembers], longest: int, counts: Array
+    ) -> tuple[list[TimedDeployment], list[PlacedFit]]:
         """Return the deployments that the engine accepts, with their memory. Others get a remark.
 
-        If the engine refuses one of them, each half is tried separately.
+        If the engine refuses a split on one of the GPU models, each GPU model is tried separately.
+
+        Args:
+            longest: Maximum number of tokens of a sequence.
         """
-        try:
-            deployments = [deployment for _, deployment in members]
-            return [(deployments, _fit(members, longest, counts))]
-        except UserError as error:
-            half = len(members) // 2
-            if not half:
-                self.remarks[str(error)] = None
-                return []
-            first = self._place(members[:half], longest, counts)
-            return first + self._place(members[half:], longest, counts)
+        import numpy as np
+
+        accepted: list[TimedDeployment] = []
+        fits: list[PlacedFit] = []
+        attempts = [*members]
+        while attempts:
+            builder, deployments = attempts.pop(0)
+            try:
+                batches = builder.batches([d.gpu for d in deployments], longest)
+                remaining = [fit.remaining_bytes(counts) for fit in batches]
+            except UserError as error:
+                if len(deployments) == 1:
+                    self.remarks[str(error)] = None
+                else:
+                    attempts[:0] = [(builder, [deployment]) for deployment in deployments]
+                continue
+            for fit, fit_remaining in zip(batches, remaining, strict=True):
+                rows = np.array(fit.gpu_indices) + len(accepted)
+                fits.append((fit, rows, fit_remaining))
+            accepted += deployments
+        return accepted, fits
 
     def _estimate(
         self, timer: DeploymentTimer, fits: Sequence[PlacedFit], lengths: RequestLengths
@@ -462,20 +478,3 @@ class SearchGrid:
             for start in range(0, len(indices), step):
                 selected = indices[start : start + step]
                 yield make_batch(need, estimates, selected, self.space, is_disaggregated)
-
-
-def _fit(members: Sequence[Member], longest: int, counts: Array) -> list[PlacedFit]:
-    """Return the memory of deployments for sequences of at most `longest` tokens."""
-    import numpy as np
-
-    fits: list[BatchedFit] = []
-    rows = []
-    first = 0
-    for builder, group in groupby(members, key=lambda member: member[0]):
-        gpus = [deployment.gpu for _, deployment in group]
-        for fit in builder.batches(gpus, longest):
-            fits.append(fit)
-            rows.append(np.array(fit.gpu_indices) + first)
-        first += len(gpus)
-    remaining = [fit.remaining_bytes(counts) for fit in fits]
-    return [*zip(fits, rows, remaining, strict=True)]
