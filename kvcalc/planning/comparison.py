@@ -149,10 +149,8 @@ def compare_records(
     records: list[CompareRecord] = []
     mha_parameters = variant(deployment.model, "mha").model.parameters
     references: dict[tuple[int, int], SizeRecord] = {}
-    for name, (model, cache_dtype, held_equal) in variants:
-        precision = deployment.precision
-        if cache_dtype:
-            precision = replace(precision, kv_cache_dtype=cache_dtype)
+    for name, changed in variants:
+        model, precision = changed.model, changed.precision(deployment.precision)
         varied = replace(deployment, model=model, precision=precision)
         for batch_size, context in product(batches, contexts):
             shape = context, batch_size, precision, block_size
@@ -186,7 +184,7 @@ def compare_records(
                 "ttft_s": prefill.ttft_s,
                 "prefill_flops": prefill.flops,
                 **batch_memory(varied, [(batch_size, context)]),
-                "held_equal": held_equal,
+                "held_equal": changed.held_equal,
                 **_quality(name, model),
             }
             records.append(cast(CompareRecord, record))

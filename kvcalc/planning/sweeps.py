@@ -341,12 +341,9 @@ def comparison_sweep(
     for deployment in deployments:
         curves = []
         for name, variant in variants:
-            precision = deployment.precision
-            if variant.kv_cache_dtype:
-                precision = structs.replace(precision, kv_cache_dtype=variant.kv_cache_dtype)
             curve = cache_curve(
                 variant.model,
-                precision,
+                variant.precision(deployment.precision),
                 contexts_up_to(last),
                 batch_size,
                 deployment.parallelism,

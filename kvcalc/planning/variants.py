@@ -210,6 +210,11 @@ class Variant(NamedTuple):
     kv_cache_dtype: str
     held_equal: str
 
+    def precision(self, precision: Precision) -> Precision:
+        """Return the precision with the cache dtype that the variant names."""
+        dtype = self.kv_cache_dtype
+        return replace(precision, kv_cache_dtype=dtype) if dtype else precision
+
 
 def variant(model: Model, text: str) -> Variant:
     """Return a model with the steps of a variant's name applied in order.

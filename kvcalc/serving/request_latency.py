@@ -10,6 +10,7 @@ weights. A cache saves time only if a pass over all tokens takes longer than a p
 token.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from math import fsum, isnan, nan
 from typing import Any, NamedTuple
@@ -123,9 +124,18 @@ def request(
         step(contexts, batch_size)
         for contexts in blocks_of(input_len + 1, input_len + output_len, block, max_points)
     )
-    return _latency(
-        _spent(deployment, prompt, all_positions, is_timed),
-        _spent(deployment, steps, all_positions),
+    prefill = _spent(deployment, prompt, all_positions, is_timed)
+    decode = _spent(deployment, steps, all_positions)
+    ttft = None if isnan(prefill.seconds) else prefill.seconds
+    has_steps = decode.passes > 0
+    return Latency(
+        ttft_s=ttft,
+        tpot_s=decode.seconds / decode.passes if has_steps else None,
+        tpot_first_s=decode.first if has_steps else None,
+        tpot_last_s=decode.last if has_steps else None,
+        e2e_s=None if ttft is None else ttft + decode.seconds,
+        flops=prefill.flops + decode.flops,
+        bytes=prefill.bytes + decode.bytes,
     )
 
 
@@ -157,22 +167,6 @@ class _Spent(NamedTuple):
     passes: int
     flops: int
     bytes: int
-
-
-def _latency(prompt: _Spent, steps: _Spent) -> Latency:
-    """Return the latency of the prompt and of the steps after it."""
-    ttft = None if isnan(prompt.seconds) else prompt.seconds
-    if not steps.passes:
-        return Latency(ttft, None, None, None, ttft, prompt.flops, prompt.bytes)
-    return Latency(
-        ttft_s=ttft,
-        tpot_s=steps.seconds / steps.passes,
-        tpot_first_s=steps.first,
-        tpot_last_s=steps.last,
-        e2e_s=None if ttft is None else ttft + steps.seconds,
-        flops=prompt.flops + steps.flops,
-        bytes=prompt.bytes + steps.bytes,
-    )
 
 
 def passes_in_one(model: Model) -> int:
@@ -268,13 +262,10 @@ def doubling_context(
         again = deployment.seconds(Batch.prefill(context, batch_size), all_positions)
         return bool(again >= 2 * deployment.seconds(Batch.decode(context, batch_size)))
 
-    low, high = 1, min(MAX_CONTEXT, deployment.model.position_embeddings or MAX_CONTEXT)
-    if not doubled(high):
+    last = min(MAX_CONTEXT, deployment.model.position_embeddings or MAX_CONTEXT)
+    if not doubled(last):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if doubled(middle) else (middle + 1, high)
-    return high
+    return bisect_left(range(last), True, lo=1, key=doubled)
 
 
 def latency_records(
