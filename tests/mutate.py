@@ -43,43 +43,50 @@ TAKEN = ("kvcalc", "presets", "tests", "docs", "benchmarks", "pyproject.toml", "
 # Folder or module → patterns of the tests that are most likely to fail, the fastest first
 TESTS = {
     "layers/": """
-        test_cost.py test_batch.py test_labels.py test_dims.py test_cache.py test_reach.py test_parameters.py test_recurrent.py
-        test_forward*.py test_parallel.py test_attention_roof.py property/test_[ps]*.py test_golden.py test_explain.py
+        test_cost.py test_batch.py test_labels.py test_cache.py test_reach.py test_parameters.py test_recurrent.py
+        test_forward*.py test_parallel.py test_attention_roof.py property/test_[ps]*.py test_sums.py test_golden.py test_explain.py
     """,
     "model/": """
         test_labels.py test_parameters.py test_cache.py test_reach.py test_forward*.py test_parallel.py test_quantization.py
         test_hierarchy.py timing/test_nodes.py property/test_[ps]*.py test_files.py test_golden.py test_gguf*.py test_explain.py
+        test_embedders.py test_images.py
     """,
     "storage/": "test_dtypes.py test_quantization.py test_gguf*.py test_cache.py test_golden.py",
     "gpu/": "test_roofline.py test_cards.py timing/test_roof.py test_attention_roof.py",
     "library/": """
         test_files.py test_writes.py test_presets.py test_golden.py test_huggingface_*.py test_gguf*.py test_hub.py test_typed.py
         test_commands.py test_completion.py test_cli.py property/test_mutated_configs.py test_presets_checkpoints.py
+        test_embedders.py test_images.py test_renamed.py
     """,
     "timing/": """
-        timing/test_law*.py timing/test_[mnrs]*.py timing/test_fitting.py test_rows.py test_validate.py test_roofline.py
-        test_attention_roof.py test_lists.py test_explain.py
+        timing/test_law*.py timing/test_[mnprs]*.py timing/test_fitting.py test_rows.py test_validate.py test_roofline.py
+        test_attention_roof.py test_lists.py test_sums.py test_explain.py
     """,
     "capacity/": """
         test_fit*.py test_engines_*.py test_allocations.py test_fragmentation.py test_commands.py test_matrix.py test_hierarchy.py
-        property/test_fit_properties.py test_explain.py
+        property/test_fit_properties.py test_deployment_files.py test_one_budget.py test_embedders.py test_explain.py
     """,
-    "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving test_explain.py",
-    "planning/startup/": "test_diagnose.py",
+    "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving test_comparisons.py test_explain.py",
+    "diagnosis/": "test_diagnose.py",
     "planning/": """
-        planning test_compare.py test_reach.py test_diagnose.py test_fit*.py test_all_gpus.py
+        planning test_compare.py test_comparisons.py test_reach.py test_fit*.py test_all_gpus.py
         test_attention_roof.py property/test_sizes.py
     """,
-    "report/explain_point.py": "planning/test_plan_answers.py test_explain.py",
+    "records/": """
+        test_checks.py test_golden.py test_explain.py test_units_of_tables.py test_lists.py test_compare.py test_fit*.py
+        planning/test_plan_answers.py serving/test_serve.py report test_typed.py test_references.py test_docs.py
+    """,
+    "report/explain.py": "test_explain.py planning/test_plan_answers.py test_fit*.py serving/test_serve.py",
     "report/": """
         report test_hierarchy.py test_explain.py test_units_of_tables.py test_cli.py test_notebook*.py test_plots.py
-        serving/test_serve.py test_compare.py test_matrix.py test_diagnose.py test_fit*.py test_references.py test_docs.py
+        serving/test_serve.py test_compare.py test_beyond_memory.py test_matrix.py test_diagnose.py test_fit*.py
+        test_references.py test_docs.py
     """,
     "cli/measure.py": "measure/test_command.py",
     "question/": "test_cli*.py test_api_arguments.py test_engine_options.py test_help.py test_lists.py test_fit_lists.py",
     "answers/": """
-        test_notebook.py test_api_arguments.py test_lists.py test_fit_status.py
-        serving/test_serve.py test_plots.py
+        test_notebook.py test_api_arguments.py test_lists.py test_fit_status.py test_agents.py test_compare.py
+        serving/test_serve.py planning/test_plan_answers.py test_diagnose.py test_plots.py test_cli*.py report/test_page.py
     """,
     "cli/": """
         test_cli*.py test_help.py test_completion.py test_remarks.py test_unknown_options.py test_lists.py test_all_gpus.py
