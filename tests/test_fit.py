@@ -181,6 +181,10 @@ def test_cost_has_breakpoints(kvcalc: Run) -> None:
     assert (near["from_tokens"], near["bytes_per_token"], near["fixed_bytes"]) == (0, 36 * 2048, 589_824)
     assert (far["from_tokens"], far["bytes_per_token"], far["fixed_bytes"]) == (16_511, 18 * 2048, 1033 * 589_824)
     assert [k for k, v in record.items() if isinstance(v, list | dict)] == ["breakpoints"]
+    shown = kvcalc("fit gpt-oss-120b --engine vllm --explain").out
+    lines = [line for line in shown.splitlines() if "per token" in line]
+    for line, piece in zip(lines, record["breakpoints"], strict=True):
+        assert f"{piece['fixed_bytes']:,} bytes" in line and f"{piece['bytes_per_token']:,} bytes" in line
 
 
 def test_lengths_add_what_allocation_wastes(kvcalc: Run, tmp_path: Path) -> None:

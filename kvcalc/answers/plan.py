@@ -1,6 +1,5 @@
 """`kvcalc plan`."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,15 +85,12 @@ def plan_answer(
 @contextmanager
 def _file_and_progress(
     path: str, prices: Mapping[str, float]
-) -> Iterator[Callable[[Any], None] | None]:
+) -> Iterator[Callable[[Any], None]]:
     """Yield a function that writes each batch to the file and moves the progress bar."""
     from kvcalc.answers.answer import note
     from kvcalc.planning.search import CandidateFile
     from kvcalc.report.text.measure_text import progress_bar
 
-    if not path and not sys.stderr.isatty():
-        yield None
-        return
     with CandidateFile(path, prices) as points, progress_bar("points") as move:
 
         def take(batch: Any) -> None:
