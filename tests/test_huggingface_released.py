@@ -251,6 +251,9 @@ def test_nemotron_nas_layer_by_layer() -> None:
     assert cache_size(alone, 100, precision=BF16).stored == 4 * 100 * 2 * ROW  # keys and values of each of 4 heads, not of 2
     with pytest.raises(UserError, match="block_configs: should be a mapping, not a list of 3"):
         model_from(keys | {"block_configs": blocks[:3]}, "f", "x")
+    for factor in (0, 1e12, True):  # a factor is above 0 and below 10¹²
+        with pytest.raises(UserError, match="ffn_mult: should be a positive number"):
+            model_from(keys | {"block_configs": [blocks[0] | {"ffn": {"ffn_mult": factor}}] * 4}, "f", "x")
 
 
 def test_rwkv7() -> None:

@@ -194,7 +194,7 @@ def _add_legend(page: Any, style: Style) -> None:
     handles: dict[str, Any] = {}
     for axes in page.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(wrapped(label, 42, 3), handle)
+            handles.setdefault(wrapped(label, 42), handle)
     if not handles:
         return
     longest = max(len(line) for label in handles for line in label.split("\n"))
