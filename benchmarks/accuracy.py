@@ -28,7 +28,7 @@ from kvcalc.report.charts.comparison_plot import predicted_against_measured
 from kvcalc.report.charts.drawing import save
 from kvcalc.serving.validation import Validation, validate
 from kvcalc.timing.calibration import find_calibration, stacks_of
-from kvcalc.timing.fitting import calibrate, chosen_rows
+from kvcalc.timing.fitting import calibrate, select_rows
 from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile, read_rows
 from kvcalc.timing.steps import engine_seconds, operator_seconds
 
@@ -73,7 +73,7 @@ Pairs = dict[str, list[tuple[float, float, float]]]
 
 def scope(row: MeasuredRow) -> str:
     """Return the family in whose errors a row counts; '' if the row is out of scope."""
-    if row.odd:
+    if row.is_excluded:
         return ""
     if row.op == "gemm":
         _, n, k = row.shape
@@ -110,7 +110,7 @@ def held_out(tables: Sequence[MeasurementFile], gpus: Sequence[str]) -> Pairs:
     for name in gpus:
         gpu = load_gpu(name)
         for stack in stacks_of(gpu):
-            fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
+            fits = calibrate(select_rows(tables, gpu, stack, lambda text: None), gpu, stack)
             for fit in (f for f in fits if f.entry):  # kinds with a kernel model
                 for row, time, predicted in zip(fit.members, fit.measured.tolist(), fit.predicted.tolist(), strict=True):
                     if family := scope(row):
@@ -185,7 +185,7 @@ def step_table() -> Iterator[str]:
 def terms(name: str, gpu: str, stack: str, ranks: Parallelism, batch: int, context: int) -> Iterator[str]:
     """Yield the rows of a table of one decode step by operator: kernel model, time, share and the model's
     held-out error."""
-    deployed = Deployment(load_model(name), load_gpu(gpu), parallelism=ranks).under(stack)
+    deployed = Deployment(load_model(name), load_gpu(gpu), parallelism=ranks).with_calibration(stack)
     laws, operators = deployed.calibration, deployed.operators(Batch.decode(context, batch))
     assert laws is not None
     each = list(zip(operators, operator_seconds(operators, deployed.gpu, laws), strict=True))

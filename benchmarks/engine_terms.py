@@ -26,7 +26,7 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.load import load_gpu
 from kvcalc.library.presets import shipped_folder
 from kvcalc.serving.measured_servers import served_times
-from kvcalc.timing.calibration import EngineOverheads, HostOverheads, engine_of, find_calibration
+from kvcalc.timing.calibration import EngineOverheads, HostOverheads, find_calibration, find_engine_overheads
 from kvcalc.timing.rows import MeasuredRow, read_rows
 
 NAMES = ("glue_us", "skew_us", "step_us", "sequence_us", "prompts")
@@ -55,7 +55,7 @@ class Run(NamedTuple):
 
 def simulated(rows: Sequence[MeasuredRow], gpu: Gpu, stack: str, terms: Any, launch: float) -> Any:
     """Return the simulated TPOT and TTFT in µs as an array [rows, 2]."""
-    calibration, engine = find_calibration(gpu, stack), engine_of(stack)
+    calibration, engine = find_calibration(gpu, stack), find_engine_overheads(stack)
     assert calibration is not None and engine is not None
     added = HostOverheads(**dict(zip(NAMES, map(float, terms), strict=True)), launch_us=launch)
     engine = msgspec.structs.replace(engine, dense=added, mixture=added, former=None)
@@ -126,7 +126,7 @@ def said(off: Any) -> str:
 
 def group_of(row: MeasuredRow) -> tuple[str, str, str]:
     """Return the group of a row: the stack, `dense` or `mixture`, `former` or `current`."""
-    engine = engine_of(row.framework)
+    engine = find_engine_overheads(row.framework)
     assert engine is not None
     former = engine.former and row.version.startswith(engine.former.versions) and bool(row.version)
     return row.framework, "mixture" if row.op == "e2e_moe" else "dense", "former" if former else "current"
@@ -134,7 +134,7 @@ def group_of(row: MeasuredRow) -> tuple[str, str, str]:
 
 def main() -> None:
     paths = [Path(a) for a in sys.argv[1:] if not a.startswith("--")]
-    rows = [row for path in paths for row in read_rows(path).rows if not row.odd and engine_of(row.framework)]
+    rows = [row for path in paths for row in read_rows(path).rows if not row.is_excluded and find_engine_overheads(row.framework)]
     groups: dict[tuple[str, str, str], list[MeasuredRow]] = {}
     for row in rows:
         if "deepseek" not in row.model.lower():
@@ -165,7 +165,7 @@ def write(stack: str, named: dict[str, HostOverheads], runs: int) -> None:
     """Replace the overheads in the engine's file by the fitted overheads."""
     import yaml
 
-    engine = engine_of(stack)
+    engine = find_engine_overheads(stack)
     assert engine is not None
     former = engine.former
     if former:

@@ -22,7 +22,7 @@ from accuracy import SERVERS, separator, table_row, write_blocks
 from engine_terms import Run, errors, fitted, group_of, runs_of
 
 from kvcalc.library.load import load_gpu
-from kvcalc.timing.calibration import engine_of
+from kvcalc.timing.calibration import find_engine_overheads
 from kvcalc.timing.rows import MeasuredRow, read_rows
 
 FOLDS = 5
@@ -30,7 +30,7 @@ FOLDS = 5
 
 def for_fitting(row: MeasuredRow) -> bool:
     """Return whether engine_terms.py uses a row in its fits."""
-    return not row.odd and "deepseek" not in row.model.lower()
+    return not row.is_excluded and "deepseek" not in row.model.lower()
 
 
 def fifth(row: MeasuredRow) -> str:
@@ -68,7 +68,7 @@ def simulated(rows: Sequence[MeasuredRow]) -> Iterator[list[Run]]:
     for row in rows:
         groups.setdefault(group_of(row), []).append(row)
     for (stack, kind, age), members in sorted(groups.items()):
-        engine = engine_of(stack)
+        engine = find_engine_overheads(stack)
         assert engine is not None
         whose = engine.former if age == "former" and engine.former else engine
         launch = (whose.mixture if kind == "mixture" else whose.dense).launch_us
@@ -93,7 +93,13 @@ def table(groups: Sequence[list[Run]]) -> Iterator[str]:
 
 
 def main(words: list[str]) -> None:
-    rows = [row for word in words if not word.startswith("-") for row in read_rows(Path(word)).rows if engine_of(row.framework)]
+    rows = [
+        row
+        for word in words
+        if not word.startswith("-")
+        for row in read_rows(Path(word)).rows
+        if find_engine_overheads(row.framework)
+    ]
     lines = list(table(list(simulated(rows))))
     print("\n".join(lines))
     if "--write" in words:

@@ -21,7 +21,7 @@ from accuracy import HOPPER, scope, written
 
 from kvcalc import load_gpu
 from kvcalc.timing.calibration import stacks_of
-from kvcalc.timing.fitting import calibrate, chosen_rows
+from kvcalc.timing.fitting import calibrate, select_rows
 from kvcalc.timing.rows import MeasurementFile, read_rows
 
 LAYERS, MOST, LONGEST = 400, 512, 200.0
@@ -46,7 +46,7 @@ class Kernel(NamedTuple):
 def kernels(tables: list[MeasurementFile], name: str, stack: str) -> dict[tuple[str, str], list[Kernel]]:
     """Return the kernels in the scope of `accuracy.py`, by family and kind of data."""
     gpu = load_gpu(name)
-    fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
+    fits = calibrate(select_rows(tables, gpu, stack, lambda text: None), gpu, stack)
     found: dict[tuple[str, str], list[Kernel]] = {}
     for fit in (f for f in fits if f.entry):
         for row, time, predicted in zip(fit.members, fit.measured.tolist(), fit.predicted.tolist(), strict=True):

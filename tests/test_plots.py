@@ -44,7 +44,9 @@ def chart_of(kind: str) -> Chart:
         return size_plot.weights_and_cache([cache_curve(m, PLAIN, [8192]) for m in chosen], [card], 1)
     if kind == "dsa-vs-mla":
         return size_plot.sparse_reads_chart(sweeps.sparse_reads(chosen, 131_072, PLAIN))
-    return roofline_chart(decode_passes(TimedDeployment(chosen[0], card, PLAIN).under(), 4096, [1, 8, 64, 256]), [card])
+    return roofline_chart(
+        decode_passes(TimedDeployment(chosen[0], card, PLAIN).with_calibration(), 4096, [1, 8, 64, 256]), [card]
+    )
 
 
 def texts(svg: bytes) -> str:
@@ -225,7 +227,7 @@ def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> 
 
 def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -> None:
     cards = [load_gpu("h100"), load_gpu("l4")]
-    both = [TimedDeployment(load_model("llama-3.1-8b"), card).under("datasheet") for card in cards]
+    both = [TimedDeployment(load_model("llama-3.1-8b"), card).with_calibration("datasheet") for card in cards]
     passes = [one for d in both for one in decode_passes(d, 4096, [1])]
     first, second = roofline_chart(passes, cards).chain()
     assert (first.over[0], first.title, second.title) == ("Roofline: llama-3.1-8b decode", "h100-sxm", "l4")

@@ -8,7 +8,7 @@ from conftest import Run
 from specs import grouped, stack
 
 from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, bounds, forward, load_gpu, load_model
-from kvcalc.gpu.gpu import mla_form, total_bound, total_seconds, turning_batch
+from kvcalc.gpu.gpu import compute_bound_batch_size, mla_form, total_bound, total_seconds
 from kvcalc.layers.cost import Role
 from kvcalc.library.load import edited
 from kvcalc.planning.sweeps import sparse_reads
@@ -183,7 +183,7 @@ def reads_cache(operator: Operator) -> bool:
 def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
     """gate_up has 4·T·D·F FLOPs and 4·D·F + 2·T·(D + 2·F) bytes, down is similar. Together, compute then takes longer than
     memory."""
-    d, f, t = 4096, 11_008, turning_batch(place("llama-2-7b"), ffn)
+    d, f, t = 4096, 11_008, compute_bound_batch_size(place("llama-2-7b"), ffn)
 
     def compute_bound(t: int) -> bool:
         times = {"compute": 0.0, "memory": 0.0}
@@ -199,17 +199,17 @@ def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
 
 def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
     for name in ("llama-2-7b", "llama-3-8b"):
-        assert turning_batch(place(name), reads_cache) is None
-    assert turning_batch(place("llama-2-7b"), lambda o: False) is None
+        assert compute_bound_batch_size(place(name), reads_cache) is None
+    assert compute_bound_batch_size(place("llama-2-7b"), lambda o: False) is None
     out = kvcalc("roofline llama-2-7b --gpu h100").joined
-    assert f"FFN from batch {turning_batch(place('llama-2-7b'), ffn):,} on, attention at no batch" in out
+    assert f"FFN from batch {compute_bound_batch_size(place('llama-2-7b'), ffn):,} on, attention at no batch" in out
 
 
 def test_mla_turns_on_a_gpu_whose_knee_is_lower() -> None:
     """241.8 is above the ridge point of an H20 (148 TFLOP/s over 4 TB/s) at any batch size."""
     assert load_gpu("h20").knee < 100
-    assert turning_batch(place("deepseek-v3", "h20"), reads_cache) == 1
-    assert turning_batch(place("deepseek-v3", "h100"), reads_cache) is None
+    assert compute_bound_batch_size(place("deepseek-v3", "h20"), reads_cache) == 1
+    assert compute_bound_batch_size(place("deepseek-v3", "h100"), reads_cache) is None
 
 
 # ---- records and the command
@@ -243,11 +243,13 @@ def test_with_pipeline_stages_the_slowest_is_shown() -> None:
     """Of two stages of 16 layers, the stage with the LM head takes longer."""
     model, card = load_model("llama-2-7b"), load_gpu("h100")
     split = Parallelism(pp=2)
-    found = TimedDeployment(model, card, parallelism=split).placed(Batch.decode(4096))
+    found = TimedDeployment(model, card, parallelism=split).operator_bounds(Batch.decode(4096))
     stages = [bounds(forward(model, Batch.decode(4096), parallelism=split, stage=n), card) for n in (0, 1)]
     assert found == stages[1]
     assert total_seconds(stages[1]) > total_seconds(stages[0])
-    first = TimedDeployment(stack(grouped(), layers=8, vocab_size=1), card, parallelism=split).placed(Batch.decode(10**6))
+    first = TimedDeployment(stack(grouped(), layers=8, vocab_size=1), card, parallelism=split).operator_bounds(
+        Batch.decode(10**6)
+    )
     assert {p.operator.count for p in first if p.operator.name == "attention"} == {4}
 
 
@@ -277,13 +279,13 @@ def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
     """DeepSeek-V3 reads 8 of 256 experts for one token. A prompt uses the expanded form, a step at 4096 the absorbed form."""
     v3, h100, precision = load_model("deepseek-v3"), load_gpu("h100"), Precision("bf16")
     deployed = TimedDeployment(v3, h100, precision)
-    step = pass_records(deployed.placed(Batch.decode(4096)), h100)
+    step = pass_records(deployed.operator_bounds(Batch.decode(4096)), h100)
     assert step[-1]["mla_form"] == "absorbed"
     assert {r["operator"]: r["expected_experts"] for r in step if "expected_experts" in r} == {"experts": 8.0}
     prompt = Batch.prefill(4096)
-    assert mla_form(deployed.placed(prompt)) == "expanded"
-    assert mla_form(deployed.placed(Batch((*prompt.groups, *Batch.decode(4096).groups)))) == "mixed"
-    assert mla_form(TimedDeployment(load_model("gpt2"), h100, precision).placed(prompt)) is None
+    assert mla_form(deployed.operator_bounds(prompt)) == "expanded"
+    assert mla_form(deployed.operator_bounds(Batch((*prompt.groups, *Batch.decode(4096).groups)))) == "mixed"
+    assert mla_form(TimedDeployment(load_model("gpt2"), h100, precision).operator_bounds(prompt)) is None
 
 
 def test_records_give_shapes_and_the_roof_s_own_bound(kvcalc: Run) -> None:

@@ -35,7 +35,9 @@ def test_rows_of_a_pass_add_up_to_its_total(
     """Every figure of the total is the sum of the rows. Each share refers to the time in its row."""
     tp, pp = ranks
     try:
-        deployment = TimedDeployment(load_model(name), load_gpu(card), parallelism=Parallelism(tp=tp, pp=pp)).under(stack)
+        deployment = TimedDeployment(load_model(name), load_gpu(card), parallelism=Parallelism(tp=tp, pp=pp)).with_calibration(
+            stack
+        )
         mixed = f"{context}+{batch}x1@{context}"
         new = Batch.parse(mixed) if phase == "mixed" else Batch.of_phase(phase, context, batch)
         asked = (mixed,) if phase == "mixed" else (phase, batch, context)

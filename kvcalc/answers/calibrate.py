@@ -25,9 +25,9 @@ from kvcalc.timing.fitting import (
     FOLDS,
     FittedKernelModel,
     calibrate,
-    chosen_rows,
     fit_records,
     make_calibration,
+    select_rows,
 )
 from kvcalc.timing.rows import MeasuredRow, MeasurementFile, read_rows
 
@@ -60,25 +60,25 @@ def run(
     source: SourceOptions,
 ) -> Answer:
     """Fit the time models to measured rows."""
-    about = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
+    provenance = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
     if all_stacks:
         if gpu or stack:
             raise UserError("--all takes every GPU and stack", "Leave out --gpu and --stack")
-        return _every_stack([read_rows(path) for path in rows], out, about)
+        return _every_stack([read_rows(path) for path in rows], out, provenance)
     for name, value in (("--gpu", gpu), ("--stack", stack)):
         if not value:
             raise UserError(
                 f"{name} is missing",
                 "Name the measured GPU and software, or use --all",
             )
-    return one_stack(rows, load_gpu(gpu), stack, out, about)
+    return one_stack(rows, load_gpu(gpu), stack, out, provenance)
 
 
 def _fit_stack(
     gpu: Gpu,
     stack: str,
     rows: Sequence[MeasuredRow],
-    about: Settings,
+    provenance: Settings,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[FittedKernelModel], str]:
     """Return the fits to rows of a GPU and stack, and the text of the calibration; '' if no family
@@ -86,16 +86,18 @@ def _fit_stack(
     fits = calibrate(rows, gpu, stack, progress)
     if not any(fit.entry or fit.refused for fit in fits):
         return fits, ""
-    calibration = make_calibration(fits, gpu, stack, rows, about)
+    calibration = make_calibration(fits, gpu, stack, rows, provenance)
     validation = steps_validated(calibration, gpu, rows)
     return fits, to_yaml(replace(calibration, validation=validation))
 
 
-def one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings) -> Answer:
+def one_stack(
+    paths: list[Path], gpu: Gpu, stack: str, out: str, provenance: Settings
+) -> Answer:
     """Fit the time models of a GPU and stack, write them, and return parameters and errors."""
     path = out or str(preset_path(gpu, stack))
-    rows = chosen_rows([read_rows(path) for path in paths], gpu, stack, note)
-    fits, text = _fit_stack(gpu, stack, rows, about, note)
+    rows = select_rows([read_rows(path) for path in paths], gpu, stack, note)
+    fits, text = _fit_stack(gpu, stack, rows, provenance, note)
     fitted = [fit for fit in fits if fit.entry]
     if not fitted:
         raise UserError(
@@ -124,7 +126,7 @@ def one_stack(paths: list[Path], gpu: Gpu, stack: str, out: str, about: Settings
     return Answer(records, tables, draw, _is_silent=out == "-")
 
 
-def _every_stack(tables: list[MeasurementFile], out: str, about: Settings) -> Answer:
+def _every_stack(tables: list[MeasurementFile], out: str, provenance: Settings) -> Answer:
     """Fit the time models of each GPU and stack that the rows name, in parallel on all cores.
 
     Each file depends only on its own rows, so its bytes do not depend on the number of cores.
@@ -134,10 +136,10 @@ def _every_stack(tables: list[MeasurementFile], out: str, about: Settings) -> An
         (gpu.name, stack): gpu for name, stack in names if stack and (gpu := find_gpu(name))
     }
     pairs = [(gpus[name], name[1]) for name in sorted(gpus)]
-    rows = [chosen_rows(tables, *pair, lambda text: None) for pair in pairs]
+    rows = [select_rows(tables, *pair, lambda text: None) for pair in pairs]
     records: list[Record] = []
     with ProcessPoolExecutor() as pool:
-        results = pool.map(_fit_stack, *zip(*pairs, strict=True), rows, repeat(about))
+        results = pool.map(_fit_stack, *zip(*pairs, strict=True), rows, repeat(provenance))
         for (gpu, stack), (fits, text) in zip(pairs, results, strict=True):
             if text:
                 path = (

@@ -229,7 +229,7 @@ def deployment_of(
         engine=choice.engine,
         engine_version=options.engine_version,
     )
-    return result.under(choice.calibration, options.calibration_from)
+    return result.with_calibration(choice.calibration, options.calibration_from)
 
 
 def deployments_of(

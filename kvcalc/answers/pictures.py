@@ -152,7 +152,9 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
         work = sweeps.generation_work(models[0], last, precision)
         return size_plot.generation_work_chart([work])
     deployments = [
-        TimedDeployment(model, gpu, precision).under() for model in models for gpu in gpus
+        TimedDeployment(model, gpu, precision).with_calibration()
+        for model in models
+        for gpu in gpus
     ]
     batches = options.batch_size if options.batch_size != (1,) else (1, 8, 64, 256)
     passes = [rows for d in deployments for rows in sweeps.decode_passes(d, last, batches)]

@@ -82,7 +82,9 @@ def roofline_answer(
         from kvcalc.report.explain import explain_roofline
 
         return "\n".join(
-            explain_roofline(deployment, batch, deployment.placed(batch, all_positions))
+            explain_roofline(
+                deployment, batch, deployment.operator_bounds(batch, all_positions)
+            )
             for deployment, batch, _ in passes
         )
 

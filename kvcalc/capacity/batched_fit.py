@@ -103,7 +103,7 @@ class BatchedFit(NamedTuple):
 
 def transfer_link(gpu: Gpu) -> float | None:
     """Return bytes per second of a GPU's link to another replica; None if it is not known."""
-    return gpu.link_bytes_per_s or gpu.outer_link
+    return gpu.link_bytes_per_s or gpu.inter_domain_rate
 
 
 def transfer_rate(gpu: Gpu) -> float:

@@ -175,16 +175,16 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return (reached if measured else None) or self.host_link_bytes_per_s
 
     @property
-    def bridged(self) -> bool:
+    def is_bridged(self) -> bool:
         """Whether a bridge joins cards in pairs. Other cards are then reached over the host
         link."""
         return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
 
     @property
-    def outer_link(self) -> float | None:
+    def inter_domain_rate(self) -> float | None:
         """Bytes per second in one direction to a GPU outside the link domain; None if unknown."""
         return self.inter_node_bytes_per_s or (
-            self.host_link_bytes_per_s if self.bridged else None
+            self.host_link_bytes_per_s if self.is_bridged else None
         )
 
     @property
@@ -199,7 +199,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
         return peak / self.bandwidth_bytes_per_s if peak else None
 
-    def knee_of(self, dtype: str) -> float:
+    def ridge_point_for(self, dtype: str) -> float:
         """Return the ridge point of products in a dtype. Raises UserError if there is no peak."""
         return self.peak(dtype)[0] / self.bandwidth_bytes_per_s
 
@@ -230,7 +230,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return "", ""
 
 
-class Roof(NamedTuple):
+class CostBound(NamedTuple):
     """The bound of one cost.
 
     Attributes:
@@ -244,22 +244,24 @@ class Roof(NamedTuple):
     computed_in: str
 
 
-def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = False) -> Roof:
+def cost_bound(
+    cost: Cost, dtype: str, gpu: "Gpu | GpuRates", memory_only: bool = False
+) -> CostBound:
     """Return the bound of a cost on `gpu` with products in `dtype` ('' for none).
 
-    Raises UserError if the GPU has no peak for the dtype or a wider one, unless `memory_alone` is
+    Raises UserError if the GPU has no peak for the dtype or a wider one, unless `memory_only` is
     set. Then products take no time, and the memory time is still a bound. Vector and network work
     take no time if the GPU gives no rate.
     """
     computed_in, peak = "", None
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
     bound = "memory"
-    if dtype and (not memory_alone or gpu.computes(dtype)):
+    if dtype and (not memory_only or gpu.computes(dtype)):
         peak, computed_in = gpu.peak(dtype)
     limits: tuple[tuple[str, Any, Any], ...] = (
         ("compute", cost.vector_flops, gpu.vector_peak),
         ("network", cost.network_bytes, gpu.link),
-        ("network", cost.inter_node_bytes, gpu.outer_link),
+        ("network", cost.inter_node_bytes, gpu.inter_domain_rate),
         ("compute", cost.flops, peak),
     )
     for name, amount, rate in limits:
@@ -269,12 +271,12 @@ def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = 
                 slowest, bound = (seconds, name) if seconds > slowest else (slowest, bound)
             else:
                 slowest, bound = maximum(cast("Any", seconds), slowest), ""
-    return Roof(slowest, bound, computed_in)
+    return CostBound(slowest, bound, computed_in)
 
 
-class Placed(NamedTuple):
-    """An operator with its bound on a GPU. `seconds` is for all its runs. `Roof` explains the other
-    fields.
+class BoundedOperator(NamedTuple):
+    """An operator with its bound on a GPU. `seconds` is for all its runs. `CostBound` explains the
+    other fields.
 
     `fallback` is the dtype of the matrix unit that replaces a missing unit, or ''.
     """
@@ -294,25 +296,25 @@ class Placed(NamedTuple):
 
 
 def roofline(
-    operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False
-) -> list[Placed]:
+    operators: Sequence[Operator], gpu: Gpu, memory_only: bool = False
+) -> list[BoundedOperator]:
     """Return each operator with its bound on `gpu`. Raises UserError if the GPU lacks a peak."""
     results = []
     for operator in operators:
-        seconds, bound, computed_in = least_time(
-            operator.cost, operator.dtype, gpu, memory_alone
+        seconds, bound, computed_in = cost_bound(
+            operator.cost, operator.dtype, gpu, memory_only
         )
         fallback = "" if computed_in in operator.dtype.split("/") else computed_in
-        results.append(Placed(operator, seconds * operator.count, bound, fallback))
+        results.append(BoundedOperator(operator, seconds * operator.count, bound, fallback))
     return results
 
 
-def total_seconds(bounds: Sequence[Placed]) -> Any:
+def total_seconds(bounds: Sequence[BoundedOperator]) -> Any:
     """Return the bound of a pass, the sum of its operators, as a float or an array."""
     return sum((p.seconds for p in bounds), 0.0)
 
 
-class Roofs:
+class GpuRates:
     """Rates of several GPU models as arrays [gpus]. A rate that a GPU does not give is infinite."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -320,7 +322,7 @@ class Roofs:
         self.bandwidth_bytes_per_s = _rates([gpu.bandwidth_bytes_per_s for gpu in gpus])
         self.vector_peak = _rates([gpu.vector_peak for gpu in gpus])
         self.link = _rates([gpu.link for gpu in gpus])
-        self.outer_link = _rates([gpu.outer_link for gpu in gpus])
+        self.inter_domain_rate = _rates([gpu.inter_domain_rate for gpu in gpus])
 
     def computes(self, dtype: str) -> Any:
         """Return an array [gpus] that is true for GPUs with a matrix peak for products in a
@@ -348,7 +350,7 @@ class Roofs:
             figure if isinstance(figure, int | float) else figure[..., None]
             for figure in operator.cost
         ]
-        seconds = least_time(Cost(*figures), operator.dtype, self).seconds
+        seconds = cost_bound(Cost(*figures), operator.dtype, self).seconds
         if operator.dtype and not decodes:
             seconds = np.where(self.computes(operator.dtype), seconds, np.nan)
         return seconds * operator.count
@@ -360,7 +362,7 @@ def _rates(rates: Sequence[float | None]) -> Any:
     return np.array([rate or np.inf for rate in rates])
 
 
-def total_bound(bounds: Sequence[Placed]) -> str:
+def total_bound(bounds: Sequence[BoundedOperator]) -> str:
     """Return the resource that limits most of the time of a pass: compute, memory or network."""
     by_bound: dict[str, float] = {}
     for p in bounds:
@@ -368,7 +370,7 @@ def total_bound(bounds: Sequence[Placed]) -> str:
     return max(by_bound, key=lambda b: by_bound[b])
 
 
-def fallbacks(bounds: Sequence[Placed], gpu: Gpu) -> str:
+def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
     """Return a sentence about dtypes without a matrix unit on the GPU; '' if it has all required
     units.
     """
@@ -383,7 +385,7 @@ def fallbacks(bounds: Sequence[Placed], gpu: Gpu) -> str:
     return "; ".join(words)
 
 
-def mla_form(bounds: Sequence[Placed]) -> str | None:
+def mla_form(bounds: Sequence[BoundedOperator]) -> str | None:
     """Return the form of MLA: absorbed, expanded, mixed (differs between groups), or None without
     MLA."""
     forms = dict.fromkeys(p.operator.form for p in bounds if p.operator.form)
@@ -393,13 +395,14 @@ def mla_form(bounds: Sequence[Placed]) -> str | None:
 MAX_BATCH = 1 << 20
 
 
-def turning_batch(
-    place: Callable[[int], Sequence[Placed]], is_selected: Callable[[Operator], bool]
+def compute_bound_batch_size(
+    pass_bounds: Callable[[int], Sequence[BoundedOperator]],
+    is_selected: Callable[[Operator], bool],
 ) -> int | None:
     """Return the smallest batch size at which the selected operators together are compute-bound.
 
     Args:
-        place: Function that returns the operators of a pass with a batch size, with their bounds.
+        pass_bounds: Function that returns the operators of a pass with a batch size, with bounds.
         is_selected: Function that selects the operators.
 
     Returns:
@@ -407,7 +410,7 @@ def turning_batch(
     """
 
     def is_compute_bound(batch_size: int) -> bool:
-        operators = [p for p in place(batch_size) if is_selected(p.operator)]
+        operators = [p for p in pass_bounds(batch_size) if is_selected(p.operator)]
         return bool(operators) and total_bound(operators) == "compute"
 
     if not is_compute_bound(MAX_BATCH):

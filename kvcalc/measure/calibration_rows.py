@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.gpu.gpu import Gpu, least_time
+from kvcalc.gpu.gpu import Gpu, cost_bound
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.library.load import driver_gpu
 from kvcalc.measure.cases import Case
@@ -151,7 +151,7 @@ class Shape(NamedTuple):
         """Return the roofline bound of the call on `gpu`, in seconds."""
         dtype = f"{self.dtype}/{self.dtype}" if self.op == "prefill_attention" else self.dtype
         cost = cost_of(self.op, dtype, tuple(np.array([float(count)]) for count in self.counts))
-        return float(least_time(*cost, gpu).seconds[0])
+        return float(cost_bound(*cost, gpu).seconds[0])
 
     @property
     def bytes(self) -> int:

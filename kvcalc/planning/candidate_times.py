@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvcalc.gpu.gpu import Roofs
+from kvcalc.gpu.gpu import GpuRates
 from kvcalc.layers.batch import Batch
 from kvcalc.model.forward_pass import between_stages, handings, through_layers
 from kvcalc.model.model import Model
@@ -96,7 +96,7 @@ def time_pass(
     num_axes = max(1, np.ndim(batch.groups[0].count))
     deployments = [variants.deployment for variants in group]
     bounded_gpus = [d.gpu for d in deployments if not d.calibration]
-    roofs = Roofs(bounded_gpus)
+    roofs = GpuRates(bounded_gpus)
     through_s: Array = sum((roofs.seconds(operator, batch.decodes) for operator in layers), 0.0)
     between_s = [roofs.seconds(operator, batch.decodes) for operator in transfers]
     for variants in group:

@@ -169,7 +169,7 @@ def compare_records(
             )
             record = {
                 "variant": name,
-                **varied.named,
+                **varied.identifying_keys,
                 **size,
                 "reduction": stored_reduction,
                 "reference": variants[0][0],

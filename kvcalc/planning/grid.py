@@ -323,7 +323,9 @@ class SearchGrid:
         names = [
             gpu.name
             for gpu in space.gpus
-            if gpu.link_domain and gpu.link_domain < space.max_gpus and not gpu.outer_link
+            if gpu.link_domain
+            and gpu.link_domain < space.max_gpus
+            and not gpu.inter_domain_rate
         ]
         if names:
             limit = "replicas no larger than one link joins, as no rate between nodes is known"

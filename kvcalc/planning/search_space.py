@@ -135,12 +135,12 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         requested."""
         if self.tp:
             return self.max_gpus
-        return GPUS_PER_SERVER if gpu.bridged else gpu.link_domain or GPUS_PER_SERVER
+        return GPUS_PER_SERVER if gpu.is_bridged else gpu.link_domain or GPUS_PER_SERVER
 
     def includes(self, gpu: Gpu, ranks: Parallelism) -> bool:
         """Return whether to try these ranks on a GPU model. Several nodes need a known rate."""
         is_one_node = not gpu.link_domain or ranks.gpus <= gpu.link_domain
-        return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.outer_link))
+        return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.inter_domain_rate))
 
     def fit_options(self, requirement: Requirement, max_num_seqs: int = 0) -> FitOptions:
         """Return the `fit` options that compute a candidate's capacity."""

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from kvcalc.capacity import Fit
-from kvcalc.gpu.gpu import Placed
+from kvcalc.gpu.gpu import BoundedOperator
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cache import Span
 from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator
@@ -327,7 +327,9 @@ def _bytes(size: int) -> str:
     return f"{size:,} B ({format_bytes(size)})"
 
 
-def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Placed]) -> str:
+def explain_roofline(
+    deployment: TimedDeployment, batch: Batch, bounds: list[BoundedOperator]
+) -> str:
     """Return the sums of each operator of a pass on one GPU. Sums are for one run."""
     model, calibration = deployment.model, deployment.calibration
     groups = [
@@ -344,10 +346,10 @@ def explain_roofline(deployment: TimedDeployment, batch: Batch, placed: list[Pla
         lines.append(f"{kind} layers ({model.counts[kind]}): {', '.join(sizes)}")
     if deployment.parallelism.gpus > 1:
         lines.append("n, k and heads are this GPU's share of the letters")
-    operators = [p.operator for p in placed]
+    operators = [p.operator for p in bounds]
     remaining = iter(operators)
     element = deployment.formats.element_bytes
-    *records, total = pass_records(placed, deployment.gpu, calibration, element)
+    *records, total = pass_records(bounds, deployment.gpu, calibration, element)
     kernels = sum(r["time_s"] or 0 for r in records if r["operator"] != ENGINE_OVERHEAD)
     for record in records:
         if record["operator"] == MODULE_OVERHEAD:

@@ -35,9 +35,14 @@ from kvcalc.serving.server import memory, summary
 from kvcalc.serving.simulation import scheduling_of, simulate
 from kvcalc.serving.step_timers import InterpolatedStepTimer
 from kvcalc.storage.quantization import stored_format
-from kvcalc.timing.calibration import Calibration, EngineOverheads, Validated, engine_of
+from kvcalc.timing.calibration import (
+    Calibration,
+    EngineOverheads,
+    ErrorStatistics,
+    find_engine_overheads,
+)
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.fitting import errors
+from kvcalc.timing.fitting import median_and_p90
 from kvcalc.timing.rows import MeasuredRow, ServedTimes, served_model
 
 # Formats of 4-bit weights and activations, by the label of a run.
@@ -204,10 +209,10 @@ def served_times(
 ) -> list[ServedTimes]:
     """Return the figures of each run under a calibration; NaN if the model is unknown."""
     times = [ServedTimes()] * len(rows)
-    engine = calibration.engine or engine_of(calibration.stack)
+    engine = calibration.engine or find_engine_overheads(calibration.stack)
     servers: dict[Any, dict[int, PublishedRun]] = {}  # runs that one server can simulate
     for index, row in enumerate(rows):
-        versioned = engine.of_version(row.version) if engine else None
+        versioned = engine.for_version(row.version) if engine else None
         formats = row.model, row.dtype, row.op, row.shape[3:], row.cache
         key = *formats, row.client, row.framework, versioned
         servers.setdefault(key, {})[index] = published_run(row, versioned)
@@ -268,15 +273,15 @@ def _simulate(
 
 def steps_validated(
     calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]
-) -> dict[Any, Validated]:
+) -> dict[Any, ErrorStatistics]:
     """Return the errors of TPOT, TTFT and tokens/s, for dense models and for mixtures of experts.
 
     Runs that hit a prefix cache or contain measurement artefacts are left out. A kind of model with
     fewer than MIN_RUNS runs is left out too.
     """
-    validated: dict[Any, Validated] = {}
+    validated: dict[Any, ErrorStatistics] = {}
     for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):
-        runs = [row for row in rows if row.op == op and not row.odd]
+        runs = [row for row in rows if row.op == op and not row.is_excluded]
         predicted = np.reshape(served_times(runs, gpu, calibration), (-1, 3))
         measured = np.reshape([run.served for run in runs], (-1, 3))
         known = (predicted > 0) & (measured > 0)
@@ -284,8 +289,10 @@ def steps_validated(
             is_known = known[:, column]
             count = int(is_known.sum())
             if count >= MIN_RUNS:
-                median, p90 = errors(predicted[is_known, column], measured[is_known, column])
-                validated[kind + suffix] = Validated(
+                median, p90 = median_and_p90(
+                    predicted[is_known, column], measured[is_known, column]
+                )
+                validated[kind + suffix] = ErrorStatistics(
                     rows=count, median_abs_error=median, p90_abs_error=p90
                 )
     return validated

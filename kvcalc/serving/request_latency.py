@@ -118,7 +118,7 @@ def request(
         )
     block = block_of(deployment.model)
     prompt = [*prefill_passes(input_len, batch_size, cached, chunk, block, max_points)]
-    is_timed = all(deployment.timed(batch) for batch in prompt)
+    is_timed = all(deployment.has_time(batch) for batch in prompt)
     step = Batch.prefill if no_cache else Batch.decode
     steps = (
         step(contexts, batch_size)
@@ -323,7 +323,7 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     if pooling:
         last_step = Batch.prefill(input_len, batch_size)
     record: dict[str, Any] = {
-        **deployment.named,
+        **deployment.identifying_keys,
         "batch_size": batch_size,
         "input_len": input_len,
         "output_len": options.output_len,
@@ -350,8 +350,8 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     if draft:
         record |= _speculative(deployment, draft, options)
     passes = Batch.prefill(input_len, batch_size), last_step
-    fallbacks = dict.fromkeys(d.fallback(*passes) for d in (deployment, draft) if d)
-    return record | {"fallback": "; ".join(filter(None, fallbacks)) or None}
+    fallback_sentence = dict.fromkeys(d.fallback(*passes) for d in (deployment, draft) if d)
+    return record | {"fallback": "; ".join(filter(None, fallback_sentence)) or None}
 
 
 def _per_token(

@@ -29,9 +29,9 @@ from kvcalc.serving.step_timers import (
     SpeculativeStepTimer,
     StepTimer,
 )
-from kvcalc.timing.calibration import engine_of
+from kvcalc.timing.calibration import find_engine_overheads
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.steps import mixes
+from kvcalc.timing.steps import is_mixture
 
 PERCENTILES = (50, 90, 99)
 PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
@@ -250,7 +250,7 @@ class Server:
         self.capacity = memory(deployment, self._fit_options(requests.max_tokens))
         self.limits = self._choose_limits()
         calibration = deployment.calibration
-        self.engine = engine_of(calibration.stack) if calibration else None
+        self.engine = find_engine_overheads(calibration.stack) if calibration else None
         self.scheduling = scheduling_of(self.engine)
         self.transfer = None
         if settings.disaggregate:
@@ -391,7 +391,7 @@ class Server:
             transfer_s = sum(seconds) / len(seconds)
         total_gpus = deployment.parallelism.gpus * (1 + replicas)
         record: dict[str, Any] = {
-            **deployment.named,
+            **deployment.identifying_keys,
             "time_basis": deployment.time_basis,
             "client": load.kind,
             "think_time_s": load.think_time or None,
@@ -484,7 +484,7 @@ def server_errors(
     calibration = deployment.calibration
     errors: dict[str, float | None] = dict.fromkeys(("time", *ERRORS))
     if calibration and not is_disaggregated and deployment.p90_error(step) is not None:
-        kind = "mixture" if mixes(deployment.operators(step)) else "dense"
+        kind = "mixture" if is_mixture(deployment.operators(step)) else "dense"
         for name, suffix in ERRORS.items():
             validated = calibration.validation.get(f"{kind}{suffix}")  # type: ignore[call-overload]
             errors[name] = validated.p90_abs_error if validated else None

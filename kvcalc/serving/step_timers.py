@@ -30,7 +30,7 @@ from kvcalc.layers.cost import AttentionShape, Operator, Role
 from kvcalc.serving.speculation import Drafting
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
-from kvcalc.timing.steps import HostTime, host_of, operator_seconds
+from kvcalc.timing.steps import HostTime, host_time_of, operator_seconds
 
 SPACING = 16  # tokens between the contexts at which decode passes are timed
 INTERVALS = 256  # intervals between contexts that are timed in one call
@@ -239,7 +239,7 @@ class InterpolatedStepTimer(StepTimer):
         if not self.deployment.calibration:
             return HostTime(0.0, 0.0, 1.0, 0.0)
         batch = Batch((Sequences(np.ones(1), 1, 0),))
-        return host_of(self.deployment.operators(batch), self.deployment.calibration)
+        return host_time_of(self.deployment.operators(batch), self.deployment.calibration)
 
     def reset(self) -> None:
         # which prompts are timed as whole passes depends on the run only

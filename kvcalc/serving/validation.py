@@ -22,7 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest, printable
-from kvcalc.gpu.gpu import Gpu, least_time, roofline, total_seconds
+from kvcalc.gpu.gpu import Gpu, cost_bound, roofline, total_seconds
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.precision import Precision
@@ -176,22 +176,22 @@ def _kernels_us(
     bound_us: Array = nan
     cost = cost_of(op, kind, shape)
     with suppress(UserError):  # a GPU without a peak for these products has no bound
-        bound_us = least_time(*cost, gpu).seconds * 1e6
-    law = calibration.law(op, kind) if calibration else None
-    if calibration is None or law is None:
+        bound_us = cost_bound(*cost, gpu).seconds * 1e6
+    kernel_model = calibration.kernel_model(op, kind) if calibration else None
+    if calibration is None or kernel_model is None:
         return bound_us, nan
     try:
         parameters = figures_of(gpu)
     except UserError:
         return bound_us, nan
-    if isinstance(law, MlaModule):
+    if isinstance(kernel_model, MlaModule):
         kernels = mla_kernels_us(kind, shape, parameters, calibration)
         if kernels is None:
             return bound_us, nan
         shape = (*shape, kernels)
     # Compute equal shapes once.
     distinct, index = np.unique(np.stack(shape, axis=1), axis=0, return_inverse=True)
-    return bound_us, law.us(parameters, *distinct.T)[index.reshape(-1)]
+    return bound_us, kernel_model.us(parameters, *distinct.T)[index.reshape(-1)]
 
 
 KEYS = ("op", "gpu", "framework", "dtype", "model", "client")

@@ -23,7 +23,7 @@ from kvcalc.library import presets as catalog
 from kvcalc.library.files import Lines, parse_yaml, read_text
 from kvcalc.library.load import read
 from kvcalc.question.deployment_options import DATASHEET
-from kvcalc.timing.kernel_models.families import NEAREST, AnyLaw
+from kvcalc.timing.kernel_models.families import NEAREST, AnyKernelModel
 from kvcalc.timing.kernel_models.kernel_model import KernelModel
 
 MAX_FILE_BYTES = 1 << 20
@@ -54,7 +54,7 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     launch_us: Us = 0.0
 
 
-class Former(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Overheads of older releases, from before a change of the engine's host loop.
 
     Attributes:
@@ -91,13 +91,13 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reserve: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     path_us: Us = 0.0
     path_token_us: Us = 0.0
-    former: Former | None = None
+    former: FormerOverheads | None = None
 
-    def terms(self, mixture: bool) -> HostOverheads:
+    def host_overheads(self, mixture: bool) -> HostOverheads:
         """Return the overheads for dense models, or for mixtures of experts if `mixture`."""
         return self.mixture if mixture else self.dense
 
-    def of_version(self, version: str) -> "EngineOverheads":
+    def for_version(self, version: str) -> "EngineOverheads":
         """Return the engine with the overheads of a release.
 
         A release that matches no `former` entry has the overheads of the latest release.
@@ -107,7 +107,7 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self
 
 
-def engine_of(stack: str) -> EngineOverheads | None:
+def find_engine_overheads(stack: str) -> EngineOverheads | None:
     """Return the overheads of an engine, or None. Raises UserError for an invalid file."""
     path = catalog.preset_files("engines").get(stack)
     return _read_engine(path, path.stat().st_mtime_ns) if path else None
@@ -124,7 +124,7 @@ ServedFigure = Literal[
 ]
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A fitted kernel model. Errors are exp(|ln(predicted/measured)|) − 1.
 
     Attributes:
@@ -136,7 +136,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         note: Warning for times of this model, if its rows are not the stack's usual speed.
     """
 
-    law: AnyLaw
+    law: AnyKernelModel
     rows: Count
     median_abs_error: Error
     p90_abs_error: Error
@@ -145,7 +145,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     note: str = ""
 
 
-class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The error of a figure on `rows` measured servers. No kernel model was fitted to them."""
 
     rows: Count
@@ -153,7 +153,7 @@ class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     p90_abs_error: Error
 
 
-class Refused(Validated, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The held-out errors of the best fit for a kind of data, and the reason why it was refused.
 
     Times of such data are bounds.
@@ -176,7 +176,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     gpu: str
     stack: str
-    laws: dict[str, dict[str, Entry]]
+    laws: dict[str, dict[str, KernelModelEntry]]
     version: str = ""
     origin: str = ""
     commit: str = ""
@@ -185,22 +185,22 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rows: int = 0
     glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
     engine: EngineOverheads | None = None
-    validation: dict[ServedFigure, Validated] = {}
-    refused: dict[str, dict[str, Refused]] = {}
+    validation: dict[ServedFigure, ErrorStatistics] = {}
+    refused: dict[str, dict[str, RefusedFit]] = {}
 
-    def terms(self, mixture: bool) -> HostOverheads:
+    def host_overheads(self, mixture: bool) -> HostOverheads:
         """Return the engine's overheads for dense models, or for mixtures of experts if
         `mixture`."""
-        engine = self.engine or engine_of(self.stack)
-        return engine.terms(mixture) if engine else HostOverheads(glue_us=self.glue_us)
+        engine = self.engine or find_engine_overheads(self.stack)
+        return engine.host_overheads(mixture) if engine else HostOverheads(glue_us=self.glue_us)
 
-    def law(self, family: str, kind: str) -> KernelModel | None:
+    def kernel_model(self, family: str, kind: str) -> KernelModel | None:
         """Return the kernel model of a family for a kind of data or the nearest kind, or None."""
-        entry = self.entry(family, kind)
+        entry = self.find_entry(family, kind)
         return entry.law if entry else None
 
-    def entry(self, family: str, kind: str) -> Entry | None:
-        """Return the kernel model that `law` returns, with its errors, or None.
+    def find_entry(self, family: str, kind: str) -> KernelModelEntry | None:
+        """Return the kernel model that `kernel_model` returns, with its errors, or None.
 
         If a kind was measured with several kernels, the one with the most rows counts.
         """

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import (
+    BoundedOperator,
     Gpu,
-    Placed,
-    fallbacks,
-    least_time,
+    cost_bound,
+    fallback_sentence,
     mla_form,
     roofline,
     total_bound,
@@ -101,7 +101,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     engine_version: str = ""
     is_server: bool = False
 
-    def under(self, calibration: str = "", calibrated_on: str = "") -> Self:
+    def with_calibration(self, calibration: str = "", calibrated_on: str = "") -> Self:
         """Return the deployment with a calibration.
 
         Args:
@@ -148,7 +148,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
     @property
-    def named(self) -> Record:
+    def identifying_keys(self) -> Record:
         """The record keys that identify the deployment in a list: they differ between
         deployments."""
         ranks, formats = self.parallelism, self.formats
@@ -159,7 +159,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             "gpu": self.gpu.name,
             "gpus": ranks.gpus,
             "nodes": nodes,
-            "inter_node_bytes_per_s": self.gpu.outer_link if nodes > 1 else None,
+            "inter_node_bytes_per_s": self.gpu.inter_domain_rate if nodes > 1 else None,
             "tensor_parallel_size": ranks.tp,
             "dtype": formats.weights_label,
             "kv_cache_dtype": formats.kv_cache_dtype,
@@ -184,7 +184,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             memo[key] = [*operators]
         return operators
 
-    def placed(self, batch: Batch, all_positions: bool = False) -> list[Placed]:
+    def operator_bounds(
+        self, batch: Batch, all_positions: bool = False
+    ) -> list[BoundedOperator]:
         """Return the operators of a pass on one GPU of the slowest pipeline stage, with their
         bounds."""
         run = self.model, batch, self.precision, self.ranks, self.mla_form, all_positions
@@ -192,7 +194,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         bounds = [roofline(operators, self.gpu, batch.decodes) for operators in stages]
         return max(bounds, key=total_seconds)
 
-    def timed(self, batch: Batch) -> bool:
+    def has_time(self, batch: Batch) -> bool:
         """Return whether a pass has a time. A decode step has a bound without matrix peaks; others
         need them."""
         return batch.decodes or all(
@@ -281,7 +283,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         first: dict[str, Operator] = {}
         for operator in (operator for batch in batches for operator in self.operators(batch)):
             first.setdefault(operator.dtype, operator)
-        return fallbacks(roofline([*first.values()], self.gpu, True), self.gpu) or None
+        return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
         """Return the cache size on the GPU with the most cache."""
@@ -321,13 +323,13 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
         if not 0 < nodes <= ranks.gpus or ranks.gpus % nodes:
             raise UserError(f"{ranks.gpus} GPUs do not divide over {nodes} nodes")
         per_node = ranks.gpus // nodes
-        if domain and per_node > domain and not gpu.bridged:
+        if domain and per_node > domain and not gpu.is_bridged:
             text = f"one link joins {domain} {gpu.name}, but a node has {per_node}"
             raise UserError(text, f"Give --nodes {-(-ranks.gpus // domain)} or more")
     limit = min(domain or per_node, per_node)
     if ranks.gpus <= limit:
         return ranks
-    if not (gpu.inter_node_bytes_per_s or (gpu.bridged and nodes <= 1)):
+    if not (gpu.inter_node_bytes_per_s or (gpu.is_bridged and nodes <= 1)):
         text = (
             f"one link joins {limit} {gpu.name}, and the preset has no rate between nodes "
             f"for {ranks.gpus}"
@@ -342,7 +344,7 @@ def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
     """Return the number of nodes of ranks that are spread over nodes. GPUs that a bridge joins in
     pairs are one node.
     """
-    if not ranks.per_node or (gpu.bridged and nodes <= 1):
+    if not ranks.per_node or (gpu.is_bridged and nodes <= 1):
         return 1
     return -(-ranks.gpus // ranks.per_node)
 
@@ -399,13 +401,13 @@ def _records(
     deployment: TimedDeployment, batch: Batch, common: Record, all_positions: bool
 ) -> list[Record]:
     d = deployment
-    placed = d.placed(batch, all_positions)
-    records = pass_records(placed, d.gpu, d.calibration, d.formats.element_bytes)
-    return [{**d.named, **common, **record} for record in records]
+    bounds = d.operator_bounds(batch, all_positions)
+    records = pass_records(bounds, d.gpu, d.calibration, d.formats.element_bytes)
+    return [{**d.identifying_keys, **common, **record} for record in records]
 
 
 def pass_records(
-    placed: list[Placed],
+    bounds: list[BoundedOperator],
     gpu: Gpu,
     calibration: Calibration | None = None,
     element: int = 2,
@@ -419,10 +421,10 @@ def pass_records(
     Args:
         element: Bytes of an activation, for the operations of fused operators.
     """
-    records = [_operator_record(p, gpu, element) for p in placed]
-    total_record = _total_record(placed, gpu)
+    records = [_operator_record(p, gpu, element) for p in bounds]
+    total_record = _total_record(bounds, gpu)
     if calibration:
-        operators = [p.operator for p in placed]
+        operators = [p.operator for p in bounds]
         records, times = _timed_records(records, operators, gpu, calibration)
         total_record.update(times)
     records.append(total_record)
@@ -434,22 +436,22 @@ def pass_records(
     return [*records]
 
 
-def _total_record(placed: list[Placed], gpu: Gpu) -> JsonObject:
-    cost = total(p.operator for p in placed)
-    dtypes = dict.fromkeys(p.fallback or p.operator.dtype for p in placed if p.operator.dtype)
+def _total_record(bounds: list[BoundedOperator], gpu: Gpu) -> JsonObject:
+    cost = total(p.operator for p in bounds)
+    dtypes = dict.fromkeys(p.fallback or p.operator.dtype for p in bounds if p.operator.dtype)
     return {
         "operator": "total",
         "layer": "",
         "role": "",
         "count": 1,
         **_cost_figures(cost),
-        "mla_form": mla_form(placed),
+        "mla_form": mla_form(bounds),
         "intensity": cost.flops / cost.bytes if cost.bytes else None,
-        "bound": total_bound(placed),
+        "bound": total_bound(bounds),
         "computed_in": "+".join(dtypes) or None,
-        "roofline_s": total_seconds(placed),
+        "roofline_s": total_seconds(bounds),
         **_UNPREDICTED,
-        "fallback": fallbacks(placed, gpu) or None,
+        "fallback": fallback_sentence(bounds, gpu) or None,
         "equal_reads_context": None,
     }
 
@@ -475,7 +477,9 @@ def _timed_records(
     def added_record(name: str, layer: str, count: int, time: OperatorTime) -> JsonObject:
         """Return a record of time in addition to the operators. It has no FLOPs and no bytes."""
         operator = Operator(name, layer, count, "added", Cost())
-        record = _operator_record(Placed(operator, seconds=0.0, bound="", fallback=""), gpu)
+        record = _operator_record(
+            BoundedOperator(operator, seconds=0.0, bound="", fallback=""), gpu
+        )
         return record | {"bound": None, **time_keys(time)}
 
     times = operator_seconds(operators, gpu, calibration)
@@ -500,7 +504,7 @@ def _timed_records(
     }
 
 
-def _operator_record(p: Placed, gpu: Gpu, element: int = 2) -> JsonObject:
+def _operator_record(p: BoundedOperator, gpu: Gpu, element: int = 2) -> JsonObject:
     operator = p.operator
     parts = unfused(operator, element)
     record: JsonObject = {
@@ -515,7 +519,7 @@ def _operator_record(p: Placed, gpu: Gpu, element: int = 2) -> JsonObject:
         "computed_in": p.fallback or operator.dtype or None,
         "roofline_s": p.seconds,
         **_UNPREDICTED,
-        "fallback": fallbacks([p], gpu) or None,
+        "fallback": fallback_sentence([p], gpu) or None,
     }
     if parts:
         record["parts"] = [
@@ -540,7 +544,7 @@ def _shape_figures(shape: Any) -> Record:
 
 def _part(name: str, cost: Cost, dtype: str, gpu: Gpu) -> Record:
     """Return the record of an operation as if it ran in a separate kernel, with its bound."""
-    roof = least_time(cost, dtype if cost.flops else "", gpu, memory_alone=True)
+    roof = cost_bound(cost, dtype if cost.flops else "", gpu, memory_only=True)
     return {
         "operator": name,
         "flops": cost.flops,

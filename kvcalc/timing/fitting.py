@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record, Settings
-from kvcalc.timing.calibration import Calibration, Entry, Refused, find_gpu
-from kvcalc.timing.kernel_models.families import FAMILIES, AnyLaw, kind_of
+from kvcalc.timing.calibration import Calibration, KernelModelEntry, RefusedFit, find_gpu
+from kvcalc.timing.kernel_models.families import FAMILIES, AnyKernelModel, kind_of
 from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
@@ -30,77 +30,85 @@ from kvcalc.timing.kernel_times import mla_kernels_us
 from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile, columns_of
 
 STARTS, STEPS = 5, 40
-LIKE_PULL = 0.5  # as PULL, for a kernel model that should resemble another
+# As PRIOR_DEVIATION, for a kernel model that should resemble another.
+SIMILAR_MODEL_DEVIATION = 0.5
 STEP = 1e-3  # step of a parameter's logarithm: wider than the steps of full waves
 # One for each parameter of a kernel model, at most ten.
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
-class Fitted(NamedTuple):
+class ModelFit(NamedTuple):
     """A fitted kernel model and its robust loss per row."""
 
-    law: KernelModel
+    kernel_model: KernelModel
     loss: float
 
 
 def fit(
-    law: type[KernelModel],
+    model_class: type[KernelModel],
     machine: GpuParameters,
     shape: tuple[Array, ...],
     measured: Array,
     weight: Array | None = None,
     starts: int = STARTS,
-    like: KernelModel | None = None,
+    similar_model: KernelModel | None = None,
     **fixed: Any,
-) -> Fitted:
+) -> ModelFit:
     """Return the kernel model that is closest to the measured microseconds, over all its forms.
 
     Args:
-        law: Class of the kernel model.
+        model_class: Class of the kernel model.
         machine: The GPU.
         shape: Arrays [rows], in the order of the kernel model's `us`.
         measured: Microseconds [rows].
         weight: Weight of each row; 1 by default.
         starts: Number of starting points of the search.
-        like: A fitted kernel model for similar data. Its form is used, and the fit stays near its
-            parameters.
+        similar_model: A fitted kernel model for similar data. Its form is used, and the fit stays
+            near its parameters.
         fixed: Fields that are not fitted, such as the bytes of an element.
     """
     import numpy as np
 
     weights = np.ones_like(measured) if weight is None else weight
     target = np.log(measured)
-    ranges = law.ranges()
+    ranges = model_class.ranges()
     low = np.log([r.minimum for r in ranges.values()])
     high = np.log([r.maximum for r in ranges.values()])
-    typical = np.log([getattr(like, name, r.typical) for name, r in ranges.items()])
-    choices = law.CHOICES
-    if like:
-        names = like.__struct_fields__
-        choices = ({name: getattr(like, name) for name in names if name not in ranges},)
+    typical = np.log([getattr(similar_model, name, r.typical) for name, r in ranges.items()])
+    choices = model_class.CHOICES
+    if similar_model:
+        names = similar_model.__struct_fields__
+        choices = (
+            {name: getattr(similar_model, name) for name in names if name not in ranges},
+        )
 
-    def fit_form(form: Settings) -> Fitted:
+    def fit_form(form: Settings) -> ModelFit:
         def residual(points: Array) -> Array:
             # [parameters, points, 1] broadcasts to [points, rows] in the kernel model.
             values = np.exp(points).T[..., None]
-            us = law(**form, **dict(zip(ranges, values, strict=True))).us(machine, *shape)
+            us = model_class(**form, **dict(zip(ranges, values, strict=True))).us(
+                machine, *shape
+            )
             return np.log(np.maximum(us, 1e-9)) - target
 
-        pull = law.PULL if like is None else LIKE_PULL
-        goal = Goal(residual, weights, law.SOFTNESS, typical, pull)
-        ends = [
-            (*_descend(goal, start, low, high), start)
+        deviation = SIMILAR_MODEL_DEVIATION if similar_model else model_class.PRIOR_DEVIATION
+        objective = FitObjective(residual, weights, model_class.SOFTNESS, typical, deviation)
+        minima = [
+            (*_descend(objective, start, low, high), start)
             for start in start_points(typical, low, high, starts)
         ]
-        point, loss, start = min(ends, key=lambda end: end[1])
-        values = np.exp(np.clip(_reset_unused(goal, point, start), low, high)).tolist()
-        return Fitted(rounded(law(**form, **dict(zip(ranges, values, strict=True)))), loss)
+        point, loss, start = min(minima, key=lambda minimum: minimum[1])
+        values = np.exp(np.clip(_reset_unused(objective, point, start), low, high)).tolist()
+        return ModelFit(
+            round_parameters(model_class(**form, **dict(zip(ranges, values, strict=True)))),
+            loss,
+        )
 
     forms = {repr(choice | fixed): choice | fixed for choice in choices}
     return min(map(fit_form, forms.values()), key=lambda fitted: fitted.loss)
 
 
-class Goal(NamedTuple):
+class FitObjective(NamedTuple):
     """The loss function that a fit minimises.
 
     Attributes:
@@ -108,33 +116,33 @@ class Goal(NamedTuple):
         weight: Weight of each row.
         softness: Relative error at which squares become absolute values.
         typical: The point at which all parameters have their typical value.
-        pull: Standard deviation of the penalty for distance from the typical point; 0 for no
-            penalty.
+        prior_deviation: Standard deviation of the penalty for distance from the typical point; 0
+            for no penalty.
     """
 
     residual: Callable[[Array], Array]
     weight: Array
     softness: float
     typical: Array
-    pull: float
+    prior_deviation: float
 
     def loss(self, point: Array, residual: Array) -> float:
         """Return the loss per row, with the penalty for the distance from the typical point."""
         import numpy as np
 
         total = float((self.weight * (np.sqrt(1 + (residual / self.softness) ** 2) - 1)).sum())
-        if self.pull:
-            total += float((((point - self.typical) / self.pull) ** 2).sum()) / 2
+        if self.prior_deviation:
+            total += float((((point - self.typical) / self.prior_deviation) ** 2).sum()) / 2
         return total / float(self.weight.sum())
 
 
-def rounded(law: KernelModel) -> KernelModel:
+def round_parameters(kernel_model: KernelModel) -> KernelModel:
     """Return the kernel model with parameters rounded to four digits, within their ranges."""
     values = {}
-    for name, r in law.ranges().items():
-        value = float(f"{getattr(law, name):.4g}")
+    for name, r in kernel_model.ranges().items():
+        value = float(f"{getattr(kernel_model, name):.4g}")
         values[name] = min(r.maximum, max(r.minimum, value))
-    return replace(law, **values)
+    return replace(kernel_model, **values)
 
 
 def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Array]:
@@ -158,26 +166,32 @@ def _halton(index: int, base: int) -> float:
     return value
 
 
-def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, float]:
+def _descend(
+    objective: FitObjective, start: Array, low: Array, high: Array
+) -> tuple[Array, float]:
     """Return the nearest minimum to a starting point, and the loss there."""
     import numpy as np
 
     point = start
     damping = 1e-2
-    residual = goal.residual(point[None])[0]
-    loss = goal.loss(point, residual)
-    stiffness = (goal.softness / goal.pull) ** 2 if goal.pull else 0.0
+    residual = objective.residual(point[None])[0]
+    loss = objective.loss(point, residual)
+    prior_weight = 0.0
+    if objective.prior_deviation:
+        prior_weight = (objective.softness / objective.prior_deviation) ** 2
     for _ in range(STEPS):
-        slopes = ((goal.residual(point + np.eye(len(point)) * STEP) - residual) / STEP).T
-        pull = goal.weight / np.sqrt(1 + (residual / goal.softness) ** 2)
-        square = slopes.T @ (pull[:, None] * slopes) + stiffness * np.eye(len(point))
-        gradient = slopes.T @ (pull * residual) + stiffness * (point - goal.typical)
+        slopes = ((objective.residual(point + np.eye(len(point)) * STEP) - residual) / STEP).T
+        row_weight = objective.weight / np.sqrt(1 + (residual / objective.softness) ** 2)
+        square = slopes.T @ (row_weight[:, None] * slopes) + prior_weight * np.eye(len(point))
+        gradient = slopes.T @ (row_weight * residual) + prior_weight * (
+            point - objective.typical
+        )
         for _ in range(8):
             damped = square + damping * np.diag(np.diag(square) + 1e-6)
             move = np.clip(-np.linalg.solve(damped, gradient), -1, 1)
             trial = np.clip(point + move, low, high)
-            trial_residual = goal.residual(trial[None])[0]
-            trial_loss = goal.loss(trial, trial_residual)
+            trial_residual = objective.residual(trial[None])[0]
+            trial_loss = objective.loss(trial, trial_residual)
             if trial_loss < loss:
                 break
             damping *= 4
@@ -193,24 +207,26 @@ def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, 
     return point, loss
 
 
-def _reset_unused(goal: Goal, point: Array, start: Array) -> Array:
+def _reset_unused(objective: FitObjective, point: Array, start: Array) -> Array:
     """Return the point with the typical value for each parameter that affects no row."""
     import numpy as np
 
-    residual = goal.residual(point[None])
+    residual = objective.residual(point[None])
     for index in np.flatnonzero(point == start):
         trial = point.copy()
-        trial[index] = goal.typical[index]
-        if np.array_equal(goal.residual(trial[None]), residual):
+        trial[index] = objective.typical[index]
+        if np.array_equal(objective.residual(trial[None]), residual):
             point = trial
     return point
 
 
 FOLDS, FOLD_STARTS = 4, 2
-# Minimum rows for a fit, for a kernel model with a pull to typical parameters, and for a stack's
-# second kernel.
-MIN_ROWS, MIN_PULLED_ROWS, MIN_SECOND_ROWS = 12, 8, 5
-OWN_ROWS = 20  # rows of a second kernel from which on it is fitted without the usual kernel
+# Minimum rows for a fit, for a kernel model with a penalty for untypical parameters, and for a
+# stack's second kernel.
+MIN_ROWS, MIN_PRIOR_ROWS, MIN_SECOND_ROWS = 12, 8, 5
+MIN_OWN_FIT_ROWS = (
+    20  # rows of a second kernel from which on it is fitted without the usual kernel
+)
 # Held-out p90 error above which a bound is better than a kernel model, and the minimum weight of
 # the rows that count.
 MAX_ERROR, MIN_WEIGHT = 1.0, 0.5
@@ -236,7 +252,7 @@ SHARED_LATENT_KERNELS = {
     "Hopper": (("sglang", "flash_attention", "bfloat16"), ("trtllm", "default", "fp8")),
     "Blackwell": (("sglang", "trtllm_mla", "bfloat16"), ("sglang", "trtllm_mla", "fp8")),
 }
-ERROR_FIELDS = [name for name in Entry.__struct_fields__ if name.endswith("_error")]
+ERROR_FIELDS = [name for name in KernelModelEntry.__struct_fields__ if name.endswith("_error")]
 
 
 class FittedKernelModel(NamedTuple):
@@ -256,8 +272,8 @@ class FittedKernelModel(NamedTuple):
     members: Sequence[MeasuredRow]
     measured: Array
     predicted: Array
-    entry: Entry | None = None
-    refused: Refused | None = None
+    entry: KernelModelEntry | None = None
+    refused: RefusedFit | None = None
     why: str = ""
 
     @property
@@ -281,7 +297,7 @@ def calibrate(
     parameters = figures_of(gpu)
     cells: dict[tuple[str, str], list[MeasuredRow]] = {}
     for row in rows:
-        if row.op not in (*SERVING, "layer") and not row.odd:
+        if row.op not in (*SERVING, "layer") and not row.is_excluded:
             kind = kind_of(row.op, row.dtype, row.kernel)
             cells.setdefault((row.op, kind), []).append(row)
 
@@ -291,7 +307,8 @@ def calibrate(
         measured = np.array([row.time_us for row in members])
         result = FittedKernelModel(op, kind, members, measured, measured * np.nan)
         if op == "mla_decode_module":  # the families of its kernels come before it
-            calibration = Calibration(gpu=gpu.name, stack=stack, **_entries(fits.values()))
+            fields = _calibration_fields(fits.values())
+            calibration = Calibration(gpu=gpu.name, stack=stack, **fields)
             kernels = mla_kernels_us(kind, columns_of(members), parameters, calibration)
             if kernels is None:
                 fits[op, kind] = result._replace(why="no law of its kernels")
@@ -300,15 +317,15 @@ def calibrate(
             members = [row._replace(shape=(*row.shape, us)) for row, us in timed]
             result = result._replace(members=members)
         usual = fits.get((op, kind.rpartition("/")[0]))
-        usual_law = usual.entry.law if usual and usual.entry else None
-        fits[op, kind] = _fit(result, gpu, stack, usual_law)
+        usual_model = usual.entry.law if usual and usual.entry else None
+        fits[op, kind] = _fit(result, gpu, stack, usual_model)
     return list(fits.values())
 
 
-def _entries(fits: Iterable[FittedKernelModel]) -> Record:
+def _calibration_fields(fits: Iterable[FittedKernelModel]) -> Record:
     """Return the fields `laws` and `refused` of a calibration: by family, then by kind."""
-    laws: dict[str, dict[str, Entry]] = {}
-    refused: dict[str, dict[str, Refused]] = {}
+    laws: dict[str, dict[str, KernelModelEntry]] = {}
+    refused: dict[str, dict[str, RefusedFit]] = {}
     for result in fits:
         if result.entry:
             laws.setdefault(result.family, {})[result.kind] = result.entry
@@ -334,11 +351,12 @@ def _fit(
     candidates = family.candidates(kind, stack, gpu)
     if not candidates:
         return result._replace(why="no law for it")
-    like = usual if len(rows) < OWN_ROWS else None
-    min_rows = MIN_PULLED_ROWS if all(law.PULL for law, _ in candidates) else MIN_ROWS
-    if like:
+    similar_model = usual if len(rows) < MIN_OWN_FIT_ROWS else None
+    has_priors = all(model_class.PRIOR_DEVIATION for model_class, _ in candidates)
+    min_rows = MIN_PRIOR_ROWS if has_priors else MIN_ROWS
+    if similar_model:
         min_rows = MIN_SECOND_ROWS
-        candidates = ((type(like), candidates[0][1]),)
+        candidates = ((type(similar_model), candidates[0][1]),)
     if len(rows) < min_rows:
         return result._replace(why=f"fewer than {min_rows} rows")
 
@@ -349,9 +367,9 @@ def _fit(
     def best_fit(mask: Array, starts: int) -> KernelModel:
         """Return the best kernel model after fits of the rows at which a mask [rows] is true."""
         columns = tuple(column[mask] for column in shape)
-        data = parameters, columns, measured[mask], weight[mask], starts, like
-        fits = [fit(law, *data, **fixed) for law, fixed in candidates]
-        return min(fits, key=lambda fitted: fitted.loss).law
+        data = parameters, columns, measured[mask], weight[mask], starts, similar_model
+        fits = [fit(model_class, *data, **fixed) for model_class, fixed in candidates]
+        return min(fits, key=lambda fitted: fitted.loss).kernel_model
 
     texts = [f"{row.op}|{row.dtype}|{row.shape}".encode() for row in rows]
     hashes = [int(hashlib.sha256(text).hexdigest()[:8], 16) for text in texts]
@@ -361,16 +379,17 @@ def _fit(
         mask = folds == fold
         if not mask.any() or mask.all():
             mask = np.arange(len(rows)) % FOLDS == fold
-        law = best_fit(~mask, FOLD_STARTS)
-        predicted[mask] = law.us(parameters, *(column[mask] for column in shape))
+        kernel_model = best_fit(~mask, FOLD_STARTS)
+        predicted[mask] = kernel_model.us(parameters, *(column[mask] for column in shape))
     result = result._replace(predicted=predicted)
-    law = best_fit(measured > 0, STARTS)
-    return _judge(result, law, law.us(parameters, *shape), weight, (gpu.name, stack))
+    kernel_model = best_fit(measured > 0, STARTS)
+    fitted = kernel_model.us(parameters, *shape)
+    return _accept_or_refuse(result, kernel_model, fitted, weight, (gpu.name, stack))
 
 
-def _judge(
+def _accept_or_refuse(
     result: FittedKernelModel,
-    law: KernelModel,
+    kernel_model: KernelModel,
     fitted: Array,
     weight: Array,
     origin: tuple[str, str],
@@ -390,11 +409,11 @@ def _judge(
     usual_rows = weight >= MIN_WEIGHT
     if not usual_rows.any():
         usual_rows = weight > 0
-    _, usual_p90 = errors(checked[usual_rows], measured[usual_rows])
+    _, usual_p90 = median_and_p90(checked[usual_rows], measured[usual_rows])
     reason = UNTRUSTED.get((*origin, op), "")
     if usual_p90 > MAX_ERROR and not reason:
         reason = f"a tenth of its usual rows are missed by {usual_p90:.0%} or more"
-    median, p90 = errors(held_out, measured)
+    median, p90 = median_and_p90(held_out, measured)
     accuracy: Settings = {
         "rows": len(rows),
         "median_abs_error": median,
@@ -403,10 +422,10 @@ def _judge(
     if reason:
         if cause := POOR_FITS.get(op, {}).get(gpu):
             reason += f"; {cause}"
-        return result._replace(why=reason, refused=Refused(why=reason, **accuracy))
-    fitted_median, fitted_p90 = errors(fitted, measured)
-    entry = Entry(
-        law=cast("AnyLaw", law),
+        return result._replace(why=reason, refused=RefusedFit(why=reason, **accuracy))
+    fitted_median, fitted_p90 = median_and_p90(fitted, measured)
+    entry = KernelModelEntry(
+        law=cast("AnyKernelModel", kernel_model),
         fitted_median_abs_error=fitted_median,
         fitted_p90_abs_error=fitted_p90,
         note=NOTES.get((stack, kind), ""),
@@ -422,7 +441,7 @@ def row_errors(predicted: Array, measured: Array) -> Array:
     return np.exp(np.abs(np.log(predicted / measured))) - 1
 
 
-def errors(predicted: Array, measured: Array) -> tuple[float, float]:
+def median_and_p90(predicted: Array, measured: Array) -> tuple[float, float]:
     """Return median and 90th percentile of the errors of rows, to four digits."""
     import numpy as np
 
@@ -435,7 +454,7 @@ def make_calibration(
     gpu: Gpu,
     stack: str,
     rows: Sequence[MeasuredRow],
-    about: Settings,
+    provenance: Settings,
 ) -> Calibration:
     """Return the calibration of the fits, without errors on measured servers.
 
@@ -444,18 +463,22 @@ def make_calibration(
         gpu: The measured GPU.
         stack: The measured software.
         rows: All rows, including rows of servers.
-        about: Origin, commit, license and date of the rows. Without a date, today is used.
+        provenance: Origin, commit, license and date of the rows. Without a date, today is used.
     """
     versions = sorted({row.version for row in rows if row.op not in SERVING} - {""})
-    date = about.get("date") or datetime.date.today().isoformat()
+    date = provenance.get("date") or datetime.date.today().isoformat()
     return Calibration(
         gpu=gpu.name,
         stack=stack,
         version=", ".join(versions)[:200],
         rows=sum(result.rows for result in fits if result.entry),
-        **about | {"date": date},
-        **_entries(fits),
+        **provenance | {"date": date},
+        **_calibration_fields(fits),
     )
+
+
+def _parameters(kernel_model: KernelModel) -> Settings:
+    return {name: getattr(kernel_model, name) for name in kernel_model.ranges()}
 
 
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
@@ -463,22 +486,22 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     records: list[Record] = []
     for fitted in fits:
         entry = fitted.entry
-        law = entry.law if entry else None
+        kernel_model = entry.law if entry else None
         records.append(
             {
                 "family": fitted.family,
                 "kind": fitted.kind,
-                "form": str(law.__struct_config__.tag) if law else None,
+                "form": str(kernel_model.__struct_config__.tag) if kernel_model else None,
                 "rows": fitted.rows,
                 **{name: getattr(entry, name, None) for name in ERROR_FIELDS},
-                "parameters": {n: getattr(law, n) for n in law.ranges()} if law else {},
+                "parameters": _parameters(kernel_model) if kernel_model else {},
                 "why": fitted.why,
             }
         )
     return records
 
 
-def chosen_rows(
+def select_rows(
     tables: Sequence[MeasurementFile], gpu: Gpu, stack: str, note: Callable[[str], None]
 ) -> list[MeasuredRow]:
     """Return the rows of a GPU and a stack, and all rows that name no GPU or framework.

@@ -30,9 +30,9 @@ from kvcalc.layers.cost import (
 )
 from kvcalc.storage.formats import FORMATS
 from kvcalc.storage.quantization import family
-from kvcalc.timing.calibration import Calibration, Entry
+from kvcalc.timing.calibration import Calibration, KernelModelEntry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
-from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, cells_of
+from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, expert_kinds
 from kvcalc.timing.kernel_models.gemm import (
     CutlassGemm,
     QuantizedGemm,
@@ -92,7 +92,7 @@ class KernelTime(NamedTuple):
     """
 
     us: Any
-    entry: Entry
+    entry: KernelModelEntry
     is_measured: bool = True
 
 
@@ -117,20 +117,20 @@ def _gemm_kind(dtype: str, stored: str, calibration: Calibration) -> str:
     return "fp8_block" if family(stored) == _BLOCKS else "fp8"
 
 
-def _served_gemm(law: KernelModel, bf16_t0: float | None) -> KernelModel:
+def _served_gemm(kernel_model: KernelModel, bf16_t0: float | None) -> KernelModel:
     """Return the kernel model of GEMMs in serving: weights in memory, inputs already quantised.
 
     Args:
-        law: The fitted kernel model.
+        kernel_model: The fitted kernel model.
         bf16_t0: Microseconds of the launches of a bf16 GEMM, if known.
     """
-    if isinstance(law, ResidentGemm | ResidentQuantizedGemm):
-        law = replace(law, cold=True)
-    if isinstance(law, QuantizedGemm | CutlassGemm):
-        t0 = law.t0 if bf16_t0 is None else min(law.t0, bf16_t0)
-        row = {"row": 0.0} if isinstance(law, CutlassGemm) else {}
-        return replace(law, t0=t0, bq=math.inf, **row)
-    return law
+    if isinstance(kernel_model, ResidentGemm | ResidentQuantizedGemm):
+        kernel_model = replace(kernel_model, cold=True)
+    if isinstance(kernel_model, QuantizedGemm | CutlassGemm):
+        t0 = kernel_model.t0 if bf16_t0 is None else min(kernel_model.t0, bf16_t0)
+        row = {"row": 0.0} if isinstance(kernel_model, CutlassGemm) else {}
+        return replace(kernel_model, t0=t0, bq=math.inf, **row)
+    return kernel_model
 
 
 def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
@@ -163,15 +163,15 @@ class KernelTimer(NamedTuple):
         shape = operator.shape
         if isinstance(shape, GemmShape):
             kind = _gemm_kind(operator.dtype, shape.format, self.calibration)
-            entry = self.calibration.entry("gemm", kind)
+            entry = self.calibration.find_entry("gemm", kind)
             if not entry:
                 return None
-            bf16_law = self.calibration.law("gemm", "bfloat16")
-            law = _served_gemm(entry.law, getattr(bf16_law, "t0", None))
+            bf16_model = self.calibration.kernel_model("gemm", "bfloat16")
+            kernel_model = _served_gemm(entry.law, getattr(bf16_model, "t0", None))
             sizes = maximum(shape.m, 1), shape.n, shape.k, shape.stored
-            return KernelTime(law.us(self.parameters, *sizes), entry)
+            return KernelTime(kernel_model.us(self.parameters, *sizes), entry)
         if isinstance(shape, CollectiveShape):  # its part within a node
-            entry = self.calibration.entry("allreduce", "bytes")
+            entry = self.calibration.find_entry("allreduce", "bytes")
             if not entry:
                 return None
             return KernelTime(entry.law.us(self.parameters, shape.near, shape.bytes), entry)
@@ -185,23 +185,23 @@ class KernelTimer(NamedTuple):
 
     def _experts(self, shape: ExpertsShape) -> KernelTime | None:
         kinds = self.calibration.laws.get("moe", {})
-        entry = next((kinds[cell] for cell in cells_of(shape) if cell in kinds), None)
+        entry = next((kinds[cell] for cell in expert_kinds(shape) if cell in kinds), None)
         if not entry:
             return None
-        law = entry.law
+        kernel_model = entry.law
 
         def us_of(tokens: Any) -> Any:
             load = busiest_load(tokens, shape.top, shape.experts, shape.ranks)
             sizes = shape.hidden, shape.width, shape.top, shape.experts, 1, shape.ranks
             loads = load.rows, load.touched, *load.tiles
-            us = law.us(self.parameters, tokens, *sizes, *loads)
+            us = kernel_model.us(self.parameters, tokens, *sizes, *loads)
             return float(us) if getattr(us, "ndim", 0) == 0 else us
 
         tokens = maximum(shape.tokens, 1)
         us = us_of(tokens)
         changes: tuple[float, ...] = ()
-        if isinstance(law, FusedMoe):
-            changes = law.tile_changes(shape.top, shape.experts, shape.ranks)
+        if isinstance(kernel_model, FusedMoe):
+            changes = kernel_model.tile_changes(shape.top, shape.experts, shape.ranks)
         for last_tokens in changes:
             # With the tile of fewer tokens, so that more tokens never take less time.
             has_more = tokens > last_tokens
@@ -236,7 +236,9 @@ class KernelTimer(NamedTuple):
         overhead_us = maximum(module_us - shared_us - kernels_us, 0.0)
         return KernelTime(overhead_us, entry, is_measured)
 
-    def _module_entry(self, op: str, shape: SparseShape) -> tuple[Entry | None, bool]:
+    def _module_entry(
+        self, op: str, shape: SparseShape
+    ) -> tuple[KernelModelEntry | None, bool]:
         """Return the kernel model of a module in these formats or the nearest ones, and whether
         these formats were measured."""
         cells = self.calibration.laws.get(op, {})
@@ -303,7 +305,7 @@ class KernelTimer(NamedTuple):
         sparse kernel reads the latents that it gathers at most once before it attends.
         """
         op = "decode_attention" if shape.kv_heads else "mla_decode"
-        entry = self.calibration.entry(op, cache_kind(shape.cached)[0])
+        entry = self.calibration.find_entry(op, cache_kind(shape.cached)[0])
         if not entry:
             return None
         batch: Any = sum(as_float(count) for count, *_ in groups)
@@ -312,16 +314,16 @@ class KernelTimer(NamedTuple):
         sequences = maximum(batch, 1)
         tokens = queries / sequences
         length = maximum(nearest_whole(pairs / maximum(queries, 1)), 1)
-        law = replace(entry.law, cold=True)
-        if operator.module and isinstance(law, MlaDecode):
-            law = replace(law, cast=min(law.cast, 1.0))
+        kernel_model = replace(entry.law, cold=True)
+        if operator.module and isinstance(kernel_model, MlaDecode):
+            kernel_model = replace(kernel_model, cast=min(kernel_model.cast, 1.0))
 
         def us_of(new: Any) -> Any:
             sizes: tuple[Any, ...] = sequences, shape.heads * new, length
             if shape.kv_heads:
                 head_dim = (shape.key + shape.value) / 2
                 sizes = *sizes[:2], shape.kv_heads, head_dim, length, 0
-            return law.us(self.parameters, *sizes)
+            return kernel_model.us(self.parameters, *sizes)
 
         us = us_of(tokens)
         if is_any(tokens > 1):
@@ -342,22 +344,22 @@ class KernelTimer(NamedTuple):
         count, new, past, pairs = group
         cached, _ = cache_kind(shape.cached)
         if shape.kv_heads:
-            entry = self.calibration.entry("prefill_attention", f"bfloat16/{cached}")
+            entry = self.calibration.find_entry("prefill_attention", f"bfloat16/{cached}")
         else:
-            entry = self.calibration.entry("mla_prefill", cached)
+            entry = self.calibration.find_entry("mla_prefill", cached)
         if not entry:
             return None
-        law = entry.law
+        kernel_model = entry.law
         keys = pairs / maximum(count * new, 1)  # that a query sees on average
         sizes: tuple[Any, ...]
-        if isinstance(law, MlaPrefill):
+        if isinstance(kernel_model, MlaPrefill):
             if operator.form:
-                law = replace(law, attends=operator.form)
+                kernel_model = replace(kernel_model, attends=operator.form)
             sizes = new, keys, shape.key + shape.value
         else:
             head_dim = (shape.key + shape.value) / 2
             sizes = shape.kv_heads, head_dim, new, 0, keys
-        us = law.us(self.parameters, maximum(count, 1), shape.heads, *sizes)
+        us = kernel_model.us(self.parameters, maximum(count, 1), shape.heads, *sizes)
         last_keys = minimum(past + new, maximum(keys, 2 * keys - past - 1))
         step = self._decode(operator, shape, [(count, 1, past, count * last_keys)])
         if step:
@@ -380,9 +382,9 @@ def mla_kernels_us(
     """
     batch, heads, length = rows
     cached, _, stored = kind.partition("/")
-    attention = calibration.law("mla_decode", cached)
-    projections = calibration.law("gemm", stored)
-    absorbed = calibration.law("gemm", "bfloat16")
+    attention = calibration.kernel_model("mla_decode", cached)
+    projections = calibration.kernel_model("gemm", stored)
+    absorbed = calibration.kernel_model("gemm", "bfloat16")
     if not (attention and projections and absorbed):
         return None
     hidden, rank, latent, rope, nope, value = WIDTHS
@@ -394,8 +396,8 @@ def mla_kernels_us(
         (absorbed, heads * value, latent),
     )
     us: Array = attention.us(parameters, batch, heads, length)
-    for law, n, k in gemms:
-        served = _served_gemm(law, getattr(absorbed, "t0", None))
+    for kernel_model, n, k in gemms:
+        served = _served_gemm(kernel_model, getattr(absorbed, "t0", None))
         us = us + served.us(parameters, batch, n + batch * 0, k + batch * 0)
     return us
 

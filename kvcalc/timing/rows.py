@@ -25,7 +25,7 @@ from kvcalc.library.files import read_text
 from kvcalc.library.load import read
 from kvcalc.model.model import Model
 from kvcalc.timing.kernel_models.fused_moe import TILE_ROWS
-from kvcalc.timing.kernel_models.kernel_model import Array, attended
+from kvcalc.timing.kernel_models.kernel_model import Array, attended_tokens
 from kvcalc.timing.kernel_models.mla import SCALE, WIDTHS, weights_of
 
 BoundedCost = tuple[Cost, str]  # a minimum cost, and the dtype of its products
@@ -83,7 +83,7 @@ def _gemm(kind: str, m: Array, n: Array, k: Array) -> BoundedCost:
 
 def _decode(kind: str, *shape: Array) -> BoundedCost:
     batch, q_heads, kv_heads, head_dim, kv_len, window = shape
-    pairs = batch * attended(kv_len, window)
+    pairs = batch * attended_tokens(kv_len, window)
     read = 2 * pairs * kv_heads * head_dim * _element_bytes(kind)
     return _attention(kind, q_heads, 2 * head_dim, pairs, batch, read)
 
@@ -92,7 +92,7 @@ def _prefill(kind: str, *shape: Array) -> BoundedCost:
     """Return the cost of prompts: 16-bit keys and values are read, and written to the cache."""
     batch, q_heads, kv_heads, head_dim, length, window = shape
     computed, _, cached = kind.partition("/")
-    limit = attended(length, window)
+    limit = attended_tokens(length, window)
     pairs = batch * (limit * (limit + 1) / 2 + (length - limit) * limit)
     tokens = batch * length
     moved = tokens * 2 * kv_heads * head_dim * (2 + _element_bytes(cached))
@@ -299,8 +299,8 @@ class MeasuredRow(NamedTuple):
         time_us: Measured microseconds.
         kernel: Kernel family or name. For a measured layer, the kind of the layer.
         cache: Dtype of a served model's cache, or '' if unknown.
-        odd: Whether the row is an artefact of the measurement or hits a prefix cache. Such rows are
-            not used in fits.
+        is_excluded: Whether the row is an artefact of the measurement or hits a prefix cache. Fits
+            do not use such rows.
         client: Load generator of a served run.
         ttft_us: Mean time to first token of a served run.
         prefix_cached: Whether a served run hits a prefix cache.
@@ -318,7 +318,7 @@ class MeasuredRow(NamedTuple):
     version: str
     kernel: str = ""
     cache: str = ""
-    odd: bool = False
+    is_excluded: bool = False
     client: str = ""
     ttft_us: float = nan
     prefix_cached: bool = False
@@ -465,7 +465,7 @@ def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
         version=cell("version"),
         kernel=kernel,
         cache=cell("kv_cache_dtype").lower(),
-        odd=cell("odd") == "1" or is_prefix_cached,
+        is_excluded=cell("odd") == "1" or is_prefix_cached,
         client=cell("client").lower(),
         ttft_us=time_us("silicon_ttft_ms", 1e3) if is_served else nan,
         prefix_cached=is_prefix_cached,

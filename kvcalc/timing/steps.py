@@ -26,11 +26,11 @@ from math import log2
 from typing import Any, NamedTuple
 
 from kvcalc.arithmetic import at_least, doublings, is_any, maximum, minimum, where
-from kvcalc.gpu.gpu import Gpu, least_time
+from kvcalc.gpu.gpu import Gpu, cost_bound
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
-from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
+from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, KernelModelEntry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
-from kvcalc.timing.kernel_models.kernel_model import LAUNCH_US, STREAMED, figures_of
+from kvcalc.timing.kernel_models.kernel_model import LAUNCH_US, STREAMING_SHARE, figures_of
 from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_measured
 
 # Microseconds of one message between nodes. A tree of n nodes sends 2·log2(n) messages. Source:
@@ -63,11 +63,11 @@ class OperatorTime(NamedTuple):
 
     seconds: Any
     basis: str
-    entry: Entry | None = None
+    entry: KernelModelEntry | None = None
     overhead: "OperatorTime | None" = None
 
     @property
-    def both(self) -> "tuple[OperatorTime, ...]":
+    def parts(self) -> "tuple[OperatorTime, ...]":
         """The seconds of the operator plus `overhead`."""
         return (self, self.overhead) if self.overhead else (self,)
 
@@ -86,16 +86,20 @@ def operator_seconds(
     times = []
     for operator in operators:
         kernel = timer.time(operator)
-        bound_s = least_time(operator.cost, operator.dtype, gpu).seconds
+        bound_s = cost_bound(operator.cost, operator.dtype, gpu).seconds
         message_us = latency_us(operator)
         entry, basis = None, SCALED
         us = bound_s * 1e6 + LAUNCH_US + message_us
         if operator.kind == "vector":
-            us = operator.cost.bytes / (STREAMED * timer.parameters.memory)
+            us = operator.cost.bytes / (STREAMING_SHARE * timer.parameters.memory)
         if kernel and is_any(kernel.us != kernel.us):  # NaN: not measured there
             us = where(kernel.us == kernel.us, kernel.us, us)
-        elif kernel and message_us and gpu.outer_link:
-            us = kernel.us + message_us + operator.cost.inter_node_bytes / gpu.outer_link * 1e6
+        elif kernel and message_us and gpu.inter_domain_rate:
+            us = (
+                kernel.us
+                + message_us
+                + operator.cost.inter_node_bytes / gpu.inter_domain_rate * 1e6
+            )
         elif kernel:
             is_measured = kernel.is_measured and computes_as_measured(operator, calibration)
             us = kernel.us
@@ -152,7 +156,7 @@ def summed_time(
     operators: Sequence[Operator], times: Sequence[OperatorTime], calibration: Calibration
 ) -> PassTime:
     """Return the time of a pass from the times of its operators."""
-    parts = [part for time in times for part in time.both]
+    parts = [part for time in times for part in time.parts]
     kernels = sum((part.seconds for part in parts), 0.0)
     engine = engine_seconds(operators, calibration, kernels)
     seconds = kernels + engine
@@ -167,7 +171,7 @@ def kernel_seconds(
 ) -> Any:
     """Return the seconds of the operators, one after the other."""
     times = operator_seconds(operators, gpu, calibration)
-    return sum((part.seconds for time in times for part in time.both), 0.0)
+    return sum((part.seconds for time in times for part in time.parts), 0.0)
 
 
 class HostTime(NamedTuple):
@@ -190,7 +194,7 @@ class HostTime(NamedTuple):
         return maximum(self.prompts * kernels, self.launches)
 
 
-def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
+def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
     """Return the engine's overhead in passes with these operators.
 
     It depends on the layers, the ranks of the largest all-reduce, and whether the model is a
@@ -205,7 +209,7 @@ def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime
         if isinstance(operator.shape, CollectiveShape):
             ranks = max(ranks, operator.shape.ranks)
     layers = sum(counts.values())
-    overheads = calibration.terms(mixes(operators))
+    overheads = calibration.host_overheads(is_mixture(operators))
     per_layer_us = overheads.glue_us + overheads.skew_us * log2(ranks)
     return HostTime(
         fixed=(layers * per_layer_us + overheads.step_us) / 1e6,
@@ -215,7 +219,7 @@ def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime
     )
 
 
-def mixes(operators: Sequence[Operator]) -> bool:
+def is_mixture(operators: Sequence[Operator]) -> bool:
     """Return whether a pass belongs to a mixture of experts. Its operators then have an expected
     number of experts that is not an int.
     """
@@ -237,7 +241,7 @@ def engine_parts(
 
     If the LM head runs on all positions, a prompt counts as one sequence.
     """
-    host = host_of(operators, calibration)
+    host = host_time_of(operators, calibration)
     positions: Any = 0
     has_prompts: Any = 0
     sampled: dict[str, Any] = {}  # positions by kind of layer
@@ -275,5 +279,5 @@ def step_error(
         or not all(computes_as_measured(operator, calibration) for operator in operators)
     ):
         return None
-    validated = calibration.validation.get("mixture" if mixes(operators) else "dense")
+    validated = calibration.validation.get("mixture" if is_mixture(operators) else "dense")
     return validated.p90_abs_error if validated else None

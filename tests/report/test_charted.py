@@ -60,7 +60,9 @@ def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> No
 def test_operators_that_lie_apart_are_points_of_their_own() -> None:
     """V3 at batch 64: each expert has few tokens, dense products have all 64. Hollow points below show the
     predictions."""
-    deployment = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).under("sglang")
+    deployment = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).with_calibration(
+        "sglang"
+    )
     (rows,) = sweep = decode_passes(deployment, 4096, [64])
     chart = roofline_chart(sweep, [deployment.gpu])
     filled = named(chart)["GEMMs with weights"]
@@ -140,7 +142,7 @@ def test_work_without_a_cache_is_quadratic_on_linear_axes() -> None:
 
 def test_latencies_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:
     def drawn(*gpus: str) -> tuple[set[str], str]:
-        cards = [TimedDeployment(load_model("llama-3.1-8b"), load_gpu(name)).under() for name in gpus]
+        cards = [TimedDeployment(load_model("llama-3.1-8b"), load_gpu(name)).with_calibration() for name in gpus]
         chart = latency_chart(latency_sweep(cards, [LatencyOptions()]), LatencyOptions())
         return set(named(chart)), chart.subtitle
 

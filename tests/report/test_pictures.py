@@ -79,7 +79,7 @@ def attention_of(gpus: list[Gpu], context: int) -> Chart:
 
 def test_attention_and_a_pass_under_the_roof() -> None:
     check_apart(attention_of([load_gpu("h100"), load_gpu("b200")], 4096), "slides")
-    deployment = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).under()
+    deployment = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).with_calibration()
     check_apart(roofline_chart(decode_passes(deployment, 4096, [1, 8, 64, 256]), [load_gpu("h100")]), "light")
 
 

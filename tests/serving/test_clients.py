@@ -16,10 +16,10 @@ from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.requests import Requests, clients_of, sample_workload
 from kvcalc.serving.server import Server, SimulationResult, Sweep, summary
 from kvcalc.serving.simulation import simulate
-from kvcalc.timing.calibration import engine_of
+from kvcalc.timing.calibration import find_engine_overheads
 from kvcalc.timing.deployment import TimedDeployment
 
-LLAMA = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vllm")
+LLAMA = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).with_calibration("vllm")
 
 
 def test_inferencex_asks_ten_rounds_of_lengths_from_four_fifths() -> None:
@@ -29,10 +29,10 @@ def test_inferencex_asks_ten_rounds_of_lengths_from_four_fifths() -> None:
     assert found.arrival_s.max() == 0
     assert (found.input_len.min() >= 800, found.input_len.max() <= 1000) == (True, True)
     assert found.input_len.mean() == pytest.approx(900, rel=0.03)
-    assert clients_of(load, engine_of("vllm")) == (8, 0.0, 0.025, 4e-6)
+    assert clients_of(load, find_engine_overheads("vllm")) == (8, 0.0, 0.025, 4e-6)
     given = sample_workload(Workload(client="aiperf", max_concurrency=8, input_len="1000", output_len="100"))
     assert (len(given), set(given.input_len.tolist()), set(given.output_len.tolist())) == (80, {1000}, {100})
-    assert clients_of(Workload(max_concurrency=8), engine_of("vllm")) == (8, 0.0, 0.0, 0.0)
+    assert clients_of(Workload(max_concurrency=8), find_engine_overheads("vllm")) == (8, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_the_way_to_the_engine_and_thinking() -> None:
 def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> None:
     """Passes from tables take the time of whole passes, within a few percent."""
     timed = TimedDeployment(load_model(name), load_gpu(gpu), parallelism=Parallelism(tp=tp))
-    timed = timed.under(stack) if stack else timed
+    timed = timed.with_calibration(stack) if stack else timed
     tables = InterpolatedStepTimer(timed, 9000, 8192, 256)
     chance, ratios = np.random.default_rng(1), []
     for _ in range(25):
@@ -154,7 +154,7 @@ def test_what_operators_depend_on() -> None:
 
 
 def test_small_runs_are_timed_as_they_are() -> None:
-    timed = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vllm")
+    timed = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).with_calibration("vllm")
     tables, whole = InterpolatedStepTimer(timed, 3000, 8192, 64), StepTimer(timed)
     assert tables.prefill(((777, 0),)) == whole.prefill(((777, 0),))
     assert tables.line(1, 1234).first == whole.line(1, 1234).first

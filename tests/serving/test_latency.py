@@ -133,7 +133,7 @@ def test_energy_is_full_power_over_the_tokens_of_the_request(kvcalc: Run) -> Non
 @pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v4-pro"])
 def test_a_list_gives_what_each_request_gives(name: str) -> None:
     """The steps of a single short request are timed without NumPy, the steps of a list with NumPy."""
-    timed = deployment(name).under()
+    timed = deployment(name).with_calibration()
     lists = [(batch, *lengths, host) for host in (0, 3) for batch in (1, 8) for lengths in ((100, 500), (90, 30), (7, 1))]
     requests = [LatencyOptions(input_len=i, output_len=o, batch_size=b, cpu_offload_gb=g) for b, i, o, g in lists]
     for record, one in zip(latency_records([(timed, one) for one in requests]), requests, strict=True):

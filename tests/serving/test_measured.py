@@ -9,7 +9,7 @@ from conftest import Run
 
 from kvcalc.library.load import load_gpu
 from kvcalc.serving.measured_servers import precision_of, published_run, ranks_of, served_times, steps_validated
-from kvcalc.timing.calibration import engine_of, find_calibration
+from kvcalc.timing.calibration import find_calibration, find_engine_overheads
 from kvcalc.timing.rows import MeasuredRow, read_rows, served_model
 
 HEADER = "backend,backend_version,system,model_path,gemm_quant_mode,kv_cache_dtype,isl,osl,batch_size,tp_size,ep_size,client,"
@@ -59,15 +59,16 @@ def test_clients_drive_as_theirs_do(tmp_path: Path) -> None:
     `gptoss_fp4_h200_trt.sh` has 20,000 tokens per pass.
     """
     (theirs, own) = rows(tmp_path, line(client="inferencex"), line(stack="trtllm", model="Qwen/Qwen3-32B", isl=2000))
-    found = published_run(theirs, engine_of("vllm"))
+    found = published_run(theirs, find_engine_overheads("vllm"))
     assert (found.min_share, found.rounds, found.max_tokens, found.max_num_seqs) == (0.8, 10, 8192, 8)
     glm = published_run(
-        *rows(tmp_path, line(stack="sglang", model="zai-org/GLM-5", client="inferencex"), op="e2e_moe"), engine_of("sglang")
+        *rows(tmp_path, line(stack="sglang", model="zai-org/GLM-5", client="inferencex"), op="e2e_moe"),
+        find_engine_overheads("sglang"),
     )
     assert (glm.rounds, glm.max_tokens) == (5, 8192)
     (oss,) = rows(tmp_path, line(stack="trtllm", model="openai/gpt-oss-120b", client="inferencex"), op="e2e_moe")
-    assert published_run(oss, engine_of("trtllm")).max_tokens == 20000
-    found = published_run(own, engine_of("trtllm"))
+    assert published_run(oss, find_engine_overheads("trtllm")).max_tokens == 20000
+    found = published_run(own, find_engine_overheads("trtllm"))
     assert (found.min_share, found.max_tokens, found.scheduling.whole_prompts) == (1.0, 2000 + 1500 + 8, True)
 
 

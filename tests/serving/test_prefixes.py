@@ -68,7 +68,7 @@ def test_running_requests_take_the_memory_that_fit_counts(name: str, rate: float
     So the peak is between the bytes of `fit --shared-prefix` for 8 sequences at the beginning and at the end of their
     answers.
     """
-    deployment = TimedDeployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp=2)).under()
+    deployment = TimedDeployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp=2)).with_calibration()
     load = Workload(num_prompts=8, input_len="6400", output_len="80", prefix_hit_rate=rate)
     record = serve(deployment, load, ServerSettings()).record
     plan = fit(deployment, FitOptions(max_model_len=6400 + 80)).plan

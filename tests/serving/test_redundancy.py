@@ -9,7 +9,7 @@ from kvcalc.timing.deployment import TimedDeployment
 
 
 def deployment(model: str = "gpt2", stack: str = "", gpu: str = "h100") -> TimedDeployment:
-    return TimedDeployment(load_model(model), load_gpu(gpu)).under(stack)
+    return TimedDeployment(load_model(model), load_gpu(gpu)).with_calibration(stack)
 
 
 def test_the_head_on_all_positions_by_hand() -> None:

@@ -14,7 +14,7 @@ from kvcalc.timing.deployment import TimedDeployment
 
 
 def deployment(name: str, gpu: str = "h100") -> TimedDeployment:
-    return TimedDeployment(load_model(name), load_gpu(gpu)).under()
+    return TimedDeployment(load_model(name), load_gpu(gpu)).with_calibration()
 
 
 def run(load: Workload, policy: str = "continuous", timed: TimedDeployment | None = None, **settings: object) -> SimulationResult:

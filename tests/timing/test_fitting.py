@@ -11,15 +11,15 @@ from kvcalc.library import presets
 from kvcalc.library.load import load_gpu
 from kvcalc.timing.calibration import (
     Calibration,
-    Entry,
-    Refused,
+    KernelModelEntry,
+    RefusedFit,
     find_calibration,
     load_calibration,
     read_calibration,
     stacks_of,
     to_yaml,
 )
-from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, chosen_rows, fit, make_calibration, rounded, start_points
+from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, fit, make_calibration, round_parameters, select_rows, start_points
 from kvcalc.timing.kernel_models.families import FAMILIES
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode
 from kvcalc.timing.kernel_models.fused_moe import AllReduce
@@ -51,7 +51,7 @@ def measured_rows(rows: int, op: str = "gemm", framework: str = "mine") -> list[
 
 def test_a_fit_recovers_the_law_that_made_the_times() -> None:
     table = shapes(120)
-    found = fit(Gemm, figures_of(H100), table, TRUE.us(figures_of(H100), *table)).law
+    found = fit(Gemm, figures_of(H100), table, TRUE.us(figures_of(H100), *table)).kernel_model
     assert isinstance(found, Gemm)
     assert (found.t0, found.ec, found.em) == pytest.approx((TRUE.t0, TRUE.ec, TRUE.em), rel=0.03)
 
@@ -60,7 +60,7 @@ def test_outliers_pull_little() -> None:
     table = shapes(120)
     times = TRUE.us(figures_of(H100), *table)
     times[::10] *= 5
-    found = fit(Gemm, figures_of(H100), table, times).law
+    found = fit(Gemm, figures_of(H100), table, times).kernel_model
     error = np.abs(np.log(found.us(figures_of(H100), *table) / TRUE.us(figures_of(H100), *table)))
     assert float(np.median(error)) < 0.02
 
@@ -68,7 +68,7 @@ def test_outliers_pull_little() -> None:
 def test_a_fit_is_the_same_every_time_and_within_its_ranges() -> None:
     ranks, size = np.array([2.0, 4, 8] * 8), 2.0 ** np.arange(10, 34)
     times = AllReduce(a1=3, e1=0.6).us(figures_of(H100), ranks, size)
-    first, second = (fit(AllReduce, figures_of(H100), (ranks, size), times).law for _ in range(2))
+    first, second = (fit(AllReduce, figures_of(H100), (ranks, size), times).kernel_model for _ in range(2))
     assert first == second
     for name, r in AllReduce.ranges().items():
         assert r.minimum <= getattr(first, name) <= r.maximum
@@ -79,7 +79,7 @@ def test_a_law_like_another_strays_only_as_far_as_rows_pull_it() -> None:
     can pull it."""
     table = shapes(6)
     times = TRUE.us(figures_of(H100), *table) * 1.33
-    found = fit(Gemm, figures_of(H100), table, times, like=TRUE).law
+    found = fit(Gemm, figures_of(H100), table, times, similar_model=TRUE).kernel_model
     error = np.abs(np.log(found.us(figures_of(H100), *table) / times))
     assert float(np.median(error)) < 0.1
     for name in TRUE.ranges():
@@ -101,7 +101,7 @@ def test_a_parameter_that_no_row_tells_of_keeps_its_typical_value() -> None:
     table = tuple(np.full(15, value) for value in (32.0, 8.0, 128.0))
     batch, window = np.tile([1.0, 4.0, 16.0, 64.0, 256.0], 3), np.zeros(15)
     times = FlashDecode(t0=5, r=9e4).us(figures_of(H100), batch, *table, lengths, window)
-    found = fit(FlashDecode, figures_of(H100), (batch, *table, lengths, window), times).law
+    found = fit(FlashDecode, figures_of(H100), (batch, *table, lengths, window), times).kernel_model
     assert [getattr(found, name) for name in ("r64", "r256", "rx", "tx")] == [0.8, 0.8, 1, 1]
 
 
@@ -120,15 +120,17 @@ def test_sparse_attention_reads_its_cache_in_the_bytes_of_its_format() -> None:
 
 
 def test_a_kernel_without_a_law_takes_the_usual_one_and_a_refused_one_none(tmp_path: Path) -> None:
-    usual, other = (Entry(law=DecodeAttention(t0=t), rows=r, median_abs_error=0, p90_abs_error=0) for t, r in ((5, 90), (6, 30)))
-    refused = Refused(rows=20, median_abs_error=0.5, p90_abs_error=1.5, why="made up")
+    usual, other = (
+        KernelModelEntry(law=DecodeAttention(t0=t), rows=r, median_abs_error=0, p90_abs_error=0) for t, r in ((5, 90), (6, 30))
+    )
+    refused = RefusedFit(rows=20, median_abs_error=0.5, p90_abs_error=1.5, why="made up")
     cells = {"bfloat16": usual, "fp8/triton": other, "fp8/flashinfer": usual}
     made = Calibration(
         gpu="h100-sxm", stack="mine", laws={"decode_attention": cells}, refused={"decode_attention": {"bfloat16/triton": refused}}
     )
-    assert made.entry("decode_attention", "bfloat16/flashinfer") is usual
-    assert made.entry("decode_attention", "bfloat16/triton") is None
-    assert made.entry("decode_attention", "fp8") is usual  # of its kernels the one with the most rows
+    assert made.find_entry("decode_attention", "bfloat16/flashinfer") is usual
+    assert made.find_entry("decode_attention", "bfloat16/triton") is None
+    assert made.find_entry("decode_attention", "fp8") is usual  # of its kernels the one with the most rows
     path = tmp_path / "mine.yaml"
     path.write_text(to_yaml(made), encoding="utf-8")
     assert read_calibration(path) == made
@@ -141,7 +143,7 @@ def test_rows_that_no_law_meets_leave_the_bound_and_say_why() -> None:
     assert found.entry is None
     assert "are missed by" in found.why
     assert made.refused["gemm"]["bfloat16"].p90_abs_error > 1
-    assert made.law("gemm", "bfloat16") is None
+    assert made.kernel_model("gemm", "bfloat16") is None
 
 
 def test_a_calibration_is_written_and_read_back(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_five_rows_of_a_kernel_beside_make_a_law_like_the_usual_one(
 def test_rows_of_other_frameworks_are_left_out_and_counted() -> None:
     for others, said in (([], []), (measured_rows(3, framework="sglang"), ["3 rows of other frameworks are left out"])):
         notes: list[str] = []
-        assert chosen_rows(
+        assert select_rows(
             [MeasurementFile("rows.csv", (), [], [], [*measured_rows(4), *others], [])], H100, "mine", notes.append
         ) == measured_rows(4)
         assert notes == said
@@ -249,6 +251,6 @@ def test_without_a_calibration_there_is_none_and_an_unknown_stack_is_named() -> 
 
 
 def test_fitted_parameters_have_four_digits_and_stay_within_their_ranges() -> None:
-    law = rounded(Gemm(t0=3.45678, ec=0.812349, em=1.09996, p=2.0, tr=29.9999, r=123_456.7))
+    law = round_parameters(Gemm(t0=3.45678, ec=0.812349, em=1.09996, p=2.0, tr=29.9999, r=123_456.7))
     assert (law.t0, law.ec, law.em, law.p, law.tr, law.r) == (3.457, 0.8123, 1.1, 2.0, 30.0, 123_500.0)  # type: ignore[attr-defined]
-    assert rounded(Gemm(ec=0.2, r=3e4)) == Gemm(ec=0.2, r=3e4)
+    assert round_parameters(Gemm(ec=0.2, r=3e4)) == Gemm(ec=0.2, r=3e4)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from kvcalc.library.load import load_gpu
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode, PrefillAttention, Rule, split_parts
 from kvcalc.timing.kernel_models.fused_moe import AllReduce, FusedMoe
-from kvcalc.timing.kernel_models.gemm import CutlassGemm, Gemm, QuantizedGemm, ResidentGemm, ResidentQuantizedGemm, keeps_weights
+from kvcalc.timing.kernel_models.gemm import (
+    CutlassGemm,
+    Gemm,
+    QuantizedGemm,
+    ResidentGemm,
+    ResidentQuantizedGemm,
+    l2_keeps_weights,
+)
 from kvcalc.timing.kernel_models.kernel_model import GpuParameters, KernelModel, figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
 
@@ -67,7 +74,7 @@ def test_into_how_many_parts_kernels_split_a_walk(rule: Rule, walks: int, tokens
 
 def test_which_gpus_keep_weights_between_calls() -> None:
     """L40S: 96 MiB at 0.86 TB/s, 116 µs. B200: 126 MiB at 7.7 TB/s, 17 µs."""
-    kept = {name: keeps_weights(figures_of(load_gpu(name))) for name in ("l40s", "rtx-pro-6000", "b200", "h100", "a100")}
+    kept = {name: l2_keeps_weights(figures_of(load_gpu(name))) for name in ("l40s", "rtx-pro-6000", "b200", "h100", "a100")}
     assert kept == {"l40s": True, "rtx-pro-6000": True, "b200": False, "h100": False, "a100": False}
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kvcalc import Batch, Cost, Operator, Sequences, forward, load_gpu, load_model
 from kvcalc.layers.cost import AttentionShape
-from kvcalc.timing.calibration import Calibration, Entry
-from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.calibration import Calibration, KernelModelEntry
+from kvcalc.timing.kernel_models.families import AnyKernelModel
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill
@@ -19,8 +19,8 @@ DECODES, PROMPT = Sequences(64, 1, 32_767), Sequences(1, 2048, 0)
 MIXED = Batch((DECODES, PROMPT))
 
 
-def entry(law: AnyLaw) -> Entry:
-    return Entry(law=law, rows=1, median_abs_error=0, p90_abs_error=0)
+def entry(law: AnyKernelModel) -> KernelModelEntry:
+    return KernelModelEntry(law=law, rows=1, median_abs_error=0, p90_abs_error=0)
 
 
 DECODE, PREFILL, MLA, MLA_PREFILL = DecodeAttention(cold=True), PrefillAttention(), MlaDecode(cold=True), MlaPrefill()
@@ -43,7 +43,7 @@ def attentions(name: str, batch: Batch, form: str = "auto") -> dict[tuple[str, s
     return {(o.layer, o.form): (o, t.seconds * 1e6 / o.count) for o, t in timed if isinstance(o.shape, AttentionShape)}
 
 
-def law_us(law: AnyLaw, *shape: float) -> float:
+def law_us(law: AnyKernelModel, *shape: float) -> float:
     return float(law.us(figures_of(H100), *(np.array([float(x)]) for x in shape))[0])
 
 

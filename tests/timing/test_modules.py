@@ -12,9 +12,9 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
-from kvcalc.timing.calibration import Calibration, Entry, find_calibration
-from kvcalc.timing.fitting import calibrate, chosen_rows
-from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.calibration import Calibration, KernelModelEntry, find_calibration
+from kvcalc.timing.fitting import calibrate, select_rows
+from kvcalc.timing.kernel_models.families import AnyKernelModel
 from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaModule, SparseDecode
@@ -27,8 +27,8 @@ TP8 = Parallelism(tp=8)
 MEASURED = [(gpu, stack) for gpu in ("h100", "h200", "b200", "gb300") for stack in ("vllm", "sglang", "trtllm")]
 
 
-def entry(law: AnyLaw) -> Entry:
-    return Entry(law=law, rows=100, median_abs_error=0.05, p90_abs_error=0.1)
+def entry(law: AnyKernelModel) -> KernelModelEntry:
+    return KernelModelEntry(law=law, rows=100, median_abs_error=0.05, p90_abs_error=0.1)
 
 
 def with_modules(sparse: SparseDecode, dense: MlaModule | None) -> Calibration:
@@ -95,7 +95,7 @@ def test_a_sparse_module_takes_as_much_longer_than_mla_as_it_was_measured(
         kernels = sum(t.seconds for t in members) * 1e6 / count
         (overhead,) = [t.overhead for t in members if t.overhead]
         assert overhead.seconds * 1e6 / count == pytest.approx(max(0.0, whole - beside - kernels), abs=1e-6)
-    summed = sum(one.seconds for t in timed for one in t.both)
+    summed = sum(one.seconds for t in timed for one in t.parts)
     assert pass_time(operators, H100, laws).seconds == pytest.approx(summed + 61 * 8e-6)
     assert not any(o.module for o in operators if o.kind == "network")
 
@@ -119,7 +119,7 @@ def test_more_new_tokens_never_take_a_sparse_module_less_time(gpu: str, stack: s
     new = np.array([1.0, 2, 4, 8, 12, 15, 16])
     operators = forward(load_model("deepseek-v3.2"), Batch((Sequences(2, new, 4000),)), parallelism=TP8)
     each = [t for o, t in zip(operators, operator_seconds(operators, machine, laws), strict=True) if o.module]
-    whole = sum(np.asarray(one.seconds) * np.ones(len(new)) for t in each for one in t.both)
+    whole = sum(np.asarray(one.seconds) * np.ones(len(new)) for t in each for one in t.parts)
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(whole.tolist()))
     steps = [forward(load_model("deepseek-v3.2"), Batch((Sequences(2, n, 4000),)), parallelism=TP8) for n in (1, 16, 17, 500)]
     many = forward(load_model("deepseek-v3.2"), Batch((Sequences(2, np.array([1.0, 16, 17, 500]), 4000),)), parallelism=TP8)
@@ -188,10 +188,10 @@ def test_vllm_takes_rows_of_latent_attention_from_stacks_with_its_kernels(own: i
         row("trtllm", "fp8", "default"),
         *[row("vllm", "bfloat16", "triton")] * own,
     ]
-    found = chosen_rows([MeasurementFile("rows.csv", (), [], [], rows, [])], H100, "vllm", lambda text: None)
+    found = select_rows([MeasurementFile("rows.csv", (), [], [], rows, [])], H100, "vllm", lambda text: None)
     assert [(r.framework, r.dtype) for r in found if r.framework != "vllm"] == [("sglang", "bfloat16"), ("trtllm", "fp8")][:lent]
     assert {r.version for r in found if r.framework != "vllm"} <= {""}
-    assert {r.framework for r in chosen_rows([MeasurementFile("", (), [], [], rows, [])], H100, "trtllm", lambda text: None)} == {
+    assert {r.framework for r in select_rows([MeasurementFile("", (), [], [], rows, [])], H100, "trtllm", lambda text: None)} == {
         "trtllm"
     }
 

@@ -7,8 +7,8 @@ from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.precision import Precision
-from kvcalc.timing.calibration import Calibration, Entry, Validated
-from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.calibration import Calibration, ErrorStatistics, KernelModelEntry
+from kvcalc.timing.kernel_models.families import AnyKernelModel
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention
 from kvcalc.timing.kernel_models.gemm import Gemm
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
@@ -18,8 +18,8 @@ H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
 
 
-def entry(law: AnyLaw) -> Entry:
-    return Entry(law=law, rows=100, median_abs_error=0.05, p90_abs_error=0.1)
+def entry(law: AnyKernelModel) -> KernelModelEntry:
+    return KernelModelEntry(law=law, rows=100, median_abs_error=0.05, p90_abs_error=0.1)
 
 
 LAWS = Calibration(
@@ -30,7 +30,7 @@ LAWS = Calibration(
         "decode_attention": {"bfloat16": entry(DecodeAttention()), "fp8": entry(DecodeAttention(bytes=1, t0=9))},
         "dsa_decode_module": {"fp8/fp8_block": entry(SparseDecode(bytes=1))},
     },
-    validation={"dense": Validated(rows=40, median_abs_error=0.03, p90_abs_error=0.12)},
+    validation={"dense": ErrorStatistics(rows=40, median_abs_error=0.03, p90_abs_error=0.12)},
 )
 
 

@@ -76,7 +76,7 @@ def test_a_step_over_two_nodes_is_slower_than_in_one_domain_however_it_is_timed(
 def test_a_bridged_pair_reaches_others_over_the_host() -> None:
     gpu = load_gpu("h100-pcie")
     ranks = spread_over(Parallelism(tp=4), gpu)
-    assert (ranks.per_node, nodes_of(ranks, gpu), gpu.outer_link) == (2, 1, gpu.host_link_bytes_per_s)
+    assert (ranks.per_node, nodes_of(ranks, gpu), gpu.inter_domain_rate) == (2, 1, gpu.host_link_bytes_per_s)
     with pytest.raises(UserError, match="rate between nodes"):
         spread_over(Parallelism(tp=4), gpu, nodes=2)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvcalc.gpu.gpu import least_time
+from kvcalc.gpu.gpu import cost_bound
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
 from kvcalc.library.load import load_gpu, load_model
@@ -42,7 +42,7 @@ def gate(model_name: str, gpu: str, quantization: str, tokens: int = 1 << 16) ->
     card = load_gpu(gpu)
     found = TimedDeployment(load_model(model_name), card, Precision(quantization=quantization)).operators(Batch.prefill(tokens))
     operator = next(o for o in found if "gate" in o.name or "up" in o.name)
-    return operator, least_time(operator.cost, operator.dtype, card).seconds
+    return operator, cost_bound(operator.cost, operator.dtype, card).seconds
 
 
 @pytest.mark.parametrize(("quantization", "gpu", "peak"), FASTEST)
@@ -64,7 +64,7 @@ def test_experts_in_mxfp4_compute_in_fp4_where_a_gpu_has_it(gpu: str, peak: floa
     assert experts
     for operator in experts:  # on some GPUs what moves between the memory and experts of 2,880 columns takes longer
         least = max(operator.cost.flops / peak, operator.cost.bytes / card.bandwidth_bytes_per_s)
-        assert least_time(operator.cost, operator.dtype, card).seconds == pytest.approx(least)
+        assert cost_bound(operator.cost, operator.dtype, card).seconds == pytest.approx(least)
 
 
 def test_gguf_s_4_bit_floats_compute_in_fp4_or_int8() -> None:
@@ -74,7 +74,7 @@ def test_gguf_s_4_bit_floats_compute_in_fp4_or_int8() -> None:
             Batch.prefill(1 << 17)
         )
         (operator, *_) = [o for o in found if o.experts]
-        assert least_time(operator.cost, operator.dtype, card).seconds == pytest.approx(operator.cost.flops / peak)
+        assert cost_bound(operator.cost, operator.dtype, card).seconds == pytest.approx(operator.cost.flops / peak)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_attention_over_an_fp8_cache_may_compute_in_fp8(cache: str, gpu: str, pe
     (attention,) = [o for o in found if o.kind == "attention"]
     pairs = 8192 * 8193 // 2
     assert attention.cost.flops == 4 * pairs * 32 * 128
-    assert least_time(attention.cost, attention.dtype, card).seconds == pytest.approx(4 * pairs * 32 * 128 / peak)
+    assert cost_bound(attention.cost, attention.dtype, card).seconds == pytest.approx(4 * pairs * 32 * 128 / peak)
 
 
 # Published output tokens per second: NVIDIA's TensorRT-LLM performance overview, NVFP4 with an fp8 cache, 8,192 in, 1,024 out.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvcalc import Batch, Gpu, Operator, Parallelism, Precision, Sequences, UserError, bounds, forward, load_gpu, load_model
-from kvcalc.gpu.gpu import least_time, total_seconds
+from kvcalc.gpu.gpu import cost_bound, total_seconds
 from kvcalc.layers.cost import Cost
 from kvcalc.library import presets
 from kvcalc.timing.calibration import Calibration, find_calibration, stacks_of
@@ -159,13 +159,13 @@ def test_what_a_measured_operation_costs_at_least(
     assert [float(x[0]) for x in (cost.flops, cost.bytes)] == pytest.approx([flops, moved], rel=1e-12)
     h100 = load_gpu("h100")
     seconds = max(flops / {"bf16": 989e12, "fp8": 1978.9e12}[dtype], moved / 3.35e12)
-    assert float(least_time(cost, products, h100).seconds[0]) == pytest.approx(seconds, rel=1e-12)
+    assert float(cost_bound(cost, products, h100).seconds[0]) == pytest.approx(seconds, rel=1e-12)
 
 
 def test_an_all_reduce_sends_twice_all_but_its_own_share() -> None:
     found = cost_of("allreduce", "bfloat16", (np.array([4.0]), np.array([1000.0])))
     assert (found[0].bytes, found[0].network_bytes[0], found[1]) == (0, 1500, "")  # type: ignore[index]
-    assert least_time(*found, load_gpu("h100")).seconds[0] == 1500 / 450e9
+    assert cost_bound(*found, load_gpu("h100")).seconds[0] == 1500 / 450e9
 
 
 def test_every_family_of_laws_has_a_bound() -> None:
@@ -190,8 +190,8 @@ def test_an_array_takes_the_largest_of_its_limits_point_by_point() -> None:
         "network_bytes": [10, 10, 10, 60],
     }
     cost = Cost(**{name: np.array(column, dtype=float) for name, column in table.items()})
-    found = least_time(cost, "bf16", gpu)
+    found = cost_bound(cost, "bf16", gpu)
     assert (found.seconds.tolist(), found.bound, found.computed_in) == ([3, 4, 5, 6], "", "bf16")
     for i, (seconds, bound) in enumerate([(3.0, "memory"), (4.0, "compute"), (5.0, "compute"), (6.0, "network")]):
-        one = least_time(Cost(**{name: column[i] for name, column in table.items()}), "bf16", gpu)
+        one = cost_bound(Cost(**{name: column[i] for name, column in table.items()}), "bf16", gpu)
         assert (one.seconds, one.bound) == (seconds, bound)

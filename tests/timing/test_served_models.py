@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcalc.timing.calibration import EngineOverheads, Former, HostOverheads
+from kvcalc.timing.calibration import EngineOverheads, FormerOverheads, HostOverheads
 from kvcalc.timing.rows import served_model
 
 PRESET = (
@@ -47,8 +47,8 @@ def test_terms_are_those_of_the_release() -> None:
     now, then = HostOverheads(glue_us=1), HostOverheads(glue_us=2)
     plain = EngineOverheads(stack="plain", dense=now, mixture=now)
     engine = EngineOverheads(
-        stack="changed", dense=now, mixture=now, former=Former(versions=("0.11.0", "0.12"), dense=then, mixture=then)
+        stack="changed", dense=now, mixture=now, former=FormerOverheads(versions=("0.11.0", "0.12"), dense=then, mixture=then)
     )
     for version, expected in (("0.11.0", then), ("0.12.3", then), ("0.11.2", now), ("0.24.0", now), ("", now)):
-        assert engine.of_version(version).dense == engine.of_version(version).mixture == expected, version
-        assert plain.of_version(version) == plain
+        assert engine.for_version(version).dense == engine.for_version(version).mixture == expected, version
+        assert plain.for_version(version) == plain

@@ -11,11 +11,11 @@ from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.forward_pass import forward
-from kvcalc.timing.calibration import Calibration, EngineOverheads, Entry, HostOverheads, Validated
+from kvcalc.timing.calibration import Calibration, EngineOverheads, ErrorStatistics, HostOverheads, KernelModelEntry
 from kvcalc.timing.deployment import TimedDeployment, pass_records
-from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.kernel_models.families import AnyKernelModel
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
-from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, cells_of
+from kvcalc.timing.kernel_models.fused_moe import FusedMoe, busiest_load, expert_kinds
 from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode
@@ -25,8 +25,8 @@ H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
 
 
-def entry(law: AnyLaw, p90: float = 0.1) -> Entry:
-    return Entry(law=law, rows=100, median_abs_error=0.05, p90_abs_error=p90)
+def entry(law: AnyKernelModel, p90: float = 0.1) -> KernelModelEntry:
+    return KernelModelEntry(law=law, rows=100, median_abs_error=0.05, p90_abs_error=p90)
 
 
 GEMM, FP8, DECODE, PREFILL, MLA = Gemm(), QuantizedGemm(t0=12), DecodeAttention(), PrefillAttention(), MlaDecode()
@@ -102,7 +102,7 @@ def timed(name: str, batch: Batch, laws: Calibration, **options: Any) -> dict[st
     return dict(zip((o.name for o in operators), operator_seconds(operators, H100, laws), strict=True))
 
 
-def with_laws(**laws: dict[str, Entry]) -> Calibration:
+def with_laws(**laws: dict[str, KernelModelEntry]) -> Calibration:
     return msgspec.structs.replace(MINE, laws=MINE.laws | laws)
 
 
@@ -157,13 +157,15 @@ CELLS = [  # experts' format, gated, biased, ranks; the cells that may time them
 
 @pytest.mark.parametrize(("stored", "gated", "bias", "ranks", "first"), CELLS)
 def test_which_cells_may_time_experts(stored: str, gated: bool, bias: bool, ranks: int, first: list[str]) -> None:
-    found = cells_of(ExpertsShape(8, 7168, 2048, 8, 256, ranks, gated, bias, stored))
+    found = expert_kinds(ExpertsShape(8, 7168, 2048, 8, 256, ranks, gated, bias, stored))
     assert list(found[: len(first)]) == first
     assert bool(found) == bool(first)
 
 
 def test_a_step_s_error_is_that_of_measured_steps_and_never_of_an_operator() -> None:
-    known = msgspec.structs.replace(MINE, validation={"dense": Validated(rows=30, median_abs_error=0.06, p90_abs_error=0.17)})
+    known = msgspec.structs.replace(
+        MINE, validation={"dense": ErrorStatistics(rows=30, median_abs_error=0.06, p90_abs_error=0.17)}
+    )
     step, prompt = forward(LLAMA, Batch.decode(1024, 8)), forward(LLAMA, Batch.prefill(1024))
     assert step_error(step, H100, known) == 0.17
     assert step_error(step, H100, MINE) is None
@@ -176,14 +178,14 @@ def test_what_a_time_rests_on_is_in_its_record() -> None:
     cell = msgspec.structs.replace(entry(FUSED, 0.3), note="measured untuned")
     laws = with_laws(moe={"fp8_block/flashinfer": cell})
     deployed = TimedDeployment(load_model("deepseek-v3"), H100, calibration=laws)
-    *each, whole = pass_records(deployed.placed(Batch.decode(4096, 8)), H100, laws)
+    *each, whole = pass_records(deployed.operator_bounds(Batch.decode(4096, 8)), H100, laws)
     (experts,) = [r for r in each if r["operator"] == "experts"]
     assert (experts["time_basis"], experts["time_p90_error"], experts["time_note"]) == ("calibrated", None, "measured untuned")
     assert (whole["time_basis"], whole["time_p90_error"], whole["time_note"]) == ("calibrated", None, "measured untuned")
     assert whole["uncalibrated_share"] == pytest.approx(deployed.uncalibrated_share(Batch.decode(4096, 8)))
-    borrowed = pass_records(deployed.placed(Batch.decode(4096, 8)), load_gpu("h200"), laws)
+    borrowed = pass_records(deployed.operator_bounds(Batch.decode(4096, 8)), load_gpu("h200"), laws)
     assert {r["time_basis"] for r in borrowed} == {"scaled"}
     assert {r["time_p90_error"] for r in borrowed} == {None}
-    bounds = pass_records(deployed.placed(Batch.decode(4096, 8)), H100)
+    bounds = pass_records(deployed.operator_bounds(Batch.decode(4096, 8)), H100)
     assert {r["time_basis"] for r in bounds} == {"bound"}
     assert (deployed.time_basis, msgspec.structs.replace(deployed, calibration=None).time_basis) == ("calibrated", "bound")

@@ -70,13 +70,13 @@ class CacheRows:
             slot = past % self.limit if self.limit else past
             self.tensor[:, :, slot : slot + new] = rows
             return self.read(end)
-        attended = rows
+        attended_tokens = rows
         if past:
             old = self.tensor.index_select(2, self._slots(max(0, past - self.limit + 1), past))
-            attended = torch.cat((old, rows), 2)
+            attended_tokens = torch.cat((old, rows), 2)
         rows = rows[:, :, -self.limit :]
         self.tensor.index_copy_(2, self._slots(end - rows.shape[2], end), rows)
-        return attended
+        return attended_tokens
 
     def _slots(self, start: int, end: int) -> Tensor:
         """Return the slots in the ring of the positions start … end − 1."""

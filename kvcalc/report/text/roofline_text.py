@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from typing import Annotated, TypeAlias, TypedDict
 
-from kvcalc.gpu.gpu import Gpu, Host, turning_batch
+from kvcalc.gpu.gpu import Gpu, Host, compute_bound_batch_size
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.planning.comparison import SHAPE
@@ -160,10 +160,11 @@ def _turning(deployment: TimedDeployment, context: int) -> TurningBatches:
     peak."""
     if not all(map(deployment.gpu.computes, deployment.formats.product_dtypes)):
         return {}
-    placed = cache(lambda batch: deployment.placed(Batch.decode(context, batch)))
+    bounds_at = cache(lambda batch: deployment.operator_bounds(Batch.decode(context, batch)))
     roles = {"FFN": Role.FFN, "attention": Role.CORE}
     return {
-        name: turning_batch(placed, partial(_has_role, role)) for name, role in roles.items()
+        name: compute_bound_batch_size(bounds_at, partial(_has_role, role))
+        for name, role in roles.items()
     }
 
 
@@ -175,7 +176,7 @@ def _assumptions(deployment: TimedDeployment) -> str:
     """Return a line with the formats and the ridge points of the GPU."""
     formats, gpu = deployment.formats, deployment.gpu
     ridges = [
-        f"{gpu.knee_of(dtype):.1f} FLOP/B in {dtype}"
+        f"{gpu.ridge_point_for(dtype):.1f} FLOP/B in {dtype}"
         for dtype in formats.product_dtypes
         if gpu.computes(dtype)
     ]

@@ -29,7 +29,7 @@ from kvcalc.timing.kernel_models.gemm import (
     QuantizedGemm,
     ResidentGemm,
     ResidentQuantizedGemm,
-    keeps_weights,
+    l2_keeps_weights,
 )
 from kvcalc.timing.kernel_models.kernel_model import Array, figures_of
 from kvcalc.timing.kernel_models.mla import (
@@ -40,7 +40,7 @@ from kvcalc.timing.kernel_models.mla import (
     SparseDecode,
 )
 
-AnyLaw = (
+AnyKernelModel = (
     Gemm
     | QuantizedGemm
     | CutlassGemm
@@ -108,7 +108,7 @@ def kind_of(op: str, dtype: str, kernel: str) -> str:
 
 
 def _gemm(kind: str, stack: str, gpu: Gpu) -> Candidates:
-    is_resident = keeps_weights(figures_of(gpu))
+    is_resident = l2_keeps_weights(figures_of(gpu))
     quantized = ResidentQuantizedGemm if is_resident else QuantizedGemm
     if kind == "bfloat16":
         return ((ResidentGemm if is_resident else Gemm, {}),)

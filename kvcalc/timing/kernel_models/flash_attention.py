@@ -51,10 +51,10 @@ from kvcalc.timing.kernel_models.kernel_model import (
     Array,
     GpuParameters,
     KernelModel,
-    attended,
-    by_width,
+    attended_tokens,
     missed_share,
     pnorm,
+    width_factor,
 )
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -66,7 +66,7 @@ COMBINE_US, COMBINE_PART_US = 2.0, 0.05
 MAX_GROUP = 32
 
 
-class CacheWalk(NamedTuple):
+class DecodeLaunch(NamedTuple):
     """One launch of a decode kernel: the tiles that it reads from the caches of all sequences.
 
     Attributes:
@@ -86,27 +86,31 @@ class CacheWalk(NamedTuple):
     missed: Array
 
 
-def cache_walk(
-    law: "DecodeAttention | FlashDecode", machine: GpuParameters, shape: tuple[Array, ...]
-) -> CacheWalk:
+def decode_launch(
+    model: "DecodeAttention | FlashDecode",
+    machine: GpuParameters,
+    shape: tuple[Array, ...],
+) -> DecodeLaunch:
     """Return the launch of a decode kernel for a shape. MHA and wide groups have kernels with other
     rates.
     """
     batch, q_heads, kv_heads, head_dim, kv_len, window = shape
-    length = attended(kv_len, window)
+    length = attended_tokens(kv_len, window)
     group = q_heads / kv_heads
     tiles = batch * kv_heads * ceil(group / ROWS)
-    is_special = group > (MAX_GROUP if law.wide == "per_head" else 16)
-    if law.wide == "windowed":
+    is_special = group > (MAX_GROUP if model.wide == "per_head" else 16)
+    if model.wide == "windowed":
         is_special = (window > 0) & (group > 1)
-    if law.wide != "grouped":
+    if model.wide != "grouped":
         tiles = where(is_special, batch * q_heads, tiles)
     is_special = is_special | (group == 1)
-    rate = law.r * by_width(head_dim, law.r64, law.r256) * where(is_special, law.rx, 1)
-    tau = law.tau * where(is_special, law.tx, 1)
-    read = 2 * batch * kv_heads * length * head_dim * law.bytes
-    missed = missed_share(read, law.cap, machine.l2, law.cold)
-    return CacheWalk(tiles, length, rate, tau, read, missed)
+    rate = (
+        model.r * width_factor(head_dim, model.r64, model.r256) * where(is_special, model.rx, 1)
+    )
+    tau = model.tau * where(is_special, model.tx, 1)
+    read = 2 * batch * kv_heads * length * head_dim * model.bytes
+    missed = missed_share(read, model.cap, machine.l2, model.cold)
+    return DecodeLaunch(tiles, length, rate, tau, read, missed)
 
 
 class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
@@ -163,7 +167,7 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, q_heads, _, head_dim, *_ = shape
-        tiles, length, rate, tau, read, missed = cache_walk(self, machine, shape)
+        tiles, length, rate, tau, read, missed = decode_launch(self, machine, shape)
         memory = missed * (read / (self.reach * machine.memory) + self.tramp)
         block = BLOCK * 2 * head_dim * self.bytes / rate
         blocks = ceil(length / BLOCK)
@@ -256,7 +260,7 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         batch, q_heads, _, head_dim, *_ = shape
-        tiles, length, rate, tau, read, missed = cache_walk(self, machine, shape)
+        tiles, length, rate, tau, read, missed = decode_launch(self, machine, shape)
         is_xqa = self.rule == "xqa"
         *usual, widest = (MIN_PART_TOKENS,) * 4 if is_xqa else BLOCKS[self.bytes]
         block = select([head_dim <= 64, head_dim <= 128, head_dim <= 192], usual, widest)
@@ -344,7 +348,7 @@ class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
         aw 0.1 3
     """
     CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"rows": "packed"}, {"rows": "plain"})
-    PULL: ClassVar[float] = 2.0
+    PRIOR_DEVIATION: ClassVar[float] = 2.0
 
     compute: int = 2
     rows: Literal["packed", "plain"] = "packed"
@@ -366,7 +370,7 @@ class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
             packed_rows = length * q_heads / kv_heads
             tiles = minimum(tiles, ceil(packed_rows / TILE_QUERY_ROWS) * kv_heads)
         tiles = tiles * batch / machine.sms
-        limit = attended(length, window)
+        limit = attended_tokens(length, window)
         if past_keys:
             (mean_keys,) = past_keys
             last_keys = mean_keys + length / 2

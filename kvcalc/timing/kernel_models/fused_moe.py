@@ -26,8 +26,8 @@ X is the pairs that elementwise kernels move: T·k if a kernel has every pair, R
 its own pairs. The time excludes communication, shared experts and the router.
 
 A cell of experts is `format/kernel`, followed by `/ungated` if experts have no gate, because a
-stack has different kernels for both. `moe_kind` returns the cell of measured rows, `cells_of` the
-cells that may time the experts of a pass.
+stack has different kernels for both. `moe_kind` returns the cell of measured rows, `expert_kinds`
+the cells that may time the experts of a pass.
 
 All-reduce inside one NVLink domain (`AllReduce`): every rank gets the sum of X bytes of n ranks.
 One-shot: each rank reads the X of all others. Two-shot: reduce-scatter, then all-gather. Large
@@ -167,10 +167,15 @@ def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> Exp
     return ExpertLoad(local_experts * busy, local_experts * touched, tuple(tiles))
 
 
-MENU = ((16, 128), (32, 128), (64, 128), (128, 128))  # tiles of autotuned grouped products
+AUTOTUNED_TILES = (
+    (16, 128),
+    (32, 128),
+    (64, 128),
+    (128, 128),
+)  # tiles of autotuned grouped products
 # Tiles if the engine ships a tuned file.
 TUNED_TILES = ((16, 64), (16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
-FILLED = 0.9  # Marlin: share of a tile's rows that an expert's mean pairs may fill
+MAX_TILE_FILL = 0.9  # Marlin: share of a tile's rows that an expert's mean pairs may fill
 TilePlan = tuple[Array, Array, Array]  # number of tiles, and rows and columns of a tile
 
 
@@ -210,7 +215,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         ts 1e-5 0.1
     """
     SOFTNESS: ClassVar[float] = 0.06
-    PULL: ClassVar[float] = 0.8
+    PRIOR_DEVIATION: ClassVar[float] = 0.8
     CHOICES: ClassVar[tuple[Settings, ...]] = tuple(
         {"tiles": rule} for rule in ("menu", "vllm", "sglang", "marlin", "openai")
     )
@@ -274,7 +279,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         """Return the launch plans (tiles and waves) from which the kernel may select."""
         counts = dict(zip(TILE_ROWS, tiles, strict=True))
         if self.tiles == "menu":
-            return [(counts[m], m, n) for m, n in MENU]
+            return [(counts[m], m, n) for m, n in AUTOTUNED_TILES]
         rows, columns = self._tile(tokens, pairs / local_experts, local_experts)
         count = select([rows == m for m in TILE_ROWS], tiles, 0.0)
         is_tuned: Any = False
@@ -297,7 +302,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             "vllm": (32, 64, 96, 512),
             "vllm_block": (64,),
             "sglang": (experts / ranks,),
-            "marlin": tuple(FILLED * m * tokens_per_row for m in (8, 16, 32, 48)),
+            "marlin": tuple(MAX_TILE_FILL * m * tokens_per_row for m in (8, 16, 32, 48)),
             "openai": (16 * tokens_per_row, 32 * tokens_per_row, 64 * tokens_per_row),
         }
         return changes.get(self.tiles, ())
@@ -323,7 +328,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             case "sglang_block":
                 return 64.0, 128.0
             case "marlin":
-                fits = [mean < FILLED * m for m in (8, 16, 32, 48)]
+                fits = [mean < MAX_TILE_FILL * m for m in (8, 16, 32, 48)]
                 return select(fits, (8.0, 16.0, 32.0, 48.0), 64.0), 128.0
         fits = [mean <= 16, mean <= 32, mean <= 64]
         return select(fits, (16.0, 32.0, 64.0), 128.0), 128.0
@@ -343,7 +348,7 @@ KERNELS = ("triton", "oai", "marlin", "flashinfer", "cutlass")
 TILE_RULES = {"oai": "openai", "marlin": "marlin", "flashinfer": "menu", "cutlass": "menu"}
 # SGLang's Triton kernel has no 4-bit form before Blackwell: it expands mxfp4 to bf16 when it loads
 # the weights.
-EXPANDED = ("sglang", "w4a16_mxfp4/triton")
+EXPANDED_TO_BF16 = ("sglang", "w4a16_mxfp4/triton")
 
 # Cells with rows slower than the stack, and the note that is printed with their times.
 _UNTUNED = "experts measured without FlashInfer's autotuning: a tuned engine is faster"
@@ -382,7 +387,7 @@ def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
     stored, *parts = kind.split("/")
     if stored not in STORED_BYTES:
         return ()
-    is_expanded = (stack, kind) == EXPANDED
+    is_expanded = (stack, kind) == EXPANDED_TO_BF16
     compute_bytes = 0.5 if stored == "nvfp4" else 1.0 if stored.startswith("fp8") else 2.0
     fields: Settings = {
         "bytes": 2.0 if is_expanded else STORED_BYTES[stored],
@@ -404,7 +409,7 @@ def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
     return ((FusedMoe, fields),)
 
 
-def cells_of(shape: ExpertsShape) -> tuple[str, ...]:
+def expert_kinds(shape: ExpertsShape) -> tuple[str, ...]:
     """Return the cells that may time these experts, best first.
 
     If a stack has two kernels for a format, it uses the permuting kernel (FlashInfer, CUTLASS) for

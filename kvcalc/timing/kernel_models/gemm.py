@@ -262,21 +262,21 @@ class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
 MIN_L2_US = 50.0
 
 
-def keeps_weights(machine: GpuParameters) -> bool:
+def l2_keeps_weights(machine: GpuParameters) -> bool:
     """Return whether weights stay in the L2 of this GPU between measured calls."""
     return machine.l2 > MIN_L2_US * machine.memory
 
 
 def _resident_us(
-    law: Any,
+    kernel_model: Any,
     machine: GpuParameters,
     weights: Array,
     others: Array,
 ) -> Array:
     """Return microseconds to move the weights, which may be in the L2, and inputs and outputs."""
-    missed = weights * missed_share(weights, law.cap, machine.l2, law.cold)
-    moved_us = (missed + others) / (law.em * machine.memory)
-    return maximum(moved_us, (weights + others) / law.l2)
+    missed = weights * missed_share(weights, kernel_model.cap, machine.l2, kernel_model.cold)
+    moved_us = (missed + others) / (kernel_model.em * machine.memory)
+    return maximum(moved_us, (weights + others) / kernel_model.l2)
 
 
 class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):

@@ -74,7 +74,7 @@ def _peak(gpu: Gpu, dtype: str) -> float:
 # A fused elementwise kernel (norm, RoPE, activation, residual sum) is not measured. Both figures
 # are assumed, as calibrations state: a launch inside a CUDA graph, and the usual share of the
 # bandwidth of streaming kernels.
-LAUNCH_US, STREAMED = 1.5, 0.8
+LAUNCH_US, STREAMING_SHARE = 1.5, 0.8
 
 Array = Any  # a number, or a NumPy array of numbers
 
@@ -100,14 +100,14 @@ class KernelModel(
             its base. A parameter with the value 0 is not fitted.
         CHOICES: Alternatives of the other fields, which a fit tries.
         SOFTNESS: Relative error at which a fit changes from squares to absolute values.
-        PULL: Number of e-folds from its typical value at which a parameter costs as much as an
-            error of SOFTNESS in one row; 0 for no cost.
+        PRIOR_DEVIATION: Number of e-folds from its typical value at which a parameter costs as much
+            as an error of SOFTNESS in one row; 0 for no cost.
     """
 
     RANGES: ClassVar[str] = ""
     CHOICES: ClassVar[tuple[Settings, ...]] = ({},)
     SOFTNESS: ClassVar[float] = 0.04
-    PULL: ClassVar[float] = 0.0
+    PRIOR_DEVIATION: ClassVar[float] = 0.0
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         """Return microseconds of one call, for arrays of shapes in the order that the class
@@ -119,8 +119,8 @@ class KernelModel(
     def ranges(cls) -> dict[str, Range]:
         """Return the range of each fitted parameter, in the order of the fields."""
         limits: dict[str, tuple[float, float]] = {}
-        for law in reversed(cls.__mro__):
-            for line in vars(law).get("RANGES", "").strip().splitlines():
+        for base in reversed(cls.__mro__):
+            for line in vars(base).get("RANGES", "").strip().splitlines():
                 name, low, high = line.split()
                 limits[name] = float(low), float(high)
         defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
@@ -131,7 +131,7 @@ class KernelModel(
         }
 
 
-def attended(length: Array, window: Array) -> Array:
+def attended_tokens(length: Array, window: Array) -> Array:
     """Return the number of cached tokens that a query sees: `length`, but at most the window.
 
     A window of 0 means no window.
@@ -147,7 +147,7 @@ def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
     return 1.0 if is_cold else 1 / (1 + (cap * l2 / read) ** 6)
 
 
-def by_width(head_dim: Array, at_64: float, at_256: float) -> Array:
+def width_factor(head_dim: Array, at_64: float, at_256: float) -> Array:
     """Return the factor on a rate that was fitted at head_dim 128: 1 there, and √at_256 at 192."""
     widths = head_dim <= 64, head_dim <= 128, head_dim <= 192
     return select(widths, (at_64, 1.0, at_256**0.5), at_256)

@@ -159,7 +159,7 @@ class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
         for tiles in ("plain", "packed")
         for stair in (0.4, 1.0)
     )
-    PULL: ClassVar[float] = 0.8
+    PRIOR_DEVIATION: ClassVar[float] = 0.8
 
     compute: int = 2
     attends: Literal["expanded", "absorbed"] = "expanded"
@@ -257,7 +257,7 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
         for walk in ("whole", "shared")
     )
     SOFTNESS: ClassVar[float] = 0.06
-    PULL: ClassVar[float] = 0.8
+    PRIOR_DEVIATION: ClassVar[float] = 0.8
 
     bytes: float = 2.0
     graphs: int = 0
@@ -358,7 +358,7 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
         tbh 1e-5 0.05
     """
     SOFTNESS: ClassVar[float] = 0.06
-    PULL: ClassVar[float] = 1.0
+    PRIOR_DEVIATION: ClassVar[float] = 1.0
 
     t0: float = 10
     t1: float = 2
