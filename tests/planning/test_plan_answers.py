@@ -60,7 +60,7 @@ def test_with_prices_the_cheapest_comes_first(kvcalc: Run) -> None:
 
 
 def test_the_closest_smaller_deployment_lacks_memory_by_fit(kvcalc: Run) -> None:
-    found = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 64 --context 16k").joined
+    found = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 64 --context 16k --verbose").joined
     assert found.startswith("3× h100-sxm in 3 replicas ")
     words = "fit llama-3.1-8b --gpu h100 --engine vllm --budget low --max-model-len 16k --max-num-seqs 32 --format json"
     fitting = kvcalc(words).records[0]["max_num_seqs"]
