@@ -24,8 +24,7 @@ def print_answer(answer: Answer, output: Printing) -> int:
     elif not output.is_table:
         from kvcalc.report import export
 
-        pieces = export.json_pieces if output.format == "json" else export.csv_pieces
-        sys.stdout.writelines(pieces(answer._records))
+        sys.stdout.writelines(export.FORMATS[output.format](answer._records))
     elif picture != "-" and answer._yaml:
         sys.stdout.write(visible(answer._yaml))
     elif picture != "-":

@@ -229,7 +229,8 @@ def _concrete(
             msgspec.convert(trial, spec)
         except msgspec.ValidationError as error:
             if str(error) == message:
-                return (*path[:index], name, *path[index + 1 :])
+                path = (*path[:index], name, *path[index + 1 :])
+                return _concrete(trial, spec, message, path)
     return path[:index]
 
 

@@ -85,7 +85,6 @@ def reason(candidate: Candidate) -> str | None:
     """Return the first missed target with both figures; None if all are met."""
     need, total = candidate.need, candidate.total_tokens_per_s or 0.0
     about = {"bound": "at least ", "scaled": "about "}.get(candidate.deployment.time_basis, "")
-    ttft, tpot = (format_seconds(time or 0.0) for time in (candidate.ttft, candidate.tpot))
     replica = " per replica" if candidate.replicas > 1 else ""
     memory = f"{candidate.capacity:,} of {candidate.max_num_seqs:,} requests{replica} fit"
     if candidate.remaining_bytes < 0:
@@ -93,12 +92,15 @@ def reason(candidate: Candidate) -> str | None:
     texts = {
         Target.MEMORY: memory,
         Target.UNKNOWN: "TTFT is unknown, because the GPU has no matrix peak",
-        Target.TTFT: f"TTFT {about}{ttft}, target {format_seconds(need.max_ttft)}",
-        Target.TPOT: f"TPOT {about}{tpot}, target {format_seconds(need.max_tpot)}",
         Target.THROUGHPUT: f"{total:,.0f} tokens/s, target {need.min_throughput:,.0f}",
         Target.GPUS: f"the load needs {candidate.gpus:,} GPUs",
     }
-    return texts.get(Target(candidate.violated_target))
+    target = Target(candidate.violated_target)
+    time = target.name.lower()
+    if limit := need.time_limits.get(time):
+        seconds = format_seconds(getattr(candidate, time) or 0.0)
+        return f"{target.name} {about}{seconds}, target {format_seconds(limit)}"
+    return texts.get(target)
 
 
 class ClosestMisses:

@@ -255,10 +255,8 @@ def check_targets(
         Target.MEMORY: np.where(capacity > 0, sequences / np.maximum(capacity, 1), missing),
         Target.UNKNOWN: np.where(is_unknown & (capacity >= sequences), FAR, 0.0),
     }
-    if need.max_ttft:
-        factors[Target.TTFT] = ttft / need.max_ttft
-    if need.max_tpot:
-        factors[Target.TPOT] = tpot / need.max_tpot
+    for time, limit in need.time_limits.items():
+        factors[Target[time.upper()]] = figures[time] / limit
     if need.min_throughput and need.users:
         factors[Target.THROUGHPUT] = need.min_throughput / total
     if not need.users or figures["prefill_replicas"].any():

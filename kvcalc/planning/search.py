@@ -212,16 +212,13 @@ def _relax_limits(change: TargetChange, candidate: Candidate) -> TargetChange:
     """Return the change with looser limits for all targets that the candidate misses."""
     need, space, words = candidate.need, change.space, [*change.words]
     limits: dict[str, Any] = {}
-    times = (
-        ("max_ttft", need.max_ttft, candidate.ttft),
-        ("max_tpot", need.max_tpot, candidate.tpot),
-    )
-    for name, limit, seconds in times:
-        if limit and seconds and seconds > limit:
+    for time, limit in need.time_limits.items():
+        seconds = getattr(candidate, time)
+        if seconds and seconds > limit:
             # rounded up to one decimal: 0.00453 s gives 4.6 ms
             milliseconds = -int(-seconds * 10_000 // 1) / 10
-            limits[name] = milliseconds / 1000
-            words.append(f"--{name.replace('_', '-')} {milliseconds:g}ms")
+            limits[f"max_{time}"] = milliseconds / 1000
+            words.append(f"--max-{time} {milliseconds:g}ms")
     total = int(candidate.total_tokens_per_s or 0)
     if need.min_throughput and need.users and 0 < total < need.min_throughput:
         limits["min_throughput"] = float(total)

@@ -100,6 +100,12 @@ class Requirement(Question, frozen=True, kw_only=True):
             raise UserError(f"prefix-hit-rate {self.prefix_hit_rate} is not from 0 to below 1")
 
     @property
+    def time_limits(self) -> dict[str, float]:
+        """The requested limits in seconds, by the time of a candidate that they limit."""
+        limits = {"ttft": self.max_ttft, "tpot": self.max_tpot}
+        return {time: limit for time, limit in limits.items() if limit}
+
+    @property
     def lengths(self) -> RequestLengths:
         """The tokens of each request."""
         prompt = self.context or self.input_len

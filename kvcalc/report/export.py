@@ -139,6 +139,10 @@ def csv_pieces(records: Iterable[Record]) -> Iterator[str]:
         yield writer.writerow({k: _cell(v) for k, v in record.items()})
 
 
+# Functions that write records, by the value of `--format`.
+FORMATS = {"json": json_pieces, "csv": csv_pieces}
+
+
 class _Lines:
     """A file whose `write` returns the text, so that a writer of rows returns its lines."""
 

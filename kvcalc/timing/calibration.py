@@ -226,7 +226,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 form = str(entry.law.__struct_config__.tag)
                 is_variant = family in ("gemm", "decode_attention") and form.startswith(family)
                 if form != family and not is_variant:
-                    text = f"holds a law of form {form!r}"
+                    text = f"holds a kernel model of form {form!r}"
                     raise catalog.located(text, ("laws", family, kind), path, lines)
                 for name, limits in entry.law.ranges().items():
                     if not limits.minimum <= getattr(entry.law, name) <= limits.maximum:

@@ -10,7 +10,7 @@ A calibration is fitted on rows of one GPU and one stack.
 import datetime
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record, Settings
 from kvcalc.timing.calibration import Calibration, KernelModelEntry, RefusedFit, find_gpu
-from kvcalc.timing.kernel_models.families import FAMILIES, AnyKernelModel, kind_of
+from kvcalc.timing.kernel_models.families import FAMILIES, kind_of
 from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
@@ -425,7 +425,7 @@ def _accept_or_refuse(
         return result._replace(why=reason, refused=RefusedFit(why=reason, **accuracy))
     fitted_median, fitted_p90 = median_and_p90(fitted, measured)
     entry = KernelModelEntry(
-        law=cast("AnyKernelModel", kernel_model),
+        law=kernel_model,
         fitted_median_abs_error=fitted_median,
         fitted_p90_abs_error=fitted_p90,
         note=NOTES.get((stack, kind), ""),

@@ -124,8 +124,7 @@ def requirement_words(need: Requirement) -> str:
         load = f"{need.users:,} user{'s' * (need.users > 1)}"
     elif need.rate:
         load = f"{need.rate:g} requests/s"
-    limits = [f"{seconds(need.max_tpot)} TPOT"] if need.max_tpot else []
-    limits += [f"{seconds(need.max_ttft)} TTFT"] if need.max_ttft else []
+    limits = [f"{seconds(limit)} {time.upper()}" for time, limit in need.time_limits.items()]
     within = f" within {' and '.join(limits)}" if limits else ""
     cached = f", {lengths.cached:,} cached" if lengths.cached else ""
     rate = f" at {need.min_throughput:,.0f} tokens/s" if need.min_throughput else ""

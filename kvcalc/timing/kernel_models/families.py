@@ -6,7 +6,7 @@ A calibration has one kernel model for each family and kind of data (`bfloat16`,
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Settings
@@ -19,7 +19,6 @@ from kvcalc.timing.kernel_models.fused_moe import (
     STORED_BYTES,
     AllReduce,
     Candidates,
-    FusedMoe,
     moe_candidates,
     moe_kind,
 )
@@ -31,7 +30,7 @@ from kvcalc.timing.kernel_models.gemm import (
     ResidentQuantizedGemm,
     l2_keeps_weights,
 )
-from kvcalc.timing.kernel_models.kernel_model import Array, figures_of
+from kvcalc.timing.kernel_models.kernel_model import Array, KernelModel, figures_of
 from kvcalc.timing.kernel_models.mla import (
     HOST_RATIO,
     MlaDecode,
@@ -40,22 +39,19 @@ from kvcalc.timing.kernel_models.mla import (
     SparseDecode,
 )
 
-AnyKernelModel = (
-    Gemm
-    | QuantizedGemm
-    | CutlassGemm
-    | DecodeAttention
-    | PrefillAttention
-    | MlaDecode
-    | MlaPrefill
-    | AllReduce
-    | FusedMoe
-    | SparseDecode
-    | MlaModule
-    | ResidentGemm
-    | ResidentQuantizedGemm
-    | FlashDecode
-)
+
+def _subclasses(base: type[KernelModel]) -> list[type[KernelModel]]:
+    """Return all classes that inherit from a class."""
+    classes = []
+    for subclass in base.__subclasses__():
+        classes += [subclass, *_subclasses(subclass)]
+    return classes
+
+
+if TYPE_CHECKING:
+    AnyKernelModel: TypeAlias = KernelModel
+else:
+    AnyKernelModel = Union[(*_subclasses(KernelModel),)]
 
 # Maximum new tokens of a sequence that decode kernels process in one launch, with packed query
 # rows.
