@@ -7,7 +7,7 @@ from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.capacity.allocations import AllocationStep, FirstFitAllocator, PagedAllocator, play
+from kvcalc.capacity.allocations import AllocationStep, FirstFitAllocator, PagedAllocator, run_allocations
 
 SERIES = "memory 4144\nA 50\nB 2048\n\nfree A   # 50 tokens in front of B\nask 2049\n"
 
@@ -111,7 +111,7 @@ def test_nothing_is_given_twice_and_pages_refuse_least(asked: list[tuple[str, in
     """Every token slot has one owner. Pages of one token accept every new request that first fit accepts."""
     memory, longest = 210, 70
     steps = [AllocationStep(number, name, tokens) for number, (name, tokens) in enumerate(asked)]
-    played = play(steps, memory, longest, block)
+    played = run_allocations(steps, memory, longest, block)
     owned = [block for table in played.pages.tables.values() for block in table]
     assert len(owned) == len(set(owned)) and sorted([*owned, *played.pages.queue]) == list(range(memory // block))
     spans = sorted([*played.first_fit.pieces.values(), *played.first_fit.holes])

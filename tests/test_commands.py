@@ -102,7 +102,7 @@ def test_keys_of_mappings_that_are_not_read() -> None:
     ],
 )
 def test_what_lines_say(line: str, said: dict[str, Any]) -> None:
-    assert read(line).given == said
+    assert read(line).settings == said
 
 
 @pytest.mark.parametrize(

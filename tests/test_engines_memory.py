@@ -67,8 +67,8 @@ def test_nothing_left() -> None:
     for overhead, cache in ((10, 0), (11, -1), (9, 1)):
         answer = fitted(model, "none", **terms, overhead_bytes=overhead)
         assert (answer.budget.cache, answer.kv_budget) == (cache, max(0, cache))
-        assert (answer.sequences, answer.fits, answer.longest) == (0, False, 0)
-        assert answer.shortage == max(0, -cache)
+        assert (answer.sequences, answer.fits, answer.longest_length) == (0, False, 0)
+        assert answer.shortage_bytes == max(0, -cache)
         assert (" over; " in str(fit_record(answer)["advice"])) == (cache < 0)
 
 

@@ -94,5 +94,5 @@ def test_states_without_attention_in_every_engine() -> None:
     model = of_kinds({"k": Layer(parts=(part,))}, layers=4)
     for engine in ("none", "vllm", "sglang", "llama.cpp"):
         found = fitted(model, engine)
-        assert found.longest is None
+        assert found.longest_length is None
         assert found.sequences > 0

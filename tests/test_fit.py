@@ -145,7 +145,7 @@ def test_data_parallel_replicas_share_the_sequences() -> None:
     one = fit(Deployment(model, gpu), FitOptions(**given))
     four = fit(Deployment(model, gpu, parallelism=Parallelism(dp=4)), FitOptions(**given, max_num_seqs=8))
     assert four.sequences == 4 * one.sequences
-    assert four.longest == fit(Deployment(model, gpu), FitOptions(**given, max_num_seqs=2)).longest
+    assert four.longest_length == fit(Deployment(model, gpu), FitOptions(**given, max_num_seqs=2)).longest_length
 
 
 def test_pipeline_stages_are_each_asked() -> None:
@@ -226,4 +226,4 @@ def test_bad_requests_say_so_in_one_line(kvcalc: Run, options: str, said: str) -
 def test_a_model_without_a_cache_leaves_its_budget_free() -> None:
     part = Grouped(num_attention_heads=4, num_key_value_heads=4, head_dim=16, cached=False)
     result = fit(Deployment(of_kinds({"k": Layer(parts=(part,))}, layers=2), load_gpu("h100")))
-    assert result.fits and result.needed.cache == 0 and result.longest is None
+    assert result.fits and result.needed.cache == 0 and result.longest_length is None

@@ -112,7 +112,7 @@ def test_the_parts_of_the_memory_add_up(engine: str, more: str) -> None:
     parts = found.memory_parts()
     assert sum(parts.values()) == gpu.memory_bytes
     assert ("CUDA context" in parts) == (engine in ("sglang", "trtllm", "llama.cpp"))
-    assert parts["KV cache"] == (found.kv_budget or -found.shortage)
+    assert parts["KV cache"] == (found.kv_budget or -found.shortage_bytes)
 
 
 def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:

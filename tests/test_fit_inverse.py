@@ -84,9 +84,9 @@ def test_the_longest_has_the_terms_of_its_own_length(
     32,768 tokens."""
     gpu = {"gpu": "a100-80gb", "max_num_seqs": asked_for}
     found = asked(model, engine, max_model_len=length, **gpu, **also)
-    assert found.longest == found.needed.length == asked(model, engine, max_model_len=1000, **gpu, **also).longest
-    assert found.longest
-    for tokens, holds in ((found.longest, True), (found.longest + 1, False)):
+    assert found.longest_length == found.needed.length == asked(model, engine, max_model_len=1000, **gpu, **also).longest_length
+    assert found.longest_length
+    for tokens, holds in ((found.longest_length, True), (found.longest_length + 1, False)):
         assert asked(model, engine, max_model_len=tokens, **gpu, **also).fits == holds
 
 
@@ -102,7 +102,7 @@ def test_numbers_that_are_given_back_hold(model: str) -> None:
         found = asked(model, **given)
         back: list[dict[str, Any]] = [{"max_num_seqs": found.sequences_at(end), "budget": end} for end in found.remaining]
         back += [{"max_num_seqs": found.needed.sequences}, {"max_model_len": found.needed.length}]
-        back += [{"max_model_len": found.longest}, {"gpu_memory_utilization": found.needed.utilization}]
+        back += [{"max_model_len": found.longest_length}, {"gpu_memory_utilization": found.needed.utilization}]
         for again in back:
             if next(iter(again.values())):
                 assert asked(model, **given | again).fits, (given, again)
@@ -121,7 +121,7 @@ def test_a_need_that_is_not_given_is_one_and_the_engine_keeps_its_default() -> N
     plain, given, required = (
         asked("llama-3.1-8b", "vllm", engine_version="0.11", **more) for more in ({}, {"max_num_seqs": 8}, {"require": 8})
     )
-    assert (plain.options.wanted, given.options.wanted, required.options.wanted) == (1, 8, 8)
+    assert (plain.options.requested_num_seqs, given.options.requested_num_seqs, required.options.requested_num_seqs) == (1, 8, 8)
     assert plain.terms == required.terms
     assert given.terms.activation < plain.terms.activation
 

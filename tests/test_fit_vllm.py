@@ -56,7 +56,7 @@ def test_published_starts(
     assert found.budget.weights / GIB == pytest.approx(loaded, abs=0.07)
     assert found.remaining["middle"] / GIB == pytest.approx(left, abs=0.18)
     assert found.remaining["low"] / GIB < left < found.remaining["high"] / GIB
-    assert (found.shortage > 0) == (left < 0)
+    assert (found.shortage_bytes > 0) == (left < 0)
 
 
 def test_the_sampler_sets_the_peak() -> None:

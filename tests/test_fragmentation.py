@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcalc import UserError
-from kvcalc.capacity.allocations import external, paged, read_lengths, sample_lengths
+from kvcalc.capacity.allocations import paged_waste, read_lengths, sample_lengths, simulate_first_fit
 
 
 def test_a_slot_of_the_longest_length() -> None:
     """1024 slots for 50 tokens waste 974."""
-    waste = paged([50], 1024)
+    waste = paged_waste([50], 1024)
     assert (waste.slots, waste.used, waste.tokens, waste.share) == (1024, 50, 974, 974 / 1024)
 
 
 def test_pages_waste_less_than_a_block_a_sequence() -> None:
-    assert paged([1, 16, 17], 16).tokens == 15 + 0 + 15
-    assert paged([1, 16, 17], 1).share == 0
+    assert paged_waste([1, 16, 17], 16).tokens == 15 + 0 + 15
+    assert paged_waste([1, 16, 17], 1).share == 0
 
 
 def test_pieces_fail_though_enough_is_free() -> None:
@@ -31,22 +31,22 @@ def test_pieces_fail_though_enough_is_free() -> None:
 
     With pieces of 25 and requests of 50, some failures must occur with enough free memory.
     """
-    found = external([25, 25, 25, 25, 50, 25, 50, 25, 50, 25], 100, seed=1)
+    found = simulate_first_fit([25, 25, 25, 25, 50, 25, 50, 25, 50, 25], 100, seed=1)
     assert found.failures > 0
     assert 0.5 <= found.free < 1
     assert 0.25 <= found.largest < 0.5
 
 
 def test_equal_pieces_never_fail_by_fragmentation() -> None:
-    found = external([10] * 50, 100)
+    found = simulate_first_fit([10] * 50, 100)
     assert (found.failures, found.free, found.largest) == (0, 0.0, 0.0)
 
 
 def test_a_simulation_is_drawn_from_its_seed() -> None:
     lengths = sample_lengths("lognormal:512,4k", seed=3)
-    assert external(lengths, 20_000, 7) == external(lengths, 20_000, 7)
-    assert external(lengths, 20_000, 7) != external(lengths, 20_000, 8)
-    assert external([50], 10).requests == 0  # longer than the memory: never asked for
+    assert simulate_first_fit(lengths, 20_000, 7) == simulate_first_fit(lengths, 20_000, 7)
+    assert simulate_first_fit(lengths, 20_000, 7) != simulate_first_fit(lengths, 20_000, 8)
+    assert simulate_first_fit([50], 10).requests == 0  # longer than the memory: never asked for
 
 
 def test_a_log_normal_distribution() -> None:
@@ -129,7 +129,7 @@ def first_fit(lengths: list[int], capacity: int, seed: int) -> tuple[int, list[i
 @given(st.lists(st.integers(1, 60), max_size=12), st.integers(1, 100), st.integers(0, 5))
 @settings(max_examples=30)
 def test_the_simulated_allocator_slot_by_slot(lengths: list[int], capacity: int, seed: int) -> None:
-    found, (requests, free, largest) = external(lengths, capacity, seed), first_fit(lengths, capacity, seed)
+    found, (requests, free, largest) = simulate_first_fit(lengths, capacity, seed), first_fit(lengths, capacity, seed)
     assert (found.requests, found.failures) == (requests, len(free))
     assert found.free * capacity * len(free) == pytest.approx(sum(free))
     assert found.largest * capacity * len(free) == pytest.approx(sum(largest))

@@ -6,7 +6,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import Parallelism, Precision, UserError, deploy, load_gpu, load_model
-from kvcalc.capacity.memory_budget import replicas
+from kvcalc.capacity.memory_budget import replicated_data
 from kvcalc.library.load import all_gpus
 from kvcalc.model.precision import formats_of
 from kvcalc.report.text.roofline_text import levels
@@ -194,15 +194,15 @@ def test_kv_heads_fewer_than_gpus_are_held_twice() -> None:
     model = load_model("llama-3.1-70b")
     formats, projection = formats_of(model, Precision()), 80 * 8192 * 128 * 2
     norms = {"norms": 80 * 2 * 8192 * 2, "final_norm": 8192 * 2}
-    assert replicas(model, formats, Parallelism(16)) == ({"k": projection, "v": projection, **norms}, {"k": 2, "v": 2})
-    assert replicas(model, formats, Parallelism(8))[1] == {}
-    assert replicas(model, formats, Parallelism(1)) == ({}, {})
+    assert replicated_data(model, formats, Parallelism(16)) == ({"k": projection, "v": projection, **norms}, {"k": 2, "v": 2})
+    assert replicated_data(model, formats, Parallelism(8))[1] == {}
+    assert replicated_data(model, formats, Parallelism(1)) == ({}, {})
 
 
 def test_latents_are_held_on_every_gpu(kvcalc: Run) -> None:
     """DeepSeek-V3: 61 projections [7168, 512 + 64] and [7168, 1536] are on each of 8 GPUs, and so are the latents."""
     model = load_model("deepseek-v3")
-    weights, copies = replicas(model, formats_of(model, Precision("bf16")), Parallelism(8))
+    weights, copies = replicated_data(model, formats_of(model, Precision("bf16")), Parallelism(8))
     assert copies == {"latent": 8, "rope_key": 8}
     assert weights["kv_down"] == 61 * 7168 * 576 * 2
     assert weights["q_down"] == 61 * 7168 * 1536 * 2
@@ -210,4 +210,4 @@ def test_latents_are_held_on_every_gpu(kvcalc: Run) -> None:
     (record,) = kvcalc("fit deepseek-v3 --gpu h200 --tp 8 --dtype bf16 --format json").records
     assert record["kv_copies"] == 8 and record["replicated_weight_bytes"] == sum(weights.values())
     # 2 ranks of the 8 store other tokens
-    assert replicas(model, formats_of(model, Precision()), Parallelism(8, dcp=2))[1] == {"latent": 4, "rope_key": 4}
+    assert replicated_data(model, formats_of(model, Precision()), Parallelism(8, dcp=2))[1] == {"latent": 4, "rope_key": 4}

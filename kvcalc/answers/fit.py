@@ -201,7 +201,7 @@ def _read_models(
                 notes.append(
                     f"{command.engine}: not counted here: {', '.join(command.ignored)}"
                 )
-            stated: Settings = {"engine": command.engine} | command.given
+            stated: Settings = {"engine": command.engine} | command.settings
             dialect = DIALECTS[command.engine]
             if dialect.max_num_seqs_is_cap and "max_num_seqs" in stated:
                 stated["users"] = 1  # the engine starts if one sequence fits
@@ -209,7 +209,7 @@ def _read_models(
             if expert_flag and expert_flag.is_switch and stated.pop("ep", 1) > 1:
                 # over the GPUs that an option before the line may change
                 stated["enable_expert_parallel"] = True
-            return [command.named], [edited(command.model, remaining)], stated, notes
+            return [command.model_words], [edited(command.model, remaining)], stated, notes
     return model_words(words), models_of(words, changes), {}, []
 
 
@@ -223,14 +223,14 @@ def fit_answer(
     """Return the capacity of each deployment, the smallest that fits first."""
     from kvcalc.capacity.allocations import read_lengths
     from kvcalc.capacity.deployment_files import deployment_text
-    from kvcalc.capacity.deployment_fit import shortened
-    from kvcalc.capacity.fit_records import Typed, fit_record, smallest_first
+    from kvcalc.capacity.deployment_fit import at_longest_length
+    from kvcalc.capacity.fit_records import TypedRequest, fit_record, smallest_first
     from kvcalc.report.text.fit_text import fit_table
     from kvcalc.units import format_bytes
 
     fits, notes = _fits(points)
     if not words.stated:  # an engine's own command line refuses a maximum that does not fit
-        fits = [*map(shortened, fits)]
+        fits = [*map(at_longest_length, fits)]
     fits = smallest_first(fits)
     if allocations:
         return _allocations_answer(fits[0], allocations)
@@ -238,7 +238,7 @@ def fit_answer(
     records = []
     for fit in fits:
         model, gpu = (words.names.get(item.name, "") for item in (fit.model, fit.gpu))
-        typed = Typed(model, gpu, words.extra_words, words.has_all_experts)
+        typed = TypedRequest(model, gpu, words.extra_words, words.has_all_experts)
         records.append(fit_record(fit, lengths, studies.seed, typed))
     notes = [*words.notes, *notes, *remarks([fit.model for fit in fits], 0)]
     notes += _beyond_maximum((fit.requested, fit.options) for fit in fits)
@@ -246,10 +246,10 @@ def fit_answer(
     if lengths and max(lengths) > longest:
         notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
     notes += [
-        f"{fit.gpu.name}: a cache of that size is {format_bytes(fit.excess)} more than the rest "
-        "leaves"
+        f"{fit.gpu.name}: a cache of that size is {format_bytes(fit.excess_bytes)} more than "
+        "the rest leaves"
         for fit in fits
-        if fit.excess
+        if fit.excess_bytes
     ]
 
     def draw() -> "list[Chart]":
@@ -302,7 +302,7 @@ def _beyond_maximum(points: "Iterable[Point]") -> list[str]:
     """Return a note on each model whose longest request is beyond the model's maximum."""
     notes: dict[tuple[str, str], str] = {}
     for deployment, options in sorted(points, key=lambda point: point[1].max_model_len):
-        model, length = deployment.model, options.longest(deployment.model)
+        model, length = deployment.model, options.longest_sequence(deployment.model)
         if model.max_context and length > model.max_context:
             variable = options.rules.long_context_variable
             needs = f"; {options.rules.title} starts only with {variable}=1" if variable else ""
@@ -360,7 +360,7 @@ def _allocations_answer(fit: "Fit", text: str) -> Answer:
 
     If the maximum length exceeds the memory, contiguous slots have the size of the largest request.
     """
-    from kvcalc.capacity.allocations import play, read_script
+    from kvcalc.capacity.allocations import read_script, run_allocations
     from kvcalc.report.text.fit_text import allocation_table
 
     steps, memory = read_script(text)
@@ -368,7 +368,7 @@ def _allocations_answer(fit: "Fit", text: str) -> Answer:
     longest = fit.length
     if longest > slots:
         longest = max((step.tokens for step in steps if step.name), default=longest)
-    played = play(steps, slots, longest, fit.plan.block_size or 16)
+    played = run_allocations(steps, slots, longest, fit.plan.block_size or 16)
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import allocations_chart

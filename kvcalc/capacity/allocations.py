@@ -64,7 +64,7 @@ class FragmentationResult(NamedTuple):
     largest: Any = None
 
 
-def paged(lengths: Sequence[int], block: int) -> Waste:
+def paged_waste(lengths: Sequence[int], block: int) -> Waste:
     """Return the waste of an allocator of whole blocks: at most block − 1 slots of a sequence are
     empty.
 
@@ -73,7 +73,9 @@ def paged(lengths: Sequence[int], block: int) -> Waste:
     return Waste(sum(-(-n // block) * block for n in lengths), sum(lengths))
 
 
-def external(lengths: Sequence[int], capacity: int, seed: int = 0) -> FragmentationResult:
+def simulate_first_fit(
+    lengths: Sequence[int], capacity: int, seed: int = 0
+) -> FragmentationResult:
     """Simulate first fit of pieces of the exact lengths in `capacity` slots.
 
     A request that no hole fits waits until other sequences end, in random order. Lengths after the
@@ -168,7 +170,9 @@ def lognormal(mean: int, p99: int) -> tuple[float, float]:
 
 
 MAX_STEPS, MAX_SCRIPT_BYTES, MAX_SLOTS = 10_000, 1 << 20, 1 << 27
-FORMS = "Write NAME TOKENS, NAME RESERVED USED, free NAME, ask TOKENS, or memory TOKENS first"
+SCRIPT_FORMS = (
+    "Write NAME TOKENS, NAME RESERVED USED, free NAME, ask TOKENS, or memory TOKENS first"
+)
 
 
 class AllocationStep(NamedTuple):
@@ -327,7 +331,7 @@ class AllocationRun(NamedTuple):
         return [self.slots.waste, self.first_fit.waste, self.pages.waste]
 
 
-def play(
+def run_allocations(
     steps: Sequence[AllocationStep], memory: int, longest: int, block: int
 ) -> AllocationRun:
     """Run the steps with three allocators of `memory` token slots. Raises UserError if the memory
@@ -408,11 +412,13 @@ def read_script(text: str) -> tuple[list[AllocationStep], int]:
             elif len(words) == 2 and not steps and not memory:
                 memory = parse_tokens(words[1], "memory")
             else:
-                raise UserError(f"{' '.join(words)!r} is no step", FORMS)
+                raise UserError(f"{' '.join(words)!r} is no step", SCRIPT_FORMS)
         except UserError as error:
             raise UserError(error.what, error.hint, f"{place}, line {number}") from None
     if not 0 < len(steps) <= MAX_STEPS:
-        raise UserError(f"holds {len(steps):,} steps, not 1 to {MAX_STEPS:,}", FORMS, place)
+        raise UserError(
+            f"holds {len(steps):,} steps, not 1 to {MAX_STEPS:,}", SCRIPT_FORMS, place
+        )
     return steps, memory
 
 
@@ -421,7 +427,7 @@ def _parse_step(words: list[str], stored_tokens: dict[str, int]) -> tuple[str, i
     sequence."""
     name, *amounts = words
     if len(amounts) not in (1, 1 + (name not in ("free", "ask"))):
-        raise UserError(f"{' '.join(words)!r} is no step", FORMS)
+        raise UserError(f"{' '.join(words)!r} is no step", SCRIPT_FORMS)
     if name == "free":
         if not stored_tokens.pop(amounts[0], 0):
             raise UserError(f"{amounts[0]!r} has no tokens to release")

@@ -33,12 +33,12 @@ from kvcalc.timing.deployment import TimedDeployment
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
-FORMS = (
+COMMAND_FORMS = (
     "Write vllm serve MODEL …, python -m sglang.launch_server …, llama-server … or "
     "trtllm-serve MODEL …"
 )
 # Names of --quantization that load a checkpoint as published, and do not imply a format.
-AS_PUBLISHED = """
+PUBLISHED_QUANTIZATIONS = """
     compressed-tensors modelopt modelopt_fp4 modelopt_mixed fbgemm_fp8 gguf auto-round auto_round
     quark mxfp4 inc torchao ptpc_fp8 w8a8_fp8 w8a8_int8 petit_nvfp4 qoq humming gpt_oss_mxfp4 none
 """
@@ -49,36 +49,36 @@ QUANTIZATION_FORMATS = {
     "moe_wna16": "int4",
     "marlin": "gptq",
 }
-RANKS = ("tp", "pp", "dp", "dcp", "ep")
+RANK_OPTIONS = ("tp", "pp", "dp", "dcp", "ep")
 
 
 class Command(NamedTuple):
     """An engine's command line after reading.
 
     Attributes:
-        named: The model's name in the command line.
-        given: Values by the names of `FitOptions`, `Precision` and `Parallelism`.
+        model_words: The model's name in the command line.
+        settings: Values by the names of `FitOptions`, `Precision` and `Parallelism`.
         ignored: Flags that are not modelled, as written in the command line.
         remarks: Notes for the user.
     """
 
     engine: str
-    named: str
+    model_words: str
     model: Model
-    given: Settings
+    settings: Settings
     ignored: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def deployment(self, gpu: Gpu) -> TimedDeployment:
         """Return the deployment of the command line on a GPU."""
-        precision = with_values(Precision(), self.given)
+        precision = with_values(Precision(), self.settings)
         return TimedDeployment(
-            self.model, gpu, precision, with_values(Parallelism(), self.given)
+            self.model, gpu, precision, with_values(Parallelism(), self.settings)
         )
 
     @property
     def options(self) -> FitOptions:
-        return with_values(FitOptions(engine=self.engine), self.given)
+        return with_values(FitOptions(engine=self.engine), self.settings)
 
 
 def with_values(struct: Struct, values: Mapping[str, Any]) -> Struct:
@@ -142,7 +142,9 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     words = split(words)
     start = find_engine(words)
     if start is None:
-        raise UserError(f"{shlex.join(words)[:100]!r} starts no engine that is known", FORMS)
+        raise UserError(
+            f"{shlex.join(words)[:100]!r} starts no engine that is known", COMMAND_FORMS
+        )
     dialect, flag_words = start
     values, ignored, others = _parse_flags(dialect, flag_words)
     # else the value of an unknown flag that looks like a path
@@ -150,11 +152,11 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     names += [value for flag in ignored if "/" in (value := flag.partition(" ")[2])]
     name = next(filter(None, names), "")
     if not name:
-        raise UserError(f"that {dialect.engine} command line names no model", FORMS)
+        raise UserError(f"that {dialect.engine} command line names no model", COMMAND_FORMS)
     command = interpret_flags(dialect, name, values, changes)
     version = image_version(" ".join(words[: len(words) - len(flag_words)]))
     release = {"engine_version": version} if version else {}
-    return command._replace(ignored=tuple(ignored), given=command.given | release)
+    return command._replace(ignored=tuple(ignored), settings=command.settings | release)
 
 
 def _parse_flags(
@@ -209,12 +211,12 @@ def _is_flag(word: str) -> bool:
 
 def interpret_flags(
     dialect: Dialect,
-    named: str,
+    model_words: str,
     values: Mapping[str, Any],
     changes: list[str] | None = None,
 ) -> Command:
     """Return the `Command` for a model's name and the values of an engine's flags."""
-    source = checkpoint(named)
+    source = checkpoint(model_words)
     model = load_model(source.name, changes)
     settings: Settings = {}
     for name, value in values.items():
@@ -235,7 +237,7 @@ def interpret_flags(
         settings.setdefault("max_loras", 1)
     else:
         settings.pop("max_loras", None)
-    return Command(dialect.engine, named, model, settings, (), tuple(remarks))
+    return Command(dialect.engine, model_words, model, settings, (), tuple(remarks))
 
 
 def _read_formats(
@@ -250,7 +252,7 @@ def _read_formats(
     method = settings.pop("quantization", "")
     format_ = source.quantization
     if method and not format_ and not model.quantization:
-        if method in AS_PUBLISHED.split():
+        if method in PUBLISHED_QUANTIZATIONS.split():
             remarks.append(
                 f"--quantization {method} loads the checkpoint's own format, which its name "
                 "does not state"
@@ -331,18 +333,18 @@ class EngineCommand(NamedTuple):
 
 
 def command_of(
-    deployment: TimedDeployment, options: FitOptions, named: str = ""
+    deployment: TimedDeployment, options: FitOptions, model_words: str = ""
 ) -> EngineCommand | None:
     """Return the engine's command line of a deployment; None if no command line can start it.
 
     Args:
-        named: The model's name in the request. The command line uses this name if the engine
+        model_words: The model's name in the request. The command line uses this name if the engine
             understands it.
     """
     dialect, ranks = DIALECTS.get(options.engine), deployment.parallelism
     if dialect is None:
         return None
-    sizes = {name: getattr(ranks, name) for name in RANKS}
+    sizes = {name: getattr(ranks, name) for name in RANK_OPTIONS}
     settings: Settings = {name: size for name, size in sizes.items() if size > 1}
     settings |= _changed_options(dialect, options)
     cache_dtype = canonical(deployment.precision.kv_cache_dtype)
@@ -358,12 +360,12 @@ def command_of(
             settings["fit_max_num_seqs"] = count
         else:
             settings["max_num_seqs"] = count_per_rank
-    model = _write_weights(dialect, deployment, named, settings)
+    model = _write_weights(dialect, deployment, model_words, settings)
     words = {}
     for flag in dialect.flags:
         if flag.can_write(settings):
             words[flag.name] = flag.words(settings.pop(flag.name))
-    if not settings.keys().isdisjoint(RANKS):
+    if not settings.keys().isdisjoint(RANK_OPTIONS):
         return None
     extra = [word for name, value in settings.items() for word in option_words(name, value)]
     start = dialect.starts[0]
@@ -402,7 +404,7 @@ def option_words(name: str, value: Any) -> list[str]:
 
 
 def _write_weights(
-    dialect: Dialect, deployment: TimedDeployment, named: str, settings: Settings
+    dialect: Dialect, deployment: TimedDeployment, model_words: str, settings: Settings
 ) -> str:
     """Add flags for the weight format, or options of `fit` instead, and return the model's name.
 
@@ -414,7 +416,7 @@ def _write_weights(
     if dtype == "fp8":
         dtype, format_ = "auto", format_ or "fp8"
     dtype = "" if dtype == "auto" else dtype
-    source = known_checkpoint(named)
+    source = known_checkpoint(model_words)
     preset = known_checkpoint(model.huggingface_id or "") or known_checkpoint(model.name)
     if model.file or not preset or (source and "/" in source.name):
         # a file, or an unknown name on the Hub
@@ -424,7 +426,9 @@ def _write_weights(
     takes_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
     # the engine accepts a checkpoint's name, not a preset's
     is_llama_cpp = dialect.engine == "llama.cpp"
-    is_checkpoint = named.lower().endswith(".gguf") if is_llama_cpp else "/" in named
+    is_checkpoint = (
+        model_words.lower().endswith(".gguf") if is_llama_cpp else "/" in model_words
+    )
     if (
         source
         and is_checkpoint
@@ -433,7 +437,7 @@ def _write_weights(
     ):
         if source.dtype != dtype:
             settings["dtype"] = dtype
-        return named.removeprefix("hf:")
+        return model_words.removeprefix("hf:")
     endings = []
     if dtype and takes_dtype:
         settings["dtype"] = dtype

@@ -28,14 +28,14 @@ from kvcalc.records import JsonObject, Record
 # parts of a file that start no server, or another node of one
 SKIPPED_KEYS = ("initContainers", "router", "worker", "workerTemplate")
 # kinds of containers whose command line KServe or llm-d completes
-COMPLETED = ("huggingface", "vLLM", "vllm", "vllmServe", "imageDefault")
+COMPLETED_CONTAINERS = ("huggingface", "vLLM", "vllm", "vllmServe", "imageDefault")
 PARALLELISM_FLAGS = {
     "tensor": "--tensor-parallel-size",
     "pipeline": "--pipeline-parallel-size",
     "data": "--data-parallel-size",
     "expert": "--enable-expert-parallel",
 }
-MOUNT = "/mnt/models"  # where KServe puts the model
+MODEL_MOUNT = "/mnt/models"  # where KServe puts the model
 # $(NAME) of Kubernetes; $NAME, ${NAME} and ${NAME:-default} of shells and Compose
 _VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
 CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
@@ -117,7 +117,7 @@ def _find_servers(
     bases = node.get("<<")
     for base in bases if isinstance(bases, list) else [bases]:
         node = mapping(base) | node
-    scope = _narrowed(scope, node)
+    scope = _inner_scope(scope, node)
     if server := _server(node, scope, variables):
         yield server
     for key, value in node.items():
@@ -127,7 +127,7 @@ def _find_servers(
             yield from _find_servers(value, inner, variables, seen)
 
 
-def _narrowed(scope: Scope, node: Mapping[str, Any]) -> Scope:
+def _inner_scope(scope: Scope, node: Mapping[str, Any]) -> Scope:
     """Return the scope inside a mapping. The mapping may state a name, a model and its
     parallelism."""
     sizes = mapping(node.get("parallelism"))
@@ -156,16 +156,16 @@ def _server(
     for key in ("entrypoint", "command", "args"):
         value = node.get(key)
         items = value if isinstance(value, list) else filter(None, [value])
-        texts = [_inserted(str(item), variables) for item in items]
+        texts = [_insert_variables(str(item), variables) for item in items]
         words += split(texts) if isinstance(value, str) else texts
     words = _engine_line(words)
     kind = node.get("modelCommand") or lookup(node, ("modelFormat", "name"))
     is_main = bool(scope.model) and node.get("name") == "main"
-    if (is_main or kind in COMPLETED) and not find_engine(words):
+    if (is_main or kind in COMPLETED_CONTAINERS) and not find_engine(words):
         words = [re.sub("^--model[_-](id|dir)", "--model", word) for word in words]
         added = split([variables.get("VLLM_ADDITIONAL_ARGS", "")])
         words = ["vllm", "serve", scope.model, *scope.flags, *words, *added]
-    image = _inserted(str(node.get("image")), variables)
+    image = _insert_variables(str(node.get("image")), variables)
     engine = find_engine(words) or find_engine([image, *words])
     if not engine:
         return None
@@ -173,7 +173,8 @@ def _server(
     return DeclaredServer(
         name=scope.name or scope.key,
         words=[
-            word.replace(MOUNT, scope.model or MOUNT) for word in [*dialect.starts[0], *words]
+            word.replace(MODEL_MOUNT, scope.model or MODEL_MOUNT)
+            for word in [*dialect.starts[0], *words]
         ],
         num_gpus=0 if scope.has_workers else _num_gpus(node),
         version=image_version(image),
@@ -191,7 +192,7 @@ def _environment(node: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in pairs if value is not None}
 
 
-def _inserted(text: str, variables: Mapping[str, str]) -> str:
+def _insert_variables(text: str, variables: Mapping[str, str]) -> str:
     """Return a text with variables replaced by their values. A variable without a value stays."""
 
     def value(match: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ from kvcalc.capacity.engines.layout import (
     LayerCache,
     NoCache,
     content_of,
-    largest,
+    largest_fitting,
 )
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.capacity.memory_budget import (
@@ -131,17 +131,17 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def estimate(self) -> str:
         """The estimate that the answer uses: low, middle or high in the memory range."""
-        return self.options.end
+        return self.options.estimate
 
     @property
     def has_given_cache(self) -> bool:
         """Whether the size of the cache is an option, so that the weights are not checked."""
-        return self.options.given
+        return self.options.has_given_cache
 
     @property
     def num_requested(self) -> int:
         """Requested sequences on one dp rank."""
-        return self.ranks.sequences(self.options.wanted)
+        return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
         """Return one pipeline stage at the start of the engine.
@@ -362,7 +362,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             for stage, plan in enumerate(self.plans)
         )
         if limit and not self._can_start(limit, estimate):
-            fitting = largest(lambda count: self._can_start(count, estimate), limit)
+            fitting = largest_fitting(lambda count: self._can_start(count, estimate), limit)
             limit = max(fitting, min(limit, self.num_requested))
         return limit * self.ranks.dp
 
@@ -394,7 +394,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         """
         count, plan = self.num_requested, self.plans[stage]
         if self.engine.has_context_buffers:
-            length = largest(
+            length = largest_fitting(
                 lambda tokens: self._fits_stage(
                     stage, count, tokens, max_num_seqs, self.estimate
                 )
@@ -404,16 +404,16 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         cache = self.cache_bytes(stage, terms)
         return plan.max_length(cache, count, self.options.shared_prefix)
 
-    def _shortest(self, max_num_seqs: int | None = None) -> int | None:
+    def _longest_length_of_stages(self, max_num_seqs: int | None = None) -> int | None:
         """Return the smallest `max_length` of all stages."""
         lengths = [self.max_length(stage, max_num_seqs) for stage in range(self.ranks.pp)]
         return min((length for length in lengths if length is not None), default=None)
 
     @cached_property
-    def longest(self) -> int | None:
+    def longest_length(self) -> int | None:
         """Longest length at which all requested sequences fit; None if the cache stops growing
         first."""
-        return self._shortest()
+        return self._longest_length_of_stages()
 
     @property
     def longest_context(self) -> int | None:
@@ -425,8 +425,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         """
         maximum = self.model.max_context
         if maximum is None or self.length > maximum:
-            return self.longest
-        return maximum if self.longest is None else min(self.longest, maximum)
+            return self.longest_length
+        return maximum if self.longest_length is None else min(self.longest_length, maximum)
 
     @cached_property
     def needed(self) -> CapacityLimits:
@@ -444,14 +444,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         def can_start(count: int) -> bool:
             return self._can_start(count, self.estimate)
 
-        utilization = (largest(is_short, UTILIZATION_STEPS) + 1) / UTILIZATION_STEPS
+        utilization = (largest_fitting(is_short, UTILIZATION_STEPS) + 1) / UTILIZATION_STEPS
         limit = MAX_TOKENS if can_start(SAMPLER_STEP) else SAMPLER_STEP - 1
         has_request = options.max_num_seqs or options.users or options.require
         return CapacityLimits(
             cache=max(caches),
             utilization=utilization if utilization <= 1 else None,
-            sequences=largest(can_start, limit) * self.ranks.dp,
-            length=self._shortest(self.num_requested if has_request else None),
+            sequences=largest_fitting(can_start, limit) * self.ranks.dp,
+            length=self._longest_length_of_stages(self.num_requested if has_request else None),
         )
 
     @property
@@ -460,7 +460,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return self.plan.needed(self.num_requested, self.length, self.options.shared_prefix)
 
     @property
-    def shortage(self) -> int:
+    def shortage_bytes(self) -> int:
         """Bytes by which the memory outside the cache exceeds the share, in the estimate that the
         answer uses, or the missing free memory.
         """
@@ -473,7 +473,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
     @property
-    def excess(self) -> int:
+    def excess_bytes(self) -> int:
         """Bytes by which a cache from the options exceeds the remaining memory."""
         if not self.has_given_cache:
             return 0
@@ -483,8 +483,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def fits(self) -> bool:
         """Whether the requested sequences fit, in the remaining memory or in a cache from the
         options."""
-        has_memory = self.has_given_cache or self.shortage == 0
-        return has_memory and self.sequences >= self.options.wanted
+        has_memory = self.has_given_cache or self.shortage_bytes == 0
+        return has_memory and self.sequences >= self.options.requested_num_seqs
 
     @property
     def starts(self) -> bool:
@@ -493,16 +493,16 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
 
     @property
-    def headroom(self) -> int:
+    def headroom_bytes(self) -> int:
         """Bytes of a GPU's cache that remain after the requested sequences; negative if they do not
         fit."""
         if self.missing_free_bytes:
             return -self.missing_free_bytes
-        shortage = 0 if self.has_given_cache else self.shortage
+        shortage = 0 if self.has_given_cache else self.shortage_bytes
         return int(self.plan.pool(self.kv_budget)) - shortage - self.needed_bytes
 
     @property
-    def margin(self) -> int:
+    def margin_bytes(self) -> int:
         """Bytes that the estimate in use adds to the memory outside the cache; negative at the high
         end."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
@@ -518,8 +518,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         parts = {**terms.startup, "weights": terms.language, **terms.extra}
         if not budget.excludes_activations:
             parts |= {"activations": terms.activation, **terms.overhead}
-        if self.margin:
-            parts["margin"] = self.margin
+        if self.margin_bytes:
+            parts["margin"] = self.margin_bytes
         remaining = self.remaining[self.estimate]
         parts["KV cache"] = self.kv_budget if self.has_given_cache else remaining
         rest = budget.memory - sum(parts.values())
@@ -570,7 +570,7 @@ def make_fit(
         num_speculative_tokens=options.num_speculative_tokens or draft_tokens,
         mamba_ssm_cache_dtype=options.state_dtype,
     )
-    length = options.longest(run.model)
+    length = options.longest_sequence(run.model)
     layers, extra_weights = _layer_caches(run, engine, settings, options.mtp), {}
     if not any(layer.parts for layer in layers):  # a pass takes whole sequences
         tokens = max(defaults.tokens, length)
@@ -635,13 +635,13 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
     return result
 
 
-def shortened(result: Fit) -> Fit:
+def at_longest_length(result: Fit) -> Fit:
     """Return the fit at the longest context that fits.
 
     Return it unchanged if it fits, if a length was requested, or if no token fits.
     """
-    if result.fits or result.options.max_model_len or not result.longest:
+    if result.fits or result.options.max_model_len or not result.longest_length:
         return result
-    options = replace(result.options, max_model_len=result.longest)
+    options = replace(result.options, max_model_len=result.longest_length)
     shorter = fit(result.requested, options)
     return shorter if shorter.fits else result

@@ -21,7 +21,7 @@ DEFAULTS = FitQuestion()
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ItemLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The maximum number of images or videos in a prompt, with the size for which vLLM reserves
     memory.
 
@@ -34,7 +34,7 @@ class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_frames: Count = 0
 
 
-Limits = dict[Literal["image", "video", "audio"], Count | Items]
+ItemLimits = dict[Literal["image", "video", "audio"], Count | ItemLimit]
 
 
 class FitOptions(FitQuestion, frozen=True):
@@ -101,32 +101,32 @@ class FitOptions(FitQuestion, frozen=True):
         return ENGINES[self.engine]
 
     @property
-    def end(self) -> str:
+    def estimate(self) -> str:
         """The estimate that the answer uses; the middle if the engine's memory has no range."""
-        end = self.budget or ("low" if self.require else "middle")
-        return end if self.rules.has_memory_range else "middle"
+        estimate = self.budget or ("low" if self.require else "middle")
+        return estimate if self.rules.has_memory_range else "middle"
 
     @property
-    def wanted(self) -> int:
+    def requested_num_seqs(self) -> int:
         """Sequences of the whole replica that must fit."""
         return max(self.users or self.max_num_seqs or 1, self.require)
 
-    def longest(self, model: Model) -> int:
+    def longest_sequence(self, model: Model) -> int:
         """Return the tokens of the longest sequence: as requested, or the model's maximum."""
         return self.max_model_len or model.max_context or 4096
 
     @property
-    def given(self) -> bool:
+    def has_given_cache(self) -> bool:
         """Whether the size of the cache is an option, so that the weights are not checked."""
         return bool(self.kv_cache_memory_bytes or self.num_gpu_blocks_override)
 
     @property
-    def item_limits(self) -> dict[str, Items]:
+    def item_limits(self) -> dict[str, ItemLimit]:
         """The limits of images and videos in a prompt, by modality."""
         return read_item_limits(self.limit_mm_per_prompt)
 
     @property
-    def images(self) -> int | None:
+    def max_images(self) -> int | None:
         """Number of images in a prompt, or of videos if more videos are allowed; None without a
         limit."""
         return max((limit.count for limit in self.item_limits.values()), default=None)
@@ -134,7 +134,7 @@ class FitOptions(FitQuestion, frozen=True):
     @property
     def image_size(self) -> tuple[int, int]:
         """Width and height in pixels of the images; 0 and 0 for the largest."""
-        limit = self.item_limits.get("image", Items(0))
+        limit = self.item_limits.get("image", ItemLimit(0))
         return limit.width, limit.height
 
     @property
@@ -169,7 +169,7 @@ def options_for(deployment: TimedDeployment, **options: Any) -> FitOptions:
     )
 
 
-def read_item_limits(text: str) -> dict[str, Items]:
+def read_item_limits(text: str) -> dict[str, ItemLimit]:
     """Return the limits of images and videos.
 
     Examples: `{"image": 2, "video": {"count": 0}}` and `image=2,video=0` are equal.
@@ -180,14 +180,14 @@ def read_item_limits(text: str) -> dict[str, Items]:
     if not text.strip():
         return {}
     try:
-        limits = msgspec.json.decode(limits_as_json(text), type=Limits)
+        limits = msgspec.json.decode(limits_as_json(text), type=ItemLimits)
     except msgspec.MsgspecError as error:
         raise UserError(
             f"limit-mm-per-prompt {text!r} is not a limit: {error}",
             'Give one like image=2 or {"image": 2}',
         ) from None
     return {
-        name: Items(limit) if isinstance(limit, int) else limit
+        name: ItemLimit(limit) if isinstance(limit, int) else limit
         for name, limit in limits.items()
         if name != "audio"
     }

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.allocations import FragmentationResult, external, paged
+from kvcalc.capacity.allocations import FragmentationResult, paged_waste, simulate_first_fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.deployment_fit import fit
 from kvcalc.capacity.fit_options import FitOptions, options_for
-from kvcalc.capacity.memory_budget import ESTIMATES, offloaded_bytes, replicas
+from kvcalc.capacity.memory_budget import ESTIMATES, offloaded_bytes, replicated_data
 from kvcalc.capacity.suggested_fixes import ConfigChange, advice, small_cache
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
@@ -32,7 +32,7 @@ from kvcalc.records.fit import (
 from kvcalc.timing.deployment import HostTransfer, TimedDeployment
 
 
-class Typed(NamedTuple):
+class TypedRequest(NamedTuple):
     """The parts of a request as the user typed them.
 
     Attributes:
@@ -48,11 +48,11 @@ class Typed(NamedTuple):
     all_experts: bool = False
 
 
-AS_CALLED = Typed()
+NOTHING_TYPED = TypedRequest()
 
 
 def fit_record(
-    result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Typed = AS_CALLED
+    result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: TypedRequest = NOTHING_TYPED
 ) -> Record:
     """Return one configuration as a record; integers are exact bytes of one GPU.
 
@@ -75,7 +75,7 @@ def fit_record(
     }
 
 
-def _memory_keys(result: Fit, typed: Typed) -> FitMemoryRecord:
+def _memory_keys(result: Fit, typed: TypedRequest) -> FitMemoryRecord:
     """Return the record keys about the deployment, the memory of one GPU, and advice."""
     ranks, budget, terms = result.ranks, result.budget, result.terms
     has_range = _has_range(result)
@@ -109,7 +109,7 @@ def _memory_keys(result: Fit, typed: Typed) -> FitMemoryRecord:
         "kv_budget_low_bytes": low,
         "kv_budget_high_bytes": high,
         "budget": result.estimate,
-        "shortage_bytes": result.shortage,
+        "shortage_bytes": result.shortage_bytes,
         "advice": advised.text if advised else None,
         "advice_quality": (advised.quality or None) if advised else None,
     }
@@ -138,9 +138,9 @@ def _sequence_keys(result: Fit) -> CapacityRecord:
         "kv_tokens": plan.tokens(cache, length),
         "max_concurrency": plan.concurrency(cache, length),
         "max_num_seqs": result.sequences,
-        "max_model_len": result.longest,
+        "max_model_len": result.longest_length,
         "requested_model_len": length,
-        "requested_num_seqs": options.wanted,
+        "requested_num_seqs": options.requested_num_seqs,
         "low_num_seqs": result.sequences_at("low") if _has_range(result) else None,
         "unshared_num_seqs": unshared.sequences if options.shared_prefix else None,
         "longest_context": result.longest_context,
@@ -165,7 +165,7 @@ def _image_keys(result: Fit) -> ImageRecord:
         return {}
     tokens = vision.image_tokens(*result.options.image_size)
     frame = tokens // vision.frames if vision.frames > 1 else None
-    images = result.options.images
+    images = result.options.max_images
     return {"images": images, "image_tokens": tokens, "frame_tokens": frame}
 
 
@@ -177,7 +177,7 @@ def _loading_keys(result: Fit) -> LoadingRecord:
         result.model, result.formats, ranks, result.stage, options.cpu_offload_gb
     )
     transfer = _host_transfer(result, offloaded) if link else HostTransfer(seconds=None)
-    copied_weights, copies = replicas(result.model, result.formats, ranks)
+    copied_weights, copies = replicated_data(result.model, result.formats, ranks)
     checkpoint = weight_bytes(result.model, result.deployment.precision)
     disk_s = checkpoint / options.disk_bandwidth if options.disk_bandwidth else None
     link_s = result.terms.language / link if link else None
@@ -239,11 +239,11 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
     max_model_len."""
     requests = [min(length, result.length) for length in lengths]
     slots = result.plan.tokens(result.kv_budget, result.length)
-    contiguous = paged(requests, result.length)
-    pages = paged(requests, result.plan.block_size or 16)
+    contiguous = paged_waste(requests, result.length)
+    pages = paged_waste(requests, result.plan.block_size or 16)
     pieces = FragmentationResult()  # null if not one piece fits
     if slots >= max(requests):
-        pieces = external(requests, slots, seed)
+        pieces = simulate_first_fit(requests, slots, seed)
     return {
         "lengths": len(requests),
         "mean_length": sum(requests) / len(requests),
@@ -261,7 +261,7 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
     }
 
 
-def command_lines(result: Fit, typed: Typed) -> tuple[str | None, str | None]:
+def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | None]:
     """Return the engine's command line, and the command line of `fit` with it."""
     written = command_of(result.deployment, result.options, typed.model)
     if not written:
@@ -327,7 +327,7 @@ def matrix_records(
         for length in contexts:
             result = fit(deployment, replace(options, users=count, max_model_len=length))
             record: dict[str, Any] = {"users": count, "context": length}
-            record["headroom_bytes"] = result.headroom
+            record["headroom_bytes"] = result.headroom_bytes
             is_brief = only_verdicts and records
             record |= {"fits": result.fits} if is_brief else fit_record(result)
             records.append(record)
@@ -389,7 +389,7 @@ def _batch_memory(
         for count, length in groups:
             sequences = result.ranks.sequences(count)
             needed += plan.needed(sequences, length) - plan.needed(0, length)
-        has_memory = result.has_given_cache or not result.shortage
+        has_memory = result.has_given_cache or not result.shortage_bytes
         fits = has_memory and needed <= int(plan.pool(result.kv_budget))
     values = fits, result.kv_budget, needed, result.sequences, None
     return dict(zip(MEMORY_KEYS, values, strict=True))

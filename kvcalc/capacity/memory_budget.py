@@ -197,7 +197,9 @@ def budget(
     )
 
 
-def stated(start: EngineStartup, estimate: str, has_graphs: bool = True) -> MemoryBreakdown:
+def stated_memory(
+    start: EngineStartup, estimate: str, has_graphs: bool = True
+) -> MemoryBreakdown:
     """Return the memory outside the cache from weights, activations and documented constants,
     without a range.
 
@@ -347,7 +349,7 @@ def read_learned(path: str) -> LogCorrections:
         raise UserError(f"is not what diagnose --save writes: {error}", where=path) from None
 
 
-def replicas(
+def replicated_data(
     model: Model, formats: Formats, ranks: Parallelism
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the data that several GPUs of a pipeline stage store in full.

@@ -87,7 +87,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
             changed = fit(self.deployment, self.options)
         except UserError:
             return None
-        is_short = changed.lacks_memory and not self.options.given
+        is_short = changed.lacks_memory and not self.options.has_given_cache
         return None if is_short else changed
 
     @property
@@ -98,7 +98,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
     @property
     def fits(self) -> bool:
         """Whether the requested sequences fit."""
-        return self.sequences >= self.options.wanted
+        return self.sequences >= self.options.requested_num_seqs
 
     def flags(self, model_name: str = "") -> str:
         """Return the engine's flags that the change adds; "" if flags cannot express the change.
@@ -146,11 +146,11 @@ class Advice(NamedTuple):
         for words, change in self.fixes.items():
             gpus = change.deployment.parallelism.gpus
             fixes.append(f"`{words}`" + (f" ({gpus:,} GPUs)" if gpus != self.num_gpus else ""))
-        parts.append(f"it fits with {joined(fixes)}" if fixes else NO_FIX)
+        parts.append(f"it fits with {join_with_or(fixes)}" if fixes else NO_FIX)
         return "; ".join(parts)
 
 
-def joined(words: Sequence[str]) -> str:
+def join_with_or(words: Sequence[str]) -> str:
     """Return a list in words: a, b or c."""
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
@@ -201,7 +201,7 @@ def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
                 yield change
 
 
-def first_fitting(
+def first_fitting_changes(
     kinds: Iterable[Iterable[ConfigChange]], fits: Callable[[ConfigChange], Any]
 ) -> Iterator[ConfigChange]:
     """Yield the first change of each kind that fits."""
@@ -224,8 +224,8 @@ def advice(
     if result.fits:
         return None
     fixes = {}
-    kinds = _same_gpus(result), _more_gpus(result, all_experts), _shorter(result)
-    for change in first_fitting(kinds, lambda change: change.fits):
+    kinds = _same_gpus(result), _more_gpus(result, all_experts), _shorter_context(result)
+    for change in first_fitting_changes(kinds, lambda change: change.fits):
         words = change.flags(model_name) if as_command else shlex.join(change.words)
         if words:
             fixes[words] = change
@@ -237,10 +237,10 @@ def _missing(result: Fit) -> str:
     if missing := result.missing_free_bytes:
         size = format_bytes(missing)
         return f"{result.engine.title} needs {size} more free memory next to other processes"
-    if result.shortage and not result.has_given_cache:
+    if result.shortage_bytes and not result.has_given_cache:
         budget = result.estimate_budget
         if budget.weights_fit:
-            shortage = format_bytes(result.shortage)
+            shortage = format_bytes(result.shortage_bytes)
             return f"weights, activations and overhead are {shortage} over"
         return f"weights alone are {format_bytes(budget.weights - budget.share)} over"
     pool = result.plan.pool(result.kv_budget)
@@ -320,10 +320,10 @@ def wider_requests(
         yield wider
 
 
-def _shorter(result: Fit) -> Iterator[ConfigChange]:
+def _shorter_context(result: Fit) -> Iterator[ConfigChange]:
     """Yield the change to the longest context that fits.
 
     Yield nothing if not even one token fits, or if some sequences of the requested length fit.
     """
-    if result.longest and not result.sequences:
-        yield ConfigChange.of(result).changed(max_model_len=result.longest)
+    if result.longest_length and not result.sequences:
+        yield ConfigChange.of(result).changed(max_model_len=result.longest_length)

@@ -106,11 +106,11 @@ def diagnose(
     if num_devices > 1:
         flags.setdefault("tensor_split", ",".join("1" * num_devices))
     command = interpret_flags(DIALECTS[boot.engine], model or _model_name(boot), flags)
-    values = command.given | overrides
+    values = command.settings | overrides
     release = re.match(r"\d+\.\d+(?:\.\d+)?", boot.version)
     if release and boot.engine != "llama.cpp":
         values["engine_version"] = release[0]
-    command = command._replace(given=values)
+    command = command._replace(settings=values)
     options = command.options
 
     if gpu_name:

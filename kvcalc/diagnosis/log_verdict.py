@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.command_line import command_of
-from kvcalc.capacity.fit_records import Typed, command_lines
+from kvcalc.capacity.fit_records import TypedRequest, command_lines
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.capacity.suggested_fixes import (
     MAX_SHARE,
     ConfigChange,
-    first_fitting,
-    joined,
+    first_fitting_changes,
+    join_with_or,
     smaller_cache,
     smaller_weights,
     wider_requests,
@@ -96,7 +96,7 @@ class Adviser(NamedTuple):
             flags = change.changed(max_model_len=tokens).flags()
             started = self.with_users(change, self.users, tokens)
         assert started.result
-        typed = Typed(model=self.diagnosis.command.named)
+        typed = TypedRequest(model=self.diagnosis.command.model_words)
         command, kvcalc_command = command_lines(started.result, typed)
         return {
             "flags": flags,
@@ -114,12 +114,12 @@ class Adviser(NamedTuple):
         """
         kinds: Iterable[Iterable[ConfigChange]]
         kinds = chain([self.larger_shares(self.start)], self.changes())
-        changes = [*first_fitting(kinds, self.fits)]
+        changes = [*first_fitting_changes(kinds, self.fits)]
         if not changes:
             kinds = (
                 chain.from_iterable(map(self.larger_shares, kind)) for kind in self.changes()
             )
-            changes = [*first_fitting(kinds, self.fits)]
+            changes = [*first_fitting_changes(kinds, self.fits)]
         return [*map(self.advice, changes[:MAX_CHANGES])]
 
     def _first_that_fits(self, changes: Sequence[ConfigChange]) -> Sequence[ConfigChange]:
@@ -168,7 +168,7 @@ class Adviser(NamedTuple):
             )
         if not is_llama_cpp and not options.enforce_eager:
             yield [start.changed("slower steps", enforce_eager=True)]
-        if is_vllm and deployment.model.vision and options.images != 0:
+        if is_vllm and deployment.model.vision and options.max_images != 0:
             limits = '{"image": 0, "video": 0}'
             yield [start.changed("no images or videos", limit_mm_per_prompt=limits)]
         yield filter(None, [smaller_cache(start)])
@@ -350,7 +350,7 @@ def summarize_diagnosis(
             flags.append(adviser.longest_flag())
         remedy = "No change of one or two flags helps on this GPU."
         if words := [f"`{flag}`" for flag in flags if flag]:
-            remedy = f"It fits with {joined(words)}."
+            remedy = f"It fits with {join_with_or(words)}."
         if boot.failure == "occupied":
             remedy = f"Stop the processes that use the memory. {remedy}"
 
@@ -358,7 +358,7 @@ def summarize_diagnosis(
     cells_text = f", the cache stores {cells:,} tokens" if cells else ""
     per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     count = f"{logged.sequences:,} logged, {per_rank * predicted.ranks.dp:,} predicted"
-    written = command_of(diagnosis.deployment, options, diagnosis.command.named)
+    written = command_of(diagnosis.deployment, options, diagnosis.command.model_words)
     return DiagnosisSummary(
         boot=boot,
         model=logged.model.name,

@@ -225,7 +225,7 @@ def _row_line(
 def explain_fit(fitted: Fit, record: Record) -> str:
     """Return the sums that lead from the memory of a GPU to the number of sequences that fit."""
     budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
-    remaining, margin = fitted.remaining[fitted.estimate], fitted.margin
+    remaining, margin = fitted.remaining[fitted.estimate], fitted.margin_bytes
     taken = (
         "" if budget.excludes_activations else f" − {budget.activation:,} − {budget.overhead:,}"
     )
@@ -318,8 +318,12 @@ def _fit_lines(fitted: Fit) -> list[str]:
             f"{fitted.sequences:,} of {fitted.capacity:,} fit with this --max-num-seqs, which "
             "needs more memory"
         )
-    longest = "no limit" if fitted.longest is None else f"{fitted.longest:,} tokens"
-    lines.append(f"longest context of {plural(fitted.options.wanted, 'sequence')}: {longest}")
+    longest = (
+        "no limit" if fitted.longest_length is None else f"{fitted.longest_length:,} tokens"
+    )
+    lines.append(
+        f"longest context of {plural(fitted.options.requested_num_seqs, 'sequence')}: {longest}"
+    )
     return lines
 
 

@@ -10,7 +10,7 @@ from specs import of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.allocations import external, paged
+from kvcalc.capacity.allocations import paged_waste, simulate_first_fit
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.capacity.engines.layout import BlockDemand, segments
 from kvcalc.capacity.fit_records import fit_record
@@ -75,7 +75,7 @@ def test_vllm_to_the_byte(model: Model, budget: int, length: int, count: int, ba
     assert found.plan.request_blocks(length) == each
     assert size * (1 + found.sequences * each) <= budget or found.sequences == 0
     assert size * (1 + (found.sequences + 1) * each) > budget // size * size
-    longest = found.longest
+    longest = found.longest_length
     assert longest is not None  # full layers grow for ever
     for tokens, fits in ((longest, True), (longest + 1, False)):
         size, each = blocks(model, tokens, batched * batches)
@@ -89,7 +89,7 @@ def test_content_to_the_byte(model: Model, budget: int, length: int, count: int)
     found = answer(model, "none", budget, length, count)
     stored = cache_size(model, length).stored
     assert found.sequences * stored <= budget < (found.sequences + 1) * stored
-    longest = found.longest
+    longest = found.longest_length
     assert longest is not None
     assert not longest or count * cache_size(model, longest).stored <= budget
     assert count * cache_size(model, longest + 1).stored > budget
@@ -203,8 +203,8 @@ def test_pieces_add_up_in_whole_blocks(parts: list[BlockDemand], tokens: int) ->
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30), st.integers(1, 64), st.integers(500, 3000), st.integers(0, 9))
 @settings(max_examples=50)
 def test_waste_is_bounded(sizes: list[int], block: int, capacity: int, seed: int) -> None:
-    assert 0 <= paged(sizes, block).tokens <= (block - 1) * len(sizes)
-    assert paged(sizes, max(sizes)).tokens >= 0
-    pieces = external(sizes, capacity, seed)
+    assert 0 <= paged_waste(sizes, block).tokens <= (block - 1) * len(sizes)
+    assert paged_waste(sizes, max(sizes)).tokens >= 0
+    pieces = simulate_first_fit(sizes, capacity, seed)
     assert 0 <= pieces.largest <= pieces.free < 1
     assert pieces.largest < pieces.free or not pieces.failures

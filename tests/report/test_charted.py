@@ -6,7 +6,7 @@ import pytest
 from serving.servers import HandClock, asked, byte_pool, served
 
 from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load_model
-from kvcalc.capacity.allocations import AllocationStep, play
+from kvcalc.capacity.allocations import AllocationStep, run_allocations
 from kvcalc.model.memory import weight_bytes
 from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, generation_work, latency_sweep
 from kvcalc.question.serving_options import LatencyOptions
@@ -339,7 +339,7 @@ def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> 
     """
     asked_for = (("A", 50), ("B", 300), ("C", 60), ("B", 0), ("", 700))
     steps = [AllocationStep(number, name, tokens) for number, (name, tokens) in enumerate(asked_for)]
-    chart = allocations_chart(play(steps, 1000, 400, 16))
+    chart = allocations_chart(run_allocations(steps, 1000, 400, 16))
     rows = dict(zip(chart.categories, zip(*(s.ys for s in chart.series), strict=True), strict=True))
     assert rows == {
         "slots of 400": (50, 350, 400, 200), "pieces, first fit": (110, 0, 590, 300), "pages of 16": (110, 18, 864, 8),

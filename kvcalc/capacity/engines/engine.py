@@ -17,7 +17,7 @@ from kvcalc.capacity.engines.layout import (
     StoredPart,
     layer_entries,
 )
-from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated
+from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated_memory
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Compressed, Grouped, Latent
@@ -118,7 +118,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     defaults: Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
     releases: Sequence[Any] = ()
     oldest_release: tuple[int, ...] = ()
-    memory: Callable[[EngineStartup, str], MemoryBreakdown] = stated
+    memory: Callable[[EngineStartup, str], MemoryBreakdown] = stated_memory
     has_memory_range: bool = False
     has_context_buffers: bool = False
     dtypes: tuple[str, ...] | None = None
@@ -278,12 +278,12 @@ def rope_tables(model: Model) -> int:
     return 2 * (model.max_context or 0) * max(widths)
 
 
-def tower(start: EngineStartup) -> int:
+def vision_tower_bytes(start: EngineStartup) -> int:
     """Return the bytes of the vision tower, which is on the first stage and split over tp.
 
     They are 0 if requests have no images (models/interfaces.py, 0.28).
     """
     vision = start.model.vision
-    if not vision or start.stage or start.options.images == 0:
+    if not vision or start.stage or start.options.max_images == 0:
         return 0
     return 2 * vision.parameters // (start.ranks.tp if vision.sharded else 1)

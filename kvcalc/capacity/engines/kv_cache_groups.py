@@ -194,10 +194,10 @@ LATENT_MULTIPLE, PLAIN_MULTIPLE = 128, 16
 COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
 # tokens of a compressor's block, by the tokens that it compresses to one
 STATE_BLOCKS = {4: 4, 128: 8}
-SCALES = 8  # bytes of a packed row's scales: one for 64 values, padded
-ROWS = ("latent", "rope_key")
-ROLES = (*ROWS, "index_key", "compressor")
-ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple of these bytes
+SCALE_BYTES = 8  # bytes of a packed row's scales: one for 64 values, padded
+ROW_ROLES = ("latent", "rope_key")
+POOLED_ROLES = (*ROW_ROLES, "index_key", "compressor")
+PAGE_ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple of these bytes
 
 
 def pooled_tokens(layers: Iterable[LayerCache]) -> int:
@@ -307,9 +307,9 @@ def compresses_tokens(model: Model) -> bool:
         )
     for part in filter(None, parts):
         uncompressed = [entry for entry in part if entry.ratio == 1]
-        if not uncompressed or any(entry.role not in ROLES for entry in part):
+        if not uncompressed or any(entry.role not in POOLED_ROLES for entry in part):
             return False
-        if not all(entry.limit and entry.role in ROWS for entry in uncompressed):
+        if not all(entry.limit and entry.role in ROW_ROLES for entry in uncompressed):
             return False
     return True
 
@@ -320,25 +320,25 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
     Raises:
         UserError: vLLM has no pages for the format of the rows or for the ratio.
     """
-    rows = [s for s in part if s.entry.role in ROWS]
+    rows = [s for s in part if s.entry.role in ROW_ROLES]
     dtype = rows[0].format.name.replace("fp8_block128", "fp8_ds_mla")
-    if dtype not in ALIGNMENTS:
+    if dtype not in PAGE_ALIGNMENTS:
         raise UserError(
             f"vLLM stores compressed latents packed in fp8 or in bf16, not in {dtype}"
         )
 
     def spec(row: int, block: int, ratio: int = 1, limit: int = 0) -> Spec:
-        page = -(-(block // ratio * row) // ALIGNMENTS[dtype]) * ALIGNMENTS[dtype]
+        page = -(-(block // ratio * row) // PAGE_ALIGNMENTS[dtype]) * PAGE_ALIGNMENTS[dtype]
         kind = SpecKind.WINDOW if limit else SpecKind.FULL
         return Spec(kind, row, limit, block, page, latent=True, main=not limit)
 
     def row_bytes(rows: Sequence[StoredEntry]) -> int:
         """Return the bytes of one latent with its RoPE key."""
         latent, rotated = (
-            sum(s.entry.width for s in rows if s.entry.role == role) for role in ROWS
+            sum(s.entry.width for s in rows if s.entry.role == role) for role in ROW_ROLES
         )
         is_packed = dtype == "fp8_ds_mla"
-        return latent + 2 * rotated + SCALES if is_packed else 2 * (latent + rotated)
+        return latent + 2 * rotated + SCALE_BYTES if is_packed else 2 * (latent + rotated)
 
     window = [s for s in rows if s.entry.ratio == 1]
     specs = [spec(row_bytes(window), WINDOW_BLOCK, limit=window[0].entry.limit)]

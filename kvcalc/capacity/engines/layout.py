@@ -285,7 +285,7 @@ class CacheLayout:
         """Return the sequences of `length` tokens that fit, for an int or an array of budgets."""
         return by_number(
             budget,
-            lambda size: largest(
+            lambda size: largest_fitting(
                 lambda n: self.needed(n, length, shared) <= self.pool(int(size))
             ),
         )
@@ -298,12 +298,12 @@ class CacheLayout:
         empty = self.needed(0, length)
         if self.needed(1, length) <= empty:
             return 0
-        return largest(lambda n: self.needed(n, length) - empty <= memory)
+        return largest_fitting(lambda n: self.needed(n, length) - empty <= memory)
 
     def max_length(self, budget: int, sequences: int, shared: int = 0) -> int | None:
         """Return the maximum length of concurrent sequences in the pool; None without a limit."""
         pool = self.pool(budget)
-        length = largest(lambda tokens: self.needed(sequences, tokens, shared) <= pool)
+        length = largest_fitting(lambda tokens: self.needed(sequences, tokens, shared) <= pool)
         return None if length == MAX_TOKENS else length
 
 
@@ -477,7 +477,7 @@ def content_of(
     return Content(rows)
 
 
-def largest(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int:
+def largest_fitting(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int:
     """Return the largest number up to `limit` that fits, or 0.
 
     Every number below a number that fits must fit too.

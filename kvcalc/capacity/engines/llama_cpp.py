@@ -36,7 +36,7 @@ from kvcalc.capacity.engines.layout import (
     distinct_layers,
     pages,
 )
-from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated
+from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated_memory
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.batch import Parallelism
@@ -49,13 +49,13 @@ from kvcalc.model.precision import Precision
 from kvcalc.records.fit import LoggedCacheRecord
 from kvcalc.storage.formats import FORMATS, RowFormat, cache_layout, canonical
 
-PAD = 256  # cells: every cache is a multiple
-CHUNK = 8192  # tokens: files have no key for another number
-UBATCH = 512  # --ubatch-size
+PADDING_CELLS = 256  # cells: every cache is a multiple
+CHUNK_TOKENS = 8192  # tokens: files have no key for another number
+UBATCH_TOKENS = 512  # --ubatch-size
 # common/arg.cpp, kv_cache_types
-TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+CACHE_TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 # types with a pattern of windows, also by the names in GGUF files
-PATTERNED = """
+PATTERNED_TYPES = """
     gemma2 gemma3_text gemma3 gpt_oss gpt-oss cohere2 afmoe llama4_text llama4
 """
 WINDOWED_DEPTH = {"exaone4": 64}  # types that have windows only at this depth
@@ -72,7 +72,7 @@ def _entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
     """
     if not _is_stored_by_head(model, part):
         return [
-            replace(e, limit=CHUNK) if e.span is Span.CHUNK else e
+            replace(e, limit=CHUNK_TOKENS) if e.span is Span.CHUNK else e
             for e in part_entries(model, part)
         ]
     assert isinstance(part, Latent)
@@ -196,14 +196,14 @@ def _check_placement(start: EngineStartup) -> None:
 
 
 def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return the memory of `stated` with at least the compute buffer, and without weights in host
-    memory.
+    """Return the memory of `stated_memory` with at least the compute buffer, and without weights in
+    host memory.
 
     GPUs that share the layers have no collectives: each copies its output to the next
     (ggml-cuda.cu: ggml_backend_cuda_cpy_tensor_async).
     """
     _check_placement(start)
-    terms, host = stated(start, estimate, has_graphs=False), _host_weights(start)
+    terms, host = stated_memory(start, estimate, has_graphs=False), _host_weights(start)
     if start.ranks.tp == 1:
         terms.overhead.pop("collectives", None)
         terms.startup.pop("collectives", None)
@@ -224,7 +224,7 @@ class LlamaCpp(CacheLayout):
         host: Layout of the layers in host memory, if there are any.
     """
 
-    block_size = PAD
+    block_size = PADDING_CELLS
     host: "LlamaCpp | None" = None
 
     def __init__(
@@ -237,8 +237,10 @@ class LlamaCpp(CacheLayout):
         self.notes = (f"llama.cpp: {caches}",)
         cap = _pad(limit + self.ubatch)
         demands = (
-            BlockDemand(PAD * full, PAD),
-            BlockDemand(PAD * window, PAD, cap, 0, "window and micro-batch"),
+            BlockDemand(PADDING_CELLS * full, PADDING_CELLS),
+            BlockDemand(
+                PADDING_CELLS * window, PADDING_CELLS, cap, 0, "window and micro-batch"
+            ),
             BlockDemand(state, 1, 0, 1, "state"),
         )
         self.demands = [demand for demand in demands if demand.unit]
@@ -292,7 +294,7 @@ class LlamaCpp(CacheLayout):
 
 
 def _pad(cells: int) -> int:
-    return -(-cells // PAD) * PAD
+    return -(-cells // PADDING_CELLS) * PADDING_CELLS
 
 
 def _plan(
@@ -344,7 +346,7 @@ def _windowed_models(layers: Sequence[LayerCache]) -> set[int]:
         model = layer.model
         depth = WINDOWED_DEPTH.get(model.model_type, model.layers)
         for part in pages(LLAMA_CPP.title, layer) if model.layers == depth else ():
-            if (part.rows and not part.limit) or model.model_type in PATTERNED.split():
+            if (part.rows and not part.limit) or model.model_type in PATTERNED_TYPES.split():
                 models.add(id(model))
     return models
 
@@ -362,8 +364,8 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
         remarks.append(
             "llama.cpp keeps keys and values of every head of this model, not its latents"
         )
-    if any(entry.span is Span.CHUNK and entry.limit != CHUNK for entry in model.entries):
-        remarks.append(f"llama.cpp's chunks always have {CHUNK:,} tokens")
+    if any(entry.span is Span.CHUNK and entry.limit != CHUNK_TOKENS for entry in model.entries):
+        remarks.append(f"llama.cpp's chunks always have {CHUNK_TOKENS:,} tokens")
     return precision, tuple(remarks)
 
 
@@ -407,11 +409,13 @@ LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
     plan=stage_by_stage(_plan),
-    defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
+    defaults=lambda gpu, ranks, release, tokens, model: Defaults(
+        tokens or UBATCH_TOKENS, 1, 1.0
+    ),
     memory=_memory,
     has_context_buffers=True,
     memory_key=lambda start: start.gpu.per == "SoC",
-    dtypes=TYPES,
+    dtypes=CACHE_TYPES,
     takes=(
         "cache_type_k",
         "cache_type_v",

@@ -25,7 +25,7 @@ from kvcalc.capacity.engines.engine import (
     rope_tables,
     scaled_index_keys,
     stage_by_stage,
-    tower,
+    vision_tower_bytes,
 )
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
@@ -43,7 +43,7 @@ from kvcalc.capacity.memory_budget import (
     MemoryBreakdown,
     collective_bytes,
     nonzero,
-    stated,
+    stated_memory,
 )
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
@@ -53,7 +53,7 @@ from kvcalc.model.precision import Precision
 DRAFT_TOKENS = 3  # --speculative-num-steps of most models (arg_groups/speculative_hook.py)
 # tokens of a prefill chunk, largest CUDA-graph batch below tp 4, and from tp 4 on
 BatchDefaults = tuple[int, int, int]
-LARGER_GPUS: dict[int, BatchDefaults] = {  # by the limit of the memory in GiB
+DEFAULTS_BY_MEMORY: dict[int, BatchDefaults] = {  # by the limit of the memory in GiB
     60: (4096, 32, 160),
     160: (8192, 256, 512),
     1 << 40: (16384, 512, 512),
@@ -78,7 +78,7 @@ class SglangRelease(NamedTuple):
             return 2048, 8, 8
         if memory_bytes < 35 * GIB:
             return self.small
-        return next(row for gib, row in LARGER_GPUS.items() if memory_bytes < gib * GIB)
+        return next(row for gib, row in DEFAULTS_BY_MEMORY.items() if memory_bytes < gib * GIB)
 
 
 RELEASES = (
@@ -152,10 +152,10 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     range differ by these two, and by the margins of vLLM's starts. No published start-up of SGLang
     has checked the estimates.
     """
-    terms = stated(start, estimate)
+    terms = stated_memory(start, estimate)
     extra = {
         "rotary tables": rope_tables(start.model),
-        "vision tower": tower(start),
+        "vision tower": vision_tower_bytes(start),
         "LoRA slots": lora_slots(start),  # lora/mem_pool.py, before the cache
         **start.extra,
     }
@@ -178,14 +178,16 @@ PAGE, SPARSE_PAGE = 1, 64  # --page-size; the sparse-attention backend runs 64
 WINDOW_SHARE = Fraction(4, 5)
 # --mamba-full-memory-ratio: bytes for states per byte for keys and values
 STATE_SHARE = Fraction(9, 10)
-EVICTED = 128  # tokens outside the window before a decoding sequence frees their slots
+EVICTION_LAG_TOKENS = (
+    128  # tokens outside the window before a decoding sequence frees their slots
+)
 # State slots of a running request, and additional slots for its prefix cache.
 RUNNING_STATES, TRACKED_STATES = 3, 2
-FREES_WINDOWS = """
+TYPES_FREEING_WINDOWS = """
     gptoss llama4 mimov2 step35 step37 step3p5 step3p7 gemma4 laguna mellum inkling graniteswa
     granitemoeswa iquestq1 unlimitedocr museglimmer
 """
-TRACKS_NO_STATES = "lfm2 jetnemotron jetvlm zaya"
+TYPES_WITHOUT_TRACKED_STATES = "lfm2 jetnemotron jetvlm zaya"
 
 
 class SGLang(CacheLayout):
@@ -328,7 +330,7 @@ def _plan(
     """
     model = layers[0].model
     drafts = layers[model.layers :]
-    frees_windows = settings.hybrid and _is_named(model, FREES_WINDOWS)
+    frees_windows = settings.hybrid and _is_named(model, TYPES_FREEING_WINDOWS)
     full = window = index = largest_index = limit = 0
     num_full = num_windowed = num_draft_windows = 0
     is_latent = keeps_windows = False
@@ -357,13 +359,13 @@ def _plan(
         full += full * num_draft_full // num_full + draft_index
     page = settings.block_size or (SPARSE_PAGE if largest_index else PAGE)
     draft_states = settings.num_speculative_tokens + 1 if drafts else 0
-    limit += EVICTED * max(draft_states, 1) + page + (2 * draft_states or page)
+    limit += EVICTION_LAG_TOKENS * max(draft_states, 1) + page + (2 * draft_states or page)
     # every stage has the slots of the stage with the largest states
     state = max(
         sum(n * part.state_bytes for part, n in stage_pages(SGLANG.title, layers, number))
         for number in range(ranks.pp)
     )
-    has_tracked_states = not _is_named(model, TRACKS_NO_STATES)
+    has_tracked_states = not _is_named(model, TYPES_WITHOUT_TRACKED_STATES)
     plan = SGLang(
         full=full + index,
         window=window,

@@ -14,7 +14,7 @@ from kvcalc.capacity.engines.engine import (
     EngineSettings,
     rope_tables,
     stage_by_stage,
-    tower,
+    vision_tower_bytes,
 )
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
@@ -23,7 +23,7 @@ from kvcalc.capacity.engines.layout import (
     LayerCache,
     stage_pages,
 )
-from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, nonzero, stated
+from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, nonzero, stated_memory
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
 
@@ -79,10 +79,12 @@ def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """
     extra = {
         "rotary tables": rope_tables(start.model),
-        "vision tower": tower(start),
+        "vision tower": vision_tower_bytes(start),
         **start.extra,
     }
-    return stated(start, estimate)._replace(extra=nonzero(extra), margin=MARGINS[estimate])
+    return stated_memory(start, estimate)._replace(
+        extra=nonzero(extra), margin=MARGINS[estimate]
+    )
 
 
 TRTLLM = Engine(

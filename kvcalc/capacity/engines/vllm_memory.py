@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import at_least, by_number, doublings, floor_div, maximum, minimum
-from kvcalc.capacity.engines.engine import rope_tables, tower
+from kvcalc.capacity.engines.engine import rope_tables, vision_tower_bytes
 from kvcalc.capacity.engines.vllm_versions import (
     Release,
     has_states,
@@ -49,10 +49,10 @@ PADDED_HEADS = (64, 128)
 # before: the last streams are always stored for prediction layers; since then only with such layers
 OPTIONAL_STREAMS = (0, 27, 0)
 # torch: CUDACachingAllocator.cpp
-STEP, SEGMENT, LARGE, SPLIT = 512, 2 * MIB, 10 * MIB, MIB
+ALLOCATION_STEP, SEGMENT_BYTES, LARGE_BYTES, SPLIT_BYTES = 512, 2 * MIB, 10 * MIB, MIB
 # Matrices that vLLM stores as one tensor (models' packed_modules_mapping, fused_moe/layer.py), by
 # the name of the first in the alphabet
-FUSED = {
+FUSED_MATRICES = {
     "q": "k",
     "v": "k",
     "up": "gate",
@@ -60,7 +60,7 @@ FUSED = {
     "experts.up": "experts.gate",
 }
 # Share of int4 matrices that repacking leaves in the allocator; fitted, −0.7 to 2.2 % in starts
-REPACKED = 0.008
+REPACKED_SHARE = 0.008
 INT4 = ("awq", "gptq", "int4")
 NGRAM_TABLES = ("ngram_table", "engram_table")
 # multiples of (hidden, intermediate) width to which vLLM pads MXFP4 experts, except on Hopper
@@ -129,7 +129,7 @@ def load_weights(
         if weight.kind is WeightKind.VECTOR:
             vectors += count * size
         else:
-            key = kind, FUSED.get(short, short)
+            key = kind, FUSED_MATRICES.get(short, short)
             tensors[key] = count, tensors.get(key, (0, 0))[1] + size
     matrices = sum(count * allocated(size) for count, size in tensors.values())
     return LoadedWeights(vectors + matrices, int4, absorbed, ngram_tables)
@@ -141,9 +141,9 @@ def allocated(size: int) -> int:
     The allocator rounds up to multiples of 512 bytes. From 10 MiB on, it also counts the rest of a
     segment if this rest is at most 1 MiB.
     """
-    size = -(-size // STEP) * STEP
-    segment = -(-size // SEGMENT) * SEGMENT
-    return segment if size >= LARGE and segment - size <= SPLIT else size
+    size = -(-size // ALLOCATION_STEP) * ALLOCATION_STEP
+    segment = -(-size // SEGMENT_BYTES) * SEGMENT_BYTES
+    return segment if size >= LARGE_BYTES and segment - size <= SPLIT_BYTES else size
 
 
 def is_data_centre_blackwell(start: EngineStartup) -> bool:
@@ -185,11 +185,11 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     compressed_tables = 4 * (model.max_context or 0) * sum(widths.values())
     extra = {
         "padding and rounding": loaded.allocated - start.stored_weights,
-        "repacked matrices": int(REPACKED * loaded.int4),
+        "repacked matrices": int(REPACKED_SHARE * loaded.int4),
         "absorbed projections": loaded.absorbed,
         "rotary tables": compressed_tables or kept(model, rope_tables),
         "buffers of a pass": _pass_buffers(start),
-        "vision tower": tower(start),
+        "vision tower": vision_tower_bytes(start),
         "LoRA slots": lora_slots(start),
         **start.extra,
     }
@@ -279,19 +279,20 @@ def lora_slots(start: EngineStartup) -> int:
     return 2 * slots * elements
 
 
-WAITING = 3.8  # residual streams that stay with a layer's widest part: fitted on one log of two
+# residual streams that stay with a layer's widest part: fitted on one log of two
+WAITING_STREAMS = 3.8
 # bytes of the sampler per request and entry of the vocabulary
-SORT, SORT_FEW, KERNEL = 38, 50, 14
+SORT_BYTES, SMALL_SORT_BYTES, KERNEL_BYTES = 38, 50, 14
 MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
-L2_BYTES = 50 * MIB
+DEFAULT_L2_BYTES = 50 * MIB
 MAX_IMAGES = 999  # in a prompt without a limit (config/multimodal.py)
 # bytes per 8 requests and entry of the vocabulary: counts in int32, a bit mask
 # (gpu/sample/penalties.py, 0.28)
-PENALTIES = 33
-SMS = 128  # if the GPU's preset has no number
+PENALTY_BYTES = 33
+DEFAULT_SMS = 128  # if the GPU's preset has no number
 # part of the memory, at the low end, for models that compress tokens: the source shows 6.7 of
 # 10.1 GiB
-UNSEEN = 0.03
+UNSEEN_SHARE = 0.03
 
 
 class Constants(NamedTuple):
@@ -367,7 +368,7 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
         extra=extra,
         activation=activation,
         overhead=nonzero(overhead),
-        margin=constants.margin + (UNSEEN if is_uncertain else 0),
+        margin=constants.margin + (UNSEEN_SHARE if is_uncertain else 0),
         peak=step,
         host=host,
     )
@@ -406,9 +407,10 @@ def peak(
         is_first_start: Whether the compilation cache is empty.
     """
     outputs, workspace = image_outputs(start), experts_workspace(start)
+    sampler = sampler_peak(start, has_kernels) + outputs + workspace if start.layers.last else 0
     steps = {
-        "forward pass": forward(start, workspace) + outputs,
-        "sampler": sample(start, has_kernels) + outputs + workspace if start.layers.last else 0,
+        "forward pass": forward_peak(start, workspace) + outputs,
+        "sampler": sampler,
         "vision encoder": encoder(start),
         "compilation": compilation(start) if is_first_start else 0,
     }
@@ -423,7 +425,7 @@ def peak(
     return (32 if is_large else 8) * MIB + largest, name
 
 
-def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
+def sampler_peak(start: EngineStartup, has_kernels: bool = False) -> Any:
     """Return the peak bytes of the dummy sample: hidden states of T tokens, logits of n requests,
     and sampling buffers.
 
@@ -435,13 +437,14 @@ def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
     row = model.hidden_size * start.formats.element_bytes
     if _has_runner_v2(start):
         return start.tokens * row + count * model.vocab_size * rules.sampler_v2
-    logit: Any = KERNEL
+    logit: Any = KERNEL_BYTES
     if rules.sampler == "sort" or (rules.sampler == "flashinfer" and not has_kernels):
-        logit = SORT + (at_least(count, 2) - at_least(count, 128)) * (SORT_FEW - SORT)
+        is_small = at_least(count, 2) - at_least(count, 128)
+        logit = SORT_BYTES + is_small * (SMALL_SORT_BYTES - SORT_BYTES)
     return (start.tokens + 2 * count) * row + count * model.vocab_size * logit
 
 
-def forward(start: EngineStartup, workspace: int) -> int:
+def forward_peak(start: EngineStartup, workspace: int) -> int:
     """Return the peak bytes of the layers in the profile run.
 
     They are T·e·(widest part + 3.8·D), and for latent attention the projections: 65,536 · heads/tp
@@ -460,7 +463,7 @@ def forward(start: EngineStartup, workspace: int) -> int:
     latent = 2 * MLA_WORKSPACE * kept(model, latent_width, start.ranks)
     if kept(model, has_indexer):
         latent = max(latent, LOGITS_BYTES)
-    elements = start.tokens * (widest + WAITING * model.hidden_size)
+    elements = start.tokens * (widest + WAITING_STREAMS * model.hidden_size)
     return int(elements * start.formats.element_bytes) + latent + workspace
 
 
@@ -536,9 +539,9 @@ def _images(start: EngineStartup) -> Any:
     (v1/worker/gpu_model_runner.py: profile_run, 0.8.5; multimodal/encoder_budget.py, 0.28).
     """
     vision = start.vision
-    if not vision or start.stage or start.options.images == 0:
+    if not vision or start.stage or start.options.max_images == 0:
         return 0
-    requested = start.sequences * (start.options.images or MAX_IMAGES)
+    requested = start.sequences * (start.options.max_images or MAX_IMAGES)
     return maximum(1, minimum(max(start.tokens, vision.tokens) // vision.tokens, requested))
 
 
@@ -582,7 +585,7 @@ def compilation(start: EngineStartup) -> Any:
     model = start.model
     table = (model.embedding_size or model.hidden_size) * start.ranks.share(model.vocab_size)
     elements: int = table + start.tokens * model.hidden_size
-    return elements * start.formats.element_bytes + (start.gpu.l2_bytes or L2_BYTES)
+    return elements * start.formats.element_bytes + (start.gpu.l2_bytes or DEFAULT_L2_BYTES)
 
 
 def sampler_buffers(start: EngineStartup) -> Any:
@@ -593,12 +596,12 @@ def sampler_buffers(start: EngineStartup) -> Any:
     all consumed memory.
     """
     rules: Release = start.release
-    vocabulary, sms = start.model.vocab_size, start.gpu.sms or SMS
+    vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS
     if not start.layers.last:
         return 0
     if _has_runner_v2(start):
         entries = start.sequences * vocabulary
-        return floor_div(entries * PENALTIES, 8) if rules.counts_consumed else 0
+        return floor_div(entries * PENALTY_BYTES, 8) if rules.counts_consumed else 0
     if rules.sampler != "kernels":
         return 0
 

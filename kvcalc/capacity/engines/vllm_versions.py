@@ -20,7 +20,7 @@ from kvcalc.model.model import Model, kept
 from kvcalc.model.precision import PUBLISHED, formats_of
 
 V1_FOR_ALL = (0, 10, 2)
-BELOW_8 = ("Volta", "Turing")  # architectures of a compute capability below 8.0
+ARCHITECTURES_BELOW_8 = ("Volta", "Turing")  # architectures of a compute capability below 8.0
 LISTED_FAMILIES = ("llama", "mistral", "deepseek", "granite")
 DENSE_FAMILIES = ("qwen3", "llama", "mistral")
 
@@ -112,7 +112,9 @@ def defaults(
     Raises:
         UserError: The release runs the model on its old engine V0.
     """
-    if rules.since < V1_FOR_ALL and (gpu.architecture in BELOW_8 or kept(model, has_states)):
+    if rules.since < V1_FOR_ALL and (
+        gpu.architecture in ARCHITECTURES_BELOW_8 or kept(model, has_states)
+    ):
         raise UserError(
             f"vLLM {'.'.join(map(str, rules.since))} runs {model.name} on {gpu.name} with its "
             "V0 engine, which is not predicted",

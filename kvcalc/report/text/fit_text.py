@@ -16,7 +16,7 @@ from kvcalc.capacity.suggested_fixes import (
     Advice,
     ConfigChange,
     advice,
-    joined,
+    join_with_or,
     small_cache,
 )
 from kvcalc.records import JsonObject, Record, Records
@@ -89,7 +89,7 @@ def fit_table(
     for record, result in zip(records, fits, strict=True):
         longest = record["longest_context"]
         row = {
-            "missing_bytes": None if result.fits else -result.headroom,
+            "missing_bytes": None if result.fits else -result.headroom_bytes,
             "longest": "no limit" if longest is None else f"{longest:,}",
         }
         rows.append({**record, **row})
@@ -98,7 +98,7 @@ def fit_table(
         table_columns = [c for c in table_columns if c.key != "fits"]
     index = max(_rivals(records, fits), key=lambda i: fits[i].sequences, default=0)
     if not fits[0].fits:
-        index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom))
+        index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom_bytes))
     result = fits[index]
     images = _image_notes(records)
     notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
@@ -157,7 +157,7 @@ def _rivals(records: Records, fits: Sequence[Fit]) -> list[int]:
         and place_of(record) == place_of(first)
         and record["model"] == first["model"]
         and fit.length == result.length
-        and fit.options.wanted == result.options.wanted
+        and fit.options.requested_num_seqs == result.options.requested_num_seqs
     ]
 
 
@@ -175,11 +175,13 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int) -> str:
     clauses: list[str] = []
     if last.length != best.length:
         counts += f" or {last.sequences:,} of {last.length:,}"
-    elif last.options.wanted != best.options.wanted:
-        lengths = [(f.longest and f"{f.longest:,}") or "unlimited" for f in (best, last)]
+    elif last.options.requested_num_seqs != best.options.requested_num_seqs:
+        lengths = [
+            (f.longest_length and f"{f.longest_length:,}") or "unlimited" for f in (best, last)
+        ]
         counts = (
-            f"{plural(best.options.wanted, 'user')} of {lengths[0]} tokens or "
-            f"{last.options.wanted:,} of {lengths[1]}"
+            f"{plural(best.options.requested_num_seqs, 'user')} of {lengths[0]} tokens or "
+            f"{last.options.requested_num_seqs:,} of {lengths[1]}"
         )
     else:
         low = record["low_num_seqs"]
@@ -206,11 +208,11 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
         clauses.append(f", {fits[least].sequences:,} with {names[least]}")
     if len({place_of(r) for r in records}) > 1:
         clauses.append(", the smallest that fits")
-    elif best.length == best.longest and best.length < maximum:
+    elif best.length == best.longest_length and best.length < maximum:
         clauses.append(f", less than the model's maximum of {maximum:,}")
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
-    setting, wanted = UTILIZATION_NAMES.get(record["engine"]), best.options.wanted
+    setting, wanted = UTILIZATION_NAMES.get(record["engine"]), best.options.requested_num_seqs
     if setting and record["needed_utilization"] and wanted < best.sequences:
         need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
         if best.options.max_num_seqs or wanted > 1:
@@ -232,7 +234,7 @@ def _missing_sentence(
         name: The model in an engine's command line; "" for its own name.
     """
     assert advised is not None
-    count, length = closest.options.wanted, f"{closest.length:,} tokens"
+    count, length = closest.options.requested_num_seqs, f"{closest.length:,} tokens"
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
     if num_configs == 1:
@@ -244,9 +246,9 @@ def _missing_sentence(
     change = next(iter(advised.fixes.values()))
     written = command_of(change.deployment, change.options, name)
     fixes = [f"`{fix}`" for fix in advised.fixes]
-    if len(joined(fixes)) > MAX_FIXES:
+    if len(join_with_or(fixes)) > MAX_FIXES:
         del fixes[1:-1]
-    return title, f"It fits with {joined(fixes)}.", written.line if written else None
+    return title, f"It fits with {join_with_or(fixes)}.", written.line if written else None
 
 
 def place_of(record: Record) -> str:
