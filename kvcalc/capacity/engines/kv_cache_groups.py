@@ -196,7 +196,6 @@ COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
 STATE_BLOCKS = {4: 4, 128: 8}
 SCALE_BYTES = 8  # bytes of a packed row's scales: one for 64 values, padded
 ROW_ROLES = ("latent", "rope_key")
-POOLED_ROLES = (*ROW_ROLES, "index_key", "compressor")
 PAGE_ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple of these bytes
 
 
@@ -294,24 +293,15 @@ def compresses_tokens(model: Model) -> bool:
         UserError: Layers read the compressed latents of others (models/deepseek_v41: records of 528
             bytes on some GPUs, windows in blocks of 32 or 64, rings of compressor states).
     """
-    parts = [
-        part.cache() for layer in model.kinds.values() for part in (*layer.parts, *layer.shared)
-    ]
-    entries = [entry for part in parts for entry in part]
-    if not any(entry.role == "compressor" for entry in entries):
+    if not any(entry.role == "compressor" for entry in model.entries):
         return False
-    if any(entry.is_stored_by_other_layer for entry in entries):
+    if any(entry.is_stored_by_other_layer for entry in model.entries):
         raise UserError(
             f"vLLM stores {model.name} in other pages than DeepSeek-V4, which are not modelled",
             "Engine none counts its content",
         )
-    for part in filter(None, parts):
-        uncompressed = [entry for entry in part if entry.ratio == 1]
-        if not uncompressed or any(entry.role not in POOLED_ROLES for entry in part):
-            return False
-        if not all(entry.limit and entry.role in ROW_ROLES for entry in uncompressed):
-            return False
-    return True
+    uncompressed = [entry for entry in model.entries if entry.ratio == 1]
+    return all(entry.limit and entry.role in ROW_ROLES for entry in uncompressed)
 
 
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
