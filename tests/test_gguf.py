@@ -259,6 +259,8 @@ def test_exaone4_has_windows_with_64_layers_alone(tmp_path: Path, layers: int, e
     own = {k.replace("llama.", "exaone4."): v for k, v in llama(layers).items()} | {"general.architecture": "exaone4"}
     model = load(tmp_path, own | {"exaone4.attention.sliding_window": 50}, llama_tensors(layers))
     assert cache_size(model, 1000).stored == entries * 2 * 2 * 64 * 2
+    usual = load(tmp_path, own, llama_tensors(layers))  # without the key, a window has 4,096 tokens
+    assert {entry.limit for entry in usual.entries} == ({0, 4096} if layers == 64 else {0})
 
 
 def test_splits_are_read_together(tmp_path: Path) -> None:

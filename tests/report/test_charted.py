@@ -80,7 +80,8 @@ def test_roofs_bend_at_their_knees() -> None:
         roof = next(s for s in found if s.label == f"{label} TFLOP/s")
         knee = peak / 3.35e12
         assert points(roof) == [(0.5, 0.5 * 3.35e12), (knee, peak), (4000.0, peak)]
-        assert any(s.kind == "points" and points(s) == [(knee, peak)] and s.labels == [f"ridge point {knee:.1f}"] for s in found)
+        (ridge,) = [s for s in found if s.kind == "points" and points(s) == [(knee, peak)]]
+        assert (ridge.labels, ridge.sizes) == ([f"ridge point {knee:.1f}"], [0])  # the smallest point: no share of the pass
     assert {s.colour for s in found} == {6}  # grey: they are told apart by their names
     with pytest.raises(UserError, match="apple-m3-max has no matrix peak"):
         roofs(load_gpu("apple-m3-max"), [], (0.5, 4000.0))

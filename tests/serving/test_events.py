@@ -158,6 +158,9 @@ def test_small_runs_are_timed_as_they_are() -> None:
     tables, whole = InterpolatedStepTimer(timed, 3000, 8192, 64), StepTimer(timed)
     assert tables.prefill(((777, 0),)) == whole.prefill(((777, 0),))
     assert tables.line(1, 1234).first == whole.line(1, 1234).first
+    # chunks are timed after multiples of 512 cached tokens; between two multiples, seconds rise evenly
+    near, middle, far = (tables.mixed(((2000, past),), 8, 1000) for past in (512, 768, 1024))
+    assert near < middle == pytest.approx((near + far) / 2, rel=1e-12)
 
 
 def test_a_ladder_climbs_by_its_ratio() -> None:
