@@ -14,7 +14,7 @@ ERRORS = [
     ("size gpt2 --format xml", "unknown format 'xml'. Known: csv, json, markdown, table"),
     ("fit llama-3.1-8b --gpu 8xH100", "unknown gpu '8xH100'. Give the count with --tp: --gpu h100-sxm --tp 8"),
     ("fit llama-3.1-8b --gpu h100x8", "unknown gpu 'h100x8'. Give the count with --tp: --gpu h100-sxm --tp 8"),
-    ("fit gpt2 --gpu-memory-utilization 90", "is not above 0 and at most 1. Write 0.9 for 90 %"),
+    ("fit gpt2 --gpu-memory-utilization 90", "is not above 0 and at most 1. Write 0.9 for 90%"),
     ("compare gpt2 --variants gqa", "variant 'gqa' needs a number. Write gqa:8"),
     ("size gpt2 zzz", "unknown model 'zzz'. `kvcalc models` lists them"),
     ("latency llama-3.1-8b --draft eagle3", "unknown model 'eagle3'. Name its folder or Hub name, as in --draft "),

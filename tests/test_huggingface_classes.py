@@ -89,7 +89,7 @@ def test_a_key_that_may_carry_weights_puts_them_in_doubt() -> None:
     for key in ("side_rank", "extra_proj_dim", "moe_lora_alpha_rank", "use_residual", "attn_bias_kind", "qk_norm_kind"):
         model = llama(**{key: 3})
         assert (model.parameters, model.parameters_exact) == (LLAMA, False), key
-        assert f"parameters are ≈: keys that may carry weights are unread: {key}" in model.notes
+        assert f"parameters are approximate: unread keys may add weights: {key}" in model.notes
 
 
 def test_a_key_inside_a_mapping_counts_too() -> None:

@@ -170,4 +170,4 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         ]
 
     def __repr__(self) -> str:
-        return "".join(map(str, self._tables())).rstrip("\n")
+        return "\n".join(map(str, self._tables())).rstrip("\n")

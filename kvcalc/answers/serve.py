@@ -198,9 +198,6 @@ def _notes(models: Sequence[Any], runs: "list[SimulationResult]") -> list[str]:
             notes.append(
                 f"{place}: {record['rejected']:,} requests can never fit and are rejected"
             )
-        if record["diverges"]:
-            notes.append(
-                f"{place}: the queue diverges: the load is beyond capacity, and waiting grows "
-                "as long as requests come"
-            )
+    if diverging := sum(run.record["diverges"] is True for run in runs):
+        notes.append(f"the queue diverges; loads beyond the capacity: {diverging:,}")
     return notes

@@ -389,7 +389,9 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
     if boot.failure == "too_long" and cache:
         needed = format_bytes(logged.needed.cache)
         remaining = format_bytes(cache)
-        return f"Failed: {tokens:,} tokens need {needed} of KV cache, {remaining} are left."
+        wanted = logged.options.wanted
+        load = f"{wanted:,} users of {tokens:,} tokens" if wanted > 1 else f"{tokens:,} tokens"
+        return f"Failed: {load} need {needed} of KV cache, {remaining} are left."
     if boot.failure:
         short = diagnosis.logged("short")
         missing = f", {format_bytes(short)} are missing" if short else ""

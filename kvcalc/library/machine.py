@@ -43,8 +43,8 @@ def read_machine() -> list[MachineGpu]:
         if gpus := read_tool():
             return gpus
     raise UserError(
-        "no GPU is known of this machine: nvidia-smi and amd-smi list none",
-        "Name it, as in --gpu h100",
+        "no GPU was found on this machine: nvidia-smi and amd-smi list none",
+        "Name one, as in --gpu h100",
     )
 
 

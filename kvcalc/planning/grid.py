@@ -326,8 +326,8 @@ class SearchGrid:
             and not gpu.inter_domain_rate
         ]
         if names:
-            limit = "replicas no larger than one link joins, as no rate between nodes is known"
-            self.remarks[f"{few(names)}: {limit}; --inter-node-bandwidth gives one"] = None
+            limit = "a replica uses one node, because no rate between nodes is known"
+            self.remarks[f"{few(names)}: {limit}. Add --inter-node-bandwidth"] = None
 
     def _shard(
         self,

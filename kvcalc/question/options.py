@@ -284,6 +284,7 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
         elif name in values:
             value = values[name]
             arguments[name] = own[name].read(value) if own[name].is_text else value
+            own[name].check(arguments[name])
     return arguments
 
 
@@ -388,7 +389,7 @@ def memory_share(text: str, name: str) -> float:
     """Return a share of the memory from a text. Raises UserError unless it is above 0."""
     value = number_or_nan(text)
     if not 0 < value <= 1:
-        raise UserError(f"{name} {text} is not above 0 and at most 1", "Write 0.9 for 90 %")
+        raise UserError(f"{name} {text} is not above 0 and at most 1", "Write 0.9 for 90%")
     return value
 
 

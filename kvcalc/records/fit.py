@@ -35,7 +35,7 @@ class FitMemoryRecord(ShardedRecord):
     kv_budget_bytes: Annotated[int, "KV cache budget, the middle of the range", "KV cache/GPU"]
     kv_budget_low_bytes: Annotated[
         IntOrNull,
-        "low end of the range of 90 % of published starts; null without a range",
+        "low end of the range of 90% of published starts; null without a range",
         "KV cache/GPU low",
     ]
     kv_budget_high_bytes: Annotated[

@@ -191,7 +191,7 @@ class GenerationRecord(MachineRecord):
 
     model: Annotated[str, "model name"]
     mode: Annotated[str, "cached or uncached", "cache", "mode"]
-    head: Annotated[str, "positions of the LM head", "head on"]
+    head: Annotated[str, "positions of the LM head", "LM head on"]
     prompt_len: Annotated[int, "tokens of the prompt", "prompt"]
     new_tokens: Annotated[int, "generated tokens"]
     total_s: Annotated[float, "time of all tokens", "measured"]

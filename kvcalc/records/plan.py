@@ -133,7 +133,7 @@ class PlanRecord(CandidateRecord):
         float, "part of a decode step from operators without their own kernel model"
     ]
     time_p90_error: Annotated[
-        FloatOrNull, "90 % of such steps are within this error; null if unknown"
+        FloatOrNull, "90% of such steps are within this error; null if unknown"
     ]
     quality: Annotated[
         TextOrNull, "published quality of lower precision; null at the published precision"

@@ -125,7 +125,7 @@ class NoCacheRecord(LatencyRecord):
     ]
     no_cache_flops: Annotated[int, "flops without a cache", "FLOP"]
     no_cache_bytes: Annotated[int, "bytes without a cache"]
-    no_cache_head: Annotated[str, "positions of the LM head, last or all", "head on"]
+    no_cache_head: Annotated[str, "positions of the LM head, last or all", "LM head on"]
     no_cache_redundant_flops_share: Annotated[
         float,
         "1 − FLOPs with the cache ÷ FLOPs without it; 0 if chunks of a prompt need more",
@@ -135,7 +135,7 @@ class NoCacheRecord(LatencyRecord):
         int, "tokens that pass through the layers, for all sequences", "token projections"
     ]
     no_cache_redundant_projections: Annotated[
-        int, "token projections beyond one per token", "redundant"
+        int, "token projections beyond one per token", "redundant projections"
     ]
     tpot_last_bound_s: Annotated[float, "datasheet bound of the last step with the cache"]
     no_cache_doubles_from: Annotated[

@@ -148,7 +148,7 @@ class TimeBasisRecord(TypedDict):
     ]
     time_p90_error: Annotated[
         FloatOrNull,
-        "90 % of such steps on measured servers are within this error; null if unknown",
+        "90% of such steps on measured servers are within this error; null if unknown",
     ]
     fallback: Annotated[
         TextOrNull,

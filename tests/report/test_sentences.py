@@ -83,7 +83,7 @@ ACCURACY = [
     ("compare deepseek-v3 --variants mla,mha", "In 90% of measured"),
     ("serve llama-3.1-8b --rate 80 --num-prompts 40", "Errors in 90% of measured"),
     ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
-    ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "in 90 % of published"),
+    ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "in 90% of published"),
 ]  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
             assert len(kept) >= min(2, len(columns))
             assert len(kept) <= MAX_COLUMNS
             lost = [c.title for c in told if c in columns[len(kept) :] or c.wide]
-            named = f"{len(lost)} more with --wide: {', '.join(lost)}"
+            named = f"{len(lost)} more column{'s' * (len(lost) > 1)} with --wide: {', '.join(lost)}"
             assert (named in " ".join(" ".join(below).split())) == bool(lost)
 
 

@@ -70,10 +70,10 @@ def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     if not resolved.has_entry:
         name = printable(resolved.name or "none", 60)
         check_settled(c, name, unread)
-        values = [f"{key} as {value}" for key, value in _ASSUMED.items() if not c.in_file(key)]
-        assumed = f", taking {', '.join(values)}" if values else ""
-        text = f"parameters are ≈: model_type {name!r} is not known: read by the general rules"
-        notes.append(f"{text} for decoders{assumed}")
+        values = [f"{key} = {value}" for key, value in _ASSUMED.items() if not c.in_file(key)]
+        assumed = f", with {', '.join(values)}" if values else ""
+        text = f"parameters are approximate: model_type {name!r} is not known"
+        notes.append(f"{text}. General rules for decoders apply{assumed}")
     defaults = ", ".join(
         f"{key}={value}"
         for key, value in sorted(c.defaulted.items())
@@ -92,7 +92,7 @@ def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     others = [key for key in keys if key not in weights]
     if weights:
         notes.append(
-            f"parameters are ≈: keys that may carry weights are unread: {_joined(weights)}"
+            f"parameters are approximate: unread keys may add weights: {_joined(weights)}"
         )
     if others:
         notes.append(f"keys not read: {_joined(others)}")

@@ -82,6 +82,7 @@ def _size_sentence(records: Sequence[SizeRecord]) -> str:
     first, last = records[0], records[-1]
     equal = alike(records, last, *LOAD)
     keys, names = sides(equal, STORAGE_KEYS)
+    names = [name.replace(", ", " with ", 1) for name in names]
     sizes = [record["kv_cache_bytes"] for record in equal]
     small, large = sizes.index(min(sizes)), sizes.index(max(sizes))
     per_gpu = " per GPU" * any(record["gpus"] > 1 for record in records)
@@ -90,8 +91,8 @@ def _size_sentence(records: Sequence[SizeRecord]) -> str:
     if sizes[small] != sizes[large] and "model" in keys:
         size = f"{format_bytes(sizes[small])}{per_gpu}"
         return answer_sentence(
-            f"{equal[small]['model']} needs the smallest KV cache for {load(last)}, {size}",
-            f", and {equal[large]['model']} the largest, {format_bytes(sizes[large])}",
+            f"{names[small]} needs the smallest KV cache for {load(last)}, {size}",
+            f", and {names[large]} the largest, {format_bytes(sizes[large])}",
         )
     if sizes[small] != sizes[large]:
         span = f"{format_bytes(sizes[small])} to {format_bytes(sizes[large])}"
@@ -234,12 +235,10 @@ def _intensity_notes(records: Records) -> list[str]:
     sparse = min(partial, key=lambda r: r["kv_cache_read_bytes"])
     dense = max(whole, key=lambda r: r["attention_intensity"])
     old, new = dense["attention_intensity"], sparse["attention_intensity"]
-    kinds = (variant_name(r["variant"]).partition(":")[0] for r in (dense, sparse))
-    names = " to ".join(kinds)
+    name = variant_name(sparse["variant"]).partition(":")[0]
     change = "falls" if new < old else "rises"
     bounds = f"{seconds(sparse['roofline_s'])}, not {seconds(dense['roofline_s'])}"
-    reason = f"{sparse['bound']}-bound: {bounds}"
-    return [f"{names}: FLOP/B {change}, {old:.4g} to {new:.4g}; {reason}."]
+    return [f"With {name}, FLOP/B {change} to {new:.4g}, and the step's bound is {bounds}."]
 
 
 def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
@@ -310,7 +309,7 @@ def _quality_lines(by_variant: Mapping[str, Record]) -> list[str]:
     for name, record in by_variant.items():
         words = [f"equal in all variants: {record['held_equal']}"]
         if record["head_diversity"]:
-            words.append(f"heads: {record['head_diversity']}; costs: {record['trades']}")
+            words.append(f"{record['head_diversity']} heads, at the cost of {record['trades']}")
         own, plain = record["parameters"], record.get("mha_parameters")
         if own and plain and record["attention"].startswith(("MLA", "DSA")) and own != plain:
             change = f"{'fewer' if own < plain else 'more'} than the {format_count(plain)}"

@@ -117,7 +117,7 @@ def fit_table(
             notes.append(f"Waste: {', '.join(shares)}")
         elif first["low_num_seqs"] == 0:
             notes.append("At the low end of this range no user fits.")
-        elif change := fixes[0]:
+        elif (change := fixes[0]) and not images:
             words, users = shlex.join(change.words), plural(change.sequences, "user")
             notes.append(f"With `{words}`, {users} fit.")
     else:
@@ -141,9 +141,8 @@ def _image_notes(records: Records) -> list[str]:
     tokens = images * first.get("image_tokens", 0)
     if not tokens:
         return []
-    verb = "take up to" if tokens <= length else "may need"
     return [
-        f"{plural(images, 'image')} {verb} {tokens:,} of the {length:,} tokens of a request."
+        f"Requests have {length:,} tokens, and {plural(images, 'image')} may need {tokens:,}."
     ]
 
 
@@ -290,15 +289,17 @@ def _accuracy(result: Fit, num_configs: int) -> list[str]:
     has_range = result.engine.has_memory_range and not result.has_given_cache
     if not has_range or not result.budget_at("high"):
         return []
+    gpu = f"{result.gpu.name}: " if num_configs > 1 else ""
+    if (end := result.estimate) != "middle":
+        size = format_bytes(result.budget_at(end))
+        return [f"{gpu}Users are for {size} of KV cache/GPU, the {end} end of its range."]
     low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
     if low[-3:] == high[-3:]:
         low = low[:-4]
-    gpu = f"{result.gpu.name}: " if num_configs > 1 else ""
-    source = f"in 90 % of published {result.options.engine} starts"
+    source = f" in 90% of published {result.options.engine} starts"
     if result.options.from_log:
-        source = "corrected by the log"
-    end = f", {result.estimate} end used" if result.estimate != "middle" else ""
-    return [f"{gpu}KV cache/GPU {low} to {high} {source}{end}"]
+        source = ", corrected by the log"
+    return [f"{gpu}KV cache/GPU is {low} to {high}{source}."]
 
 
 def _details(

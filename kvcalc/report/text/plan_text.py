@@ -93,7 +93,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
     if below := answer.cheaper:
         size = "cheaper" if answer.prices else "smaller"
         notes.append(
-            f"The closest {size} deployment is {deployment_words(below)}: {reason(below)}"
+            f"The closest {size} deployment is {deployment_words(below)}: {reason(below)}."
         )
     if accuracy := time_footnotes(rows)[1]:
         notes.insert(3, accuracy)
@@ -210,7 +210,8 @@ def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     tried = sum(answer.num_tried for answer in plan.answers)
     size = "cheapest" if plan.answers[0].prices else "smallest"
     limit = f"up to {plan.space.max_gpus} GPUs"
-    title = f"{met} of {len(plan.answers)} requirements are met with {limit}."
+    count = f"All {met}" if met == len(plan.answers) else f"{met} of {len(plan.answers)}"
+    title = f"{count} requirements are met with {limit}."
     notes = (
         ["", ", ".join(format_words(rows)), *filter(None, time_footnotes(rows))] if rows else []
     )

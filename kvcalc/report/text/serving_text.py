@@ -36,7 +36,7 @@ from kvcalc.units import format_bytes
 
 GROWTH = (
     "Full attention for n tokens: O(n³) in total without a cache, O(n²) with it.",
-    "Its step at n tokens: O(n²) without a cache, O(n) with it.",
+    "Attention of a step at n tokens: O(n²) without a cache, O(n) with it.",
 )
 NO_CACHE = columns(
     NoCacheRecord,
@@ -95,14 +95,17 @@ def latency_tables(records: Records) -> list[Table]:
         *short,
         *pass_details(records),
         *_per_server(records, lambda record: "; ".join(placement_lines(record))),
-        *["a speed-up below 1× means that drafting costs more than it saves"] * drafted,
     ]
     columns = marked_columns(records, LATENCY)
     tables = [Table(rows, columns, title, footnotes(*notes), details=details)]
     if no_cache:
-        tables.append(Table(rows, NO_CACHE, "\nWithout a cache", ["", *GROWTH]))
+        notes, details = ["", GROWTH[0]], list(GROWTH[1:])
+        tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=details))
     if drafted:
-        tables.append(Table(records, SPECULATION, "\nSpeculation at mid length", [""]))
+        paying = "a speed-up below 1× means that drafting costs more than it saves"
+        tables.append(
+            Table(records, SPECULATION, "Speculation at mid length", [""], details=[paying])
+        )
     return tables
 
 
@@ -135,7 +138,8 @@ def _latency_sentence(records: Records) -> str:
     tokens = f"{best['input_len']:,} input and {best['output_len']:,} output tokens"
     clauses = []
     if names[fast] != names[slow]:
-        clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {names[slow]}")
+        slowest = names[slow].replace(", ", " with ", 1)
+        clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
     if drafted := [r for r in comparable(records) if r.get("draft")]:
         top = max(drafted, key=lambda r: r["speculative_speedup"])
         clauses.append(
@@ -164,7 +168,8 @@ def _latency_sentence(records: Records) -> str:
             f"{at_most}{best['sequences_per_s']:,.1f} sequences of {best['input_len']:,} tokens"
         )
         return answer_sentence(f"{_where(best)} embeds {rate} per second")
-    start = f"{_where(best)} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
+    server = _server_name(best, equal)
+    start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
     return answer_sentence(start, *clauses)
 
 
@@ -223,7 +228,7 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
         ]
     accuracy = dict.fromkeys(map(_accuracy, rows))
     diverging = sum(r.get("diverges") is True for r in rows)
-    warning = f"{diverging} of {len(rows)} loads exceed the capacity, their queues grow."
+    warning = f"The queue diverges at {plural(diverging, 'load')} beyond the capacity."
     columns = without_named_engine(rows, SERVE)
     if is_sweep:
         columns = [c for c in columns if c.key != "requests_per_s"]
@@ -347,15 +352,15 @@ def _served(records: Records) -> str:
     tokens = f"{best['throughput_tokens_per_s']:,.0f} tokens/s"
     done = [r for r in alike(records, best, *SERVER) if r["completed"]]
     if _load(done[-1]) not in ("", _load(best)):
+        server += ", the fastest," * is_best
         start = f"{server} serves {at_most}{tokens} {_load(best)}"
         clauses = [f", and {done[-1]['throughput_tokens_per_s']:,.0f} {_load(done[-1])}"]
     else:
         start = (
             f"{server} serves {at_most}{digits(best['requests_per_s'])} requests/s and {tokens}"
         )
-        clauses = [f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"]
-    if is_best:
-        clauses.insert(0, f", {title}")
+        clauses = [f", {title}"] * is_best
+        clauses.append(f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}")
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
     if goals := _goals(best):

@@ -270,13 +270,14 @@ def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
     """Return the lines below a table that shows the first `count` columns."""
     commands = ["", *map(CommandLine, table.commands)] if table.commands else []
     hidden = [column.title for column in (*choice.shown[count:], *choice.wide)]
+    more = f"{len(hidden)} more column{'s' * (len(hidden) > 1)}"
     if table.details and not table.verbose:
-        hint = f"{len(hidden)} more column{'s' * (len(hidden) > 1)}: --wide. " * bool(hidden)
+        hint = f"{more}: --wide. " * bool(hidden)
         room = MAX_NOTES - sum(map(bool, table.notes))
         return [*table.notes, *[f"{hint}More notes: -v."][:room], *commands]
     lines = list(choice.remarks)
     if hidden:
-        lines.append(f"{len(hidden)} more with --wide: {', '.join(hidden)}")
+        lines.append(f"{more} with --wide: {', '.join(hidden)}")
     if table.verbose:
         defined = [c for c in choice.shown[:count] if c.meaning and not c.is_input]
         meanings = [

@@ -153,11 +153,13 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
     """
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     if as_markdown:
-        sys.stdout.write(visible("".join(map(markdown, tables))))
+        sys.stdout.write(visible("\n".join(map(markdown, tables))))
         return
     has_emphasis = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     has_emphasis |= bool(os.environ.get("FORCE_COLOR"))
-    for table in tables:
+    for index, table in enumerate(tables):
+        if index:
+            print()
         laid = laid_out(table, width, bands=has_emphasis)
         for lines, code in zip(laid, EMPHASIS, strict=True):
             for line in lines:
@@ -345,4 +347,4 @@ def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
 
 
 def _title(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s are' if count != 1 else ' is'} known."
+    return f"{count} {noun}{'s are' if count != 1 else ' is'} listed."
