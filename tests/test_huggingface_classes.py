@@ -98,7 +98,7 @@ def test_a_key_inside_a_mapping_counts_too() -> None:
     exact = model_from(keys | {"linear_attn_config": inside}, "f", "x")
     doubtful = model_from(keys | {"linear_attn_config": inside | {"decay_rank": 3}}, "f", "x")
     assert (exact.parameters_exact, doubtful.parameters_exact) == (True, False)
-    assert any("unread: linear_attn_config.decay_rank" in note for note in doubtful.notes)
+    assert any("add weights: linear_attn_config.decay_rank" in note for note in doubtful.notes)
     unread = llama(adapter={"rank": 8, "alpha": 16})
     assert any("unread: adapter.rank" in note for note in unread.notes)
 
