@@ -389,8 +389,8 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
     if boot.failure == "too_long" and cache:
         needed = format_bytes(logged.needed.cache)
         remaining = format_bytes(cache)
-        wanted = logged.options.wanted
-        load = f"{wanted:,} users of {tokens:,} tokens" if wanted > 1 else f"{tokens:,} tokens"
+        count = logged.options.requested_num_seqs
+        load = f"{count:,} users of {tokens:,} tokens" if count > 1 else f"{tokens:,} tokens"
         return f"Failed: {load} need {needed} of KV cache, {remaining} are left."
     if boot.failure:
         short = diagnosis.logged("short")
