@@ -85,7 +85,7 @@ def test_block_drafts() -> None:
     gru = 3 * 1024 * (D + 1024) + (D + 1024) * 256 + 256 * V
     assert block("DominoDraftModel", gru_hidden_dim=1024, emb_dim=256).parameters == BLOCKS + gru
     assert cache_size(block("DFlashDraftModel"), 10, precision=BF16).stored == 5 * 10 * ROW
-    with pytest.raises(UserError, match="'odd' is not known here"):
+    with pytest.raises(UserError, match="markov_head_type: only vanilla, gated and rnn are known here"):
         block("DSparkDraftModel", **rank, markov_head_type="odd")
 
 
@@ -125,7 +125,7 @@ def test_a_published_draft_has_the_bytes_of_its_file() -> None:
 
 def test_a_block_draft_with_layers_of_another_kind_is_refused() -> None:
     for config in ({"attention_modes": ["kda", "gqa"]}, {"attention_mode": "mla"}):
-        with pytest.raises(UserError, match=r"attention_modes: '(kda|mla)' is not known here"):
+        with pytest.raises(UserError, match="attention_modes: only gqa and mha are known here"):
             model_from(BLOCK | {"architectures": ["DSparkDraftModel"], "dflash_config": config}, "config.json", "x")
     alike = [model_from(BLOCK | {"architectures": ["DSparkDraftModel"], "dflash_config": c}, "c", "x").parameters
              for c in ({}, {"attention_mode": "gqa"}, {"attention_modes": ["gqa"] * 5})]  # fmt: skip

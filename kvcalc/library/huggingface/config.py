@@ -227,7 +227,8 @@ def value_of(field: Field, c: Config) -> Any:
     and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic
     must be whole numbers from 1 up, and from 0 up before a `|`. If the first factor of a product is
     0, the other factors are not evaluated. A condition must be true, false, 0, 1 or missing.
-    `len(a)` is the length of a list. `a.b` is the key b of the mapping a, `a[0]` the first item of
+    `len(a)` is the length of a list, `has(a)` whether a has a value, and `in_file(a)` whether the
+    file itself gives it. `a.b` is the key b of the mapping a, `a[0]` the first item of
     a list.
 
     Examples: `n_inner | 4 * hidden_size`; `hidden_size, 2 * head_dim` for the two sides of a
@@ -306,9 +307,9 @@ def _read(node: ast.expr, c: Config) -> Any:
             if values and index >= len(values):
                 raise inner.fail(key, f"has {len(values)} entries, and none at {index}")
             return values[index] if values else None
-        case ast.Call(func=ast.Name(id="has"), args=[name]):
+        case ast.Call(func=ast.Name(id="has" | "in_file" as check), args=[name]):
             inner, key = _locate(name, c)
-            return inner.has(key)
+            return getattr(inner, check)(key)
         case ast.Call(func=ast.Name(id="len"), args=[list_name]):
             inner, key = _locate(list_name, c)
             return len(inner.items(key) or ())

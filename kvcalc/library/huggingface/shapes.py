@@ -401,6 +401,18 @@ def nothing(c: Config) -> tuple[Any, ...]:
     return ()
 
 
+def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
+    """Return a reader of no parts that refuses the file, with a text about `key`, if the condition
+    is true."""
+
+    def read(c: Config) -> tuple[Any, ...]:
+        if is_true(condition, c):
+            raise c.fail(key, text, hint)
+        return ()
+
+    return read
+
+
 def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
     """Return the reader that is `then` in layers where the condition is true, else `otherwise`."""
     return lambda c: (then if is_true(condition, c) else otherwise)(c)

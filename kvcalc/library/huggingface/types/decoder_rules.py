@@ -4,7 +4,6 @@ A rule gives a size, a condition or an order of layers from one config. The comm
 name the sources.
 """
 
-from typing import Any
 
 from kvcalc.library.huggingface.config import Config, Field, facts
 from kvcalc.library.huggingface.shapes import (
@@ -72,13 +71,6 @@ def altup_projections(c: Config) -> Matrices:
     return {f"stream_{way}_{i}": sides for way in ("in", "out") for i in numbers}
 
 
-def modernbert_window(c: Config) -> int | None:
-    """Return half of `local_attention`, unless the file gives the window itself."""
-    if c.in_file("sliding_window"):
-        return c.size("sliding_window")
-    return c.size("local_attention", 0, minimum=0) // 2 or None
-
-
 def minicpmv_stack(c: Config) -> str:
     """Return the type of the language model of a MiniCPM-V or -o, by its version."""
     is_first = (c.size("hidden_size"), c.get("query_num")) == (2304, 64)
@@ -100,15 +92,3 @@ def step_has_experts(c: Config) -> bool:
         return c.layer >= 3
     items = layers.split(",") if isinstance(layers, str) else c.items("moe_layers_enum") or []
     return str(c.layer) in {str(item).strip() for item in items}
-
-
-def step_expert_count(c: Config) -> Any:
-    """Return the number of experts of Step. A key in the file has priority over the default of
-    another key."""
-    key = "moe_num_experts"
-    return c.get(key if c.in_file(key) else "num_local_experts")
-
-
-def has_no_rope_list(c: Config) -> bool:
-    """Return whether the file has no list of layers without rotary positions."""
-    return c.get("no_rope_layers") in (None, [])

@@ -1,6 +1,5 @@
 """Rules of draft heads, which `drafts.yaml` names, and the classes that are drafts."""
 
-from kvcalc.library.huggingface.config import Config, show
 
 NOTE = "only its own weights are counted, without the embedding or head that its target shares"
 CLASSES = {
@@ -20,26 +19,3 @@ CLASSES = {
     "Qwen3DSparkModel": "dspark",
     "DominoDraftModel": "domino",
 }
-
-
-def markov_kind(c: Config) -> str:
-    """Return the kind of DSpark's head that corrects the scores by the token before."""
-    kind = c.word("markov_head_type", "vanilla")
-    if kind not in ("vanilla", "gated", "rnn"):
-        text = f"{show(kind)} is not known here"
-        raise c.fail("markov_head_type", text, "Known: vanilla, gated, rnn")
-    return kind
-
-
-def dflash_qk_norm(c: Config) -> str:
-    """Return the form of the norms of queries and keys in DFlash drafts.
-
-    Raises:
-        UserError: The file gives layers another mixer (DSpark's kda and mla).
-    """
-    modes = c.items("attention_modes")
-    for mode in modes or [c.get("attention_mode", "gqa")]:
-        if mode not in ("gqa", "mha"):
-            text = f"{show(mode)} is not known here"
-            raise c.fail("attention_modes", text, "Known: gqa, mha")
-    return "head"

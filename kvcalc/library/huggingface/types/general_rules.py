@@ -6,11 +6,9 @@ marked as ≈. `general.yaml` names the rules.
 """
 
 import re
-from typing import Any
 
 from kvcalc.errors import UserError, printable
-from kvcalc.library.huggingface.config import Config, Reader, show
-from kvcalc.library.huggingface.shapes import SLIDING, windowed
+from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.presets import lookup
 from kvcalc.records import JsonObject
 
@@ -264,32 +262,3 @@ def has_layer_norms(c: Config) -> bool:
 def is_gated(c: Config) -> bool:
     """Return whether the FFN has a gate, judged by its activation function."""
     return first_word(c, *ACTIVATIONS) not in UNGATED
-
-
-def check_limit(attention: Reader) -> Reader:
-    """Return the reader of attention with a window or a chunk.
-
-    Raises:
-        UserError: The limit applies to latents, or the file does not state the window.
-    """
-
-    def read(c: Config) -> tuple[Any, ...]:
-        if c.has("kv_lora_rank"):
-            text = "a window over latents is not read by the general rules"
-            raise c.fail("sliding_window", text)
-        if c.layer_type == SLIDING and not c.has("sliding_window"):
-            text = "is missing, and layer_types names layers with a window"
-            raise c.fail("sliding_window", text, "Add --set sliding_window=TOKENS")
-        return attention(c)
-
-    return read
-
-
-def window_order(c: Config) -> list[str]:
-    """Return the types of layers if the file has no list of them.
-
-    A list of windows has an entry for each layer.
-    """
-    if isinstance(c.raw("sliding_window"), list):
-        return [SLIDING] * c.layers
-    return windowed("use_sliding_window | True")(c)

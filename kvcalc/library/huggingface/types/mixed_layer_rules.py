@@ -88,24 +88,8 @@ def nemotron_layers(c: Config) -> int:
     return len(c.items("layer_types") or nemotron_order(c))
 
 
-def zamba2_heads(c: Config) -> int:
-    """Return the number of heads of a Mamba-2 layer. Older files give only the width of a head."""
-    channels = c.size("mamba_expand") * c.size("hidden_size")
-    key = "n_mamba_heads"
-    heads = c.size(key) if c.in_file(key) or not c.has("mamba_headdim") else 0
-    return heads or channels // c.size("mamba_headdim")
-
-
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIO_TYPES = {0: SLIDING, 4: CSA, 128: HCA}
-
-
-def longcat_depth(c: Config) -> int:
-    """Return the number of LongCat's layers. Each has two attentions, and transformers counts
-    both."""
-    if c.in_file("num_layers"):
-        return c.size("num_layers")
-    return c.size("num_hidden_layers") // 2
 
 
 def indexer_where(offset: int, freq: int) -> Field:
@@ -126,23 +110,6 @@ def indexer_where(offset: int, freq: int) -> Field:
         return kinds[c.layer] in ("full", "F")
 
     return rule
-
-
-def rotates_keys(c: Config) -> bool:
-    """Return whether a layer of Mistral Large 4 applies RoPE to a part of its keys.
-
-    Raises:
-        UserError: Layers take their latents from other layers.
-    """
-    if c.has("kv_source_layers") and c.sizes("kv_source_layers") != list(range(c.layers)):
-        text = "layers that take their latents from another layer are not read"
-        raise c.fail("kv_source_layers", text)
-    flags = c.items("no_rope_layers")
-    if not flags:
-        return (c.layer + 1) % c.size("no_rope_layer_interval", 4) != 0
-    if len(flags) != c.layers:
-        raise c.fail("no_rope_layers", f"has {len(flags)} entries for {c.layers} layers")
-    return bool(flags[c.layer])
 
 
 def v4_order(c: Config) -> list[str]:
@@ -205,21 +172,3 @@ def by_window(formula: str) -> Field:
     for key in ("num_attention_heads", "num_key_value_heads", "head_dim"):
         local = local.replace(key, f"swa_{key}")
     return lambda c: value_of(local if c.layer_type == "hybrid_sliding" else formula, c)
-
-
-def zaya_bias(c: Config) -> bool:
-    """Return whether layers have biases.
-
-    Raises:
-        UserError: The file has the original format of ZAYA, in which attention and experts
-            alternate.
-    """
-    for key in ("zaya_mlp_expansion", "swa_layers"):
-        if c.has(key):
-            raise c.fail(
-                key,
-                f"counts attention and experts as separate layers: {c.layers} are twice the "
-                "number read",
-                "Give the config.json of the same weights for transformers",
-            )
-    return c.flag("attention_bias")
