@@ -6,15 +6,12 @@ writes, activations and network traffic.
 """
 
 from enum import StrEnum
-from functools import lru_cache
-from math import log1p
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from kvcalc.arithmetic import Num, Real, floor_div, minimum
 
-MAX_EXPERTS_PER_TOP_K = 4096  # maximum E/k with a table of reached fractions
 SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 
 
@@ -340,24 +337,14 @@ def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
         return _reached(tokens, top_k, experts)
     import numpy as np
 
-    if experts > MAX_EXPERTS_PER_TOP_K * top_k:
-        reached = [_reached(int(count), top_k, experts) for count in tokens.ravel()]
-        return np.reshape(reached, tokens.shape)
-    table = np.array(_fractions(top_k, experts))
-    fractions: Real = table[np.minimum(tokens, len(table) - 1).astype(int)]
+    counts, indices = np.unique(tokens, return_inverse=True)
+    shares = np.array([_reached(int(count), top_k, experts) for count in counts])
+    fractions: Real = shares[indices].reshape(tokens.shape)
     return fractions
 
 
 def _reached(tokens: int, top_k: int, experts: int) -> float:
     return top_k / experts if tokens == 1 else 1.0 - (1.0 - top_k / experts) ** tokens
-
-
-@lru_cache(64)
-def _fractions(top_k: int, experts: int) -> tuple[float, ...]:
-    """Return the shares of reached experts for 0, 1, 2 … tokens, until the share is 1 in float
-    precision."""
-    last = int(38 / -log1p(-top_k / experts)) + 1
-    return tuple(_reached(tokens, top_k, experts) for tokens in range(last + 1))
 
 
 def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:

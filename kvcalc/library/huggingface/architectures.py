@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.huggingface.config import facts, show
-from kvcalc.library.huggingface.types.draft_rules import CLASSES, NOTE
 from kvcalc.library.huggingface.types.model_type import entry_texts, read_type, type_names
 
 _HEAD = re.compile(
@@ -56,11 +55,6 @@ _READ_AS = """
     falcon RefinedWebModel RefinedWeb
     phi-msft mixformer-sequential
 """
-SAME_AS = {
-    name: read_as
-    for read_as, *names in map(str.split, _READ_AS.strip().splitlines())
-    for name in names
-}
 # A type, and its classes with another name: without their heads, in lower case.
 _CLASS_TABLE = """
     hunyuan_v1_dense hunyuandensev1
@@ -80,11 +74,30 @@ _CLASS_TABLE = """
     deepseek_v2 deepseekocr
     mimo_v2_flash mimov2
 """
-_CLASSES = {
-    stem: name
-    for name, *stems in map(str.split, _CLASS_TABLE.strip().splitlines())
-    for stem in stems
-}
+_DRAFT_NOTE = (
+    "only its own weights are counted, without the embedding or head that its target shares"
+)
+# A type of draft, and its classes.
+_DRAFT_TABLE = """
+    eagle LlamaForCausalLMEagle EagleLlamaForCausalLM
+    eagle3 LlamaForCausalLMEagle3 Eagle3LlamaForCausalLM Eagle3MiniMaxM2ForCausalLM
+    eagle3 Eagle3Qwen2_5vlForCausalLM Eagle3Qwen3vlForCausalLM
+    eagle3_qwen3 Eagle3Qwen3ForCausalLM
+    peagle PEagleDraftModel PeagleLlamaForCausalLM
+    peagle_qwen3 PeagleQwen3ForCausalLM
+    dflash DFlashDraftModel
+    dspark DSparkDraftModel Qwen3DSparkModel
+    domino DominoDraftModel
+"""
+
+
+def _types_by_word(table: str) -> dict[str, str]:
+    """Return the first word of a line of the table by each of its other words."""
+    lines = map(str.split, table.strip().splitlines())
+    return {word: name for name, *words in lines for word in words}
+
+
+SAME_AS, _CLASSES, _DRAFT_CLASSES = map(_types_by_word, (_READ_AS, _CLASS_TABLE, _DRAFT_TABLE))
 # Classes, without their heads, that belong to a second type.
 _ALSO = [
     "decilm:deci",
@@ -95,37 +108,17 @@ _ALSO = [
 ]
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.
 _WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
-_RARELY_SERVED = [
-    "afm7",
-    "baichuan_m1",
-    "biogpt",
-    "blt",
-    "cpmant",
-    "ctrl",
-    "doge",
-    "gpt_neox_japanese",
-    "hf_olmo",
-    "iquestloopcoder",
-    "lille-130m",
-    "longcat_flash_ngram",
-    "nanbeige",
-    "openelm",
-    "prophetnet",
-    "reformer",
-    "roc_bert",
-    "rwkv",
-    "transfo-xl",
-    "xlm",
-    "xlnet",
-    "xlstm",
-    "xmod",
-]
+_RARELY_SERVED = (
+    "afm7 baichuan_m1 biogpt blt cpmant ctrl doge gpt_neox_japanese hf_olmo iquestloopcoder "
+    "lille-130m longcat_flash_ngram nanbeige openelm prophetnet reformer roc_bert rwkv "
+    "transfo-xl xlm xlnet xlstm xmod"
+)
 _FLA_NAMES = (  # of flash-linear-attention
     "abc comba delta_net deltaformer forgetting_transformer gated_deltanet gated_deltaproduct gla "
     "gsa hgrn hgrn2 kda lightnet linear_attn log_linear_mamba2 mesa_net moba mom nsa path_attn "
     "retnet rodimus rwkv6 samba"
 )
-_REFUSED = frozenset([*_RARELY_SERVED, *_FLA_NAMES.split()])
+_REFUSED = frozenset(_RARELY_SERVED.split() + _FLA_NAMES.split())
 
 
 class ModelType(NamedTuple):
@@ -172,7 +165,7 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
 
     class_name = _class(inner, file_name)
     if inner is outer and inner.get("draft_vocab_size") and model_type in _WITH_HEADS:
-        note = f"a draft, for it has a draft_vocab_size: {NOTE}"
+        note = f"a draft, for it has a draft_vocab_size: {_DRAFT_NOTE}"
         return ModelType(_WITH_HEADS[model_type], True, (note,))
     name = _type(model_type or "")
     if not class_name or _owns(model_type or "", class_name) or _owns(name, class_name):
@@ -305,7 +298,7 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
     Raises:
         UserError: kvcalc does not know the weights of this draft.
     """
-    name = CLASSES.get(written, "")
+    name = _DRAFT_CLASSES.get(written, "")
     if not name or not flat:
         raise UserError(
             f"class {printable(written, 60)} is a draft that is not read",
@@ -313,4 +306,4 @@ def _draft(written: str, flat: bool, file_name: str) -> ModelType:
             "replaces another",
             file_name,
         )
-    return ModelType(name, True, (f"a draft ({printable(written, 60)}): {NOTE}",))
+    return ModelType(name, True, (f"a draft ({printable(written, 60)}): {_DRAFT_NOTE}",))

@@ -4,7 +4,6 @@ A rule gives a size, a condition or an order of layers from one config. The comm
 name the sources.
 """
 
-
 from kvcalc.library.huggingface.config import Config, Field, facts
 from kvcalc.library.huggingface.shapes import (
     FULL,

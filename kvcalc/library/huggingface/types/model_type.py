@@ -23,7 +23,6 @@ from kvcalc.library.huggingface import config, shapes
 from kvcalc.library.huggingface.config import Field, Reader
 from kvcalc.library.huggingface.types import (
     decoder_rules,
-    draft_rules,
     general_rules,
     mixed_layer_rules,
 )
@@ -31,7 +30,6 @@ from kvcalc.records import JsonObject
 
 RULES = (
     decoder_rules,
-    draft_rules,
     general_rules,
     mixed_layer_rules,
 )
