@@ -339,7 +339,7 @@ def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
 
     counts, indices = np.unique(tokens, return_inverse=True)
     shares = np.array([_reached(int(count), top_k, experts) for count in counts])
-    fractions: Real = shares[indices].reshape(tokens.shape)
+    fractions: Real = shares[indices].reshape(np.shape(tokens))
     return fractions
 
 
