@@ -212,8 +212,8 @@ def _entries() -> dict[str, dict[str, Any]]:
     return msgspec.json.decode(entries, type=dict[str, dict[str, Any]])
 
 
-def option_of(owner: Any, name: str) -> Option | None:
-    """Return the entry of an option; None for a field that is no option.
+def option_of(owner: Any, name: str) -> Option:
+    """Return the entry of an option.
 
     The entry `NAME` applies to all owners. The entry `OWNER.NAME` replaces parts of it for one
     question or one module of a command.
@@ -223,12 +223,9 @@ def option_of(owner: Any, name: str) -> Option | None:
     else:
         owners = [owner.__module__.rpartition(".")[2]]
     keys = [name, *(f"{owner_name}.{name}" for owner_name in owners)]
-    entries = [_entries()[key] for key in keys if key in _entries()]
-    if not entries:
-        return None
     merged: dict[str, Any] = {}
-    for entry in entries:
-        merged |= entry
+    for key in keys:
+        merged |= _entries().get(key, {})
     return msgspec.convert(merged, Option)
 
 
@@ -243,7 +240,8 @@ def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
         annotation, default = parameter.annotation, parameter.default
         if spec := question_in(annotation):
             parameters += parameters_in(spec)
-        elif option := option_of(run, parameter.name):
+        else:
+            option = option_of(run, parameter.name)
             is_annotated = get_origin(annotation) is Annotated
             kind, parse = get_args(annotation) if is_annotated else (annotation, None)
             if get_origin(kind) is list and default is not inspect.Parameter.empty:

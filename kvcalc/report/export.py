@@ -103,13 +103,8 @@ def record_keys(command: str) -> dict[str, Figure]:
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-def to_json(records: Records) -> str:
-    """Return an array of records, one per line. A figure that does not exist is null, never NaN."""
-    return "".join(json_pieces(records))
-
-
 def json_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the pieces of `to_json`, one record at a time."""
+    """Yield a JSON array, one record per line. A figure that does not exist is null, never NaN."""
     before = "[\n"
     for record in records:
         try:

@@ -23,7 +23,7 @@ from kvcalc.library import presets as catalog
 from kvcalc.library.files import Lines, parse_yaml, read_text
 from kvcalc.library.load import read
 from kvcalc.question.deployment_options import DATASHEET
-from kvcalc.timing.kernel_models.families import NEAREST, AnyKernelModel
+from kvcalc.timing.kernel_models.families import FAMILIES, NEAREST, AnyKernelModel
 from kvcalc.timing.kernel_models.kernel_model import KernelModel
 
 MAX_FILE_BYTES = 1 << 20
@@ -224,7 +224,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for family, kinds in self.laws.items():
             for kind, entry in kinds.items():
                 form = str(entry.law.__struct_config__.tag)
-                is_variant = family in ("gemm", "decode_attention") and form.startswith(family)
+                is_variant = form.startswith(family) and form not in FAMILIES
                 if form != family and not is_variant:
                     text = f"holds a kernel model of form {form!r}"
                     raise catalog.located(text, ("laws", family, kind), path, lines)

@@ -1,4 +1,4 @@
-"""Pictures of variants of attention next to each other, and of the Pareto fronts of `plan`."""
+"""Charts of `compare`, of measured next to predicted times, and of the Pareto front of `plan`."""
 
 import math
 from collections.abc import Callable, Sequence
