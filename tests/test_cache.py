@@ -133,9 +133,9 @@ def test_cross_layer_sharing_stores_every_nth_layer(share: int, storing: int) ->
         (CacheEntry("k", 1, 8, limit=8), 1, 100, 8),
         (CacheEntry("k", 1, 8, limit=8), 5, 100, 7 + 5),  # five queries, each with a window of its own
         (CacheEntry("k", 1, 8, limit=8), 5, 0, 5),
-        (CacheEntry("latent", 1, 8, top=4), 1, 100, 4),
-        (CacheEntry("latent", 1, 8, top=4), 3, 100, 12),
-        (CacheEntry("latent", 1, 8, top=400), 3, 100, 103),
+        (CacheEntry("latent", 1, 8, max_rows_per_query=4), 1, 100, 4),
+        (CacheEntry("latent", 1, 8, max_rows_per_query=4), 3, 100, 12),
+        (CacheEntry("latent", 1, 8, max_rows_per_query=400), 3, 100, 103),
         (CacheEntry("k", 1, 8, limit=64, span=Span.CHUNK), 4, 63, 67),  # the end of one chunk and the start of the next
         (CacheEntry("recurrent_state", 1, 8, limit=8, span=Span.STATE), 100, 100, 8),
         (CacheEntry("latent", 1, 8, ratio=4), 1, 100, 25),

@@ -11,7 +11,7 @@ from kvcalc.capacity.engines import ENGINES
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, stage_by_stage
 from kvcalc.capacity.engines.layout import CacheLayout, LayerCache, find_unsupported, stage_pages
 from kvcalc.capacity.fit_records import fit_record
-from kvcalc.layers.cache import CacheEntry, Keeps, Span
+from kvcalc.layers.cache import CacheEntry, EvictionRule, Span
 
 GIB = 2**30
 H100 = load_gpu("h100")
@@ -42,7 +42,7 @@ CONV = CacheEntry("conv_state", 2, 16, limit=3, span=Span.STATE)
         ((CacheEntry("recurrent_state", 2, 16),), "it stores recurrent state rows"),
         ((K, V, CacheEntry("compressor", 1, 8, 4, span=Span.PARTIAL)), "it stores unfinished blocks"),
         ((CacheEntry("compressor", 1, 8, 4, span=Span.OVERLAP),), "it stores unfinished blocks"),
-        ((CacheEntry("k", 2, 16, limit=4, keeps=Keeps.SINKS), V), "it does not keep the last k rows"),
+        ((CacheEntry("k", 2, 16, limit=4, eviction_rule=EvictionRule.SINKS), V), "it does not keep the last k rows"),
     ],
 )  # fmt: skip
 def test_entries_that_are_pages_and_those_that_are_not(entries: tuple[CacheEntry, ...], why: str) -> None:

@@ -8,7 +8,7 @@ from conftest import unfused
 from specs import sparse, stack
 
 from kvcalc import Batch, Cost, Operator, Precision, Sequences, UserError, forward, load_model, total
-from kvcalc.layers.attention import Latent, LentCompressed
+from kvcalc.layers.attention import Latent, SharedCompressed
 
 D, H, RQ, R, DN, DR, DV, V = 7168, 128, 1536, 512, 128, 64, 128, 129_280
 F, EXPERTS, TOP, FE = 18_432, 256, 8, 2048
@@ -242,7 +242,7 @@ def test_a_layer_that_reuses_an_index_has_no_indexer() -> None:
 @pytest.mark.parametrize(("past", "new", "rows"), [(0, 3, 0), (0, 4, 1), (3, 6, 2), (8, 1, 0), (11, 1, 1)])
 def test_index_keys_are_made_of_finished_rows_alone(past: int, new: int, rows: int) -> None:
     """A row is complete after every 4 tokens: 3 + 6 tokens have 9 // 4 = 2 rows, none of which was complete before."""
-    part = LentCompressed(
+    part = SharedCompressed(
         num_attention_heads=8, head_dim=32, qk_rope_head_dim=8, q_lora_rank=16, o_lora_rank=16, o_groups=2, sliding_window=64,
         compress_ratio=4, index_topk=16, index_n_heads=4, index_head_dim=24, lends=True,
     )  # fmt: skip

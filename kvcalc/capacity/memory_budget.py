@@ -20,7 +20,7 @@ from kvcalc.layers.weights import Formats, matrix, vector
 from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import stage_weight_bytes, weight_bytes
-from kvcalc.model.model import NORM_VECTORS, Model, Vision, kept
+from kvcalc.model.model import NORM_VECTORS, Model, Vision, memoized
 from kvcalc.model.pipeline import Stage, stages
 from kvcalc.model.precision import Precision, formats_of
 
@@ -215,7 +215,7 @@ def stated_memory(
     inputs = start.precision, start.ranks, start.tokens
     activation = by_number(
         start.prompts,
-        lambda prompts: kept(start.model, activation_peak, *inputs, prompts, start.stage),
+        lambda prompts: memoized(start.model, activation_peak, *inputs, prompts, start.stage),
     )
     startup = startup | collectives if startup else {}
     return MemoryBreakdown(start.stored_weights, start.extra, activation, overhead, startup)

@@ -21,7 +21,7 @@ class Span(StrEnum):
     OVERLAP = "overlap"  # the last finished block of `ratio`, once there is one
 
 
-class Keeps(StrEnum):
+class EvictionRule(StrEnum):
     """Which rows a limit keeps: the last rows, the first and last rows, or the rows with the
     highest scores."""
 
@@ -38,10 +38,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
         role: k, v, latent, rope_key, index_key, conv_state, recurrent_state or compressor.
         heads: Units that tensor parallelism divides. Fewer heads than ranks are replicated.
         limit: Maximum number of rows (window, budget, chunk, rows of a state); 0 for no limit.
-        keeps: Which rows remain if the limit is reached.
-        top: Maximum number of rows that one query reads (top-k); 0 for all visible rows.
+        eviction_rule: Which rows remain if the limit is reached.
+        max_rows_per_query: Maximum rows that one query reads (top-k); 0 for all visible rows.
         dtype: Format that the model fixes for this state; '' follows the dtype of the cache.
-        assumed: Whether the model fixes no dtype, so another engine may use another.
+        has_assumed_dtype: Whether the model fixes no dtype, so another engine may use another.
         is_stored_by_other_layer: Whether this layer only reads these rows.
     """
 
@@ -50,11 +50,11 @@ class CacheEntry(msgspec.Struct, frozen=True):
     width: int
     ratio: int = 1
     limit: int = 0
-    top: int = 0
+    max_rows_per_query: int = 0
     span: Span = Span.TOKENS
     dtype: str = ""
-    keeps: Keeps = Keeps.LAST
-    assumed: bool = False
+    eviction_rule: EvictionRule = EvictionRule.LAST
+    has_assumed_dtype: bool = False
     is_stored_by_other_layer: bool = False
 
     @property
@@ -97,8 +97,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
         The rows that the pass writes are included. A window shows min(past, limit − 1) + new rows
         to a group of queries. A chunk shows every row since the start of the first chunk that the
-        queries touch. A top-k shows at most `new · top`. A state is read once. Block buffers are
-        read if the pass finishes a block.
+        queries touch. A top-k shows at most `new · max_rows_per_query`. A state is read once. Block
+        buffers are read if the pass finishes a block.
         """
         tokens = new + past
         if self.span is Span.STATE:
@@ -111,8 +111,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
             rows = tokens - floor_div(past, self.limit) * self.limit
         elif self.limit:
             rows = minimum(rows, self.limit - 1 + new)
-        if self.top:
-            rows = minimum(rows, self.top * new)
+        if self.max_rows_per_query:
+            rows = minimum(rows, self.max_rows_per_query * new)
         return rows
 
     def written_rows(self, new: Num, past: Num) -> Num:

@@ -120,7 +120,7 @@ class ExpertsShape(NamedTuple):
     Attributes:
         tokens: Tokens of all ranks.
         hidden: Width of a token.
-        top: Experts per token.
+        top_k: Experts per token.
         experts: Number of experts.
         ranks: Ranks over which whole experts are spread.
         width: Columns of an expert on this rank.
@@ -132,7 +132,7 @@ class ExpertsShape(NamedTuple):
     tokens: Num
     hidden: int
     width: int
-    top: int
+    top_k: int
     experts: int
     ranks: int
     gated: bool
@@ -148,7 +148,7 @@ class SparseShape(NamedTuple):
         hidden, q_lora_rank, kv_lora_rank, rope, nope, value: Widths, as in the module's spec.
         index_heads: Heads of the indexer; 0 without an indexer.
         index_width: Width of an index key.
-        top: Tokens that a query reads.
+        top_k: Tokens that a query reads.
         cached: Formats of a latent and its RoPE key.
         format: Storage format of the projections.
         groups: (count, new, past) of each group of the batch.
@@ -163,7 +163,7 @@ class SparseShape(NamedTuple):
     value: int
     index_heads: int
     index_width: int
-    top: int
+    top_k: int
     cached: tuple[str, ...]
     format: str
     groups: tuple[tuple[Num, Num, Num], ...]
@@ -227,7 +227,7 @@ def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
     if isinstance(shape, GemmShape):
         moved: Num = int(shape.m * (shape.k + shape.n // 2))
     elif isinstance(shape, ExpertsShape):
-        moved = -(-shape.tokens * shape.top // shape.ranks) * (shape.hidden + shape.width)
+        moved = -(-shape.tokens * shape.top_k // shape.ranks) * (shape.hidden + shape.width)
     else:
         return []
     results: list[tuple[str, Cost]] = []

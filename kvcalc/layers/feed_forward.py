@@ -246,7 +246,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
             tokens=tokens,
             hidden=up.inputs,
             width=up.outputs,
-            top=self.num_experts_per_tok,
+            top_k=self.num_experts_per_tok,
             experts=self.num_experts,
             ranks=p.ranks.ep,
             gated=self.gated,

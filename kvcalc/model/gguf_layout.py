@@ -18,7 +18,7 @@ from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Weight
-from kvcalc.model.model import Model, kept
+from kvcalc.model.model import Model, memoized
 from kvcalc.storage.ggml import ModelFacts, Tensor, Use, mixed_types, tensor_bytes
 from kvcalc.storage.quantization import Quantization
 
@@ -61,7 +61,7 @@ def mixed(model: Model, mix: str, imatrix: bool) -> Model:
     label = mix + ("+imatrix" if imatrix else "")
     if any(scheme.label == label for scheme in model.quantization):
         return model
-    return kept(model, _mixed, mix, imatrix, label)
+    return memoized(model, _mixed, mix, imatrix, label)
 
 
 def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:

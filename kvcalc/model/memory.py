@@ -19,7 +19,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import ONE_GPU, Parallelism
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.weights import Formats, Weight
-from kvcalc.model.model import Model, kept
+from kvcalc.model.model import Model, memoized
 from kvcalc.model.pipeline import Stage, check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
 from kvcalc.records.size import SizeRecord
@@ -130,7 +130,7 @@ def stage_rows(
     model: Model, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> list[LayerRows]:
     """Return every cache entry of a pipeline stage's layers, with its bytes per row on one GPU."""
-    return kept(model, _rows_of_counts, tuple(stage.counts.items()), formats, parallelism)
+    return memoized(model, _rows_of_counts, tuple(stage.counts.items()), formats, parallelism)
 
 
 def _rows_of_counts(
@@ -304,7 +304,7 @@ def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> f
     The MHA model has the value width of each layer, no window and the same dtype, with one sequence
     of `context` tokens. Recurrent states are unchanged on both sides.
     """
-    rows = kept(model, _as_mha_rows, formats_of(model, precision))
+    rows = memoized(model, _as_mha_rows, formats_of(model, precision))
     cache_bytes = cache_size(model, context, precision=precision).stored
     return stored_bytes(rows, context) / cache_bytes if rows and cache_bytes else None
 

@@ -253,7 +253,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     def layer_weights(self, kind: str) -> tuple[Weight, ...]:
         """Return the weights of one layer of `kind`, with norms, without its shared block."""
-        return kept(self, _layer_weights, kind)
+        return memoized(self, _layer_weights, kind)
 
     def shared_weights(self, kind: str) -> tuple[Weight, ...]:
         """Return the weights of one set of the block that layers of `kind` share."""
@@ -290,7 +290,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     def walk(self) -> tuple[tuple[str, Weight, int], ...]:
         """Return (name, weight, count) for every weight; a shared block counts once per set."""
-        return kept(self, _walk)
+        return memoized(self, _walk)
 
     @cached_property
     def unquantized(self) -> frozenset[str]:
@@ -379,10 +379,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 MAX_PADDING = 128
 
 
-def kept(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
+def memoized(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
     """Return `rule(model, *key)`, computed once for each model and key.
 
-    Example: `kept(model, loaded_bytes, formats, ranks, stage)`. If a rule has too many stored
+    Example: `memoized(model, loaded_bytes, formats, ranks, stage)`. If a rule has too many stored
     results, they are all discarded.
     """
     results: dict[tuple[Any, ...], Result] = model.memo.setdefault(rule, {})

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import WeightKind
-from kvcalc.model.model import Model, kept
+from kvcalc.model.model import Model, memoized
 
 # Weights of KV heads, or of the groups of a state space's B and C. Fewer units than ranks are
 # replicated.
@@ -26,12 +26,12 @@ def check(model: Model, parallelism: Parallelism) -> None:
     If there are fewer KV heads than ranks, their number must divide the ranks. They are then
     replicated, and dcp is at most the number of copies.
     """
-    kept(model, _check, parallelism)
+    memoized(model, _check, parallelism)
 
 
 def _check(model: Model, parallelism: Parallelism) -> bool:
-    """Raise UserError if the parallelism is invalid, otherwise return True, so that `kept` stores
-    the result."""
+    """Raise UserError if the parallelism is invalid, otherwise return True, so that `memoized`
+    stores the result."""
     if parallelism.pp > model.layers:
         raise UserError(
             f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}"
@@ -115,7 +115,7 @@ def stages(model: Model, pp: int) -> list[Stage]:
 
     Source: vLLM, distributed/utils.py, get_pp_indices.
     """
-    return kept(model, _split_layers, pp)
+    return memoized(model, _split_layers, pp)
 
 
 def _split_layers(model: Model, pp: int) -> list[Stage]:

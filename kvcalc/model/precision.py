@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.weights import Formats
 from kvcalc.model.gguf_layout import mixed
-from kvcalc.model.model import Model, kept
+from kvcalc.model.model import Model, memoized
 from kvcalc.storage.formats import (
     COMPUTE,
     KEYS_AND_VALUES_ONLY,
@@ -73,7 +73,7 @@ def stored_as(model: Model, precision: Precision) -> Model:
 def formats_of(model: Model, precision: Precision) -> Formats:
     """Return the formats of `model` under `precision`. Raises UserError for an unknown or
     unsuitable format."""
-    return kept(model, _formats_of, precision)
+    return memoized(model, _formats_of, precision)
 
 
 def _formats_of(model: Model, precision: Precision) -> Formats:

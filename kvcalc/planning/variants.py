@@ -413,7 +413,9 @@ def _limit_tokens(
 
     def change(part: Sublayer) -> Sublayer:
         entries = part.cache()
-        is_plain = all(entry.role in ("k", "v") and not entry.top for entry in entries)
+        is_plain = all(
+            entry.role in ("k", "v") and not entry.max_rows_per_query for entry in entries
+        )
         if isinstance(part, Grouped) and is_plain:
             limits = {LIMITS[step]: getattr(part, LIMITS[step]) for step in other_limits}
             limits = UNLIMITED | limits | {LIMITS[name]: tokens}

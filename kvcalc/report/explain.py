@@ -203,7 +203,7 @@ def _row_line(
     if key == "kv_cache_read_bytes":
         layers = row.read_layers
         num_rows = int(entry.read_rows(1, context - 1))
-        details = f" (top {entry.top:,})" if entry.top else ""
+        details = f" (top {entry.max_rows_per_query:,})" if entry.max_rows_per_query else ""
     if key == "kv_cache_bytes":
         num_rows = int(entry.stored_rows(context))
         limit = f", at most {entry.limit:,}" if entry.limit and entry.grows else ""
@@ -441,7 +441,7 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
             "attention never stores",
         ]
     elif isinstance(shape, ExpertsShape):
-        expert_rows = -(-shape.tokens * shape.top // shape.ranks)
+        expert_rows = -(-shape.tokens * shape.top_k // shape.ranks)
         matrices = 3 if shape.gated else 2
         ranks = f" ÷ {shape.ranks}" if shape.ranks > 1 else ""
         sums = [

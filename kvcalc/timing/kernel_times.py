@@ -191,8 +191,8 @@ class KernelTimer(NamedTuple):
         kernel_model = entry.law
 
         def us_of(tokens: Any) -> Any:
-            load = busiest_load(tokens, shape.top, shape.experts, shape.ranks)
-            sizes = shape.hidden, shape.width, shape.top, shape.experts, 1, shape.ranks
+            load = busiest_load(tokens, shape.top_k, shape.experts, shape.ranks)
+            sizes = shape.hidden, shape.width, shape.top_k, shape.experts, 1, shape.ranks
             loads = load.rows, load.touched, *load.tiles
             us = kernel_model.us(self.parameters, tokens, *sizes, *loads)
             return float(us) if getattr(us, "ndim", 0) == 0 else us
@@ -201,7 +201,7 @@ class KernelTimer(NamedTuple):
         us = us_of(tokens)
         changes: tuple[float, ...] = ()
         if isinstance(kernel_model, FusedMoe):
-            changes = kernel_model.tile_changes(shape.top, shape.experts, shape.ranks)
+            changes = kernel_model.tile_changes(shape.top_k, shape.experts, shape.ranks)
         for last_tokens in changes:
             # With the tile of fewer tokens, so that more tokens never take less time.
             has_more = tokens > last_tokens
@@ -263,7 +263,7 @@ class KernelTimer(NamedTuple):
         if name == "indexer":
             us = LAUNCH_US + entry.law.scores_us(*load, shape.index_width)
         else:
-            us = entry.law.top_k_us(*load, shape.top)
+            us = entry.law.top_k_us(*load, shape.top_k)
         return KernelTime(where(is_decode, us, math.nan), entry, is_measured)
 
     def _attention(self, operator: Operator, shape: AttentionShape) -> KernelTime | None:

@@ -123,10 +123,12 @@ def test_a_limit_beyond_the_context_is_no_limit(
 def test_rows_within_a_limit_or_a_top_k_are_those_without(part: Sublayer, new: int, past: int) -> None:
     for entry in part.cache():
         if entry.span is Span.TOKENS:
-            free = msgspec.structs.replace(entry, limit=0, top=0)
+            free = msgspec.structs.replace(entry, limit=0, max_rows_per_query=0)
             held, read = free.stored_rows(past + new), free.read_rows(new, past)
             assert entry.stored_rows(past + new) == (min(held, entry.limit) if entry.limit else held)
-            if (not entry.limit or past < entry.limit) and (not entry.top or new * entry.top >= read):
+            if (not entry.limit or past < entry.limit) and (
+                not entry.max_rows_per_query or new * entry.max_rows_per_query >= read
+            ):
                 assert entry.read_rows(new, past) == read
             assert entry.read_rows(new, past) <= read
 
@@ -144,7 +146,7 @@ def test_a_top_k_beyond_the_context_reads_every_row(
     wide = msgspec.structs.replace(narrow, **{field: context + beyond})
     for thin, all_of_it in zip(narrow.cache(), wide.cache(), strict=True):
         assert thin.stored_rows(context) == all_of_it.stored_rows(context)
-        if all_of_it.top >= context and not thin.limit:
+        if all_of_it.max_rows_per_query >= context and not thin.limit:
             assert all_of_it.read_rows(1, context - 1) == all_of_it.stored_rows(context)
 
 

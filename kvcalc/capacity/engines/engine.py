@@ -227,7 +227,9 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
     dtype = precision.kv_cache_dtype
     if dtype == "auto" and canonical(precision.dtype) == "auto":
         dtype = canonical(model.kv_cache_dtype or "")
-    if dtype != "fp8" or not any(e.role == "latent" and e.top for e in model.entries):
+    if dtype != "fp8" or not any(
+        e.role == "latent" and e.max_rows_per_query for e in model.entries
+    ):
         return precision, ()
     remark = f"{engine} stores fp8 latents of sparse attention as packed rows (fp8_ds_mla)"
     return replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
@@ -264,7 +266,7 @@ def scaled_index_keys(
     return formats.cache_format(entry)
 
 
-def rope_tables(model: Model) -> int:
+def rope_table_bytes(model: Model) -> int:
     """Return the bytes of rotary tables: positions · width · 2 for each distinct table
     (rotary_embedding/base.py, 0.20)."""
     if model.rope_tables:

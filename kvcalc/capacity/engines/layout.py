@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from kvcalc.arithmetic import by_number, ceil_div, maximum, minimum, where
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.cache import CacheEntry, Keeps, Span
+from kvcalc.layers.cache import CacheEntry, EvictionRule, Span
 from kvcalc.model.memory import LayerRows, size_of, stored_bytes
 from kvcalc.model.model import Layer, Model
 from kvcalc.records import Record
@@ -156,7 +156,8 @@ def find_unsupported(entries: Sequence[CacheEntry]) -> str:
             f"it reads {role} rows of another layer": entry.is_stored_by_other_layer,
             "it stores unfinished blocks": entry.span in (Span.PARTIAL, Span.OVERLAP),
             f"one {role} row stands for {entry.ratio} tokens": entry.ratio > 1,
-            f"it does not keep the last {role} rows": entry.keeps is not Keeps.LAST,
+            f"it does not keep the last {role} rows": entry.eviction_rule
+            is not EvictionRule.LAST,
             f"it stores {role} rows": is_state != (entry.role in STATES),
             f"its {role} rows are always {entry.dtype}": entry.dtype and not is_state,
         }

@@ -22,7 +22,7 @@ from kvcalc.capacity.engines.engine import (
     PrecisionAndRemarks,
     downcast,
     packed_latents,
-    rope_tables,
+    rope_table_bytes,
     scaled_index_keys,
     stage_by_stage,
     vision_tower_bytes,
@@ -154,7 +154,7 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """
     terms = stated_memory(start, estimate)
     extra = {
-        "rotary tables": rope_tables(start.model),
+        "rotary tables": rope_table_bytes(start.model),
         "vision tower": vision_tower_bytes(start),
         "LoRA slots": lora_slots(start),  # lora/mem_pool.py, before the cache
         **start.extra,

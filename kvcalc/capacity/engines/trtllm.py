@@ -12,7 +12,7 @@ from kvcalc.capacity.engines.engine import (
     Defaults,
     Engine,
     EngineSettings,
-    rope_tables,
+    rope_table_bytes,
     stage_by_stage,
     vision_tower_bytes,
 )
@@ -78,7 +78,7 @@ def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     No log has checked these figures.
     """
     extra = {
-        "rotary tables": rope_tables(start.model),
+        "rotary tables": rope_table_bytes(start.model),
         "vision tower": vision_tower_bytes(start),
         **start.extra,
     }

@@ -234,7 +234,7 @@ def _row_format(
 ) -> RowFormat:
     """Return the format of an entry. Recurrent states without a fixed dtype have the model's
     dtype."""
-    has_own_dtype = entry.assumed and not settings.mamba_ssm_cache_dtype
+    has_own_dtype = entry.has_assumed_dtype and not settings.mamba_ssm_cache_dtype
     if entry.role == "recurrent_state" and has_own_dtype:
         return FORMATS[formats.dtype]
     if entry.role == "compressor":

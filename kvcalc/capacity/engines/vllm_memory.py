@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import at_least, by_number, doublings, floor_div, maximum, minimum
-from kvcalc.capacity.engines.engine import rope_tables, vision_tower_bytes
+from kvcalc.capacity.engines.engine import rope_table_bytes, vision_tower_bytes
 from kvcalc.capacity.engines.vllm_versions import (
     Release,
     has_states,
@@ -38,7 +38,7 @@ from kvcalc.layers.attention import Compressed, Latent
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import Formats, Weight, WeightKind
 from kvcalc.model.memory import checkpoint_share, walk_stage
-from kvcalc.model.model import Model, kept
+from kvcalc.model.model import Model, memoized
 from kvcalc.model.pipeline import stages
 from kvcalc.storage.quantization import WeightFormat
 
@@ -177,7 +177,7 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     """
     model = start.model
     share = start.formats, start.ranks, start.stage
-    loaded = kept(model, load_weights, *share, start.gpu.architecture == "Hopper")
+    loaded = memoized(model, load_weights, *share, start.gpu.architecture == "Hopper")
     # rotary tables of compressed attention are in fp32: one for layers that compress, one for
     # others
     parts = compressed_attention(start)
@@ -187,7 +187,7 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
         "padding and rounding": loaded.allocated - start.stored_weights,
         "repacked matrices": int(REPACKED_SHARE * loaded.int4),
         "absorbed projections": loaded.absorbed,
-        "rotary tables": compressed_tables or kept(model, rope_tables),
+        "rotary tables": compressed_tables or memoized(model, rope_table_bytes),
         "buffers of a pass": _pass_buffers(start),
         "vision tower": vision_tower_bytes(start),
         "LoRA slots": lora_slots(start),
@@ -220,7 +220,7 @@ def _pass_buffers(start: EngineStartup) -> int:
         return 0
     row = 4 * max(part.index_topk for part in parts)
     if start.layers.last and (start.release.since < OPTIONAL_STREAMS or "mtp" in start.extra):
-        row += kept(start.model, residual_width) * start.formats.element_bytes
+        row += memoized(start.model, residual_width) * start.formats.element_bytes
     return start.tokens * row
 
 
@@ -243,7 +243,7 @@ def attention_peak(start: EngineStartup) -> int:
         heads = start.ranks.share(part.num_attention_heads)
         padded = next(n for n in (*PADDED_HEADS, heads) if n >= heads)
         index_dim = part.index_head_dim if part.index_topk else 0
-        width = kept(start.model, residual_width) + start.model.hidden_size
+        width = memoized(start.model, residual_width) + start.model.hidden_size
         width += (2 * padded + 1) * part.head_dim + part.q_lora_rank
         if part.compress_ratio:
             width += 4 * (2 if part.overlap else 1) * (part.head_dim + index_dim)
@@ -354,7 +354,7 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     collectives = constants.collectives[min(3, doublings(num_gpus))] * GIB
     if not start.gpu.link_bytes_per_s:
         collectives *= constants.pcie
-    libraries = constants.libraries + constants.states * kept(start.model, has_states)
+    libraries = constants.libraries + constants.states * memoized(start.model, has_states)
     overhead = {
         "libraries": int(libraries * GIB),
         "collectives": int(collectives),
@@ -460,8 +460,8 @@ def forward_peak(start: EngineStartup, workspace: int) -> int:
     experts, widest = _part_widths(start)
     if not workspace:
         widest = max(widest, experts)
-    latent = 2 * MLA_WORKSPACE * kept(model, latent_width, start.ranks)
-    if kept(model, has_indexer):
+    latent = 2 * MLA_WORKSPACE * memoized(model, latent_width, start.ranks)
+    if memoized(model, has_indexer):
         latent = max(latent, LOGITS_BYTES)
     elements = start.tokens * (widest + WAITING_STREAMS * model.hidden_size)
     return int(elements * start.formats.element_bytes) + latent + workspace
@@ -495,7 +495,7 @@ def experts_workspace(start: EngineStartup) -> int:
     (v1/worker/workspace.py). Rows that a prefill of very long sequences gathers in the workspace do
     not count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
     """
-    stored_formats = kept(start.model, expert_formats, start.formats)
+    stored_formats = memoized(start.model, expert_formats, start.formats)
     if not compressed_attention(start) and any(f.bits < 8 for f in stored_formats):
         return 0
     return int(start.tokens * _part_widths(start)[0] * start.formats.element_bytes)
@@ -503,7 +503,7 @@ def experts_workspace(start: EngineStartup) -> int:
 
 def _part_widths(start: EngineStartup) -> tuple[float, float]:
     """Return `part_widths` for the stage of a start."""
-    return kept(start.model, part_widths, start.ranks, start.stage)
+    return memoized(start.model, part_widths, start.ranks, start.stage)
 
 
 def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, float]:
@@ -628,7 +628,7 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
     if is_v2:
         return count * MIB + shared
     graph = int(MIB * max(1, constants.per_layer * start.model.layers / start.ranks.pp))
-    return count * graph + shared + LOGITS_BYTES * kept(start.model, has_indexer)
+    return count * graph + shared + LOGITS_BYTES * memoized(start.model, has_indexer)
 
 
 @lru_cache(1 << 14)

@@ -16,7 +16,7 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.cache import Span
 from kvcalc.layers.weights import Formats
-from kvcalc.model.model import Model, kept
+from kvcalc.model.model import Model, memoized
 from kvcalc.model.precision import PUBLISHED, formats_of
 
 V1_FOR_ALL = (0, 10, 2)
@@ -113,7 +113,7 @@ def defaults(
         UserError: The release runs the model on its old engine V0.
     """
     if rules.since < V1_FOR_ALL and (
-        gpu.architecture in ARCHITECTURES_BELOW_8 or kept(model, has_states)
+        gpu.architecture in ARCHITECTURES_BELOW_8 or memoized(model, has_states)
     ):
         raise UserError(
             f"vLLM {'.'.join(map(str, rules.since))} runs {model.name} on {gpu.name} with its "
@@ -148,7 +148,7 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
     """
     if rules.runner_v2 in ("", "all"):
         return rules.runner_v2 == "all"
-    return kept(model, _takes_runner_v2, rules.runner_v2, formats)
+    return memoized(model, _takes_runner_v2, rules.runner_v2, formats)
 
 
 def _takes_runner_v2(model: Model, group: str, formats: Formats) -> bool:

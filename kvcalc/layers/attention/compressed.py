@@ -100,14 +100,24 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return self.num_attention_heads * self.head_dim // self.o_groups
 
     def _rows(
-        self, ratio: int = 1, limit: int = 0, top: int = 0, is_shared: bool = False
+        self,
+        ratio: int = 1,
+        limit: int = 0,
+        max_rows: int = 0,
+        is_shared: bool = False,
     ) -> list[CacheEntry]:
         """Return the cache entries of the two parts of a row: without positions, and rotated."""
         rope = self.qk_rope_head_dim
         widths = {"latent": self.head_dim - rope, "rope_key": rope}
         return [
             CacheEntry(
-                role, 1, width, ratio, limit=limit, top=top, is_stored_by_other_layer=is_shared
+                role,
+                1,
+                width,
+                ratio,
+                limit=limit,
+                max_rows_per_query=max_rows,
+                is_stored_by_other_layer=is_shared,
             )
             for role, width in widths.items()
         ]
@@ -115,15 +125,15 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: the window, the compressed rows with their
         index keys, and the buffers of the compressors."""
-        ratio, top = self.compress_ratio, self.index_topk
+        ratio, max_rows = self.compress_ratio, self.index_topk
         entries = self._rows(limit=self.sliding_window)
         if not ratio:
             return tuple(entries)
-        entries += self._rows(ratio, top=top)
-        if top:
+        entries += self._rows(ratio, max_rows=max_rows)
+        if max_rows:
             entries.append(CacheEntry("index_key", 1, self.index_head_dim, ratio))
         # key-values and gates are stored in the same way
-        width = 2 * (self.head_dim + (self.index_head_dim if top else 0))
+        width = 2 * (self.head_dim + (self.index_head_dim if max_rows else 0))
         entries.append(
             CacheEntry("compressor", 1, self.series * width, ratio, span=Span.PARTIAL)
         )
@@ -224,7 +234,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return self.num_attention_heads, self.head_dim, self.head_dim
 
 
-class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
+class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     """`Compressed` in a model in which only some layers store and select compressed rows.
 
     Attributes:
@@ -256,11 +266,15 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
         is_shared = not self.lends
         entries = self._rows(limit=self.sliding_window)
         if ratio:
-            entries += self._rows(ratio, top=self.index_topk, is_shared=is_shared)
+            entries += self._rows(ratio, max_rows=self.index_topk, is_shared=is_shared)
         if self.lends or self.chooses:
             key = CacheEntry("index_key", 1, self.index_head_dim, ratio)
             entries.append(
-                replace(key, top=self.index_candidates, is_stored_by_other_layer=is_shared)
+                replace(
+                    key,
+                    max_rows_per_query=self.index_candidates,
+                    is_stored_by_other_layer=is_shared,
+                )
             )
         if self.lends and ratio > 1:
             width = 2 * self.head_dim

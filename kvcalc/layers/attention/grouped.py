@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, maximum
-from kvcalc.layers.cache import CacheEntry, Keeps, Span
+from kvcalc.layers.cache import CacheEntry, EvictionRule, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
@@ -123,16 +123,17 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         """Return one row of keys [G, d] and one of values [G, dv] per stored token."""
         if not self.cached:
             return ()
-        keeps = Keeps.SINKS if self.sliding_window and self.sink_tokens else Keeps.LAST
+        has_sinks = self.sliding_window and self.sink_tokens
+        rule = EvictionRule.SINKS if has_sinks else EvictionRule.LAST
         if self.cache_budget:
-            keeps = Keeps.SCORED
+            rule = EvictionRule.SCORED
         key = CacheEntry(
             "k",
             self.num_key_value_heads,
             self.head_dim,
             limit=self.max_tokens,
             span=Span.CHUNK if self.attention_chunk_size else Span.TOKENS,
-            keeps=keeps,
+            eviction_rule=rule,
         )
         return key, replace(key, role="v", width=self.value_width)
 
@@ -141,7 +142,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         if not self.cache_budget or not self.cached:
             return ()
         groups, limit = self.num_key_value_heads, self.max_tokens
-        return (CacheEntry("score", groups, 1, limit=limit, keeps=Keeps.SCORED),)
+        return (CacheEntry("score", groups, 1, limit=limit, eviction_rule=EvictionRule.SCORED),)
 
     @property
     def window_tokens(self) -> int:

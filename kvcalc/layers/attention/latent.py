@@ -90,12 +90,20 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: one latent of kv_lora_rank and one RoPE key of
         qk_rope_head_dim per token, for all heads together."""
-        return self._latents(top=0)
+        return self._latents(max_rows=0)
 
-    def _latents(self, top: int) -> tuple[CacheEntry, ...]:
+    def _latents(self, max_rows: int) -> tuple[CacheEntry, ...]:
         limit = self.sliding_window or 0
-        latent = CacheEntry("latent", 1, self.kv_lora_rank, limit=limit, top=top)
-        rope = CacheEntry("rope_key", 1, self.qk_rope_head_dim, limit=limit, top=top)
+        latent = CacheEntry(
+            "latent", 1, self.kv_lora_rank, limit=limit, max_rows_per_query=max_rows
+        )
+        rope = CacheEntry(
+            "rope_key",
+            1,
+            self.qk_rope_head_dim,
+            limit=limit,
+            max_rows_per_query=max_rows,
+        )
         return (latent, rope) if self.qk_rope_head_dim else (latent,)
 
     @property
@@ -135,7 +143,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     def _seen(self, new: Num, past: Num) -> Num:
         """Return the number of tokens whose keys and values the expanded form recomputes, including
         new tokens."""
-        return self._latents(top=0)[0].read_rows(new, past)
+        return self._latents(max_rows=0)[0].read_rows(new, past)
 
     def _absorbs(self, p: Pass, new: Num, past: Num) -> Num:
         """Return 1 if the absorbed form needs fewer FLOPs, or equal FLOPs and no more bytes;
@@ -154,7 +162,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         rows = (e.read_rows(new, past) * p.formats.entry_bytes(e, 1) for e in self._attended())
         smaller = (
             activations
-            + sum(p.formats.entry_bytes(e, 1) for e in self._latents(top=0)) * tokens
+            + sum(p.formats.entry_bytes(e, 1) for e in self._latents(max_rows=0)) * tokens
             - sum(rows)
         )
         return at_least(2 * fewer + at_least(smaller, 0), 1)
@@ -194,7 +202,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             self.qk_rope_head_dim,
             self.v_head_dim,
         )
-        entries = self._latents(top=0)
+        entries = self._latents(max_rows=0)
         tokens = p.pairs(self._seen)
         width = heads * (key + value)
         up = p.gemm("kv_up", w["kv_up"], tokens=tokens)

@@ -60,7 +60,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
         A query reads index_topk rows and all index keys.
         """
-        latents = self._latents(top=self.index_topk)
+        latents = self._latents(max_rows=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
@@ -76,7 +76,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             or self.sliding_window
         ):
             return result
-        rows = self._latents(top=0)
+        rows = self._latents(max_rows=0)
         up = next(w for w in self.weights(p.width) if w.name == "q_up")
         module = SparseShape(
             heads=p.heads(self.num_attention_heads),
@@ -88,7 +88,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             value=self.v_head_dim,
             index_heads=self.index_n_heads if self.indexer else 0,
             index_width=self.index_head_dim,
-            top=self.index_topk,
+            top_k=self.index_topk,
             cached=tuple(p.formats.cache_format(row).name for row in rows),
             format=p.format_of(up),
             groups=tuple((g.count, g.new, g.past) for g in p.groups),
@@ -160,14 +160,14 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return keys and values, and an index key per token. A query reads the selected blocks."""
-        top = self.index_topk_blocks * self.index_block_size
+        max_rows = self.index_topk_blocks * self.index_block_size
         groups = self.num_key_value_heads
         index = (
             (CacheEntry("index_key", 1, self.index_head_dim),) if self.index_key_cached else ()
         )
         return (
-            CacheEntry("k", groups, self.head_dim, top=top),
-            CacheEntry("v", groups, self.value_width, top=top),
+            CacheEntry("k", groups, self.head_dim, max_rows_per_query=max_rows),
+            CacheEntry("v", groups, self.value_width, max_rows_per_query=max_rows),
             *index,
         )
 

@@ -49,7 +49,7 @@ class RecurrentMixer(Sublayer, frozen=True):
                 limit=rows,
                 span=Span.STATE,
                 dtype=dtype or "fp32",
-                assumed=dtype is None,
+                has_assumed_dtype=dtype is None,
             )
             entries.append(entry)
         return tuple(entries)
