@@ -197,7 +197,7 @@ class Decoding:
         allocated_bytes = self.pool.allocated[tokens].sum(axis=1) + other_allocated
         stored_bytes = self.pool.stored_bytes[tokens].sum(axis=1) + other_stored
         times = line.exact_seconds or accumulate(
-            repeat(line.rise, passes - 1), initial=line.first
+            repeat(line.increase_s, passes - 1), initial=line.first
         )
         allocated_s = stored_s = 0.0
         allocated = stored = 0
@@ -347,7 +347,7 @@ class Static(RankServer):
         log.padded += prompt_padding + answer_padding
 
         for output, index in sorted(zip(outputs, batch, strict=True), key=lambda pair: pair[0]):
-            self.queue.leave(index, ends[output - 1])
+            self.queue.record_done(index, ends[output - 1])
 
 
 class Continuous(RankServer):
@@ -603,7 +603,7 @@ class Continuous(RankServer):
     def _leave(self, request: RunningRequest) -> None:
         """Remove a request that is done."""
         self._release(request)
-        self.queue.leave(request.index, self.now)
+        self.queue.record_done(request.index, self.now)
 
     def _complete_prompt(self, request: RunningRequest) -> None:
         """Add the next output token to a request whose prompt is complete, and let the request

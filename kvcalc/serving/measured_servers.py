@@ -113,10 +113,10 @@ def ranks_of(row: MeasuredRow) -> Parallelism:
 
 
 # batch_wait_timeout_iters 20 of 70B at 1k/1k
-WAITS = Scheduling(whole_prompts=True, reserve=1.0, wait_passes=20, wait_share=0.9)
+WAITING_SCHEDULE = Scheduling(whole_prompts=True, reserve=1.0, wait_passes=20, wait_share=0.9)
 # Maximum tokens of a pass in InferenceX's scripts (benchmarks/single_node/*_h200*.sh), by engine
 # and by the beginning of the model's name.
-BUDGETS = {
+PASS_TOKENS = {
     ("sglang", "deepseek"): 32768,
     ("sglang", "qwen35"): 16384,
     ("trtllm", "gptoss"): 20000,
@@ -164,7 +164,7 @@ def published_run(row: MeasuredRow, engine: EngineOverheads | None) -> Published
     if row.client == INFERENCEX:
         budgets = (
             tokens
-            for (stack, begins), tokens in BUDGETS.items()
+            for (stack, begins), tokens in PASS_TOKENS.items()
             if stack == row.framework and name.startswith(begins)
         )
         changes["max_tokens"] = next(budgets, 8192)
@@ -175,7 +175,7 @@ def published_run(row: MeasuredRow, engine: EngineOverheads | None) -> Published
             changes["rounds"] = 5
         is_dense_trtllm = row.framework == "trtllm" and row.op == "e2e_dense"
         if is_dense_trtllm and isl == osl == 1024 and row.shape[3] < 8:
-            changes["scheduling"] = WAITS
+            changes["scheduling"] = WAITING_SCHEDULE
     elif row.framework == "vllm":
         changes = {"rounds": 5, "max_tokens": isl + 1500 + clients}
     elif row.framework == "trtllm":
@@ -231,14 +231,14 @@ def served_times(
             deployment = TimedDeployment(
                 model, gpu, precision_of(row, model), ranks_of(row), calibration=timed
             )
-            steps = InterpolatedStepTimer(deployment, *sizes, rows_at_once=32)
+            steps = InterpolatedStepTimer(deployment, *sizes, rows_per_call=32)
         except UserError:
             continue
         capacity = None
         with suppress(UserError):  # weights that leave no memory: its size does not count
             capacity = memory(deployment, MEMORY_OPTIONS)
         for index, run in runs.items():
-            clients = Clients(run.clients).through(versioned)
+            clients = Clients(run.clients).with_path_of(versioned)
             times[index] = _simulate(steps, capacity, run, clients)
     return times
 

@@ -31,10 +31,10 @@ from kvcalc.records import Record
 from kvcalc.serving.speculation import (
     ACCEPTANCE,
     best_drafted,
+    break_even_batch,
     draft_model,
     expected_tokens,
     step_times,
-    stops_paying,
 )
 from kvcalc.timing.deployment import HostTransfer, TimedDeployment
 
@@ -450,7 +450,7 @@ def _speculative(
         "verify_s": times.verify_s,
         "speculative_tpot_s": times.per_token(accepted),
         "speculative_speedup": times.speedup(accepted),
-        "stops_paying_at_batch": stops_paying(
+        "stops_paying_at_batch": break_even_batch(
             deployment, draft, context, times.drafted, accepted
         ),
         "draft_weight_bytes": draft.weight_bytes,

@@ -34,9 +34,9 @@ MAX_BYTES, MAX_SECONDS = 256 << 20, 1e12
 MAX_LEN = 1 << 20  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
 MIN_SHARE = 0.8  # minimum share of the nominal length in InferenceX
 DEFAULT_PROMPTS = 1000  # default number of requests
-ROUNDS = 10  # requests per client of a benchmark
-PLAIN = ("arrival_s", "input_len", "output_len")
-AZURE = ("timestamp", "contexttokens", "generatedtokens")
+REQUESTS_PER_CLIENT = 10  # requests per client of a benchmark
+OWN_COLUMNS = ("arrival_s", "input_len", "output_len")
+AZURE_COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,16 @@ def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) 
 def _rows(reader: Any, file_name: str, timed: bool) -> Iterator[tuple[float, int, int]]:
     """Yield arrival in seconds, tokens of the prompt and tokens of the answer of each row."""
     header = [name.strip().lower() for name in next(reader)]
-    has_timestamps = AZURE[0] in header and PLAIN[0] not in header
-    names = AZURE if has_timestamps else PLAIN
+    has_timestamps = AZURE_COLUMNS[0] in header and OWN_COLUMNS[0] not in header
+    names = AZURE_COLUMNS if has_timestamps else OWN_COLUMNS
     line = f"{file_name}, line 1"
     missing = [name for name in names if name not in header]
-    if missing and (timed or missing != [PLAIN[0]]):
+    if missing and (timed or missing != [OWN_COLUMNS[0]]):
         hint = (
             "A trace has arrival_s, input_len, output_len, or TIMESTAMP, ContextTokens, "
             "GeneratedTokens"
         )
-        if missing == [PLAIN[0]]:
+        if missing == [OWN_COLUMNS[0]]:
             hint += "; without arrival_s, give the concurrent requests with --max-concurrency"
         plural = "s" * (len(missing) > 1)
         raise UserError(f"lacks the column{plural} {', '.join(missing)}", hint, line)
@@ -226,7 +226,9 @@ def sample_workload(load: Workload) -> Requests:
     is_spread = load.client == INFERENCEX
     draw_inputs = length_sampler(load.input_len, "input length", is_spread)
     draw_outputs = length_sampler(load.output_len, "output length", is_spread)
-    default = ROUNDS * load.max_concurrency if load.is_benchmark else DEFAULT_PROMPTS
+    default = (
+        REQUESTS_PER_CLIENT * load.max_concurrency if load.is_benchmark else DEFAULT_PROMPTS
+    )
     count = load.num_prompts or default
     if count > MAX_REQUESTS:
         raise UserError(f"{count:,} requests are more than {MAX_REQUESTS:,}")
@@ -266,7 +268,7 @@ class Clients(NamedTuple):
         clients, remainder = divmod(self.concurrency, num_ranks)
         return self._replace(concurrency=max(1, clients + (rank < remainder)))
 
-    def through(self, engine: EngineOverheads | None) -> "Clients":
+    def with_path_of(self, engine: EngineOverheads | None) -> "Clients":
         """Return the clients with `path_s` and `path_s_per_token` of an engine."""
         if not engine:
             return self
@@ -334,7 +336,7 @@ class ArrivalQueue:
                 admitted.append(index)
             else:
                 self.log.rejected[index] = True
-                self.answer(arrival)
+                self.record_answer(arrival)
         return admitted
 
     @property
@@ -345,16 +347,16 @@ class ArrivalQueue:
         """
         return self.coming[0][0] if self.coming else inf
 
-    def leave(self, index: int, now: float) -> None:
+    def record_done(self, index: int, now: float) -> None:
         """Record that a request is done at the time `now`."""
         self.log.finished[index] = now
-        self.answer(now)
+        self.record_answer(now)
 
-    def come(self, arrival: float, index: int, sent: float) -> None:
+    def add_arrival(self, arrival: float, index: int, sent: float) -> None:
         """Add a request that was sent at `sent` and reaches the engine at `arrival`, in seconds."""
         heappush(self.coming, (arrival, index, sent))
 
-    def answer(self, now: float) -> None:
+    def record_answer(self, now: float) -> None:
         """Record that a client has its answer. A client of a closed loop then sends its next
         request.
 
@@ -375,7 +377,7 @@ class ArrivalQueue:
         ):
             sent = max(float(self.due[index]), end + clients.think_s)
             arrival = sent + clients.path_s + clients.path_s_per_token * self.inputs[index]
-            self.come(arrival, index, sent)
+            self.add_arrival(arrival, index, sent)
 
     @property
     def is_open(self) -> bool:
@@ -386,4 +388,4 @@ class ArrivalQueue:
 def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
     """Return the clients, with the seconds that a request takes to reach the engine."""
     clients = Clients(load.max_concurrency, load.think_time)
-    return clients.through(engine) if load.is_benchmark else clients
+    return clients.with_path_of(engine) if load.is_benchmark else clients

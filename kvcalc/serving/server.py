@@ -77,9 +77,9 @@ def summary(
         "throughput_tokens_per_s": _ratio(out_tokens, span),
         "total_tokens_per_s": _ratio(out_tokens + in_tokens, span),
         "requests_per_s": _ratio(completed, span),
-        **spread("ttft", ttft),
-        **spread("tpot", tpot[out > 1]),
-        **spread("e2e", e2e),
+        **mean_and_percentiles("ttft", ttft),
+        **mean_and_percentiles("tpot", tpot[out > 1]),
+        **mean_and_percentiles("e2e", e2e),
         "queueing_mean_s": mean(scheduled - arrived),
         "prefill_utilization": _utilization(served.prefill, span),
         "decode_queueing_mean_s": mean(decode_wait[~np.isnan(decode_wait)]),
@@ -114,7 +114,7 @@ def mean(values: Any) -> float | None:
     return float(values.mean()) if values.size else None
 
 
-def spread(name: str, values: Any) -> dict[str, float | None]:
+def mean_and_percentiles(name: str, values: Any) -> dict[str, float | None]:
     """Return mean and percentiles (linear between ranks) of seconds, with keys that begin with
     `name`."""
     figures = {f"{name}_mean_s": mean(values)}
@@ -125,8 +125,10 @@ def spread(name: str, values: Any) -> dict[str, float | None]:
 
 
 STEADY_REQUESTS = 3000  # requests of a backlog, in addition to the started requests
-MAX_STARTED = 2048  # requests of a backlog that had begun earlier
-PER_STARTED = 4  # requests that a backlog adds per started request, to outlast its start
+MAX_STARTED_REQUESTS = 2048  # requests of a backlog that had begun earlier
+REQUESTS_PER_STARTED = (
+    4  # requests that a backlog adds per started request, to outlast its start
+)
 DEFAULT_MAX_NUM_SEQS = 256  # without an engine
 DRAFT_ROWS = 32  # numbers of sequences that are timed in one call if a draft is used
 MIN_TRACE_REQUESTS = 10  # requests of a trace up to which no arrival rate is derived
@@ -161,8 +163,8 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
     together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but with Poisson arrivals
     it serves 35.9.
     """
-    started = min(max_num_seqs, MAX_STARTED)
-    count = STEADY_REQUESTS + PER_STARTED * started
+    started = min(max_num_seqs, MAX_STARTED_REQUESTS)
+    count = STEADY_REQUESTS + REQUESTS_PER_STARTED * started
     if load.requests:
         backlog = requests.select(np.arange(count) % len(requests))
         backlog.arrival_s[:] = 0
@@ -246,7 +248,7 @@ class Server:
             if value and policy != "continuous":
                 text = f"{name} is simulated only under continuous batching"
                 raise UserError(text, "Leave --policy out")
-        self.drafting = self._choose_drafting(requests, load.seed)
+        self.drafting = self._make_drafting(requests, load.seed)
         self.capacity = memory(deployment, self._fit_options(requests.max_tokens))
         self.limits = self._choose_limits()
         calibration = deployment.calibration
@@ -305,7 +307,7 @@ class Server:
         served = simulate(requests, setup, self.policy, clients, self.transfer, progress)
         return served, pool
 
-    def _choose_drafting(self, requests: Requests, seed: int) -> Drafting | None:
+    def _make_drafting(self, requests: Requests, seed: int) -> Drafting | None:
         """Return the settings of speculative decoding. The default number of draft tokens is the
         number of prediction layers. For other drafts it is the number that is fastest for a single
         request.
@@ -369,9 +371,9 @@ class Server:
             return InterpolatedStepTimer(self.deployment, *sizes)
         queries = drafting.drafted + 1
         target = InterpolatedStepTimer(
-            self.deployment, *sizes, queries=queries, rows_at_once=DRAFT_ROWS
+            self.deployment, *sizes, queries=queries, rows_per_call=DRAFT_ROWS
         )
-        draft = InterpolatedStepTimer(drafting.draft, *sizes, rows_at_once=DRAFT_ROWS)
+        draft = InterpolatedStepTimer(drafting.draft, *sizes, rows_per_call=DRAFT_ROWS)
         return SpeculativeStepTimer(target, draft, drafting)
 
     def _record(self, load: Workload, clients: Clients, served: Served) -> Record:
@@ -415,7 +417,7 @@ class Server:
             "total_gpus": total_gpus,
             "transfer_s": transfer_s,
             **summary(served, self.capacity.kv_budget, settings.slo_ttft, settings.slo_tpot),
-            "diverges": _diverges(load, served, self.saturation_rate),
+            "diverges": _queue_diverges(load, served, self.saturation_rate),
             "capacity_requests_per_s": self.saturation_rate,
             "cost_per_million_tokens": None,
         }
@@ -457,7 +459,9 @@ class Server:
         }
 
 
-def _diverges(load: Workload, served: Served, saturation_rate: float | None) -> bool | None:
+def _queue_diverges(
+    load: Workload, served: Served, saturation_rate: float | None
+) -> bool | None:
     """Return whether the queue grows without end, because more requests arrive than the saturated
     server completes.
 
@@ -493,11 +497,11 @@ def server_errors(
 
 
 # maximum share of the saturation rate, so that the queue empties after a burst
-SUSTAINED = 0.95
+MAX_SUSTAINED_SHARE = 0.95
 # shares of the saturation rate that are tried
-SHARES = (0.2, 0.4, 0.6, 0.8, SUSTAINED, 1.1)
-GOOD = 0.99  # share of requests that must meet every goal
-CLOSE = 1.02  # ratio of a rate that misses a goal to the sustained rate
+TRIED_SHARES = (0.2, 0.4, 0.6, 0.8, MAX_SUSTAINED_SHARE, 1.1)
+MIN_GOOD_SHARE = 0.99  # share of requests that must meet every goal
+RATE_TOLERANCE = 1.02  # ratio of a rate that misses a goal to the sustained rate
 MIN_RATE = 1e-3
 
 
@@ -546,25 +550,25 @@ class Sweep:
         self.is_complete = True
         saturation_rate = self.server.saturation_rate or 0.0
         try:
-            self._search(saturation_rate, _rounded(SUSTAINED * saturation_rate))
+            self._search(saturation_rate, _round_rate(MAX_SUSTAINED_SHARE * saturation_rate))
         except KeyboardInterrupt:
             if not self.runs:
                 raise
             self.is_complete = False
-        rate = self._sustained_rate(_rounded(SUSTAINED * saturation_rate))
+        rate = self._sustained_rate(_round_rate(MAX_SUSTAINED_SHARE * saturation_rate))
         self.tried = [self.runs[rate] for rate in sorted(self.runs)]
         run = self.runs[rate] if rate else self.tried[0]
         record = {**run.record, "rate": rate or None, "found_rate": rate}
         self.sustained = run._replace(record=record)
 
-    def _is_good(self, rate: float) -> bool:
+    def _meets_goals(self, rate: float) -> bool:
         """Return whether the required share of requests meets the goals at a rate. Without goals,
         return True.
 
         Raises:
             KeyboardInterrupt: Ctrl-C ended the simulation.
         """
-        rate = _rounded(rate)
+        rate = _round_rate(rate)
         if rate not in self.runs:
             load = replace(self.load, rate=rate)
             run = self.server.run(sample_workload(load), load, self.progress)
@@ -573,32 +577,34 @@ class Sweep:
             self.runs[rate] = run
         record = self.runs[rate].record
         attainment = record["slo_attainment"]
-        return bool(record["completed"]) and (attainment is None or attainment >= GOOD)
+        return bool(record["completed"]) and (
+            attainment is None or attainment >= MIN_GOOD_SHARE
+        )
 
     def _sustained_rate(self, max_rate: float) -> float:
         """Return the highest rate tried that meets the goals and is at most `max_rate`.
 
         The result is 0 if the server sustains no rate that was tried.
         """
-        rates = [rate for rate in self.runs if rate <= max_rate and self._is_good(rate)]
+        rates = [rate for rate in self.runs if rate <= max_rate and self._meets_goals(rate)]
         return max(rates, default=0.0)
 
     def _search(self, saturation_rate: float, max_rate: float) -> None:
         """Try all shares of the saturation rate, then rates next to the highest sustained rate."""
-        for share in SHARES if max_rate else ():
-            self._is_good(share * saturation_rate)
+        for share in TRIED_SHARES if max_rate else ():
+            self._meets_goals(share * saturation_rate)
         if not self._sustained_rate(max_rate):
-            self._is_good(MIN_RATE)
+            self._meets_goals(MIN_RATE)
         low = self._sustained_rate(max_rate)
         high = min((rate for rate in self.runs if rate > low), default=low)
-        while low and low < max_rate and high > CLOSE * low:
-            middle = _rounded((low * high) ** 0.5 if low > high / 4 else high / 2)
-            if self._is_good(middle):
+        while low and low < max_rate and high > RATE_TOLERANCE * low:
+            middle = _round_rate((low * high) ** 0.5 if low > high / 4 else high / 2)
+            if self._meets_goals(middle):
                 low = middle
             else:
                 high = middle
 
 
-def _rounded(rate: float) -> float:
+def _round_rate(rate: float) -> float:
     """Return a rate rounded to the three digits that are printed."""
     return float(f"{rate:.3g}")

@@ -51,9 +51,9 @@ class DecodeArrivals(ArrivalQueue):
     is_computed = True
     senders: "list[PrefillArrivals]"
 
-    def leave(self, index: int, now: float) -> None:
-        super().leave(index, now)
-        self.senders[self.request(index) % len(self.senders)].answer(now)
+    def record_done(self, index: int, now: float) -> None:
+        super().record_done(index, now)
+        self.senders[self.request(index) % len(self.senders)].record_answer(now)
 
 
 class PrefillArrivals(ArrivalQueue):
@@ -68,7 +68,7 @@ class PrefillArrivals(ArrivalQueue):
     receivers: list[DecodeArrivals]
     transfer_s: Callable[[int], float]
 
-    def leave(self, index: int, now: float) -> None:
+    def record_done(self, index: int, now: float) -> None:
         """Send a computed prompt to its decode rank.
 
         An answer of one token is complete when this token reaches the user.
@@ -78,10 +78,10 @@ class PrefillArrivals(ArrivalQueue):
         position, rank = divmod(self.request(index), len(self.receivers))
         receiver = self.receivers[rank]
         if receiver.outputs[position] > 1:
-            receiver.come(arrival, position, float(self.log.arrived[index]))
+            receiver.add_arrival(arrival, position, float(self.log.arrived[index]))
             return
         self.log.finished[index] = arrival
-        self.answer(arrival)
+        self.record_answer(arrival)
 
 
 class DisaggregatedServer:

@@ -123,7 +123,7 @@ def best_drafted(
     return step_times(target, draft, context, batch_size, best)
 
 
-def stops_paying(
+def break_even_batch(
     target: TimedDeployment,
     draft: TimedDeployment,
     context: int,

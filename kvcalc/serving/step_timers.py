@@ -50,13 +50,13 @@ class StepTimeSegment(NamedTuple):
 
     Attributes:
         first: Seconds of the first pass.
-        rise: Seconds by which each pass takes longer than the previous pass.
+        increase_s: Seconds by which each pass takes longer than the previous pass.
         passes: Number of passes for which this holds.
         exact_seconds: Seconds of each pass, if they do not grow linearly.
     """
 
     first: float
-    rise: float = 0.0
+    increase_s: float = 0.0
     passes: int = 1
     exact_seconds: Sequence[float] = ()
 
@@ -64,7 +64,7 @@ class StepTimeSegment(NamedTuple):
         """Return the seconds of the first `passes` passes."""
         if self.exact_seconds:
             return sum(self.exact_seconds[:passes])
-        return passes * self.first + self.rise * passes * (passes - 1) / 2
+        return passes * self.first + self.increase_s * passes * (passes - 1) / 2
 
     def passes_until(self, max_passes: int, seconds: float) -> int:
         """Return the smallest number of passes that end at or after `seconds`; at most
@@ -147,10 +147,10 @@ class StepTimer:
         return self.deployment.seconds(decodes, all_positions=self.queries > 1)
 
 
-def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
+def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
     """Return whole numbers from `first` to at least `last` that grow by `ratio`, or at least by 1.
 
-    Up to `dense` they grow by 1. Example: ladder(1, 10, 1.5, 4) is 1, 2, 3, 4, 6, 9, 14.
+    Up to `dense` they grow by 1. Example: geometric_points(1, 10, 1.5, 4) is 1, 2, 3, 4, 6, 9, 14.
     """
     points = [first]
     while points[-1] < last:
@@ -159,7 +159,7 @@ def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
     return points
 
 
-def part_of(operator: Operator) -> str:
+def driving_quantity(operator: Operator) -> str:
     """Return the quantity that determines the time of an operator.
 
     It is TOKENS (tokens of the pass), HEAD (sequences that need the LM head) or GROUP (each group
@@ -202,7 +202,7 @@ class InterpolatedStepTimer(StepTimer):
         max_tokens: Maximum tokens of a pass.
         max_num_seqs: Maximum number of sequences of a pass.
         queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
-        rows_at_once: How many table rows are filled in one call; a row has one number of sequences.
+        rows_per_call: Number of table rows per call; a row has one number of sequences.
             More than 1 is faster if the number of sequences changes often, as it does with a draft.
     """
 
@@ -213,21 +213,21 @@ class InterpolatedStepTimer(StepTimer):
         max_tokens: int,
         max_num_seqs: int,
         queries: int = 1,
-        rows_at_once: int = 1,
+        rows_per_call: int = 1,
     ) -> None:
         super().__init__(deployment, queries)
-        self.rows_at_once = rows_at_once
+        self.rows_per_call = rows_per_call
         self.max_len, self.max_num_seqs = max(max_len, 2), max(max_num_seqs, 2)
         max_tokens = max(max_tokens, self.max_num_seqs * queries, self.max_len)
 
-        tokens = ladder(1, max_tokens, TOKENS_RATIO, DENSE_TOKENS)
+        tokens = geometric_points(1, max_tokens, TOKENS_RATIO, DENSE_TOKENS)
         self.work = make_table(tokens, self._prompt_seconds(tokens))
-        positions = ladder(1, self.max_num_seqs * queries, HEAD_RATIO, DENSE_HEADS)
+        positions = geometric_points(1, self.max_num_seqs * queries, HEAD_RATIO, DENSE_HEADS)
         heads = self._parts(Sequences(np.array(positions) * self.ranks, 1, 0))[HEAD]
         self.head = make_table(positions, heads)
 
-        self.contexts = ladder(1, self.max_len, CONTEXT_RATIO, 2)
-        self.lengths = ladder(1, self.max_len, LENGTH_RATIO, DENSE_LENGTHS)
+        self.contexts = geometric_points(1, self.max_len, CONTEXT_RATIO, 2)
+        self.lengths = geometric_points(1, self.max_len, LENGTH_RATIO, DENSE_LENGTHS)
         self.length_seconds = self._prompt_seconds(self.lengths)
         self._rows: dict[int, list[float]] = {}
         self._chunk_tables: dict[int, Callable[[float], float]] = {}
@@ -293,9 +293,9 @@ class InterpolatedStepTimer(StepTimer):
         row = self._row(count)
         index = _index_below(self.contexts, context)
         low, high = self.contexts[index], self.contexts[index + 1]
-        rise = (row[index + 1] - row[index]) / (high - low)
-        first = row[index] + rise * (context - low)
-        return StepTimeSegment(first, rise, max(1, int(high - context) + 1))
+        increase_s = (row[index + 1] - row[index]) / (high - low)
+        first = row[index] + increase_s * (context - low)
+        return StepTimeSegment(first, increase_s, max(1, int(high - context) + 1))
 
     def _without_attention(self, count: int) -> float:
         """Return the seconds of a decode pass without its attention."""
@@ -307,8 +307,8 @@ class InterpolatedStepTimer(StepTimer):
         """Return the seconds of a decode pass of `count` sequences at each of `contexts`."""
         if count in self._rows:
             return self._rows[count]
-        first = count - (count - 1) % self.rows_at_once
-        counts = range(first, first + self.rows_at_once)
+        first = count - (count - 1) % self.rows_per_call
+        counts = range(first, first + self.rows_per_call)
         # an int is exact, an array of several may differ in the last digit
         rows = count if len(counts) == 1 else np.array(counts, dtype=float)[:, None]
         seconds = self._decode_seconds(rows, np.array(self.contexts))
@@ -362,7 +362,7 @@ class InterpolatedStepTimer(StepTimer):
         else:
             times = [p.seconds for p in roofline(operators, deployment.gpu)]
         for operator, seconds in zip(operators, times, strict=True):
-            part = part_of(operator)
+            part = driving_quantity(operator)
             parts[part] = parts[part] + seconds
         return parts
 

@@ -114,7 +114,7 @@ class Plain:
                 self.log.first[s.index] = now
         for s in [s for s in self.inside if s.made == self.door.outputs[s.index]]:
             self.inside.remove(s)
-            self.door.leave(s.index, now)
+            self.door.record_done(s.index, now)
 
 
 def grow(pieces: list[tuple[One, int]], decoding: list[One]) -> list[One]:

@@ -13,7 +13,7 @@ from kvcalc.serving.batching import Continuous, Decoding, Limits, Scheduling, Se
 from kvcalc.serving.cache_accounting import Log, Pool
 from kvcalc.serving.requests import ArrivalQueue, Clients, Requests
 from kvcalc.serving.simulation import simulate
-from kvcalc.serving.step_timers import InterpolatedStepTimer, StepTimer, ladder, part_of
+from kvcalc.serving.step_timers import InterpolatedStepTimer, StepTimer, driving_quantity, geometric_points
 from kvcalc.timing.deployment import TimedDeployment
 
 TIMES = ("arrived", "scheduled", "first", "finished")
@@ -148,7 +148,7 @@ def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> No
 def test_what_operators_depend_on() -> None:
     """The LM head depends on sequences, attention on contexts, all other operators on the tokens of a pass."""
     operators = TimedDeployment(load_model("gpt2"), load_gpu("h100")).operators(Batch.decode(100, 4))
-    found = {o.name: part_of(o) for o in operators}
+    found = {o.name: driving_quantity(o) for o in operators}
     assert [name for name, part in found.items() if part == "head"] == ["lm_head"]
     assert [name for name, part in found.items() if part == "group"] == ["attention"]
 
@@ -164,5 +164,5 @@ def test_small_runs_are_timed_as_they_are() -> None:
 
 
 def test_a_ladder_climbs_by_its_ratio() -> None:
-    assert ladder(1, 10, 1.5, 4) == [1, 2, 3, 4, 6, 9, 14]
-    assert ladder(3, 5, 1.01) == [3, 4, 5]
+    assert geometric_points(1, 10, 1.5, 4) == [1, 2, 3, 4, 6, 9, 14]
+    assert geometric_points(3, 5, 1.01) == [3, 4, 5]

@@ -7,7 +7,7 @@ import pytest
 from servers import HandClock, HandTimer, asked, byte_pool, served
 
 from kvcalc.serving.batching import Limits, ServerSetup
-from kvcalc.serving.server import mean, spread
+from kvcalc.serving.server import mean, mean_and_percentiles
 from kvcalc.serving.simulation import simulate
 
 
@@ -50,7 +50,7 @@ def test_progress_sums_to_the_requests(ranks: int, policy: str) -> None:
 
 def test_percentiles_lie_between_ranks() -> None:
     """For 1, 2, 3, 10: the median is 2.5. The 90th percentile is 2.7 of three steps up: 3 + 0.7·7."""
-    found = spread("ttft", np.array([10.0, 1.0, 3.0, 2.0]))
+    found = mean_and_percentiles("ttft", np.array([10.0, 1.0, 3.0, 2.0]))
     assert found == pytest.approx({"ttft_mean_s": 4, "ttft_p50_s": 2.5, "ttft_p90_s": 7.9, "ttft_p99_s": 3 + 0.97 * 7})
     assert mean(np.array([])) is None
     assert math.isclose(mean(np.array([1.0, 2.0])) or 0, 1.5)
