@@ -232,8 +232,8 @@ def draw(stem: str, title: str, series: list[tuple[str, list[float], list[float]
     if series:
         rows = sum(len(measured) for _, measured, _ in series)
         told = f"{rows:,} rows of all stacks, predicted by the calibrations, which were fitted to them"
-        chart = predicted_against_measured(series, told, f"{title}: predicted against measured")
-        save(chart, str(DOCS / "images" / f"accuracy-{stem}.png"))
+        charts = predicted_against_measured(series, f"{title}, {told}")
+        save(charts, str(DOCS / "images" / f"accuracy-{stem}.png"))
 
 
 def pictures(validations: Sequence[Validation]) -> None:

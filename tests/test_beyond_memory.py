@@ -41,12 +41,12 @@ def test_a_batch_is_marked_from_the_first_sequence_that_does_not_fit(kvcalc: Run
         assert bool(re.search(r"^fits no$|\bfits\b", out, re.MULTILINE)) == (count > users and command in ("latency", "compare"))
 
 
-def drawn(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> Chart:
-    charts: list[Chart] = []
-    monkeypatch.setattr(drawing, "save", lambda chart, *_: charts.append(chart))
+def drawn(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[Chart]:
+    pictures: list[list[Chart]] = []
+    monkeypatch.setattr(drawing, "save", lambda charts, *_: pictures.append(charts))
     found = kvcalc(f"{line} --plot picture.png")
     assert found.code == 0, found.err
-    return charts[0]
+    return pictures[0]
 
 
 def lines_of(chart: Chart) -> list[Series]:
@@ -56,28 +56,28 @@ def lines_of(chart: Chart) -> list[Series]:
 @pytest.mark.parametrize("deployed", DEPLOYED)
 def test_a_curve_over_the_batch_ends_with_the_memory(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, deployed: str) -> None:
     users = kvcalc(f"fit {deployed} --context 6000 --format json").records[0]["max_num_seqs"]
-    for chart in drawn(kvcalc, monkeypatch, f"latency {deployed} --isl 5990 --osl 10 --batch-size 1,256").chain():
+    for chart in drawn(kvcalc, monkeypatch, f"latency {deployed} --isl 5990 --osl 10 --batch-size 1,256"):
         (curve,) = lines_of(chart)
         assert curve.kind == "line" and curve.xs[-1] == min(users, 256)
 
 
 def test_speculation_ends_with_the_memory_of_model_and_draft(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "llama-3.1-70b --gpu h200 --tp 2 --draft llama-3.2-1b --num-speculative-tokens 1"
-    gain = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10")
+    (gain,) = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10")
     users = kvcalc(f"fit {line} --context 16394 --format json").records[0]["max_num_seqs"]
     assert [s.kind for s in gain.series if s.kind != "limit"] == ["line"]
-    gain = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10 --batch-size {users + 1}")
+    (gain,) = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10 --batch-size {users + 1}")
     assert [s.kind for s in gain.series if s.kind != "limit"] == ["dashed"]
 
 
 def test_pictures_of_passes_and_variants_name_what_does_not_fit(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    swept = drawn(kvcalc, monkeypatch, "roofline llama-3.1-8b --batch-size 1,64 --context 32k")
+    (swept,) = drawn(kvcalc, monkeypatch, "roofline llama-3.1-8b --batch-size 1,64 --context 32k")
     assert "beyond the memory: 64 × 32,768 tokens" in swept.subtitle
-    compared = drawn(kvcalc, monkeypatch, "compare llama-3.1-8b --variants mha,mqa --batch-size 64 --context 16k").chain()
+    compared = drawn(kvcalc, monkeypatch, "compare llama-3.1-8b --variants mha,mqa --batch-size 64 --context 16k")
     step = next(chart for chart in compared if chart.title.startswith("Decode step"))
     assert step.categories == ["mha: does not fit", "mqa"]
     several = drawn(kvcalc, monkeypatch, "compare llama-3.1-8b --variants mha,mqa --gpu h100,h200 --batch-size 64 --context 16k")
-    steps = [chart.categories for chart in several.chain() if chart.title.startswith("Decode step")]
+    steps = [chart.categories for chart in several if chart.title.startswith("Decode step")]
     assert steps == 2 * [["mha: does not fit", "mqa"]]
 
 

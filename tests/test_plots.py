@@ -29,21 +29,21 @@ PLAIN = Precision()
 
 
 @cache
-def chart_of(kind: str) -> Chart:
-    """Return the chart of `kvcalc plot KIND` with default options."""
+def charts_of(kind: str) -> list[Chart]:
+    """Return the picture of `kvcalc plot KIND` with default options."""
     models = {k: v.models.split() for k, v in FIGURES.items()}[kind]
     chosen = [load_model(name) for name in models]
     card = load_gpu("h100")
     if kind == "cache-vs-context":
-        return size_plot.cache_vs_context([cache_curve(m, PLAIN, contexts_up_to(131_072)) for m in chosen], [1], [card])
+        return [size_plot.cache_vs_context([cache_curve(m, PLAIN, contexts_up_to(131_072)) for m in chosen], [1], [card])]
     if kind == "cache-vs-parameters":
-        return size_plot.cache_vs_parameters([cache_curve(m, PLAIN, [1024, 2048]) for m in chosen])
+        return [size_plot.cache_vs_parameters([cache_curve(m, PLAIN, [1024, 2048]) for m in chosen])]
     if kind == "no-cache":
         return size_plot.generation_work_chart([sweeps.generation_work(chosen[0], 4096, PLAIN)])
     if kind == "memory":
-        return size_plot.weights_and_cache([cache_curve(m, PLAIN, [8192]) for m in chosen], [card], 1)
+        return [size_plot.weights_and_cache([cache_curve(m, PLAIN, [8192]) for m in chosen], [card], 1)]
     if kind == "dsa-vs-mla":
-        return size_plot.sparse_reads_chart(sweeps.sparse_reads(chosen, 131_072, PLAIN))
+        return [size_plot.sparse_reads_chart(sweeps.sparse_reads(chosen, 131_072, PLAIN))]
     return roofline_chart(
         decode_passes(TimedDeployment(chosen[0], card, PLAIN).with_calibration(), 4096, [1, 8, 64, 256]), [card]
     )
@@ -71,13 +71,13 @@ def test_size_draws_each_batch_up_to_the_context(kvcalc: Run) -> None:
 def test_same_input_same_bytes(suffix: str) -> None:
     series = Series("a", (1.0, 10.0), (2.0, 30.0)), Series("b", (3.0,), (4.0,), "points", labels=("here",))
     chart = Chart("t", "s", Axis("x", tick=si_tick()), Axis("y", tick=si_tick()), series)
-    assert render(chart, suffix) == render(chart, suffix)
+    assert render([chart], suffix) == render([chart], suffix)
 
 
 def test_names_are_never_mathematics() -> None:
     series = Series("a_b^c $x$ \\frac <&>", (1.0, 2.0), (3.0, 4.0))
     chart = Chart("$\\alpha$ 100%", "50% & <b>", Axis("x $", tick=si_tick()), Axis("y", tick=si_tick()), (series,))
-    shown = texts(render(chart, "svg"))
+    shown = texts(render([chart], "svg"))
     for text in ("a_b^c $x$ \\frac <&>", "$\\alpha$ 100%", "50% & <b>"):
         assert text in shown
 
@@ -91,11 +91,11 @@ def coloured(axes: Any) -> list[tuple[str, str]]:
 def test_no_two_of_16_lines_look_the_same_and_more_are_refused() -> None:
     lines = [Series(f"{n}", (1.0, 2.0), (n + 1.0, n + 2.0)) for n in range(17)]
     chart = Chart("t", "s", Axis("x", log=False), Axis("y", log=False), lines[:16])
-    (axes,) = figure(chart, STYLES["light"]).axes
+    (axes,) = figure([chart], STYLES["light"]).axes
     assert len(set(coloured(axes))) == 16
     assert [t.get_text() for t in axes.texts] == [line.label for line in lines[:16]]
     with pytest.raises(UserError, match="17 curves are more than the 16"):
-        figure(chart._replace(series=lines), STYLES["light"])
+        figure([chart._replace(series=lines)], STYLES["light"])
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_a_picture_that_cannot_be_is_one_clear_line_and_no_file(
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sketch_fits_the_width(kind: str, width: int) -> None:
-    chart = chart_of(kind)
-    lines = sketch(chart, width).splitlines()
+    charts = charts_of(kind)
+    lines = sketch(charts, width).splitlines()
     assert max(map(len, lines)) <= width
     words = " ".join(" ".join(lines).split())
-    assert chart.title in words
-    for series in chart.series:
-        assert series.label in words
+    for chart in charts:
+        assert chart.title in words
+        assert all(series.label in words for series in chart.series)
     assert all(line.isprintable() for line in lines)
 
 
@@ -147,7 +147,7 @@ def test_sketch_draws_each_series_where_it_lies() -> None:
     """One line rises from corner to corner, one is level at half the height."""
     tick = si_tick()
     series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
-    lines = sketch(Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series), 60).splitlines()
+    lines = sketch([Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series)], 60).splitlines()
     grid = [line.partition("│")[2] for line in lines if "│" in line]
     assert len(grid) == 20
     assert "\u2800" < grid[-1][0] <= "\u28ff" and grid[0].rstrip().endswith("●")
@@ -160,7 +160,7 @@ def test_sketch_draws_each_series_where_it_lies() -> None:
 def test_names_in_a_sketch_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     axis, name = Axis("y", log=False, tick=si_tick()), "\x1b[2J"
     bars = Chart(name, name, axis, axis, (Series(name, (), (8.0,), "bar", labels=(name,)),), (name,), over=(name, name))
-    save(bars._replace(next_chart=bars), "-")
+    save([bars, bars], "-")
     said = capsys.readouterr().out
     assert "\x1b" not in said and said.count("\ufffd[2J") == 14
 
@@ -186,7 +186,7 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
     rows, target = tmp_path / "gemm.csv", tmp_path / "measured.svg"
     rows.write_text("gpu,framework,version,dtype,m,n,k,time_us,bound_us\n" "my CPU,torch,2,float32,64,4096,4096,20,10\n"
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
-    chart = predicted_against_measured(*measured_times(rows))
+    (chart,) = predicted_against_measured(*measured_times(rows))
     assert chart.title == "gemm" and (chart.series[0].xs, chart.series[0].ys) == ((20.0,), (10.0,))
     assert chart.over[1] == "gemm.csv: 1 of 2 rows, of my CPU, predicted by a calibration, else by the bound; the line: exact"
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
@@ -214,7 +214,7 @@ def test_a_figure_refuses_models_that_it_does_not_suit(kvcalc: Run, line: str, s
 
 def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> None:
     """Llama-2-13B at 16 × 8,192: 26.03 GB of weights and 800 KiB per token, 107.4 GB: 133.4 GB are 2 of 85.0 GB."""
-    one = chart_of("memory").series
+    one = charts_of("memory")[0].series
     assert [s.label for s in one if s.kind == "limit"] == ["h100-sxm: 79.2 GiB"]
     curves = [cache_curve(load_model(name), PLAIN, [8192], 16) for name in ("llama-2-13b", "gpt2")]
     one_gpu = size_plot.weights_and_cache(curves, [load_gpu("h100")], 16)
@@ -229,7 +229,7 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
     cards = [load_gpu("h100"), load_gpu("l4")]
     both = [TimedDeployment(load_model("llama-3.1-8b"), card).with_calibration("datasheet") for card in cards]
     passes = [one for d in both for one in decode_passes(d, 4096, [1])]
-    first, second = roofline_chart(passes, cards).chain()
+    first, second = roofline_chart(passes, cards)
     assert (first.over[0], first.title, second.title) == ("Roofline: llama-3.1-8b decode", "h100-sxm", "l4")
     least = min(row["intensity"] for rows in passes for row in rows[:-1] if row["flops"] and row["intensity"])
     assert (

@@ -125,13 +125,12 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         Args:
             style: light, dark or slides.
         """
-        from kvcalc.report.charts.chart import joined
         from kvcalc.report.charts.drawing import figure_of
 
         charts = self._charts()
         if not charts:
             raise UserError("there is nothing to draw")
-        figure: Figure = figure_of(joined(charts), style)
+        figure: Figure = figure_of(charts, style)
         return figure
 
     def _explanation(self) -> str:

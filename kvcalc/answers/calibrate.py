@@ -121,7 +121,7 @@ def one_stack(
         from kvcalc.report.charts.comparison_plot import predicted_against_measured
 
         series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
-        return [predicted_against_measured(series, "held out")]
+        return predicted_against_measured(series, "held out")
 
     return Answer(records, tables, draw, _is_silent=out == "-")
 

@@ -95,7 +95,7 @@ def compare_answer(
 
         last = max(contexts[-1], 131072)
         sweep = comparison_sweep(deployments, variants, batches[0], last)
-        return [compare_chart(deployments, records, sweep)]
+        return compare_chart(deployments, records, sweep)
 
     return Answer(
         records,

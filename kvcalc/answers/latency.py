@@ -45,7 +45,7 @@ def latency_answer(
         from kvcalc.report.charts.load_plot import latency_chart
 
         sweep = latency_sweep(deployments, [request for _, request in points])
-        return [latency_chart(sweep, requests[0])]
+        return latency_chart(sweep, requests[0])
 
     notes = remarks(
         [deployment.model for deployment in deployments],

@@ -19,7 +19,7 @@ from kvcalc.errors import UserError
 from kvcalc.question.fit_question import StudyOptions
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.question.size_options import SizeOptions
-from kvcalc.report.charts.chart import drawable, joined
+from kvcalc.report.charts.chart import drawable
 from kvcalc.report.text.table_layout import svgs_html, table_html, text_html
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -60,8 +60,8 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     charts = []
     for section in sections:
         with suppress(UserError):  # a GPU without a compute peak has no roofline and no TTFT
-            for chart in drawable(joined(section.answer._charts())).chain():
-                charts.append((section.title, chart._replace(next_chart=None, over=("", ""))))
+            for chart in map(drawable, section.answer._charts()):
+                charts.append((section.title, chart._replace(over=("", ""))))
     pictures: dict[str, list[str]] = {}
     for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
         pictures.setdefault(title, []).append(picture)

@@ -103,20 +103,20 @@ def run_plot(
         for name, shown_figure in FIGURES.items():
             print(f"kvcalc plot {name:<22}{shown_figure.summary}")
         return
-    chart = (
+    charts = (
         _measured_chart(models, input_) if kind == "measured" else _figure(kind, models, figure)
     )
     if explain:
         from kvcalc.report.explain import charted
 
-        say(f"{FIGURES[kind].formula}\n\n{charted(chart)}")
+        say(f"{FIGURES[kind].formula}\n\n{charted(charts)}")
         return
     from kvcalc.report.charts.drawing import save
 
-    save(chart, plot, style)
+    save(charts, plot, style)
 
 
-def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
+def _figure(kind: str, names: list[str], options: FigureOptions) -> "list[Chart]":
     """Return a figure about models."""
     from kvcalc.library.load import load_gpu
     from kvcalc.model.precision import Precision
@@ -134,15 +134,15 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
     if kind == "cache-vs-context":
         axis = sweeps.contexts_up_to(max(contexts))
         curves = [sweeps.cache_curve(model, precision, axis, batch_size) for model in models]
-        return size_plot.cache_vs_context(curves, [batch_size], gpus)
+        return [size_plot.cache_vs_context(curves, [batch_size], gpus)]
     if kind == "cache-vs-parameters":
         curves = [sweeps.cache_curve(model, precision, contexts) for model in models]
-        return size_plot.cache_vs_parameters(curves)
+        return [size_plot.cache_vs_parameters(curves)]
     if kind == "memory":
         curves = [sweeps.cache_curve(model, precision, [last], batch_size) for model in models]
-        return size_plot.weights_and_cache(curves, gpus, batch_size)
+        return [size_plot.weights_and_cache(curves, gpus, batch_size)]
     if kind == "dsa-vs-mla":
-        return size_plot.sparse_reads_chart(sweeps.sparse_reads(models, last, precision))
+        return [size_plot.sparse_reads_chart(sweeps.sparse_reads(models, last, precision))]
     if kind == "no-cache":
         if len(models) > 1:
             raise UserError(
@@ -163,7 +163,7 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "Chart":
     return roofline_chart(passes, gpus)
 
 
-def _measured_chart(models: list[str], rows: str) -> "Chart":
+def _measured_chart(models: list[str], rows: str) -> "list[Chart]":
     from kvcalc.planning.sweeps import measured_times
     from kvcalc.report.charts.comparison_plot import predicted_against_measured
 

@@ -76,7 +76,7 @@ def roofline_answer(
         from kvcalc.report.charts.roofline_plot import roofline_chart
 
         gpus = {deployment.gpu.name: deployment.gpu for deployment in deployments}
-        return [roofline_chart([records for *_, records in passes], [*gpus.values()])]
+        return roofline_chart([records for *_, records in passes], [*gpus.values()])
 
     def formulas() -> str:
         from kvcalc.report.explain import explain_roofline

@@ -93,9 +93,9 @@ def serve_answer(
         from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
 
         if len(results) == 1:
-            return [occupancy_chart(results[0])]
+            return occupancy_chart(results[0])
         tried = [record for record in records if record["found_rate"] is None]
-        return [load_chart(tried or records)]
+        return load_chart(tried or records)
 
     return Answer(
         records,

@@ -42,10 +42,9 @@ def print_answer(answer: Answer, output: Printing) -> int:
 
 
 def _draw(answer: Answer, output: Output) -> None:
-    from kvcalc.report.charts.chart import joined
     from kvcalc.report.charts.drawing import save
 
     if answer._charts is list:
         raise UserError("there is no picture of this answer", "Leave out --plot")
     if charts := answer._charts():
-        save(joined(charts), output.plot, output.style)
+        save(charts, output.plot, output.style)

@@ -80,8 +80,12 @@ def operand(key: str, value: object) -> str:
     return texts.get(unit_of_key(key)) or whole(value)
 
 
-def charted(chart: Chart) -> str:
+def charted(charts: Sequence[Chart]) -> str:
     """Return the ends of each curve of a picture and the points with names, as on its axes."""
+    return "\n".join(map(_charted, charts))
+
+
+def _charted(chart: Chart) -> str:
     lines = [chart.title, chart.subtitle, ""]
     for series in chart.series:
         if (
@@ -99,8 +103,6 @@ def charted(chart: Chart) -> str:
         name = series.label.removesuffix(f": {chart.y.tick(series.ys[-1])}")
         values = ", ".join(texts or map(chart.y.tick, series.ys))
         lines.append(f"{name or 'further'}: {values}")
-    if chart.next_chart:
-        lines += ["", charted(chart.next_chart).rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 

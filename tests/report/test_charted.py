@@ -43,7 +43,7 @@ def points(series: Series) -> list[tuple[float, float]]:
 def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> None:
     """Matrix products read each weight once for 8 tokens, so they have equal intensities and are one point."""
     (rows,) = sweep = decode_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 4096, [8])
-    chart = roofline_chart(sweep, [H100])
+    (chart,) = roofline_chart(sweep, [H100])
     for label, attends in (("attention", True), ("GEMMs with weights", False)):
         mine = [r for r in rows[:-1] if r["flops"] and r["intensity"] and (r["role"] == "core") == attends]
         flops, moved, least = (sum(r[key] for r in mine) for key in ("flops", "bytes", "roofline_s"))
@@ -64,7 +64,7 @@ def test_operators_that_lie_apart_are_points_of_their_own() -> None:
         "sglang"
     )
     (rows,) = sweep = decode_passes(deployment, 4096, [64])
-    chart = roofline_chart(sweep, [deployment.gpu])
+    (chart,) = roofline_chart(sweep, [deployment.gpu])
     filled = named(chart)["GEMMs with weights"]
     experts = next(r for r in rows if r["operator"] == "experts")
     assert points(filled)[0] == (experts["intensity"], experts["flops"] / experts["roofline_s"])
@@ -129,7 +129,7 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
 def test_work_without_a_cache_is_quadratic_on_linear_axes() -> None:
     """A token needs 2 FLOPs per matrix element, and 4 per pair, head and element of attention."""
     model = load_model("gpt2")
-    without, cached = generation_work_chart([generation_work(model, 128, PLAIN)]).chain()
+    without, cached = generation_work_chart([generation_work(model, 128, PLAIN)])
     assert not any(axis.log for chart in (without, cached) for axis in (chart.x, chart.y))
     (again, pairs), (once, rows) = without.series, cached.series
     assert again.xs == rows.xs == list(range(2, 129, 2))
@@ -144,7 +144,7 @@ def test_work_without_a_cache_is_quadratic_on_linear_axes() -> None:
 def test_latencies_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:
     def drawn(*gpus: str) -> tuple[set[str], str]:
         cards = [TimedDeployment(load_model("llama-3.1-8b"), load_gpu(name)).with_calibration() for name in gpus]
-        chart = latency_chart(latency_sweep(cards, [LatencyOptions()]), LatencyOptions())
+        chart, _ = latency_chart(latency_sweep(cards, [LatencyOptions()]), LatencyOptions())
         return set(named(chart)), chart.subtitle
 
     predicted, about = drawn("l4", "h100", "h200")
@@ -171,21 +171,21 @@ def record(rate: float | None, **more: Any) -> dict[str, Any]:
 
 
 def test_latency_over_load_is_the_records_in_order_of_rate() -> None:
-    chart = load_chart([record(4.0), record(1.0), record(None)])
-    assert {*named(chart)} == {"p50", "p90", "p99"} and chart.next_chart and {*named(chart.next_chart)} == {"p50", "p90", "p99"}
+    chart, second = load_chart([record(4.0), record(1.0), record(None)])
+    assert {*named(chart)} == {"p50", "p90", "p99"} and {*named(second)} == {"p50", "p90", "p99"}
     assert points(named(chart)["p99"]) == [(0.5, 9 * 99), (1.0, 99.0), (4.0, 396.0)]
-    assert points(named(chart.next_chart)["p50"]) == [(0.5, 900), (1.0, 100.0), (4.0, 400.0)]
+    assert points(named(second)["p50"]) == [(0.5, 900), (1.0, 100.0), (4.0, 400.0)]
     assert chart.subtitle == "m, 1× a, 7 requests, times: datasheet"
-    assert chart.x.title == "requests per second" and not chart.next_chart.subtitle
+    assert chart.x.title == "requests per second" and not second.subtitle
 
 
 def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None:
-    chart = load_chart([record(1.0), record(1.0, cache="b")])
-    assert chart.next_chart and chart.categories == chart.next_chart.categories == ["paged cache", "b cache"]
+    chart, second = load_chart([record(1.0), record(1.0, cache="b")])
+    assert chart.categories == second.categories == ["paged cache", "b cache"]
     assert [s.ys for s in chart.series] == [[99.0, 99.0]]
-    assert [c.title for c in chart.chain()] == ["Time to first token, p99", "Time per output token, p99"]
+    assert [c.title for c in (chart, second)] == ["Time to first token, p99", "Time per output token, p99"]
     more = {"throughput_tokens_per_s": 7.0, "kv_waste": 0.25, "padding_waste": 0.0, "cost_per_million_tokens": None}
-    sides = load_chart([record(1.0, **more), record(1.0, cache="b", **more | {"padding_waste": 0.5})]).chain()[2:]
+    sides = load_chart([record(1.0, **more), record(1.0, cache="b", **more | {"padding_waste": 0.5})])[2:]
     assert {c.title: c.series[0].ys for c in sides} == {
         "Output tokens per second": [7.0, 7.0], "Allocated cache without a token": [0.25, 0.25],
         "Token slots with padding": [0.0, 0.5],
@@ -199,7 +199,7 @@ def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
     run = served(asked((0, 3, 2), (0, 3, 3)), pool=pool, deployment=HandClock(1.0), max_num_seqs=4)
     (log,) = run.logs
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
-    charts = occupancy_chart(ServedRun(about, run, pool, Limits(max_num_seqs=4))).chain()
+    charts = occupancy_chart(ServedRun(about, run, pool, Limits(max_num_seqs=4)))
     found = named(charts[0]) | {"sequences": charts[1].series[0]}
     seconds = [(log.rows[0].start_s, 1.0, 2), (1.0, 1.0, 2), (2.0, 1.0, 1)]
     assert [(r.start_s, r.duration_s, r.sequences) for r in log.rows] == seconds
@@ -220,7 +220,7 @@ def test_idle_time_of_a_server_is_drawn_empty() -> None:
     pool = byte_pool(10)
     run = served(asked((0, 1, 1), (9, 1, 1)), pool=pool)
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
-    series = occupancy_chart(ServedRun(about, run, pool, Limits(max_num_seqs=1))).chain()[1].series[0]
+    series = occupancy_chart(ServedRun(about, run, pool, Limits(max_num_seqs=1)))[1].series[0]
     width = 10 / len(series.xs)
     assert sum(series.ys) * width == pytest.approx(2)  # one of one seat for two seconds of ten
     assert all(y == pytest.approx(0) for x, y in points(series) if 1 + width < x < 9 - width)
@@ -272,14 +272,14 @@ def test_a_generation_is_drawn_token_by_token() -> None:
 
 def test_predicted_stands_over_measured() -> None:
     nan = float("nan")
-    chart = predicted_against_measured([("gemm", [1.0, 2.0, 3.0], [10.0, nan, 30.0]), ("moe", [5.0], [nan])], "held out")
+    (chart,) = predicted_against_measured([("gemm", [1.0, 2.0, 3.0], [10.0, nan, 30.0]), ("moe", [5.0], [nan])], "held out")
     assert [points(series) for series in chart.series] == [[(1, 10), (3, 30)], [(1, 1), (30, 30)]]
-    assert chart.title == "gemm" and len(chart.chain()) == 1
+    assert chart.title == "gemm"
     five = predicted_against_measured([(name, [1.0, 4.0, 9.0], [2.0, 4.0, 3.0]) for name in "abcde"], "held out")
-    assert [(c.title, c.subtitle) for c in five.chain()] == [(name, "3 rows, median error 100.0%") for name in "abcde"]
-    assert five.over == ("Predicted against measured", "held out; the line: exact")
-    assert all(c.series[1].xs == [1.0, 9.0] for c in five.chain())
-    many = predicted_against_measured([("a", range(1, 2 * MAX_POINTS + 2), range(1, 2 * MAX_POINTS + 2))], "")
+    assert [(c.title, c.subtitle) for c in five] == [(name, "3 rows, median error 100.0%") for name in "abcde"]
+    assert five[0].over == ("Predicted against measured", "held out; the line: exact")
+    assert all(c.series[1].xs == [1.0, 9.0] for c in five)
+    (many,) = predicted_against_measured([("a", range(1, 2 * MAX_POINTS + 2), range(1, 2 * MAX_POINTS + 2))], "")
     assert points(many.series[0])[:2] == [(1, 1), (4, 4)]  # every third of 4,001
     with pytest.raises(UserError, match="nothing to draw"):
         predicted_against_measured([("moe", [5.0], [nan])], "")
@@ -293,7 +293,7 @@ def test_every_series_is_drawn_where_it_lies() -> None:
         Series("", (1.0, 2.0), (5.0, 6.0), colour=1),
         Series("dash", (1.0, 2.0), (8.0, 9.0), "dashed"),
     )
-    (axes,) = figure(Chart("t", "s", Axis("x"), Axis("y"), series), STYLES["light"]).axes
+    (axes,) = figure([Chart("t", "s", Axis("x"), Axis("y"), series)], STYLES["light"]).axes
     drawn = [[tuple(map(float, p)) for p in line.get_xydata()] for line in axes.get_lines()]
     assert drawn == [[(1, 2), (10, 20)], [(0, 7), (1, 7)], [(1, 5), (2, 6)], [(1, 8), (2, 9)]]
     (dots,) = axes.collections
@@ -307,7 +307,7 @@ def test_every_series_is_drawn_where_it_lies() -> None:
 
 def test_bars_stack_in_order() -> None:
     series = (Series("a", (), (1.0, 2.0), "bar"), Series("b", (), (3.0, 4.0), "bar"), Series("most", (), (9.0,), "limit"))
-    (axes,) = figure(Chart("t", "s", Axis(""), Axis("bytes"), series, ("one", "two")), STYLES["light"]).axes
+    (axes,) = figure([Chart("t", "s", Axis(""), Axis("bytes"), series, ("one", "two"))], STYLES["light"]).axes
     spans = [[(bar.get_x(), bar.get_width()) for bar in stack] for stack in axes.containers]
     assert spans == [[(0, 1), (0, 2)], [(1, 3), (2, 4)]]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["one", "two"]
@@ -318,7 +318,7 @@ def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> No
     """40 of 60 columns represent 4, so the limit of 2 is at column 20."""
     axis = Axis("", log=False, tick=lambda v: f"{v:g}")
     series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
-    drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60).splitlines()[2:]
+    drawn = sketch([Chart("t", "s", axis, axis, series, ("x", "yy"))], 60).splitlines()[2:]
     assert drawn == ["x       " + "●" * 10 + " 1 GPU", "yy      " + "●" * 40 + " 2 GPUs", "memory  " + "·" * 20, "  ● a"]
 
 
@@ -326,7 +326,7 @@ def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
     """Weights of four bits are multiplied in bf16, for any other storage format in the picture."""
     model = load_model("llama-3.1-8b")
     stored = [TimedDeployment(model, H100, Precision(quantization=name)) for name in ("awq", "fp8")]
-    four, eight = roofline_chart([one for d in stored for one in decode_passes(d, 4096, [1])], [H100]).chain()
+    four, eight = roofline_chart([one for d in stored for one in decode_passes(d, 4096, [1])], [H100])
     peaks = [{s.ys[-1] for s in chart.series if s.kind == "solid"} for chart in (four, eight)]
     assert peaks == [{989e12}, {989e12, 1978.9e12}]
 

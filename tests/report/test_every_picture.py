@@ -70,7 +70,7 @@ def test_texts_of_every_picture_keep_apart(
 ) -> None:
     name, _, many = case.rpartition(" ")
     count, drawn = int(many), list[Any]()
-    monkeypatch.setattr(drawing, "save", lambda chart, *_: drawn.append(chart))
+    monkeypatch.setattr(drawing, "save", lambda charts, *_: drawn.append(charts))
     models, gpus = named(tmp_path, "models", MODELS[:count]), named(tmp_path, "gpus", GPUS[:count])
     words = {"models": " ".join(models), "model": models[0], "gpus": ",".join(gpus), "gpu": gpus[0]}
     words |= {"variants": ",".join(VARIANTS[:count]), "powers": ",".join(str(2 << n) for n in range(count))}

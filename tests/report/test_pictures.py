@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from matplotlib.path import Path as MplPath
 from matplotlib.transforms import Bbox
-from test_plots import chart_of
+from test_plots import charts_of
 
 from kvcalc import load_gpu, load_model
 from kvcalc.gpu.gpu import Gpu
@@ -39,26 +39,26 @@ def lines(count: int, gap: float = 1.1) -> Chart:
     return Chart("KV cache against context", "stored bytes", TOKENS, BYTES, (*series, Series("a limit", (), (1e9,), "limit")))
 
 
-def points(count: int) -> Chart:
+def points(count: int) -> list[Chart]:
     """Return a chart of named points that are close together, under a line."""
     rng = random.Random(count)
     roof = Series("the roof of h100-sxm", (1.0, 300.0, 4000.0), (3e12, 1e15, 1e15))
     found = [Series("", (x := rng.uniform(1, 280),), (x * 3.2e12,), "points", (0.1,), (name,)) for name in names(count)]
-    return Chart(
-        f"Attention of {LONG}", "one layer " * 20, Axis("x", tick=bytes_tick), Axis("y", tick=bytes_tick), (roof, *found)
-    )
+    return [
+        Chart(f"Attention of {LONG}", "one layer " * 20, Axis("x", tick=bytes_tick), Axis("y", tick=bytes_tick), (roof, *found))
+    ]
 
 
-def bars(count: int) -> Chart:
+def bars(count: int) -> list[Chart]:
     parts = [Series(label, (), tuple(float(n + 1) * 2**30 for n in range(count)), "bar") for label in ("weights", "KV cache")]
     levels = [Series(f"memory of GPU {n}", (), (n * 2.0**30,), "limit") for n in (9, 10, 14)]
     axis = Axis("bytes", log=False, tick=bytes_tick)
-    return Chart("Where the memory goes", "batch 1", axis, axis, (*parts, *levels), tuple(names(count)))
+    return [Chart("Where the memory goes", "batch 1", axis, axis, (*parts, *levels), tuple(names(count)))]
 
 
 CHARTS = {
     **{f"{build.__name__} {n}": (build, n) for build in (lines, points, bars) for n in COUNTS},
-    **{kind: (chart_of, kind) for kind in ("cache-vs-context", "cache-vs-parameters", "memory", "dsa-vs-mla")},
+    **{kind: (charts_of, kind) for kind in ("cache-vs-context", "cache-vs-parameters", "memory", "dsa-vs-mla")},
 }
 
 
@@ -72,9 +72,9 @@ def test_texts_keep_apart_and_inside(name: str, style: str) -> None:
     check_apart(build(given), style)
 
 
-def attention_of(gpus: list[Gpu], context: int) -> Chart:
+def attention_of(gpus: list[Gpu], context: int) -> list[Chart]:
     records = attention_records(gpus[0], [context], [1])
-    return attention_chart(records, gpus, SHAPE)
+    return [attention_chart(records, gpus, SHAPE)]
 
 
 def test_attention_and_a_pass_under_the_roof() -> None:
@@ -101,9 +101,9 @@ def test_lines_to_points_cross_no_roof(count: int, style: str) -> None:
     assert joined or count > 1  # of one GPU some are joined, so that there is something to hold
 
 
-def check_apart(chart: Chart, style: str) -> None:
+def check_apart(charts: list[Chart], style: str) -> None:
     """Check that no text covers another text, a line, a marker, a bar or an edge, and that every text is on the page."""
-    drawn = figure(chart, STYLES[style])
+    drawn = figure(charts, STYLES[style])
     drawn.draw_without_rendering()
     renderer, page = drawn.canvas.get_renderer(), drawn.bbox
     artists = {id(t): t for t in (*drawn.texts, *(t for axes in drawn.axes for t in shown(drawn, axes)))}
@@ -127,7 +127,7 @@ def check_apart(chart: Chart, style: str) -> None:
                 others = [text_box(other, renderer).padded(-1) for other in texts if other is not text]
                 assert not any(leader(text, renderer).intersects_bbox(other) for other in others), text
     written = "".join("".join(text.split()) for text, _ in places)
-    for series in chart.series:
+    for series in charts[0].series:
         for word in filter(None, (*series.labels, series.label)):
             assert "".join(word.split()) in written, word
 
@@ -155,7 +155,7 @@ def test_a_label_is_not_read_as_that_of_another_point() -> None:
     another label."""
     places = {f"{n}-{LONG}": at for n, at in enumerate([(7.25, 256.0), (8.03, 256.0), (8.19, 288.0), (4.0, 288.0)])}
     named = Series("", *zip(*places.values(), strict=True), "points", labels=tuple(places))  # type: ignore[misc]
-    drawn = figure(Chart("KV cache against parameters", "", Axis("x"), Axis("y"), (named,)), STYLES["light"])
+    drawn = figure([Chart("KV cache against parameters", "", Axis("x"), Axis("y"), (named,))], STYLES["light"])
     drawn.draw_without_rendering()
     (axes,), renderer, joined = drawn.axes, drawn.canvas.get_renderer(), 0
     labels = [t for t in axes.texts if getattr(t, "arrow_patch", None)]
@@ -204,7 +204,7 @@ def test_labels_are_spread_as_little_as_they_need_to_be() -> None:
 def test_a_logarithmic_axis_has_round_ticks_at_some_distance(least: float, most: float, ticks: list[float]) -> None:
     """The axis goes 8% of its length beyond the values. If they differ by less than 6 times, steps are even."""
     axis = Axis("tokens/s", tick=si_tick(""))
-    axes = figure(Chart("t", "", axis, axis, (Series("", (1.0, 2.0), (least, most)),)), STYLES["light"]).axes[0]
+    axes = figure([Chart("t", "", axis, axis, (Series("", (1.0, 2.0), (least, most)),))], STYLES["light"]).axes[0]
     low, high = axes.get_ylim()
     beyond = (most / least) ** 0.08
     assert [low, high] == pytest.approx([least / beyond, beyond * most])

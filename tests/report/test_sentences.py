@@ -134,13 +134,13 @@ def test_the_context_at_which_the_cache_equals_the_weights_is_said(kvcalc: Run, 
 
 def test_pictures_show_the_figures_of_the_records(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture has the requested load, with the model on several GPUs."""
-    drawn: list[Chart] = []
-    monkeypatch.setattr(drawing, "save", lambda chart, *_: drawn.append(chart))
+    drawn: list[list[Chart]] = []
+    monkeypatch.setattr(drawing, "save", lambda charts, *_: drawn.append(charts))
 
     def chart_and_record(line: str) -> tuple[list[Chart], dict[str, Any]]:
         (record, *_) = kvcalc(f"{line} --format json").records
         assert kvcalc(f"{line} --plot picture.png").code == 0
-        return drawn[-1].chain(), record
+        return drawn[-1], record
 
     charts, record = chart_and_record("latency llama-3.1-70b --tp 2 --pp 2 --batch-size 16 --output-len 100")
     for chart, key in zip(charts, ("tpot_s", "output_tokens_per_s"), strict=True):

@@ -1,4 +1,4 @@
-"""Pictures as data. The `*_plot` modules make charts from records; `drawing` and `terminal` draw
+"""Pictures as lists of charts. The `*_plot` modules make them, and `drawing` and `terminal` draw
 them."""
 
 import math
@@ -71,8 +71,7 @@ class Chart(NamedTuple):
         y: Vertical axis.
         series: Data of the chart.
         categories: Names of bars, or of the columns of a heat map. They replace the x axis.
-        next_chart: Next chart of the same picture.
-        over: Title and assumptions of all charts of the picture.
+        over: Title and assumptions of all charts of a picture, in its first chart.
     """
 
     title: str
@@ -81,7 +80,6 @@ class Chart(NamedTuple):
     y: Axis
     series: Sequence[Series]
     categories: Sequence[str] = ()
-    next_chart: "Chart | None" = None
     over: tuple[str, str] = ("", "")
 
     @property
@@ -89,16 +87,12 @@ class Chart(NamedTuple):
         """Whether the chart is a heat map."""
         return any(series.kind == "cells" for series in self.series)
 
-    def chain(self) -> "list[Chart]":
-        """Return this chart and all charts that follow it."""
-        return [self, *(self.next_chart.chain() if self.next_chart else ())]
-
 
 def drawable(chart: Chart) -> Chart:
-    """Return the picture without control characters and without points that its axes cannot show.
+    """Return the chart without control characters and without points that its axes cannot show.
 
     Raises:
-        UserError: A chart has no point that its axes can show, or too many names.
+        UserError: The chart has no point that its axes can show, or too many names.
     """
     series = [_drawable_series(part, chart) for part in chart.series]
     if not any(part.ys for part in series if part.kind != "upright"):
@@ -120,7 +114,6 @@ def drawable(chart: Chart) -> Chart:
         over=(visible(chart.over[0]), visible(chart.over[1])),
         series=[part for part in series if part.ys],
         categories=[*map(visible, chart.categories)],
-        next_chart=drawable(chart.next_chart) if chart.next_chart else None,
     )
 
 
@@ -220,15 +213,6 @@ def limit(label: str, value: float) -> Series:
     return Series(label, (), [value], "limit")
 
 
-def joined(charts: Sequence[Chart], over: tuple[str, str] = ("", "")) -> Chart:
-    """Return one picture of several charts and of the charts that follow them.
-
-    Args:
-        charts: The charts, at least one.
-        over: Title and assumptions of all charts; by default those of the first chart's picture.
-    """
-    last: Chart | None = None
-    for chart in reversed([part for part in charts for part in part.chain()]):
-        last = chart._replace(next_chart=last)
-    assert last is not None
-    return last._replace(over=over) if over[0] else last
+def headed(charts: Sequence[Chart], over: tuple[str, str]) -> list[Chart]:
+    """Return the charts of a picture with a title and assumptions of all of them."""
+    return [charts[0]._replace(over=over), *charts[1:]]

@@ -14,7 +14,7 @@ from kvcalc.report.charts.chart import (
     Series,
     bar_chart,
     bytes_tick,
-    joined,
+    headed,
     plain_tick,
     si_tick,
     time_tick,
@@ -88,7 +88,7 @@ def generation_chart(records: Records) -> Chart:
 
 def predicted_against_measured(
     operations: Sequence[tuple[str, Any, Any]], subtitle: str
-) -> Chart:
+) -> list[Chart]:
     """Return a chart of predicted over measured times for each operation. Points on the line are
     exact.
 
@@ -116,14 +116,14 @@ def predicted_against_measured(
         charts.append(Chart(name, error, x, y, [points, Series("", ends, ends, "quiet")]))
     if not charts:
         raise UserError("there is nothing to draw: no row has a measured and a predicted time")
-    return joined(charts, ("Predicted against measured", f"{subtitle}; the line: exact"))
+    return headed(charts, ("Predicted against measured", f"{subtitle}; the line: exact"))
 
 
 def compare_chart(
     deployments: "Sequence[TimedDeployment]",
     records: Records,
     sweep: "Sequence[Sequence[CacheCurve]]",
-) -> Chart:
+) -> list[Chart]:
     """Return charts of the figures of each variant, and of their caches over contexts.
 
     Args:
@@ -163,7 +163,7 @@ def compare_chart(
         about.append(time_note(records))
         if undrawn := [*dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)]:
             about.append(f"steps without a prediction are not drawn: {', '.join(undrawn)}")
-    return joined(charts, (compared(deployments, records), "; ".join(about)))
+    return headed(charts, (compared(deployments, records), "; ".join(about)))
 
 
 def _attention_roof(gpu: "Gpu", records: Records) -> Chart:

@@ -7,7 +7,7 @@ never parsed as mathematics.
 import io
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ MIN_SHARE = 0.59  # smallest font of a page of a fixed size, as a share of its u
 MAX_PAGE_CHARTS = 9  # on a page of a fixed size; a page with more charts grows
 
 
-def save(chart: Chart, target: str, style: str = "light") -> None:
-    """Write a chart to a .png, .svg or .pdf file, or print it in characters if target is `-`.
+def save(charts: Sequence[Chart], target: str, style: str = "light") -> None:
+    """Write a picture to a .png, .svg or .pdf file, or print it in characters if target is `-`.
 
     Raises:
         UserError: The suffix or style is unknown, or the file cannot be written.
@@ -43,9 +43,9 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     if target == "-":
         from kvcalc.report.charts.terminal import sketch
 
-        print(sketch(drawable(chart)))
+        print(sketch([*map(drawable, charts)]))
         return
-    write_text(target, render(chart, Path(target).suffix.lower()[1:], style))
+    write_text(target, render(charts, Path(target).suffix.lower()[1:], style))
     print(f"wrote {printable(target)}", file=sys.stderr)
 
 
@@ -68,15 +68,15 @@ def _find_style(name: str) -> Style:
     return STYLES[name]
 
 
-def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
+def render(charts: Sequence[Chart], suffix: str, style: str = "light") -> bytes:
     """Return a picture as bytes; `suffix` is png, svg or pdf."""
-    return rendered([chart], suffix, STYLES[style])[0]
+    return rendered([charts], suffix, STYLES[style])[0]
 
 
-def rendered(charts: Sequence[Chart], suffix: str, style: Style) -> list[bytes]:
-    """Return a picture of each chart as bytes; `suffix` is png, svg or pdf."""
+def rendered(pictures: Iterable[Sequence[Chart]], suffix: str, style: Style) -> list[bytes]:
+    """Return each picture as bytes; `suffix` is png, svg or pdf."""
     with _settings(style):
-        return [_file_bytes(figure(chart, style), suffix) for chart in charts]
+        return [_file_bytes(figure(charts, style), suffix) for charts in pictures]
 
 
 def _file_bytes(page: Any, suffix: str) -> bytes:
@@ -86,7 +86,7 @@ def _file_bytes(page: Any, suffix: str) -> bytes:
     return out.getvalue()
 
 
-def figure_of(chart: Chart, style: str = "light") -> Any:
+def figure_of(charts: Sequence[Chart], style: str = "light") -> Any:
     """Return a matplotlib figure, which notebooks show by `_repr_png_`.
 
     Raises:
@@ -99,7 +99,7 @@ def figure_of(chart: Chart, style: str = "light") -> Any:
             return _file_bytes(page, "png")
 
     with _settings(look):
-        page = figure(chart, look)
+        page = figure(charts, look)
     page._repr_png_ = notebook_png
     return page
 
@@ -127,13 +127,13 @@ def _settings(style: Style) -> Iterator[None]:
         yield
 
 
-def figure(chart: Chart, style: Style) -> Any:
+def figure(charts: Sequence[Chart], style: Style) -> Any:
     """Return the matplotlib figure of a picture, with every label in place."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    charts = drawable(chart).chain()
+    charts = [*map(drawable, charts)]
     if len(charts) > MAX_PAGE_CHARTS:
         style = style._replace(is_page=False)
     columns = 2 if len(charts) == 4 else min(len(charts), 3 if len(charts) < 10 else 4)

@@ -11,7 +11,6 @@ from kvcalc.report.charts.chart import (
     Chart,
     Series,
     bar_chart,
-    joined,
     limit,
     plain_tick,
     time_tick,
@@ -40,16 +39,16 @@ if TYPE_CHECKING:
 BATCH_AXIS = Axis("concurrent sequences", tokens_tick)
 
 
-def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> Chart:
+def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> list[Chart]:
     """Return the charts of the curves of `latency_sweep`. The request determines their kind."""
     if request.draft:
-        return speculation_chart(curves, request)
+        return [speculation_chart(curves, request)]
     if request.no_cache:
         return generation_work_chart(curves)
     return batch_chart(curves)
 
 
-def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
+def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
     """Return charts of TPOT and of output tokens per second over the batch size.
 
     A curve ends at the largest batch that fits.
@@ -86,7 +85,7 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> Chart:
     notes = time_note([record for curve in curves for record in curve.records]) + undrawn
     times = times._replace(subtitle="; ".join(filter(None, [common, notes])))
     about = "output tokens of all sequences; a curve ends where the memory is full"
-    return joined([times, rates._replace(subtitle=about)])
+    return [times, rates._replace(subtitle=about)]
 
 
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:
@@ -172,7 +171,7 @@ WORDING = {
 Servers = dict[str, list[tuple[float, Record]]]  # loads and records by name
 
 
-def load_chart(records: Records) -> Chart:
+def load_chart(records: Records) -> list[Chart]:
     """Return TTFT and TPOT over the load, or bars if all servers have one load.
 
     Raises:
@@ -202,7 +201,7 @@ def load_chart(records: Records) -> Chart:
             values: list[Any] = [r.get(key) for ((_, r),) in servers.values()]
             if any(values) and None not in values:
                 charts.append(bar_chart(title, "", servers, values, tick))
-        return joined([charts[0]._replace(subtitle=about), *charts[1:]])
+        return [charts[0]._replace(subtitle=about), *charts[1:]]
     x = Axis("requests per second", plain_tick)
     if loads != "rate":
         x = Axis("clients", tokens_tick)
@@ -221,7 +220,7 @@ def load_chart(records: Records) -> Chart:
             charts.append(Chart(title, "", x, y, _over_load(servers, {"": key})))
     subtitle = "; ".join(filter(None, [charts[0].subtitle, about]))
     charts[0] = charts[0]._replace(subtitle=subtitle)
-    return joined(charts)
+    return charts
 
 
 def _common_words(records: Records) -> str:
@@ -249,7 +248,7 @@ def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
     return series
 
 
-def occupancy_chart(run: "SimulationResult") -> Chart:
+def occupancy_chart(run: "SimulationResult") -> list[Chart]:
     """Return the allocated and used cache and the batch size of the first rank over time.
 
     Raises:
@@ -288,7 +287,7 @@ def occupancy_chart(run: "SimulationResult") -> Chart:
     limit = f"at most {run.limits.max_num_seqs:,}"
     y = y._replace(tick=whole_tick)
     sequences = Chart("Sequences in the batch", limit, x, y, [Series("", xs, batch)])
-    return joined([memory, sequences])
+    return [memory, sequences]
 
 
 def _means(

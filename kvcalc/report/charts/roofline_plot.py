@@ -11,7 +11,7 @@ from kvcalc.report.charts.chart import (
     INTENSITY_AXIS,
     Chart,
     Series,
-    joined,
+    headed,
     si_tick,
 )
 from kvcalc.report.charts.series_styles import GREY
@@ -61,7 +61,7 @@ class RooflinePoint(NamedTuple):
     step: list[int]
 
 
-def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
+def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
     """Return charts of the operators of passes under the roofs of their GPUs.
 
     Each deployment and phase has a separate chart. Charts have equal axes.
@@ -98,8 +98,8 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
         key = f"filled {key}; hollow: as calibrated"
     if len(charts) == 1:
         subtitle = f"{loads}; {charts[0].subtitle}; {key}"
-        return charts[0]._replace(title=title, subtitle=subtitle)
-    return joined(charts, (title, f"{loads}; {key}"))
+        return [charts[0]._replace(title=title, subtitle=subtitle)]
+    return headed(charts, (title, f"{loads}; {key}"))
 
 
 def intensity_ends(intensities: Sequence[float]) -> list[float]:

@@ -14,7 +14,6 @@ from kvcalc.report.charts.chart import (
     Series,
     bar_chart,
     bytes_tick,
-    joined,
     limit,
     si_tick,
     tokens_tick,
@@ -146,7 +145,7 @@ def hierarchy_chart(name: str, levels: Records) -> Chart:
     return Chart(title, "bandwidth is of one direction", size, rate, series)
 
 
-def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:
+def generation_work_chart(works: "Sequence[GenerationWork]") -> list[Chart]:
     """Return two charts per model of the FLOPs of each token, without a cache and with it.
 
     Linear axes show the growth of full attention: quadratic without a cache, linear with it.
@@ -185,7 +184,7 @@ def generation_work_chart(works: "Sequence[GenerationWork]") -> Chart:
                 for name, flops in (("whole pass", whole), ("attention only", attention))
             ]
             charts.append(Chart(title, f"{work.model}; {subtitle}", x, y, series))
-    return joined(charts)
+    return charts
 
 
 def weights_and_cache(

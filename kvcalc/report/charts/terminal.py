@@ -21,16 +21,16 @@ DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
 HIDDEN = ("limit", "upright")  # kinds that are not drawn as lines or points
 
 
-def sketch(chart: Chart, width: int = 0) -> str:
+def sketch(charts: Sequence[Chart], width: int = 0) -> str:
     """Return the charts of a picture below each other, with a key below each.
 
     Args:
-        chart: The picture.
+        charts: The charts.
         width: Columns; 0 for the width of the terminal.
     """
     columns = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160))
     pictures = []
-    for part in chart.chain():
+    for part in charts:
         lines = []
         for text in (*part.over, part.title, part.subtitle):
             lines += textwrap.wrap(text, columns, subsequent_indent="    ")

@@ -379,7 +379,7 @@ def svgs_html(charts: Sequence[Chart]) -> list[str]:
 
     pictures = []
     style = STYLES["light"]._replace(size=CHART_SIZE)
-    for number, picture in enumerate(rendered(charts, "svg", style)):
+    for number, picture in enumerate(rendered([[chart] for chart in charts], "svg", style)):
         text = picture.decode()
         text = re.sub(
             r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL
