@@ -12,10 +12,10 @@ from kvcalc.report.charts.load_plot import speculation_chart
 from kvcalc.serving.speculation import (
     MAX_BEST_DRAFTED,
     best_drafted,
+    break_even_batch,
     draft_model,
     expected_tokens,
     step_times,
-    stops_paying,
     verification,
 )
 from kvcalc.timing.deployment import TimedDeployment
@@ -77,12 +77,12 @@ def test_it_stops_paying_where_verification_turns_compute_bound() -> None:
     """Five queries per sequence reach the ridge point at a fifth of the batch. With long contexts, decode is memory-bound up
     to larger batches."""
     target, draft = clocks()
-    batch = stops_paying(target, draft, 500, 4, 0.6)
+    batch = break_even_batch(target, draft, 500, 4, 0.6)
     assert batch is not None
     over, under = (step_times(target, draft, 500, n, 4).speedup(0.6) for n in (batch, batch // 2))
     assert over < 1 <= under
-    assert stops_paying(target, draft, 16_000, 4, 0.6) is None
-    assert stops_paying(target, draft, 500, 4, 0.0) == 1
+    assert break_even_batch(target, draft, 16_000, 4, 0.6) is None
+    assert break_even_batch(target, draft, 500, 4, 0.0) == 1
 
 
 def test_the_mtp_head_of_deepseek() -> None:

@@ -72,9 +72,9 @@ class Panel:
         style: Style of the picture.
         axis_specs: The chart's axes that have ticks, by matplotlib's name, `x` or `y`.
         title: Text of the title.
-        ends: Labels of lines, right of the axes.
-        points: Labels of points, on the axes.
-        values: Texts at the ends of bars, or in cells of a heat map.
+        end_labels: Labels of lines, right of the axes.
+        point_labels: Labels of points, on the axes.
+        value_texts: Texts at the ends of bars, or in cells of a heat map.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Panel:
         self.chart = chart
         self.style = style
         self.title: Any = None
-        self.ends: list[Any] = []
-        self.values: list[Any] = []
-        self.points: list[Any] = []
+        self.end_labels: list[Any] = []
+        self.value_texts: list[Any] = []
+        self.point_labels: list[Any] = []
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[:].set_in_layout(False)
         axes.grid(True, which="major", color=style.ink, alpha=0.15, linewidth=0.6)
@@ -234,11 +234,11 @@ class Panel:
             text, place, leader, xytext=(0, 0), textcoords="offset points", zorder=4
         )
         label.set_in_layout(False)
-        self.points.append(label)
+        self.point_labels.append(label)
 
     def move_out(self, text: Any) -> None:
         """Move the label of a point right of the axes."""
-        self.points.remove(text)
+        self.point_labels.remove(text)
         text.remove()
         self._label_end(text.get_text(), text.xy, {})
 
@@ -257,7 +257,7 @@ class Panel:
             textcoords=self.axes.transAxes + gap,
             annotation_clip=False,
         )
-        self.ends.append(label)
+        self.end_labels.append(label)
 
     def _draw_bars(self) -> None:
         """Draw stacked bars, with vertical lines for limits."""
@@ -295,8 +295,8 @@ class Panel:
         self._set_ticks("x", 8)
         texts = parts[-1].labels or [*map(chart.y.tick, totals)]
         padding, size = 0.5 * style.font, 0.85 * style.font
-        self.values = axes.bar_label(bars, texts, padding=padding, fontsize=size)
-        for label in self.values:  # hides the lines behind it
+        self.value_texts = axes.bar_label(bars, texts, padding=padding, fontsize=size)
+        for label in self.value_texts:  # hides the lines behind it
             label.set_bbox({"facecolor": style.paper, "edgecolor": "none", "pad": 1})
 
     def _draw_cells(self, width: float) -> None:
@@ -321,7 +321,7 @@ class Panel:
                 ink = "white" if depth > 0.75 else style.ink
                 cell = axes.text(column, row, text, color=ink, ha="center", va="center")
                 cell.set(fontsize=style.font * 0.85, in_layout=False)
-                self.values.append(cell)
+                self.value_texts.append(cell)
         count = len(chart.categories)
         letters = max(6, int(0.85 * width * 72 / (count * 0.6 * style.font)))
         axes.set_xticks(range(count), [wrapped(name, letters, 6) for name in chart.categories])
@@ -335,7 +335,7 @@ class Panel:
         width, height = abs(x1 - x0), abs(y1 - y0)
         for texts, max_width in (
             (self.axes.get_yticklabels(), math.inf),
-            (self.values, 0.9 * width if self.chart.is_heat else math.inf),
+            (self.value_texts, 0.9 * width if self.chart.is_heat else math.inf),
         ):
             boxes = [text_box(text, renderer) for text in texts if text.get_text()]
             shares = [min(max_width / box.width, 0.87 * height / box.height) for box in boxes]

@@ -265,7 +265,9 @@ def _settle(page: Any, panels: Sequence[Panel], columns: int) -> None:
         num_moved = 0
         for panel in panels:
             _place_end_labels(panel, renderer)
-            for text in place_labels(panel.axes, panel.points, panel.ends, renderer):
+            for text in place_labels(
+                panel.axes, panel.point_labels, panel.end_labels, renderer
+            ):
                 panel.move_out(text)
                 num_moved += 1
         if not num_moved:
@@ -284,10 +286,10 @@ def _place_end_labels(panel: Panel, renderer: Any) -> None:
     """Move the labels right of the axes to the ends of their lines, and reduce their font until all
     fit."""
     frame = panel.axes.get_window_extent(renderer)
-    heights = [1.1 * text_box(label, renderer).height for label in panel.ends]
+    heights = [1.1 * text_box(label, renderer).height for label in panel.end_labels]
     share = min(1.0, frame.height / (sum(heights) or 1.0))
-    ends = [anchor(label)[1] for label in panel.ends]
+    ends = [anchor(label)[1] for label in panel.end_labels]
     centres = spread(ends, [share * height for height in heights], frame.y0, frame.y1)
-    for label, centre in zip(panel.ends, centres, strict=True):
+    for label, centre in zip(panel.end_labels, centres, strict=True):
         label.set_fontsize(share * label.get_fontsize())
         label.set_position((1, (centre - frame.y0) / frame.height))
