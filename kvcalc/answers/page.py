@@ -22,6 +22,7 @@ from kvcalc.question.size_options import SizeOptions
 from kvcalc.report.charts.chart import drawable
 from kvcalc.report.text.table_layout import svgs_html, table_html, text_html
 from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.units import format_bytes
 
 PROMPT, OUTPUT = 2000, 500  # tokens of the request that the page times
 
@@ -151,7 +152,7 @@ def _accuracy(deployment: TimedDeployment, fitted: Fit) -> list[str]:
     if low is not None:
         memory = (
             f"The KV cache budget follows the rules of {record['engine']}. 90% of starts are "
-            f"between {low:,} and {high:,} bytes."
+            f"between {format_bytes(low)} and {format_bytes(high)}."
         )
     times = "Times are datasheet bounds. Real steps take longer."
     if deployment.calibration:

@@ -347,7 +347,7 @@ def comparison_sweep(
                 contexts_up_to(last),
                 batch_size,
                 deployment.parallelism,
-                f"{variant.model.attention} as it is" if name == "none" else name,
+                f"original {variant.model.attention}" if name == "none" else name,
             )
             curves.append(curve)
         sweep.append(curves)

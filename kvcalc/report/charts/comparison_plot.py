@@ -180,7 +180,7 @@ def _attention_roof(gpu: "Gpu", records: Records) -> Chart:
 
 def _variant_names(records: Records) -> list[str]:
     return [
-        f"{r['attention']} as it is" if r["variant"] == "none" else r["variant"]
+        f"original {r['attention']}" if r["variant"] == "none" else r["variant"]
         for r in records
     ]
 

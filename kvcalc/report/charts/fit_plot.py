@@ -31,7 +31,7 @@ WORDING = {
     "dtype": "weights {}",
     "kv_cache_dtype": "cache {}",
     "requested_model_len": "{:,} tokens",
-    "requested_num_seqs": "{:,} at the same time",
+    "requested_num_seqs": "required users: {:,}",
     "gpu_memory_utilization": "gpu_memory_utilization {:g}",
     "max_num_batched_tokens": "max_num_batched_tokens {:,}",
 }

@@ -465,7 +465,7 @@ def allocation_table(run: AllocationRun) -> Table:
     pages, slots = run.pages, run.slots
     num_slots = len(slots.queue) + len(slots.tables)
     wastes = [
-        f"{name} {waste.tokens:,} of {waste.slots:,} ({waste.share:.1%})"
+        f"{waste.share:.1%} of {name}"
         for name, waste in zip(NAMES.values(), run.wastes, strict=True)
     ]
     notes = [
@@ -482,9 +482,10 @@ def allocation_table(run: AllocationRun) -> Table:
         )
     else:
         verdicts = [
-            f"{name} {'grant' if last[key] else 'refuse'} it" for key, name in NAMES.items()
+            f"{'granted' if last[key] else 'refused'} by {name}" for key, name in NAMES.items()
         ]
-        title = f"{last['request']}: {', '.join(verdicts)}."
+        first_two = ", ".join(verdicts[:2])
+        title = f"The last request, {last['request']}, is {first_two} and {verdicts[2]}."
     return Table(run.records, ALLOCATION_COLUMNS, title, notes)
 
 

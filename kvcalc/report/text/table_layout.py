@@ -20,6 +20,7 @@ from kvcalc.report.row_names import sides
 WIDTH = 100  # characters of a line on a pipe
 MAX_COLUMNS = 9
 MAX_NOTES = 3  # footnotes without --verbose
+NO_BREAK = "\N{NO-BREAK SPACE}"
 SHORTENED_LETTERS = 16  # minimum length of a shortened word
 MIN_NAME = 12  # minimum length of a shortened row name
 
@@ -148,7 +149,9 @@ def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """Return a text in lines of at most `width` characters. Lines after the first are indented."""
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    kept = re.sub(r"(?<=\d) (?=[a-zµA-Z])", NO_BREAK, text)  # a number stays with its unit
+    lines = textwrap.wrap(kept, width, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines] or [""]
 
 
 def shell_lines(command: str, width: int) -> list[str]:
