@@ -88,9 +88,9 @@ def test_older_spellings_are_read_and_so_is_a_folder(tmp_path: Path) -> None:
 def test_unknown_type_with_standard_fields_is_read_by_general_rules_and_says_so() -> None:
     model = read(model_type="llama-of-tomorrow")
     assert model.parameters == PARAMETERS
-    assert "model_type 'llama-of-tomorrow' is not known: read by the general rules for decoders" in " ".join(model.notes)
+    assert "model_type 'llama-of-tomorrow' is not known. General rules for decoders apply" in " ".join(model.notes)
     assumed = " ".join(read(model_type="", without=("num_key_value_heads", "tie_word_embeddings")).notes)
-    assert "num_key_value_heads as one per head" in assumed and "tie_word_embeddings as false" in assumed
+    assert "num_key_value_heads = one per head" in assumed and "tie_word_embeddings = false" in assumed
 
 
 @pytest.mark.parametrize(

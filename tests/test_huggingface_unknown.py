@@ -138,7 +138,7 @@ def test_a_hidden_type_is_refused_or_has_the_same_cache(name: str) -> None:
         found = model_from(hidden(CONFIGS[name]), "f.json", "f")
     except UserError:
         return
-    if any("num_key_value_heads as one per head" in note for note in found.notes):
+    if any("num_key_value_heads = one per head" in note for note in found.notes):
         return
     for context in (100, 5000, 60_000):
         assert cache_size(found, context).stored == cache_size(expected, context).stored

@@ -280,20 +280,6 @@ def cross_attention(
     return read
 
 
-def half_window(both_ways: Any) -> Field:
-    """Return a rule for the window of Gemma, in tokens. If `use_bidirectional_attention` has the
-    value `both_ways`, half of the window is ahead of the token. A layer then stores window // 2 + 1
-    tokens.
-    """
-
-    def read(c: Config) -> int | None:
-        window = c.size("sliding_window") if c.has("sliding_window") else None
-        is_halved = window and c.get("use_bidirectional_attention") == both_ways
-        return window // 2 + 1 if window and is_halved else window
-
-    return read
-
-
 def latent(
     bias: Field = "attention_bias", spec: type[Latent] = Latent, **fields: Field
 ) -> Reader:
@@ -474,19 +460,6 @@ def after_first(
     if freq:
         condition = f"({freq} | 1) > 0 and layer_index % ({freq} | 1) == 0 and {condition}"
     return sparse_where(condition, then, otherwise)
-
-
-def stepped(then: Reader, otherwise: Reader = DENSE) -> Reader:
-    """Return the reader that is `then` in each `decoder_sparse_step`-th layer (Qwen).
-
-    It is `otherwise` in the layers of `mlp_only_layers`, and everywhere without experts.
-    """
-    return sparse_where(
-        "not layer_index in mlp_only_layers"
-        " and (layer_index + 1) % (decoder_sparse_step | 1) == 0 and (num_experts | 0) > 0",
-        then,
-        otherwise,
-    )
 
 
 def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:

@@ -7,22 +7,16 @@ rules and their sources.
 from typing import Any
 
 from kvcalc.layers.recurrent.convolution import ngram_rows
-from kvcalc.library.huggingface.config import Config, Field, value_of
+from kvcalc.library.huggingface.config import Config, Field
 from kvcalc.library.huggingface.shapes import (
     FULL,
     LINEAR,
     SLIDING,
     check_names,
-    state_dtype,
 )
 
 HYBRID = "hybrid"  # a layer with a recurrence and with attention
 LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
-
-
-def minimax_state_dtype(c: Config) -> str:
-    """Return the format of MiniMax's recurrent states: the dtype of the model."""
-    return state_dtype("dtype", "torch_dtype")(c) or "bf16"
 
 
 def lfm2_width(c: Config) -> int:
@@ -144,31 +138,8 @@ def engram_rows(c: Config) -> int:
     return rows[layers.index(c.layer)] if c.layer in layers else 0
 
 
-def in_window(key: str, otherwise: str = "") -> Field:
-    """Return a rule: in sliding layers the value of `swa_KEY`, else `otherwise`; in other layers
-    the value of KEY.
-
-    A file with `per_layer_config` already states the sizes of each layer.
-    """
-
-    def read(c: Config) -> Any:
-        is_own = c.layer_type == SLIDING and not c.has("per_layer_config")
-        return value_of(f"swa_{key} | {otherwise or key}" if is_own else key, c)
-
-    return read
-
-
 def nas_width(c: Config) -> int:
     """Return the width of an FFN by its factor: two thirds of a multiple of the model's width,
     rounded up to a multiple of 256."""
     factor = c.nested("block_configs").nested("ffn").number("ffn_mult")
     return -(-int(2 * factor * c.size("hidden_size") / 3) // 256) * 256
-
-
-def by_window(formula: str) -> Field:
-    """Return a rule for a formula of Inkling. In window layers, the keys of heads have the prefix
-    `swa_`."""
-    local = formula.replace("rel_extent", "sliding_window")
-    for key in ("num_attention_heads", "num_key_value_heads", "head_dim"):
-        local = local.replace(key, f"swa_{key}")
-    return lambda c: value_of(local if c.layer_type == "hybrid_sliding" else formula, c)
