@@ -137,6 +137,14 @@ def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kv
     ]
 
 
+def test_the_largest_free_share_is_advised(kvcalc: Run) -> None:
+    """Other processes use 30 GiB, and vLLM's CUDA context lies beside its share. Of 79.18 GiB, 61 % are free, 62 % are not."""
+    line = "fit llama-3.1-8b --gpu h100 --engine vllm --memory-in-use 30GiB"
+    refused = kvcalc(line)
+    assert refused.code == 1 and "--gpu-memory-utilization 0.61" in named(refused.out + refused.err)
+    assert [kvcalc(f"{line} --gpu-memory-utilization {share}").code for share in (0.61, 0.62)] == [0, 1]
+
+
 def test_the_longest_context_is_of_what_was_asked(kvcalc: Run) -> None:
     """Without a number, it is the longest context of one sequence. It is never beyond the model's maximum."""
     (alone,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --format json").records
