@@ -47,6 +47,8 @@ def test_slots(model: str, asked: dict[str, Any], full: int, window: int, limit:
     plan = pools(model, **asked)
     assert (plan.full, plan.window) == (full, window)
     assert limit is None or plan.limit == limit
+    has_windows = any(entry.limit and entry.grows for entry in load_model(model).entries)
+    assert any("keeps tokens" in note for note in plan.notes) == (has_windows and not window)
 
 
 def test_states_share_a_budget_with_tokens() -> None:

@@ -307,6 +307,7 @@ REFUSED: list[tuple[dict[str, Any], Tensors, str]] = [
     (llama(1), changed(attn_q=((0, 256), F32)), r"cannot have the shape \[0, 256\]"),
     (llama(1), changed(attn_q=((1 << 60, 1 << 60), F32)), "cannot have the shape"),
     (llama(1), changed(attn_q=((2, 2, 2, 2, 2), F32)), "has 5 dimensions"),
+    (llama(1), changed(attn_q=((2, 2, 2, 2), F32)), r"attn_q.weight has the shape \[2, 2, 2, 2\], not"),
     (llama(1) | {"split.count": 3}, changed(), "is one of 3 splits, but is not called so"),
 ]
 

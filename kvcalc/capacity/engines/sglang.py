@@ -338,7 +338,6 @@ def _plan(
         index += count * part.index_bytes
         largest_index = max(largest_index, part.index_bytes)
         is_latent |= part.is_latent
-        keeps_windows |= bool(part.limit) and not frees_windows
         if part.limit and frees_windows:
             window += count * part.row_bytes
             num_windowed += count
@@ -346,6 +345,7 @@ def _plan(
         elif part.rows:
             full += count * part.row_bytes
             num_full += count
+            keeps_windows |= bool(part.limit)
     parts = (part for layer in drafts for part in pages(SGLANG.title, layer, shared=True))
     draft_parts = [part for part in parts if part.rows]
     if num_windowed:
