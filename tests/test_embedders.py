@@ -8,7 +8,10 @@ import pytest
 from conftest import Run
 
 import kvcalc
+from kvcalc import Precision, load_gpu, load_model
+from kvcalc.layers.batch import Batch
 from kvcalc.library.huggingface.reader import model_from
+from kvcalc.timing.deployment import TimedDeployment
 
 XLM_R = {
     "model_type": "xlm-roberta", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
@@ -67,6 +70,12 @@ def test_latency_is_one_pass_and_gives_sequences_per_second(tmp_path: Path) -> N
     assert answer.flops == 8 * (24 * layer + 2 * width**2)
     assert answer.sequences_per_s == pytest.approx(8 / answer.ttft_s) and answer.tpot_s is None
     assert answer.dtype == "bf16"  # vLLM loads a float32 checkpoint so
+
+
+def test_times_rest_on_a_pass_over_the_whole_input() -> None:
+    timed = TimedDeployment(load_model("bge-m3"), load_gpu("h100"), Precision(dtype="bf16")).with_calibration("vllm")
+    answer = kvcalc.latency("bge-m3", gpu="h100", input_len=512)
+    assert answer.uncalibrated_share == timed.uncalibrated_share(Batch.prefill(512)) > 0.05
 
 
 def test_size_counts_the_bytes_of_a_float32_file() -> None:

@@ -55,6 +55,11 @@ def test_a_formula_comes_to_its_figure(kvcalc: Run, command: str, title: str, ke
     assert evaluated(formula) == pytest.approx(record[key], rel=near)
 
 
+def test_attention_says_what_its_heads_share(kvcalc: Run) -> None:
+    assert "; 8 KV heads\n" in kvcalc("roofline llama-3.1-8b --explain").out
+    assert "; latents of all heads\n" in kvcalc("roofline deepseek-v3 --tp 8 --gpu h200 --explain").out
+
+
 def test_a_picture_s_curves_are_told_by_their_ends(kvcalc: Run) -> None:
     """2 · 12 · 768 · 2 B = 36 KiB per token: 4.5 MiB at 128 tokens, 4.5 GiB at 128 Ki."""
     assert "\ngpt2: 4.5 MiB at 128, 4.5 GiB at 128k\n" in kvcalc("plot cache-vs-context gpt2 --explain").out

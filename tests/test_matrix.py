@@ -25,6 +25,7 @@ def test_what_is_left(kvcalc: Run) -> None:
     )
     (cell,) = kvcalc(line).records
     assert cell["headroom_bytes"] == 40 * GIB - 6145 * 2**21
+    assert kvcalc(line.replace("--format json", "--plot -")).out.endswith("32k\n3: 28\n")  # 28 GiB less one block
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_the_closest_smaller_deployment_lacks_memory_by_fit(kvcalc: Run) -> None
     words = "fit llama-3.1-8b --gpu h100 --engine vllm --budget low --max-model-len 16k --max-num-seqs 32 --format json"
     fitting = kvcalc(words).records[0]["max_num_seqs"]
     assert f"2× h100-sxm in 2 replicas: {fitting} of 32 requests per replica fit" in found
+    fewer = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 40 --context 16k --verbose").joined
+    assert fewer.startswith("2× h100-sxm in 2 replicas ") and f"1× h100-sxm: {fitting} of 40 requests fit" in fewer
 
 
 def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:

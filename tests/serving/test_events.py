@@ -161,6 +161,8 @@ def test_small_runs_are_timed_as_they_are() -> None:
     # chunks are timed after multiples of 512 cached tokens; between two multiples, seconds rise evenly
     near, middle, far = (tables.mixed(((2000, past),), 8, 1000) for past in (512, 768, 1024))
     assert near < middle == pytest.approx((near + far) / 2, rel=1e-12)
+    verifying = InterpolatedStepTimer(timed, 3000, 8192, 256, queries=4)  # a pass without chunks is a pass of its decodes
+    assert verifying.mixed((), 200, 1234) == pytest.approx(verifying.line(200, 1234).first, rel=1e-9)
 
 
 def test_a_ladder_climbs_by_its_ratio() -> None:
