@@ -127,11 +127,11 @@ def _answers(
     time = f"at least {kernel_seconds(total['roofline_s'])}"
     if total["time_s"]:
         time = kernel_seconds(total["time_s"])
-    limit = f", bound by {total['bound']}" if total["intensity"] else ""
+    limit = f", {total['bound']}-bound" if total["intensity"] else ""
     full, brief = (f"{text[0].upper()}{text[1:]} takes {time}" for text in (subject, phase))
     ffn = ""
-    if ffn_batch and limit.endswith("memory") and total["batch_size"] < ffn_batch:
-        ffn = f", the FFN only below batch {ffn_batch:,}"
+    if ffn_batch and total["bound"] == "memory" and total["batch_size"] < ffn_batch:
+        ffn = f"; its FFN becomes compute-bound at batch {ffn_batch:,}"
     return answer_sentence(full, limit, ffn), answer_sentence(brief, limit)
 
 

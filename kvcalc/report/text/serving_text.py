@@ -156,13 +156,13 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(
             f", and a million tokens cost {at_least}{best['cost_per_million_tokens']:,.2f}"
         )
-    loads = [r for r in alike(comparable(records), best, *DEPLOYMENT) if r["e2e_s"]]
-    if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
-        clauses.append(f", and {at_least}{seconds(loads[-1]['e2e_s'])} with {load}")
     if best["tpot_s"]:
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
+    loads = [r for r in alike(comparable(records), best, *DEPLOYMENT) if r["e2e_s"]]
+    if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
+        clauses.append(f", and {at_least}{seconds(loads[-1]['e2e_s'])} with {load}")
     if best.get("sequences_per_s"):
         rate = (
             f"{at_most}{best['sequences_per_s']:,.1f} sequences of {best['input_len']:,} tokens"
