@@ -213,9 +213,8 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
     setting, wanted = UTILIZATION_NAMES.get(record["engine"]), best.options.requested_num_seqs
     if setting and record["needed_utilization"] and wanted < best.sequences:
-        need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
-        if best.options.max_num_seqs or wanted > 1:
-            clauses.append(f", and {wanted:,} {need}")
+        if wanted > 1:
+            clauses.append(f", and {wanted:,} need {setting} {record['needed_utilization']:g}")
             return clauses
     tokens = record["kv_tokens"] or 0
     if tokens > best.length and not (clauses or best.options.max_model_len):
