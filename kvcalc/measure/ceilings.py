@@ -162,8 +162,8 @@ def load_note(machine: Machine) -> str:
     if machine.cuda or machine.share >= MIN_SHARE:
         return ""
     return (
-        f"other work takes {1 - machine.share:.0%} of this machine's cores; times by the clock "
-        f"{machine.clock} vary, ratios less so"
+        f"other work takes {1 - machine.share:.0%} of this machine's cores; times by the "
+        f"{machine.clock} clock vary more than ratios"
     )
 
 

@@ -212,10 +212,9 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
     setting, wanted = UTILIZATION_NAMES.get(record["engine"]), best.options.requested_num_seqs
-    if setting and record["needed_utilization"] and wanted < best.sequences:
-        if wanted > 1:
-            clauses.append(f", and {wanted:,} need {setting} {record['needed_utilization']:g}")
-            return clauses
+    if setting and record["needed_utilization"] and 1 < wanted < best.sequences:
+        clauses.append(f", and {wanted:,} need {setting} {record['needed_utilization']:g}")
+        return clauses
     tokens = record["kv_tokens"] or 0
     if tokens > best.length and not (clauses or best.options.max_model_len):
         clauses.append(f", in a cache of {tokens:,} tokens")
