@@ -9,7 +9,7 @@ recurrent mixer or full attention.
 from collections.abc import Callable
 from typing import Any
 
-from kvcalc.layers.attention import Compressed, Grouped, Latent, Sparse
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.feed_forward import Dense, Moe, Projections
 from kvcalc.library.huggingface.config import (
     Config,
@@ -56,22 +56,6 @@ def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Ord
         return names
 
     return order
-
-
-def every_nth(interval: Field, full: str = FULL, others: str = SLIDING) -> Order:
-    """Return the order in which each `interval`-th layer is `full`. Without an interval, all layers
-    are.
-
-    Example: an interval of 4 has full attention in layers 3, 7, 11 …
-    """
-
-    def is_full(c: Config) -> bool:
-        step = value_of(interval, c)
-        if step is None:
-            return True
-        return (c.layer + 1) % c.checked_size("layer pattern", step) == 0
-
-    return full_where(is_full, full, others)
 
 
 def windowed(condition: Field = True) -> Order:
@@ -145,14 +129,6 @@ _LATENT_KEYS = (
     "qk_rope_head_dim",
     "v_head_dim",
     "num_attention_heads",
-)
-_COMPRESSED_KEYS = (
-    "num_attention_heads",
-    "head_dim",
-    "q_lora_rank",
-    "o_lora_rank",
-    "o_groups",
-    "sliding_window",
 )
 _INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
@@ -292,13 +268,6 @@ def latent(
     return mixer(spec, **(keys | {"qkv_bias": bias, "o_bias": bias} | fields))
 
 
-def compressed(spec: type[Compressed] = Compressed, **fields: Field) -> Reader:
-    """Return the reader of DeepSeek-V4's attention. The type of a layer determines its kind of
-    attention."""
-    keys: dict[str, Field] = {name: name for name in _COMPRESSED_KEYS}
-    return mixer(spec, **(keys | fields))
-
-
 def mixer(spec: type[Any], **fields: Field) -> Reader:
     """Return the reader of one part of the class `spec`, with these fields."""
     return lambda c: (make(c, spec, filled(fields, c)),)
@@ -422,11 +391,6 @@ def by_type(**readers: Reader) -> Reader:
         return reader(c)
 
     return read
-
-
-def attention_or(linear: Reader, attention: Reader = GROUPED) -> Reader:
-    """Return the reader of a hybrid model: attention in some layers, a recurrence in the others."""
-    return by_type(full_attention=attention, **{LINEAR: linear})
 
 
 def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> Reader:

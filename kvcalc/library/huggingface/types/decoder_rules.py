@@ -9,7 +9,7 @@ from kvcalc.library.huggingface.shapes import (
     FULL,
     SLIDING,
     cycle,
-    every_nth,
+    full_where,
     typed,
 )
 
@@ -54,13 +54,13 @@ def exaone_order(c: Config) -> list[str]:
         return [FULL] * c.layers
     if isinstance(c.get(key), str):
         return cycle(key, {"L": SLIDING, "G": FULL})(c)
-    return every_nth(key)(c)
+    return full_where(f"(layer_index + 1) % {key} == 0")(c)
 
 
 def gemma4_order(c: Config) -> list[str]:
     """Return the listed layer types, or full attention in each sixth layer. The last layer is
     always full."""
-    return [*typed(every_nth(6))(c)[:-1], FULL]
+    return [*typed(full_where("(layer_index + 1) % 6 == 0"))(c)[:-1], FULL]
 
 
 def altup_projections(c: Config) -> Matrices:
