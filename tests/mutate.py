@@ -55,7 +55,7 @@ TESTS = {
     "gpu/": "test_roofline.py test_cards.py timing/test_roof.py test_attention_roof.py",
     "library/": """
         test_files.py test_writes.py test_presets.py test_golden.py test_huggingface_*.py test_gguf*.py test_hub.py test_typed.py
-        test_commands.py test_completion.py test_cli.py property/test_mutated_configs.py test_presets_checkpoints.py
+        test_commands.py test_completion.py test_cli.py test_deployment_files.py property/test_mutated_configs.py test_presets_checkpoints.py
         test_embedders.py test_images.py test_renamed.py
     """,
     "timing/": """

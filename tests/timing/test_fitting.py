@@ -22,7 +22,7 @@ from kvcalc.timing.calibration import (
 from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, fit, make_calibration, round_parameters, select_rows, start_points
 from kvcalc.timing.kernel_models.families import FAMILIES
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode
-from kvcalc.timing.kernel_models.fused_moe import AllReduce
+from kvcalc.timing.kernel_models.fused_moe import AllReduce, moe_candidates
 from kvcalc.timing.kernel_models.gemm import Gemm
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.rows import MeasuredRow, MeasurementFile
@@ -234,6 +234,9 @@ def test_the_shipped_calibrations_say_where_they_come_from(gpu: str) -> None:
                 assert 0 < entry.median_abs_error <= entry.p90_abs_error
                 for name, r in entry.law.ranges().items():
                     assert r.minimum <= getattr(entry.law, name) <= r.maximum
+        for kind, entry in found.laws.get("moe", {}).items():  # a new fit would have the same tiles and bytes
+            ((_, fields),) = moe_candidates(kind, stack, machine_.name)
+            assert {name: getattr(entry.law, name) for name in fields} == fields
         assert msgspec.to_builtins(found)
 
 
