@@ -234,7 +234,7 @@ def test_the_shipped_calibrations_say_where_they_come_from(gpu: str) -> None:
                 assert 0 < entry.median_abs_error <= entry.p90_abs_error
                 for name, r in entry.law.ranges().items():
                     assert r.minimum <= getattr(entry.law, name) <= r.maximum
-        for kind, entry in found.laws.get("moe", {}).items():  # the tiles of each kernel; a fit chooses those of TensorRT's Triton
+        for kind, entry in found.laws.get("moe", {}).items():  # a fit chooses the tiles of trtllm's Triton
             ((_, fields),) = moe_candidates(kind, stack, machine_.name)
             assert fields["tiles"] == entry.law.tiles if stack != "trtllm" or "triton" not in kind else "tiles" not in fields
         assert msgspec.to_builtins(found)
