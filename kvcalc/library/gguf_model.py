@@ -22,7 +22,7 @@ from kvcalc.model.gguf_layout import split
 from kvcalc.model.memory import weight_bytes
 from kvcalc.model.model import Layer, Model, Norm
 from kvcalc.records import JsonObject
-from kvcalc.storage.ggml import FILE_TYPES, tensor_bytes
+from kvcalc.storage.ggml import FILE_TYPES, joined_format
 
 
 class GgufBlock:
@@ -74,12 +74,10 @@ class GgufBlock:
 
     def join(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
         """Record a weight that consists of rows of several tensors, as (tensor, number of rows)."""
-        types = list(dict.fromkeys(tensor.type for tensor, _ in pieces))
-        name = types[0]
-        if len(types) > 1:
-            sizes = [tensor_bytes(part.type, part.shape[0], rows) for part, rows in pieces]
-            elements = sum(part.shape[0] * rows for part, rows in pieces)
-            name = f"{'_'.join(types)}@{sum(sizes)}/{elements}"
+        parts = [(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces]
+        name = parts[0][0]
+        if any(part[0] != name for part in parts):
+            name = joined_format(parts, sum(row * rows for _, row, rows in parts))
         self.formats.append((weight, name))
 
     def shape(self, name: str) -> tuple[int, ...]:

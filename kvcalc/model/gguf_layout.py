@@ -19,7 +19,7 @@ from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Weight
 from kvcalc.model.model import Model, memoized
-from kvcalc.storage.ggml import ModelFacts, Tensor, Use, mixed_types, tensor_bytes
+from kvcalc.storage.ggml import ModelFacts, Tensor, Use, joined_format, mixed_types
 from kvcalc.storage.quantization import Quantization
 
 WAY_ROUND = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"
@@ -93,11 +93,9 @@ def _format(model: Model, weight: str, parts: list[tuple[str, Tensor]]) -> str:
     lacks_rows = weight == "embedding" and parts[0][1].rows != model.vocab_size
     if lacks_rows:
         elements = model.hidden_size * model.vocab_size
-    types = "_".join(dict.fromkeys(type_ for type_, _ in parts))
     if len(parts) == 1 and not lacks_rows:
-        return types
-    stored = sum(tensor_bytes(type_, tensor.row, tensor.rows) for type_, tensor in parts)
-    return f"{types}@{stored}/{elements}"
+        return parts[0][0]
+    return joined_format([(type_, t.row, t.rows) for type_, t in parts], elements)
 
 
 def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[Tensor]:

@@ -112,6 +112,14 @@ def tensor_bytes(type_: str, row: int, rows: int) -> int:
     return rows * -(-row // block_elements) * block_bytes
 
 
+def joined_format(pieces: Sequence[tuple[str, int, int]], elements: int) -> str:
+    """Return the format `types@bytes/elements` of a weight that several tensors store, from their
+    types, elements of a row and rows."""
+    types = "_".join(dict.fromkeys(type_ for type_, *_ in pieces))
+    stored_bytes = sum(tensor_bytes(*piece) for piece in pieces)
+    return f"{types}@{stored_bytes}/{elements}"
+
+
 _ONE_BIT = ("iq1_s", "iq1_m")
 _TWO_BITS = ("iq2_s", "iq2_m")
 _LOWEST = (*_ONE_BIT, "iq2_xxs", "iq2_xs", *_TWO_BITS)

@@ -237,14 +237,6 @@ UNTRUSTED = {
         "bandwidth"
     )
 }
-# Probable reasons of poor fits, by family and GPU.
-_FALLBACK = "presumably a fallback kernel: the GPU has no own kernel for latent attention"
-_PCIE = "all-reduces cross PCIe, whose rate depends on the host"
-POOR_FITS = {
-    "mla_decode": dict.fromkeys(("a100-80gb", "l40s", "rtx-pro-6000-blackwell"), _FALLBACK),
-    "mla_prefill": dict.fromkeys(("a100-80gb", "l40s", "rtx-pro-6000-blackwell"), _FALLBACK),
-    "allreduce": dict.fromkeys(("l40s", "rtx-pro-6000-blackwell"), _PCIE),
-}
 # Kernels of latent attention that vLLM 0.24 shares with other stacks: (stack, kernel, cache) of
 # their rows. On Hopper FlashAttention-3 and FlashMLA, on Blackwell TensorRT-LLM's kernels in
 # FlashInfer.
@@ -410,7 +402,7 @@ def _accept_or_refuse(
     if not usual_rows.any():
         usual_rows = weight > 0
     _, usual_p90 = median_and_p90(checked[usual_rows], measured[usual_rows])
-    reason = UNTRUSTED.get((*origin, op), "")
+    reason = UNTRUSTED.get((gpu, stack, op), "")
     if usual_p90 > MAX_ERROR and not reason:
         reason = f"a tenth of its usual rows are missed by {usual_p90:.0%} or more"
     median, p90 = median_and_p90(held_out, measured)
@@ -420,8 +412,6 @@ def _accept_or_refuse(
         "p90_abs_error": p90,
     }
     if reason:
-        if cause := POOR_FITS.get(op, {}).get(gpu):
-            reason += f"; {cause}"
         return result._replace(why=reason, refused=RefusedFit(why=reason, **accuracy))
     fitted_median, fitted_p90 = median_and_p90(fitted, measured)
     entry = KernelModelEntry(

@@ -55,6 +55,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         overlap: Whether each block is compressed together with the block before it, from two series
             (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
+        index_candidates: Maximum rows that the indexer scores for a query; 0 for all.
     """
 
     WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
@@ -87,6 +88,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
     index_topk: Count = 0
     index_n_heads: Count = 0
     index_head_dim: Count = 0
+    index_candidates: Count = 0
     sinks: bool = True
 
     @property
@@ -131,7 +133,8 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             return tuple(entries)
         entries += self._rows(ratio, max_rows=max_rows)
         if max_rows:
-            entries.append(CacheEntry("index_key", 1, self.index_head_dim, ratio))
+            key = CacheEntry("index_key", 1, self.index_head_dim, ratio)
+            entries.append(replace(key, max_rows_per_query=self.index_candidates))
         # key-values and gates are stored in the same way
         width = 2 * (self.head_dim + (self.index_head_dim if max_rows else 0))
         entries.append(
@@ -174,7 +177,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
                 operators.append(p.gemm("row_index_k", w["row_index_k"], tokens=finished))
         if "index_q" in w:
             scored = p.pairs(
-                lambda new, past: compressed_pairs(new, past, ratio, self.max_scored_rows)
+                lambda new, past: compressed_pairs(new, past, ratio, self.index_candidates)
             )
             operators.append(p.gemm("index_q", w["index_q"]))
             operators += p.indexer(
@@ -188,11 +191,6 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             p.gemm("o_up", w["o_up"]),
             *p.all_reduce(p.width),
         ]
-
-    @property
-    def max_scored_rows(self) -> int:
-        """Maximum compressed rows that the indexer scores for a query; 0 for all."""
-        return 0
 
     def _visible(self, new: Num, past: Num) -> Num:
         window = causal_pairs(new, past, self.sliding_window)
@@ -242,7 +240,6 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
             layer before it stores them.
         chooses: Whether this layer selects the rows that its queries read. Otherwise it reuses the
             last selection.
-        index_candidates: Maximum rows that the indexer scores for a query; 0 for all.
     """
 
     WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
@@ -257,7 +254,6 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
 
     lends: bool = False
     chooses: bool = False
-    index_candidates: Count = 0
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: the window, the compressed rows, the index keys
@@ -280,10 +276,6 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
             width = 2 * self.head_dim
             entries.append(CacheEntry("compressor", 1, width, ratio, span=Span.PARTIAL))
         return tuple(entries)
-
-    @property
-    def max_scored_rows(self) -> int:
-        return self.index_candidates
 
     def problem(self) -> str:
         if (self.lends or self.chooses) and not self.compress_ratio:

@@ -7,6 +7,7 @@ returns one value, such as a number of heads; a `Reader` returns the parts of th
 import ast
 import json
 import operator
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -159,7 +160,11 @@ class Config:
         return value
 
     def sizes(self, key: str) -> list[int]:
-        """Return a list of whole numbers from -1 up; empty if it is missing or null."""
+        """Return a list of whole numbers from -1 up, or the numbers of a text such as `4, 5`; empty
+        if it is missing or null."""
+        text = self.raw(key)
+        if isinstance(text, str) and re.fullmatch(r"[\d, ]+", text):
+            return [int(word) for word in re.findall(r"\d+", text)]
         sizes = self.items(key) or []
         for size in sizes:
             if type(size) is not int or not -1 <= size <= MAX_SIZE:

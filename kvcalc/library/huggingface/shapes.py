@@ -41,27 +41,26 @@ def uniform(kind: str = FULL) -> Order:
 ALL_FULL = uniform()
 
 
-def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Order:
-    """Return the order with `full` in the layers for which the condition is true.
-
-    Example: `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
-    """
+def each_layer(kind: Field) -> Order:
+    """Return the order in which a formula or a rule gives the type of each layer."""
 
     def order(c: Config) -> list[str]:
         names = []
         for layer in range(c.layers):
             c.layer = layer
-            names.append(full if is_true(condition, c) else others)
+            names.append(value_of(kind, c))
         c.layer = 0
         return names
 
     return order
 
 
-def windowed(condition: Field = True) -> Order:
-    """Return the order in which all layers have a sliding window, if there is a window and the
-    condition is true."""
-    return full_where(lambda c: c.get("sliding_window") is None or not is_true(condition, c))
+def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Order:
+    """Return the order with `full` in the layers for which the condition is true.
+
+    Example: `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
+    """
+    return each_layer(lambda c: full if is_true(condition, c) else others)
 
 
 def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:

@@ -81,13 +81,3 @@ def minicpmv_stack(c: Config) -> str:
             f"Known: {', '.join(MINICPMV_STACKS)}",
         )
     return MINICPMV_STACKS[version]
-
-
-def step_has_experts(c: Config) -> bool:
-    """Return whether a layer of Step has experts. `moe_layers_enum` lists these layers, as a list
-    or a text."""
-    layers = c.get("moe_layers_enum")
-    if layers is None:
-        return c.layer >= 3
-    items = layers.split(",") if isinstance(layers, str) else c.items("moe_layers_enum") or []
-    return str(c.layer) in {str(item).strip() for item in items}

@@ -32,14 +32,6 @@ def lfm2_width(c: Config) -> int:
     return -(-int(c.number(key, 1.0) * size) // multiple) * multiple
 
 
-def lfm3_order(c: Config) -> list[str]:
-    """Return LFM3's order: conv, conv, full, conv, window, conv, full, conv, window …"""
-    names = ["conv" if layer % 2 else SLIDING for layer in range(c.layers)]
-    for layer in range(2, c.layers, 4):
-        names[layer] = FULL
-    return ["conv", *names[1:]]
-
-
 def memory_index(c: Config) -> int:
     """Return the index of the current layer's n-gram memory; −1 if the layer has none."""
     layers = sorted(set(c.sizes("ple_layer_ids")))

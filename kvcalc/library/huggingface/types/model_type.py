@@ -28,13 +28,8 @@ from kvcalc.library.huggingface.types import (
 )
 from kvcalc.records import JsonObject
 
-RULES = (
-    decoder_rules,
-    general_rules,
-    mixed_layer_rules,
-)
 FUNCTIONS: dict[str, Callable[..., Any]] = {"when": config.when}
-for module in (shapes, *RULES):
+for module in (shapes, decoder_rules, general_rules, mixed_layer_rules):
     FUNCTIONS |= {name: value for name, value in vars(module).items() if callable(value)}
 config.RULES.update(FUNCTIONS)
 PARTS = {
