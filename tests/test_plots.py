@@ -159,7 +159,7 @@ def test_sketch_draws_each_series_where_it_lies() -> None:
 
 def test_names_in_a_sketch_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     axis, name = Axis("y", log=False, tick=si_tick()), "\x1b[2J"
-    bars = Chart(name, name, axis, axis, (Series(name, (), (8.0,), "bar", labels=(name,)),), (name,), over=(name, name))
+    bars = Chart(name, name, axis, axis, (Series(name, (), (8.0,), "bar", labels=(name,)),), (name,), picture_head=(name, name))
     save([bars, bars], "-")
     said = capsys.readouterr().out
     assert "\x1b" not in said and said.count("\ufffd[2J") == 14
@@ -188,7 +188,10 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
     (chart,) = predicted_against_measured(*measured_times(rows))
     assert chart.title == "gemm" and (chart.series[0].xs, chart.series[0].ys) == ((20.0,), (10.0,))
-    assert chart.over[1] == "gemm.csv: 1 of 2 rows, of my CPU, predicted by a calibration, else by the bound; the line: exact"
+    assert (
+        chart.picture_head[1]
+        == "gemm.csv: 1 of 2 rows, of my CPU, predicted by a calibration, else by the bound; the line: exact"
+    )
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
     rows.write_text("op,gpu,framework,num_gpus,bytes,dtype,time_us\nallreduce,nosuch,nccl,2,1024,bfloat16,20.0\n")
     code, _, err = kvcalc(f"plot measured --input {rows} --plot {tmp_path / 'none.svg'}")
@@ -230,7 +233,7 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
     both = [TimedDeployment(load_model("llama-3.1-8b"), card).with_calibration("datasheet") for card in cards]
     passes = [one for d in both for one in decode_passes(d, 4096, [1])]
     first, second = roofline_chart(passes, cards)
-    assert (first.over[0], first.title, second.title) == ("Roofline: llama-3.1-8b decode", "h100-sxm", "l4")
+    assert (first.picture_head[0], first.title, second.title) == ("Roofline: llama-3.1-8b decode", "h100-sxm", "l4")
     least = min(row["intensity"] for rows in passes for row in rows[:-1] if row["flops"] and row["intensity"])
     assert (
         first.y.shown == second.y.shown == [least / 3 * 300e9, 2 * 989e12]

@@ -10,7 +10,7 @@ from specs import grouped, stack
 from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, bounds, forward, load_gpu, load_model
 from kvcalc.gpu.gpu import compute_bound_batch_size, mla_form, total_bound, total_seconds
 from kvcalc.layers.cost import Role
-from kvcalc.library.load import edited
+from kvcalc.library.load import with_changes
 from kvcalc.planning.sweeps import sparse_reads
 from kvcalc.planning.variants import variant
 from kvcalc.report.charts.size_plot import sparse_reads_chart
@@ -103,7 +103,7 @@ def test_decode_step_on_an_h100(
     assert found[-1]["operator"] == "total"
     assert found[-1]["roofline_s"] * 1e3 == pytest.approx(milliseconds, rel=0.004)
     assert found[-1]["intensity"] == pytest.approx(intensity, abs=0.006)
-    model = edited(load_model(name), changes)
+    model = with_changes(load_model(name), changes)
     assert total_seconds(bounds(forward(model, Batch.decode(context), BF16), load_gpu("h100"))) == found[-1]["roofline_s"]
 
 
@@ -316,13 +316,13 @@ def test_a_mixed_pass_is_one_matrix_of_all_its_rows(kvcalc: Run) -> None:
 def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four passes at two contexts need two bisections, and each table has the sentence of its context."""
     asked: list[int] = []
-    worked_out = roofline_text._turning
+    worked_out = roofline_text._compute_bound_batches
 
     def counted(deployment: TimedDeployment, context: int) -> str:
         asked.append(context)
         return worked_out(deployment, context)
 
-    monkeypatch.setattr(roofline_text, "_turning", counted)
+    monkeypatch.setattr(roofline_text, "_compute_bound_batches", counted)
     shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8").joined
     assert asked == [64, 900]
     alone = kvcalc("roofline gpt2 --context 900 --batch-size 8").joined

@@ -135,11 +135,11 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
     def _explanation(self) -> str:
         """Return the figures as formulas with their numbers."""
-        from kvcalc.report.explain import explained
+        from kvcalc.report.explain import explain_table
 
         if self._formulas:
             return self._formulas()
-        return "\n".join(map(explained, self._tables()))
+        return "\n".join(map(explain_table, self._tables()))
 
     def _repr_html_(self) -> str:
         from kvcalc.report.text.table_layout import table_html

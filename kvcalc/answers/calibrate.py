@@ -64,14 +64,14 @@ def run(
     if all_stacks:
         if gpu or stack:
             raise UserError("--all takes every GPU and stack", "Leave out --gpu and --stack")
-        return _every_stack([read_rows(path) for path in rows], out, provenance)
+        return _calibrate_all_stacks([read_rows(path) for path in rows], out, provenance)
     for name, value in (("--gpu", gpu), ("--stack", stack)):
         if not value:
             raise UserError(
                 f"{name} is missing",
                 "Name the measured GPU and software, or use --all",
             )
-    return one_stack(rows, load_gpu(gpu), stack, out, provenance)
+    return calibrate_stack(rows, load_gpu(gpu), stack, out, provenance)
 
 
 def _fit_stack(
@@ -91,7 +91,7 @@ def _fit_stack(
     return fits, to_yaml(replace(calibration, validation=validation))
 
 
-def one_stack(
+def calibrate_stack(
     paths: list[Path], gpu: Gpu, stack: str, out: str, provenance: Settings
 ) -> Answer:
     """Fit the time models of a GPU and stack, write them, and return parameters and errors."""
@@ -126,7 +126,9 @@ def one_stack(
     return Answer(records, tables, draw, _is_silent=out == "-")
 
 
-def _every_stack(tables: list[MeasurementFile], out: str, provenance: Settings) -> Answer:
+def _calibrate_all_stacks(
+    tables: list[MeasurementFile], out: str, provenance: Settings
+) -> Answer:
     """Fit the time models of each GPU and stack that the rows name, in parallel on all cores.
 
     Each file depends only on its own rows, so its bytes do not depend on the number of cores.

@@ -85,13 +85,13 @@ def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
     """Return the answer about one GPU: its memories, and its preset with the sources."""
     from kvcalc.library.load import gpu_record, preset_text
     from kvcalc.report.text.roofline_text import hierarchy_table
-    from kvcalc.report.text.table_layout import WIDTH, laid_out
+    from kvcalc.report.text.table_layout import WIDTH, lay_out
     from kvcalc.report.text.tables import gpu_table
 
     record, memories = gpu_record(gpu), hierarchy_table(gpu)
 
     width = shutil.get_terminal_size((WIDTH, 0)).columns
-    lines = [f"# {line}".rstrip() for line in laid_out(memories, width - 2).lines()]
+    lines = [f"# {line}".rstrip() for line in lay_out(memories, width - 2).lines()]
     text = "\n".join([*lines, "", preset_text(name, "gpus")])
 
     def draw() -> "list[Chart]":

@@ -61,11 +61,11 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
 def model_of(name: str, changes: Sequence[str] = ()) -> "Model":
     """Return the model called `name`, changed by `--set`."""
     from kvcalc.library.checkpoints import load_named
-    from kvcalc.library.load import edited
+    from kvcalc.library.load import with_changes
 
     remaining = list(changes)
     model = load_named(name, remaining)  # takes the changes that an unknown type of file needs
-    return edited(model, remaining)
+    return with_changes(model, remaining)
 
 
 def typed_dimensions(

@@ -191,7 +191,7 @@ def _read_models(
     if len(words) > 1 or " " in words[0].strip():
         from kvcalc.capacity.command_line import is_command, read_command
         from kvcalc.capacity.engine_flags import DIALECTS
-        from kvcalc.library.load import edited
+        from kvcalc.library.load import with_changes
 
         if is_command(words):
             remaining = list(changes)
@@ -209,7 +209,12 @@ def _read_models(
             if expert_flag and expert_flag.is_switch and stated.pop("ep", 1) > 1:
                 # over the GPUs that an option before the line may change
                 stated["enable_expert_parallel"] = True
-            return [command.model_words], [edited(command.model, remaining)], stated, notes
+            return (
+                [command.model_words],
+                [with_changes(command.model, remaining)],
+                stated,
+                notes,
+            )
     return model_words(words), models_of(words, changes), {}, []
 
 
@@ -241,7 +246,7 @@ def fit_answer(
         typed = TypedRequest(model, gpu, words.extra_words, words.has_all_experts)
         records.append(fit_record(fit, lengths, studies.seed, typed))
     notes = [*words.notes, *notes, *remarks([fit.model for fit in fits], 0)]
-    notes += _beyond_maximum((fit.requested, fit.options) for fit in fits)
+    notes += _notes_beyond_maximum((fit.requested, fit.options) for fit in fits)
     longest = max(fit.length for fit in fits)
     if lengths and max(lengths) > longest:
         notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
@@ -298,7 +303,7 @@ def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":
     return results, [f"left out: {text}" for text in dict.fromkeys(map(str, refused))]
 
 
-def _beyond_maximum(points: "Iterable[Point]") -> list[str]:
+def _notes_beyond_maximum(points: "Iterable[Point]") -> list[str]:
     """Return a note on each model whose longest request is beyond the model's maximum."""
     notes: dict[tuple[str, str], str] = {}
     for deployment, options in sorted(points, key=lambda point: point[1].max_model_len):
@@ -350,7 +355,7 @@ def _matrix_answer(
         LazyRecords(records, sum(map(len, verdicts))),
         lambda: [*map(matrix_table, verdicts)],
         draw,
-        _notes=[*words.notes, *_beyond_maximum(longest)],
+        _notes=[*words.notes, *_notes_beyond_maximum(longest)],
         _status=int(not any(record["fits"] for part in verdicts for record in part)),
     )
 

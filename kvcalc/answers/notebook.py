@@ -19,7 +19,7 @@ from kvcalc.answers.serve import serve_answer
 from kvcalc.answers.size import size_answer
 from kvcalc.capacity.fit_options import read_fit_options
 from kvcalc.errors import UserError
-from kvcalc.library.load import edited, with_memory, with_rate_between
+from kvcalc.library.load import with_changes, with_memory, with_rate_between
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.question.deployment_options import DeploymentOptions
@@ -42,7 +42,7 @@ from kvcalc.records import Settings
 from kvcalc.timing import deployment
 
 
-def takes(
+def takes_options(
     *questions: type[Question],
 ) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
     """Return a decorator that lets a method take the options of questions, and describes them in
@@ -82,7 +82,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     file_precision: Precision | None = None
 
-    @takes(SizeOptions)
+    @takes_options(SizeOptions)
     def size(self, options: Settings) -> Answer:
         """Compute KV cache size; `stored`, `read` and `allocated` bytes per GPU.
 
@@ -91,7 +91,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         variant = self.model, self.file_precision or self.precision, self.parallelism
         return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])
 
-    @takes(FitQuestion, StudyOptions)
+    @takes_options(FitQuestion, StudyOptions)
     def fit(self, options: Settings) -> Answer:
         """Compute the capacity: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` …
 
@@ -103,19 +103,19 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         points = [(self, fit_option) for fit_option in read_fit_options(options)]
         return fit_answer(points, read_question(StudyOptions, options))
 
-    @takes(LatencyOptions)
+    @takes_options(LatencyOptions)
     def latency(self, options: Settings) -> Answer:
         """Predict one request: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s` and more."""
         return latency_answer([self], read_questions(LatencyOptions, options))
 
-    @takes(PassOptions, ContextOptions)
+    @takes_options(PassOptions, ContextOptions)
     def roofline(self, options: Settings) -> Answer:
         """Compute FLOPs, bytes and bound of each operator. Attributes are keys of the total."""
         return roofline_answer(
             [self], read_question(PassOptions, options), read_questions(ContextOptions, options)
         )
 
-    @takes(SchedulingOptions, Workload, ServerSettings)
+    @takes_options(SchedulingOptions, Workload, ServerSettings)
     def serve(self, options: Settings) -> Answer:
         """Simulate a server: `throughput_tokens_per_s`, `ttft_p50_s`, `tpot_p99_s` and more.
 
@@ -126,7 +126,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         settings = read_question(ServerSettings, options)
         return serve_answer([self], options, scheduling, settings)
 
-    @takes(VariantOptions, SizeOptions)
+    @takes_options(VariantOptions, SizeOptions)
     def compare(self, options: Settings) -> Answer:
         """Compare variants of the attention, with one record per variant. The first variant is the
         reference."""
@@ -161,7 +161,7 @@ def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deplo
         raise UserError("a deployment has one value of each option", hint)
     machine = with_memory(as_gpu(gpu), deploying[0].memory)
     result = deployment_of(
-        edited(as_model(model), list(deploying[0].set_)),
+        with_changes(as_model(model), list(deploying[0].set_)),
         with_rate_between(machine, deploying[0].inter_node_bandwidth),
         deploying[0],
         Deployment,

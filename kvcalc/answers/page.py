@@ -62,7 +62,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     for section in sections:
         with suppress(UserError):  # a GPU without a compute peak has no roofline and no TTFT
             for chart in map(drawable, section.answer._charts()):
-                charts.append((section.title, chart._replace(over=("", ""))))
+                charts.append((section.title, chart._replace(picture_head=("", ""))))
     pictures: dict[str, list[str]] = {}
     for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
         pictures.setdefault(title, []).append(picture)

@@ -107,9 +107,9 @@ def run_plot(
         _measured_chart(models, input_) if kind == "measured" else _figure(kind, models, figure)
     )
     if explain:
-        from kvcalc.report.explain import charted
+        from kvcalc.report.explain import explain_chart
 
-        say(f"{FIGURES[kind].formula}\n\n{charted(charts)}")
+        say(f"{FIGURES[kind].formula}\n\n{explain_chart(charts)}")
         return
     from kvcalc.report.charts.drawing import save
 

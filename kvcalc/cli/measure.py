@@ -195,7 +195,7 @@ def _calibration_answer(
     """
     from msgspec.structs import replace
 
-    from kvcalc.answers.calibrate import one_stack
+    from kvcalc.answers.calibrate import calibrate_stack
     from kvcalc.library.files import write_text
     from kvcalc.library.load import driver_gpu, load_gpu
     from kvcalc.measure import calibration_rows
@@ -223,5 +223,5 @@ def _calibration_answer(
         file = Path(folder) / "rows.csv"
         write_text(file, text)
         about = {"origin": "kvcalc measure --calibration"}
-        answer = one_stack([file], load_gpu(name), STACK, "", about)
+        answer = calibrate_stack([file], load_gpu(name), STACK, "", about)
     return replace(answer, _status=status)

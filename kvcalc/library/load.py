@@ -45,7 +45,7 @@ _SETTABLE = (
 _OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
 
 
-def edited(model: Model, changes: list[str]) -> Model:
+def with_changes(model: Model, changes: list[str]) -> Model:
     """Return `model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
 
     KEY is a field of the model, a layer kind or a part. It changes every kind with this

@@ -21,7 +21,7 @@ from kvcalc.records.size import SizeRecord
 from kvcalc.report.charts.chart import Chart
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
 from kvcalc.report.text.plan_text import deployment_words, sentence
-from kvcalc.report.text.table_layout import Column, Table, filled_columns, written
+from kvcalc.report.text.table_layout import Column, Table, cell_text, filled_columns
 from kvcalc.report.text.tables import digits, kernel_seconds, plural, seconds, whole
 from kvcalc.timing.deployment import (
     ENGINE_OVERHEAD,
@@ -33,14 +33,14 @@ from kvcalc.timing.steps import engine_parts
 from kvcalc.units import format_bytes, format_si
 
 
-def explained(table: Table) -> str:
+def explain_table(table: Table) -> str:
     """Return the rows of a table one after the other, with one figure per line."""
     columns = filled_columns(table)
     lines = [table.title.strip(), ""] if table.title else []
     for record in table.records:
         known = [column for column in columns if record.get(column.key) is not None]
         names = [column for column in known if column.is_input or not column.right]
-        lines.append(", ".join(f"{c.title} {written(c, record)}" for c in names))
+        lines.append(", ".join(f"{c.title} {cell_text(c, record)}" for c in names))
         lines += [f"  {_explanation(c, record)}" for c in known if c not in names]
         lines.append("")
     return "\n".join([*lines, *filter(None, table.notes)]) + "\n"
@@ -49,7 +49,7 @@ def explained(table: Table) -> str:
 def _explanation(column: Column, record: Record) -> str:
     """Return a figure with its formula, or with its meaning if the record has no numbers for it."""
     formula = with_numbers(column.formula, record)
-    value = written(column, record)
+    value = cell_text(column, record)
     if formula:
         return f"{column.title} = {formula} = {value}"
     return f"{column.title} = {value}" + f" ({column.meaning})" * bool(column.meaning)
@@ -80,7 +80,7 @@ def operand(key: str, value: object) -> str:
     return texts.get(unit_of_key(key)) or whole(value)
 
 
-def charted(charts: Sequence[Chart]) -> str:
+def explain_chart(charts: Sequence[Chart]) -> str:
     """Return the ends of each curve of a picture and the points with names, as on its axes."""
     return "\n".join(map(_charted, charts))
 

@@ -85,6 +85,6 @@ def shared_words(records: Records, wording: Mapping[str, str]) -> list[str]:
     return words
 
 
-def alike(records: Sequence[AnyRecord], first: Record, *keys: str) -> list[AnyRecord]:
+def equal_records(records: Sequence[AnyRecord], first: Record, *keys: str) -> list[AnyRecord]:
     """Return the records that are equal to `first` under all keys."""
     return [r for r in records if all(r.get(key) == first.get(key) for key in keys)]

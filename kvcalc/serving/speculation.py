@@ -14,7 +14,7 @@ from kvcalc.arithmetic import Num
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.feed_forward import Projections
-from kvcalc.library.load import edited, load_model
+from kvcalc.library.load import load_model, with_changes
 from kvcalc.model.model import Model, check_vocabulary
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -158,7 +158,7 @@ def draft_model(target: Model, name: str) -> Model:
             cannot be loaded.
     """
     if name.startswith("layers="):
-        small = edited(target, [name])
+        small = with_changes(target, [name])
         if small.layers > target.layers:
             raise UserError(
                 f"draft {name}: {target.name} has {target.layers} layers to take the first of"

@@ -277,7 +277,7 @@ def test_predicted_stands_over_measured() -> None:
     assert chart.title == "gemm"
     five = predicted_against_measured([(name, [1.0, 4.0, 9.0], [2.0, 4.0, 3.0]) for name in "abcde"], "held out")
     assert [(c.title, c.subtitle) for c in five] == [(name, "3 rows, median error 100.0%") for name in "abcde"]
-    assert five[0].over == ("Predicted against measured", "held out; the line: exact")
+    assert five[0].picture_head == ("Predicted against measured", "held out; the line: exact")
     assert all(c.series[1].xs == [1.0, 9.0] for c in five)
     (many,) = predicted_against_measured([("a", range(1, 2 * MAX_POINTS + 2), range(1, 2 * MAX_POINTS + 2))], "")
     assert points(many.series[0])[:2] == [(1, 1), (4, 4)]  # every third of 4,001

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from kvcalc.report.text.table_layout import Column, CommandLine, Table, laid_out
+from kvcalc.report.text.table_layout import Column, CommandLine, Table, lay_out
 
 COMMAND = (
     "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --enable-expert-parallel --max-model-len 8192 --max-num-seqs 8 "
@@ -19,7 +19,7 @@ WORDS = [
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_a_shell_takes_the_lines_as_one_command(width: int) -> None:
-    laid = laid_out(Table([{"a": 1}], [Column("a", "a")], "", ["", CommandLine(COMMAND)]), width)
+    laid = lay_out(Table([{"a": 1}], [Column("a", "a")], "", ["", CommandLine(COMMAND)]), width)
     lines = laid.below[1:]
     typed = subprocess.run(
         ["bash", "-c", "printf '%s\\0' " + "\n".join(lines)], capture_output=True, text=True, check=True

@@ -16,8 +16,8 @@ def test_deployments_have_their_own_steps_and_share_a_curve(kvcalc: Run, monkeyp
     )
     assert found.code == 0, found.err
     stored, read, _, *steps, curves = drawn[0]
-    assert stored.over[0].startswith("llama-7b with mqa needs 64.00 MiB of KV cache")
-    assert stored.over[1].startswith("1 × 4,096 tokens, the first of 2 loads")
+    assert stored.picture_head[0].startswith("llama-7b with mqa needs 64.00 MiB of KV cache")
+    assert stored.picture_head[1].startswith("1 × 4,096 tokens, the first of 2 loads")
     assert [chart.categories for chart in (stored, read, *steps)] == [["mha", "mqa"]] * 6
     assert stored.series[0].ys == [2 << 30, 64 << 20]
     assert [chart.title for chart in steps] == [f"Decode step: 1× {gpu}" for gpu in ("h100-sxm", "h200", "a10", "l4")]

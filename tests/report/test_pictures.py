@@ -16,7 +16,7 @@ from kvcalc.planning.comparison import SHAPE, attention_records
 from kvcalc.planning.sweeps import decode_passes
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.drawing import figure
-from kvcalc.report.charts.labels import NEAR, anchor, count_crossed, lines_on, markers_on, spread, text_box
+from kvcalc.report.charts.labels import NEAR_DISTANCE, anchor, count_crossed, lines_on, markers_on, spread, text_box
 from kvcalc.report.charts.roofline_plot import attention_chart, roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
 from kvcalc.timing.deployment import TimedDeployment
@@ -31,12 +31,13 @@ def names(count: int) -> list[str]:
     return [f"{n}-{LONG}"[:40] for n in range(count)]
 
 
-def lines(count: int, gap: float = 1.1) -> Chart:
+def lines(count: int, gap: float = 1.1) -> list[Chart]:
     """Return a chart of lines that end close together, and one line that ends early."""
     xs = tuple(float(1 << n) for n in range(7, 18))
     series = [Series(name, xs[: -3 if n == 1 else None], tuple(x * gap**n * 1e5 for x in xs[: -3 if n == 1 else None]))
               for n, name in enumerate(names(count))]  # fmt: skip
-    return Chart("KV cache against context", "stored bytes", TOKENS, BYTES, (*series, Series("a limit", (), (1e9,), "limit")))
+    series.append(Series("a limit", (), (1e9,), "limit"))
+    return [Chart("KV cache against context", "stored bytes", TOKENS, BYTES, series)]
 
 
 def points(count: int) -> list[Chart]:
@@ -94,7 +95,9 @@ def test_lines_to_points_cross_no_roof(count: int, style: str) -> None:
     for text in axes.texts:
         if getattr(text, "arrow_patch", None) and text.arrow_patch.get_visible() and text.anncoords == "offset points":
             (x0, y0), (x1, y1) = leader(text, renderer).vertices
-            marker = (NEAR * text.get_fontsize() + text.arrowprops["shrinkB"]) * drawn.dpi / 72 / math.hypot(x1 - x0, y1 - y0)
+            marker = (
+                (NEAR_DISTANCE * text.get_fontsize() + text.arrowprops["shrinkB"]) * drawn.dpi / 72 / math.hypot(x1 - x0, y1 - y0)
+            )
             free = MplPath([(x0, y0), (x1 + marker * (x0 - x1), y1 + marker * (y0 - y1))])
             assert not any(free.intersects_path(path, filled=False) for path, _ in lines_on(axes)), text
             joined += 1

@@ -15,10 +15,10 @@ from kvcalc.report.text.table_layout import (
     WIDTH,
     Column,
     Table,
+    cell_text,
     choose_columns,
     filled_columns,
-    laid_out,
-    written,
+    lay_out,
 )
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
@@ -54,14 +54,14 @@ def held(table: Table, head: Sequence[str], rows: Sequence[str], columns: Sequen
         for row, record in zip(rows, table.records, strict=True):
             at = 0
             for column in columns[:kept]:
-                cell = written(column, record)
+                cell = cell_text(column, record)
                 whole = row.find(cell, at)
                 assert whole >= 0 or (not column.right and "…" in row and row.find(cell[:5], at) >= 0), (cell, row)
                 at = whole + len(cell) if whole >= 0 else row.index("…", at) + 1
         return list(columns[:kept])
     for line, column in zip([*head, *rows], columns, strict=True):
         assert line.startswith(column.title)
-        assert column.right is False or all(written(column, r) in line for r in table.records)
+        assert column.right is False or all(cell_text(column, r) in line for r in table.records)
     return list(columns)
 
 
@@ -73,7 +73,7 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
         told = filled_columns(table)
         columns = choose_columns(table).shown
         for width in WIDTHS:
-            laid = laid_out(table, width)
+            laid = lay_out(table, width)
             title, head, rows, below = laid.title, laid.head, laid.rows, laid.below
             assert max(map(len, [*title, *head, *rows, *below])) <= width
             assert " ".join(title).split() == table.title.split()
@@ -89,9 +89,9 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
 def test_all_columns_in_bands_on_a_terminal(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     """Every figure in the bands is complete. A table that fits in one band equals the table in a pipe."""
     for table in shown(kvcalc, monkeypatch, f"{line} --wide"):
-        one = laid_out(table, WIDTH)
+        one = lay_out(table, WIDTH)
         for width in WIDTHS:
-            laid = laid_out(table, width, bands=True)
+            laid = lay_out(table, width, bands=True)
             lines = [*laid.head, *laid.rows]
             assert max(map(len, lines)) <= width
             assert max(map(len, [*one.head, *one.rows])) > width or lines == [*one.head, *one.rows]
@@ -101,7 +101,7 @@ def test_all_columns_in_bands_on_a_terminal(kvcalc: Run, monkeypatch: pytest.Mon
                 for c in filled_columns(table)
                 if c.right and not c.is_optional
                 for r in table.records
-                for w in written(c, r).split()
+                for w in cell_text(c, r).split()
             } <= words
 
 
@@ -109,7 +109,7 @@ WORDS = Column("name", "name", right=False)
 
 
 def rows_at(width: int, columns: Sequence[Column], *records: dict[str, Any]) -> list[str]:
-    laid = laid_out(Table(records, columns), width)
+    laid = lay_out(Table(records, columns), width)
     return [*laid.head, *laid.rows]
 
 

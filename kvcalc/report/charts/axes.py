@@ -27,7 +27,7 @@ from kvcalc.report.charts.series_styles import (
 )
 from kvcalc.units import shown_in
 
-CROWD = 60  # points of a series above which they are small
+CROWD_POINTS = 60  # points of a series above which they are small
 FITS, FAILS = "#0072B2", "#D55E00"  # colours of cells
 FEW_ROWS = 10  # rows whose names may have several lines
 MAX_DECADES = 3.3  # the longest axis with ticks within decades
@@ -195,7 +195,7 @@ class Panel:
 
     def _draw_markers(self, series: Series, number: int) -> None:
         """Draw the markers of a series, small markers over large markers."""
-        is_crowd = len(series.xs) > CROWD
+        is_crowd = len(series.xs) > CROWD_POINTS
         sizes = series.sizes or [-0.02 if is_crowd else 0.02]
         paint, paper = colour(number, self.style), self.style.paper
         look: Settings = {"color": paint, "edgecolors": paper}

@@ -71,7 +71,7 @@ class Chart(NamedTuple):
         y: Vertical axis.
         series: Data of the chart.
         categories: Names of bars, or of the columns of a heat map. They replace the x axis.
-        over: Title and assumptions of all charts of a picture, in its first chart.
+        picture_head: Title and assumptions of all charts of a picture, in its first chart.
     """
 
     title: str
@@ -80,7 +80,7 @@ class Chart(NamedTuple):
     y: Axis
     series: Sequence[Series]
     categories: Sequence[str] = ()
-    over: tuple[str, str] = ("", "")
+    picture_head: tuple[str, str] = ("", "")
 
     @property
     def is_heat(self) -> bool:
@@ -111,7 +111,7 @@ def drawable(chart: Chart) -> Chart:
     return chart._replace(
         title=visible(chart.title),
         subtitle=visible(chart.subtitle),
-        over=(visible(chart.over[0]), visible(chart.over[1])),
+        picture_head=(visible(chart.picture_head[0]), visible(chart.picture_head[1])),
         series=[part for part in series if part.ys],
         categories=[*map(visible, chart.categories)],
     )
@@ -203,16 +203,16 @@ def bar_chart(
         parts = {"": parts}
     series = [Series(name, (), [*map(float, ys)], "bar") for name, ys in parts.items()]
     series[-1] = series[-1]._replace(labels=labels)
-    levels = [limit(name, value) for name, value in (limits or {}).items()]
+    levels = [limit_line(name, value) for name, value in (limits or {}).items()]
     axis = Axis("", tick, log=False)
     return Chart(title, subtitle, axis, axis, [*series, *levels], [*names])
 
 
-def limit(label: str, value: float) -> Series:
+def limit_line(label: str, value: float) -> Series:
     """Return a horizontal line across a chart."""
     return Series(label, (), [value], "limit")
 
 
-def headed(charts: Sequence[Chart], over: tuple[str, str]) -> list[Chart]:
+def with_picture_head(charts: Sequence[Chart], picture_head: tuple[str, str]) -> list[Chart]:
     """Return the charts of a picture with a title and assumptions of all of them."""
-    return [charts[0]._replace(over=over), *charts[1:]]
+    return [charts[0]._replace(picture_head=picture_head), *charts[1:]]

@@ -14,18 +14,18 @@ from kvcalc.report.charts.chart import (
     Series,
     bar_chart,
     bytes_tick,
-    headed,
     plain_tick,
     si_tick,
     time_tick,
     whole_tick,
+    with_picture_head,
 )
 from kvcalc.report.charts.load_plot import deployment_names
 from kvcalc.report.charts.roofline_plot import intensity_ends, roofs
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence
-from kvcalc.report.text.tables import BOUND, comparable, seconds, time_note
+from kvcalc.report.text.tables import BOUND, comparable_records, seconds, time_note
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
@@ -116,7 +116,9 @@ def predicted_against_measured(
         charts.append(Chart(name, error, x, y, [points, Series("", ends, ends, "quiet")]))
     if not charts:
         raise UserError("there is nothing to draw: no row has a measured and a predicted time")
-    return headed(charts, ("Predicted against measured", f"{subtitle}; the line: exact"))
+    return with_picture_head(
+        charts, ("Predicted against measured", f"{subtitle}; the line: exact")
+    )
 
 
 def compare_chart(
@@ -133,7 +135,7 @@ def compare_chart(
     """
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
-    timed_rows = comparable(records) if is_timed else []
+    timed_rows = comparable_records(records) if is_timed else []
     _, names = deployment_names(deployments)
     loads = [*dict.fromkeys(map(_load, records))]
     per_gpu = " per GPU" * any(record["gpus"] > 1 for record in records)
@@ -163,7 +165,7 @@ def compare_chart(
         about.append(time_note(records))
         if undrawn := [*dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)]:
             about.append(f"steps without a prediction are not drawn: {', '.join(undrawn)}")
-    return headed(charts, (compared(deployments, records), "; ".join(about)))
+    return with_picture_head(charts, (compared(deployments, records), "; ".join(about)))
 
 
 def _attention_roof(gpu: "Gpu", records: Records) -> Chart:

@@ -148,7 +148,7 @@ def figure(charts: Sequence[Chart], style: Style) -> Any:
         for number, part in enumerate(charts, 1)
     ]
     _add_legend(page, style)
-    _settle(page, panels, columns)
+    _arrange_texts(page, panels, columns)
     page.set_layout_engine("none")
     return page
 
@@ -240,15 +240,15 @@ def _num_lines(text: Any) -> int:
     return len(text.get_text().splitlines())
 
 
-def _settle(page: Any, panels: Sequence[Panel], columns: int) -> None:
+def _arrange_texts(page: Any, panels: Sequence[Panel], columns: int) -> None:
     """Lay out the page, and move every text to its place."""
     font = panels[0].style.font
     renderer = page.canvas.get_renderer()
     inches = page.get_size_inches()[0]
-    over = panels[0].chart.over
-    if over[0]:
+    picture_head = panels[0].chart.picture_head
+    if picture_head[0]:
         title = page.suptitle("", x=0.12 / inches, ha="left")
-        about = _write_head(title, over, font * 1.3, inches)
+        about = _write_head(title, picture_head, font * 1.3, inches)
         title.set_text(title.get_text() + "\n" * _num_lines(about))
         about.set(va="bottom", position=(0, 0))
     abouts = []

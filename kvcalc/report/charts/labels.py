@@ -72,7 +72,7 @@ def markers_on(axes: Any) -> list[Any]:
 
 # distances of a label from its marker, in heights of the text
 DISTANCES = (0.8, 1.2, 1.6, 2.6, 3.8, 5.4, 7.5, 10.0, 13.0)
-NEAR = 1.6  # no line joins a label to its marker up to this distance
+NEAR_DISTANCE = 1.6  # no line joins a label to its marker up to this distance
 ANGLES = [math.pi * n / 8 for n in (0, 8, 14, 2, 6, 10, 4, 12, 1, 15, 7, 9, 3, 13, 5, 11)]
 # parts of a label above its marker: 0 is the left edge and 1 the right edge
 SIDES = (0.5, 0.8, 0.2, 0.97, 0.03)
@@ -122,7 +122,7 @@ def place_labels(
     unplaced = []
     for text in texts:
         x, y = anchor(text)
-        near = NEAR * text.get_fontsize() * pixels
+        near = NEAR_DISTANCE * text.get_fontsize() * pixels
         others = [m for m in markers if not m.contains(x, y) and abs(m.x0 + m.x1 - 2 * x) > 2]
         best, least = None, (1 << 30, 0, 0)
         for position in _positions(text, frame, renderer):
@@ -179,8 +179,8 @@ def _positions(text: Any, frame: Any, renderer: Any) -> Iterator[LabelPosition]:
         if not (frame.contains(box.x0, box.y0) and frame.contains(box.x1, box.y1)):
             continue
         leader = []
-        if font * (distance - NEAR) > radius:
-            share = (NEAR * font + radius) / math.hypot(*centre)
+        if font * (distance - NEAR_DISTANCE) > radius:
+            share = (NEAR_DISTANCE * font + radius) / math.hypot(*centre)
             leader = [(x, y), (x + share * centre[0], y + share * dy), middle]
         gap = max(box.x0 - x, x - box.x1, 0), max(box.y0 - y, y - box.y1, 0)
         yield LabelPosition(box, leader, centre, math.hypot(*gap) - radius)

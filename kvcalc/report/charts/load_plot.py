@@ -11,7 +11,7 @@ from kvcalc.report.charts.chart import (
     Chart,
     Series,
     bar_chart,
-    limit,
+    limit_line,
     plain_tick,
     time_tick,
     tokens_tick,
@@ -21,7 +21,7 @@ from kvcalc.report.charts.size_plot import generation_work_chart
 from kvcalc.report.row_names import SERVER, shared_words, sides
 from kvcalc.report.text.fit_text import within_memory
 from kvcalc.report.text.tables import (
-    comparable,
+    comparable_records,
     percent,
     plural,
     predictions_first,
@@ -108,7 +108,7 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
         f"{common}, draft {drafts}; {load}; times: {bases}{undrawn}",
         Axis("acceptance rate of a draft token", percent, log=False),
         Axis("speed-up", ratio, log=False),
-        [*gains, limit("plain decode", 1.0)],
+        [*gains, limit_line("plain decode", 1.0)],
     )
 
 
@@ -180,7 +180,7 @@ def load_chart(records: Records) -> list[Chart]:
     completed = [r for r in predictions_first(records) if r["completed"]]
     if not completed:
         raise UserError("no request was served: there is nothing to draw")
-    served = comparable(completed)
+    served = comparable_records(completed)
     loads, others = "rate", "max_concurrency"
     if len({r.get(loads) for r in served}) == 1 < len({r.get(others) for r in served}):
         loads, others = others, loads

@@ -11,16 +11,16 @@ from kvcalc.report.charts.chart import (
     INTENSITY_AXIS,
     Chart,
     Series,
-    headed,
     si_tick,
+    with_picture_head,
 )
 from kvcalc.report.charts.series_styles import GREY
 from kvcalc.report.row_names import shared_words, sides
 
 KINDS = ("attention", "GEMMs with weights")
 ROLES = ("core", "projection", "ffn", "head")  # roles of operators that are drawn
-SWEPT = {"batch_size": "batch", "context": "context"}
-NEAR = 1.4  # ratio of intensities up to which operators are one point
+SWEPT_WORDING = {"batch_size": "batch", "context": "context"}
+SAME_POINT_RATIO = 1.4  # ratio of intensities up to which operators are one point
 MIN_SHARE = 0.02  # share of a pass below which operators have no name
 MAX_NAMES = 4  # operators or steps that a label lists
 MAX_STEPS = 6  # steps of a sweep that have labels
@@ -91,7 +91,8 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
         keys.append("tensor_parallel_size")
     title = f"Roofline: {' '.join(shared_words(firsts, {key: WORDING[key] for key in keys}))}"
     loads = ", ".join(
-        f"{word} {_listed({rows[key] for rows in firsts})}" for key, word in SWEPT.items()
+        f"{word} {_list_values({rows[key] for rows in firsts})}"
+        for key, word in SWEPT_WORDING.items()
     )
     key = "points: at the datasheet bound; area: share of the pass"
     if any(row["time_s"] for row in operators):
@@ -99,7 +100,7 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
     if len(charts) == 1:
         subtitle = f"{loads}; {charts[0].subtitle}; {key}"
         return [charts[0]._replace(title=title, subtitle=subtitle)]
-    return headed(charts, (title, f"{loads}; {key}"))
+    return with_picture_head(charts, (title, f"{loads}; {key}"))
 
 
 def intensity_ends(intensities: Sequence[float]) -> list[float]:
@@ -152,7 +153,7 @@ def _deployment_chart(
     return Chart("", "; ".join(about), INTENSITY_AXIS, FLOPS_AXIS, series)
 
 
-def _listed(values: Iterable[int]) -> str:
+def _list_values(values: Iterable[int]) -> str:
     """Return values as text, such as `1, 8, 64`; of many values, only the first and the last."""
     ordered = sorted(values)
     if len(ordered) > MAX_NAMES:
@@ -164,7 +165,7 @@ def _clusters(items: Iterable[Item], intensity: Callable[[Item], float]) -> list
     """Return the items in groups of similar intensity, in ascending order."""
     groups: list[list[Item]] = []
     for item in sorted(items, key=intensity):
-        if not groups or intensity(item) > NEAR * intensity(groups[-1][-1]):
+        if not groups or intensity(item) > SAME_POINT_RATIO * intensity(groups[-1][-1]):
             groups.append([])
         groups[-1].append(item)
     return groups
@@ -189,7 +190,7 @@ def _points(rows: Pass, kind: str) -> list[RooflinePoint]:
                 y=flops / bound,
                 share=share,
                 predicted=flops / time if all(row["time_s"] for row in group) else 0.0,
-                step=[rows[0][key] for key in SWEPT],
+                step=[rows[0][key] for key in SWEPT_WORDING],
             )
         )
     return points
@@ -241,10 +242,10 @@ def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
             clusters = [clusters[0], clusters[-1]]
         for cluster in clusters:
             words = [name] if cluster is clusters[0] or num_moving > 1 else []
-            for index, word in enumerate(SWEPT.values()):
+            for index, word in enumerate(SWEPT_WORDING.values()):
                 values = {point.step[index] for point in cluster}
                 if len(values) < len({point.step[index] for point in points}):
-                    words.append(f"{word} {_listed(values)}")
+                    words.append(f"{word} {_list_values(values)}")
             labels[id(max(cluster, key=lambda point: point.share))] = ", ".join(words)
     return labels
 

@@ -14,7 +14,7 @@ from kvcalc.report.charts.chart import (
     Series,
     bar_chart,
     bytes_tick,
-    limit,
+    limit_line,
     si_tick,
     tokens_tick,
     whole_tick,
@@ -50,7 +50,7 @@ def cache_vs_context(
         for gpu in gpus
         if gpu.usable_bytes > first.weight_bytes
     )
-    series += [limit(name, size) for name, size in limits.items()]
+    series += [limit_line(name, size) for name, size in limits.items()]
     per_gpu = " per GPU" * any(curve.gpus > 1 for curve in curves)
     batches = ", ".join(f"{size:,}" for size in batch_sizes)
     subtitle = f"stored bytes{per_gpu}, batch {batches}; {_cache_dtypes(curves)}"
@@ -139,7 +139,7 @@ def hierarchy_chart(name: str, levels: Records) -> Chart:
     ]
     for level in levels:
         if level not in memories and level["bytes_per_s"]:
-            series.append(limit(level["level"], level["bytes_per_s"]))
+            series.append(limit_line(level["level"], level["bytes_per_s"]))
     size, rate = Axis("size", tick=bytes_tick), Axis("bandwidth", tick=si_tick("B/s"))
     title = f"Memory hierarchy of {name}"
     return Chart(title, "bandwidth is of one direction", size, rate, series)

@@ -18,7 +18,7 @@ LEVEL = "·"  # sign of a limit
 BRAILLE = 0x2800  # the cell without dots
 # bits of a braille cell by row from below, and column
 DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
-HIDDEN = ("limit", "upright")  # kinds that are not drawn as lines or points
+UNDRAWN_KINDS = ("limit", "upright")  # kinds that are not drawn as lines or points
 
 
 def sketch(charts: Sequence[Chart], width: int = 0) -> str:
@@ -32,7 +32,7 @@ def sketch(charts: Sequence[Chart], width: int = 0) -> str:
     pictures = []
     for part in charts:
         lines = []
-        for text in (*part.over, part.title, part.subtitle):
+        for text in (*part.picture_head, part.title, part.subtitle):
             lines += textwrap.wrap(text, columns, subsequent_indent="    ")
         if part.is_heat:
             lines.append(", ".join(part.categories))
@@ -70,7 +70,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
     visible = [
         s
         for s in chart.series
-        if s.kind not in HIDDEN and (s.label or s.kind not in ("hollow", "quiet"))
+        if s.kind not in UNDRAWN_KINDS and (s.label or s.kind not in ("hollow", "quiet"))
     ]
     levels = [s for s in chart.series if s.kind == "limit"]
     xs = [x for series in visible for x in series.xs]

@@ -12,13 +12,12 @@ from kvcalc.records import Record, Records
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.figures import TextOrNull
 from kvcalc.records.size import SizeRecord
-from kvcalc.report.row_names import alike, shared_words, sides
+from kvcalc.report.row_names import equal_records, shared_words, sides
 from kvcalc.report.text.fit_text import marked_columns, memory_sentences
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     answer_sentence,
     columns,
-    fitting,
     footnotes,
     pass_details,
     pass_notes,
@@ -26,6 +25,7 @@ from kvcalc.report.text.tables import (
     percent,
     predictions_first,
     ratio,
+    records_that_fit,
     seconds,
     variant_name,
 )
@@ -80,18 +80,18 @@ def _size_sentence(records: Sequence[SizeRecord]) -> str:
     The sizes are compared at the last context and batch size.
     """
     first, last = records[0], records[-1]
-    equal = alike(records, last, *LOAD)
+    equal = equal_records(records, last, *LOAD)
     keys, names = sides(equal, STORAGE_KEYS)
     names = [name.replace(", ", " with ", 1) for name in names]
     sizes = [record["kv_cache_bytes"] for record in equal]
     small, large = sizes.index(min(sizes)), sizes.index(max(sizes))
     per_gpu = " per GPU" * any(record["gpus"] > 1 for record in records)
-    cache = f"of KV cache{per_gpu} for {load(last)}"
+    cache = f"of KV cache{per_gpu} for {load_words(last)}"
     need = "need" if first["parameters_exact"] is None else "needs"
     if sizes[small] != sizes[large] and "model" in keys:
         size = f"{format_bytes(sizes[small])}{per_gpu}"
         return answer_sentence(
-            f"{names[small]} needs the smallest KV cache for {load(last)}, {size}",
+            f"{names[small]} needs the smallest KV cache for {load_words(last)}, {size}",
             f", and {names[large]} the largest, {format_bytes(sizes[large])}",
         )
     if sizes[small] != sizes[large]:
@@ -102,8 +102,8 @@ def _size_sentence(records: Sequence[SizeRecord]) -> str:
     if len(equal) == 1 and len(records) > 1:
         size = format_bytes(first["kv_cache_bytes"])
         return answer_sentence(
-            f"{first['model']} {need} {size} of KV cache{per_gpu} for {load(first)}",
-            f", and {format_bytes(sizes[0])} for {load(last)}",
+            f"{first['model']} {need} {size} of KV cache{per_gpu} for {load_words(first)}",
+            f", and {format_bytes(sizes[0])} for {load_words(last)}",
         )
     weights = {r["dtype"]: format_bytes(r["weight_bytes"] or 0) for r in equal}
     if last["weight_bytes"] is None or keys not in ([], ["dtype"]):
@@ -135,7 +135,7 @@ def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -
     return f"KV cache and weights are equal at {tokens:,} tokens{beyond}."
 
 
-def load(record: Record) -> str:
+def load_words(record: Record) -> str:
     """Return context and batch size in words: 4,096 tokens, or 8 × 4,096 tokens."""
     batch, context = record["batch_size"], record["context"]
     return f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
@@ -188,7 +188,7 @@ def compare_tables(
     if not is_timed:
         notes, details = [f"{reference}."], [*dict.fromkeys(assumed), *quality]
         return [Table(rows, COMPARE_COLUMNS, title, footnotes(*notes), details=details)]
-    none_fits = "No row fits in GPU memory." * (not fitting(records))
+    none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
     details = [
         *dict.fromkeys(assumed),
         f"{reference}, one decode step on {', '.join(gpus)}.",
@@ -196,7 +196,7 @@ def compare_tables(
         *memory_sentences(records),
         *quality,
     ]
-    equal = alike(records[: len(records) // len(deployments)], first, *LOAD)
+    equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)
     notes = footnotes(*pass_notes(records, *_intensity_notes(equal), none_fits))
     return [
         Table(
@@ -247,10 +247,10 @@ def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
     A single variant is compared with the model's own attention.
     """
     first = records[0]
-    equal = alike(records[: len(records) // len(deployments)], first, *LOAD)
+    equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)
     best = min(equal, key=lambda r: r["kv_cache_bytes"])
     need = "need" if first["weight_bytes"] is None else "needs"
-    cache = f"of KV cache{' per GPU' * (first['gpus'] > 1)} for {load(first)}"
+    cache = f"of KV cache{' per GPU' * (first['gpus'] > 1)} for {load_words(first)}"
     sentence = (
         f"{deployments[0].model.name} with {_variant(best)} {need} "
         f"{format_bytes(best['kv_cache_bytes'])} {cache}"
@@ -260,14 +260,14 @@ def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
     reader = max(equal, key=lambda r: r["read_reduction"] or 0)
     reads = ""
     if (reader["read_reduction"] or 0) > max(1, best["read_reduction"] or 0):
-        reads = f", and {_variant(reader)} reads {_less(reader['read_reduction'])}"
+        reads = f", and {_variant(reader)} reads {_reduction_words(reader['read_reduction'])}"
     other = first
     if best is first:
         other = max(equal, key=lambda r: r["kv_cache_bytes"])
     if not best["kv_cache_bytes"] or other["kv_cache_bytes"] == best["kv_cache_bytes"]:
         return answer_sentence(sentence, ", the least of these variants", reads)
-    reduction = other["kv_cache_bytes"] / best["kv_cache_bytes"]
-    return answer_sentence(sentence, f", {_less(reduction)} than with {_variant(other)}", reads)
+    reduction = _reduction_words(other["kv_cache_bytes"] / best["kv_cache_bytes"])
+    return answer_sentence(sentence, f", {reduction} than with {_variant(other)}", reads)
 
 
 def _against_own_attention(deployment: TimedDeployment, record: Record) -> list[str]:
@@ -288,7 +288,7 @@ def _against_own_attention(deployment: TimedDeployment, record: Record) -> list[
     return [f", {change} with its own attention", f", {format_bytes(own_bytes)}"]
 
 
-def _less(reduction: float) -> str:
+def _reduction_words(reduction: float) -> str:
     """Return a reduction in words: `8× less`, or in percent if it rounds to 1×."""
     text = ratio(reduction)
     return f"{percent(1 - 1 / reduction) if text == '1×' else text} less"

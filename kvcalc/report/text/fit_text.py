@@ -44,7 +44,7 @@ COLUMNS = columns(
     "blocks_per_request kv_tokens needed_utilization",
 )
 # columns that are shown only if their values differ
-VARIED = [
+COLUMNS_IF_DIFFERENT = [
     "model",
     "tensor_parallel_size",
     "engine",
@@ -93,10 +93,14 @@ def fit_table(
             "longest": "no limit" if longest is None else f"{longest:,}",
         }
         rows.append({**record, **row})
-    table_columns = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
+    table_columns = [
+        c
+        for c in COLUMNS
+        if c.key not in COLUMNS_IF_DIFFERENT or has_different_values(records, c.key)
+    ]
     if all(result.fits for result in fits):
         table_columns = [c for c in table_columns if c.key != "fits"]
-    index = max(_rivals(records, fits), key=lambda i: fits[i].sequences, default=0)
+    index = max(_comparable_fits(records, fits), key=lambda i: fits[i].sequences, default=0)
     if not fits[0].fits:
         index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom_bytes))
     result = fits[index]
@@ -146,14 +150,14 @@ def _image_notes(records: Records) -> list[str]:
     ]
 
 
-def _rivals(records: Records, fits: Sequence[Fit]) -> list[int]:
+def _comparable_fits(records: Records, fits: Sequence[Fit]) -> list[int]:
     """Return the indices of the fits that differ from the first only in engine or formats."""
     first, result = records[0], fits[0]
     return [
         i
         for i, (record, fit) in enumerate(zip(records, fits, strict=True))
         if fit.fits
-        and place_of(record) == place_of(first)
+        and placement_words(record) == placement_words(first)
         and record["model"] == first["model"]
         and fit.length == result.length
         and fit.options.requested_num_seqs == result.options.requested_num_seqs
@@ -163,7 +167,7 @@ def _rivals(records: Records, fits: Sequence[Fit]) -> list[int]:
 def _fit_sentence(records: Records, fits: Sequence[Fit], index: int) -> str:
     """Return the users that fit on the best configuration, and at the longest length."""
     record, best = records[index], fits[index]
-    place, users = place_of(record), plural(best.sequences, "user")
+    place, users = placement_words(record), plural(best.sequences, "user")
     last = [f for f in fits if f.requested == best.requested and f.engine is best.engine][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
         free = format_bytes(record["kv_budget_bytes"])
@@ -187,7 +191,7 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int) -> str:
         if low and low < best.sequences:
             counts += f", at least {low:,},"
         clauses = _fit_clauses(records, fits, index)
-    if varied(records, "model"):
+    if has_different_values(records, "model"):
         return f"{record['model']} on {place} fits {counts.rstrip(',')}."
     is_single = counts.startswith("1 user ") and " or " not in counts
     return answer_sentence(f"{counts} fit{'s' * is_single} on {place}", *clauses)
@@ -198,14 +202,14 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
     record, best = records[index], fits[index]
     maximum = best.model.max_context or 0
     clauses = []
-    rivals = _rivals(records, fits)
+    rivals = _comparable_fits(records, fits)
     names = dict(zip(rivals, sides([records[i] for i in rivals]).names, strict=True))
     least = min(rivals, key=lambda i: fits[i].sequences)
     if fits[least].sequences < best.sequences:
-        joint = " and" if " with " in place_of(record) else " with"
+        joint = " and" if " with " in placement_words(record) else " with"
         clauses.append(f"{joint} {names[index]}")
         clauses.append(f", {fits[least].sequences:,} with {names[least]}")
-    if len({place_of(r) for r in records}) > 1:
+    if len({placement_words(r) for r in records}) > 1:
         clauses.append(", the smallest that fits")
     elif best.length == best.longest_length and best.length < maximum:
         clauses.append(f", less than the model's maximum of {maximum:,}")
@@ -237,7 +241,7 @@ def _missing_sentence(
     if num_configs == 1:
         verb = "do not" if count > 1 else "does not"
         title = f"{requests[0].upper()}{requests[1:]} {verb} fit on"
-    title += f" {place_of(record)}: {advised.missing}."
+    title += f" {placement_words(record)}: {advised.missing}."
     if not advised.fixes:
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
     change = next(iter(advised.fixes.values()))
@@ -248,13 +252,13 @@ def _missing_sentence(
     return title, f"It fits with {join_with_or(fixes)}.", written.line if written else None
 
 
-def place_of(record: Record) -> str:
+def placement_words(record: Record) -> str:
     """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
     split = split_words(record)
     return f"{record['gpus']}× {record['gpu']}" + f" with {split}" * bool(split)
 
 
-def varied(records: Records, key: str) -> bool:
+def has_different_values(records: Records, key: str) -> bool:
     """Return whether the records have different values under a key."""
     return len({r[key] for r in records}) > 1
 
@@ -262,7 +266,7 @@ def varied(records: Records, key: str) -> bool:
 def basis_line(records: Records, fits: Sequence[Fit]) -> str:
     """Return the model, formats and settings that are the same in all rows."""
     words = format_words(records)
-    if not varied(records, "engine"):
+    if not has_different_values(records, "engine"):
         words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
         words += _utilization(records)
     return ", ".join(words)
@@ -494,7 +498,7 @@ def matrix_table(records: Records) -> Table:
     if cells := [(r["users"], r["context"]) for r in records if r["fits"]]:
         corners = dict.fromkeys((max(cells), max(cells, key=lambda cell: cell[::-1])))
         texts = [f"{users:,} × {context:,} tokens" for users, context in corners]
-    title = f"{first['model']} on {place_of(first)} fits {' or '.join(texts)}."
+    title = f"{first['model']} on {placement_words(first)} fits {' or '.join(texts)}."
     rows: dict[int, JsonObject] = {}
     contexts: dict[str, str] = {}
     for r in records:
@@ -533,7 +537,7 @@ def matrix_charts(matrices: Sequence[Records]) -> list[Chart]:
     first, *others = (_heat_map(records, size) for records in matrices)
     if not others:
         return [first._replace(title=f"{first.title}: what fits", subtitle=about)]
-    return [first._replace(over=("What fits", about)), *others]
+    return [first._replace(picture_head=("What fits", about)), *others]
 
 
 def _heat_map(records: Records, size: int) -> Chart:
@@ -555,5 +559,5 @@ def _heat_map(records: Records, size: int) -> Chart:
         for users, row in depths.items()
     ]
     contexts = dict.fromkeys(_context_name(r["context"]) for r in records)
-    title = f"{records[0]['model']} on {place_of(records[0])}"
+    title = f"{records[0]['model']} on {placement_words(records[0])}"
     return Chart(title, "", Axis("context, tokens"), Axis("users"), series, [*contexts])

@@ -43,25 +43,25 @@ BYTE_KEYS = {
     "activations": "activation_bytes",
 }
 # smallest compute-bound batch size of FFN and attention; None if no batch size is
-TurningBatches: TypeAlias = dict[str, int | None]
+ComputeBoundBatches: TypeAlias = dict[str, int | None]
 PHASES = {"decode": "a decode step", "prefill": "a prefill"}
 
 
 def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[Table]:
     """Yield a table per pass. Turning batches are computed once per deployment and context."""
-    turning: dict[tuple[int, int], TurningBatches] = {}
+    turning: dict[tuple[int, int], ComputeBoundBatches] = {}
     for deployment, records in passes:
         context = records[-1]["context"]
         key = id(deployment), context
         if records[-1]["phase"] == "decode" and key not in turning:
-            turning[key] = _turning(deployment, context)
+            turning[key] = _compute_bound_batches(deployment, context)
         yield pass_table(deployment, records, turning.get(key, {}))
 
 
 def pass_table(
     deployment: TimedDeployment,
     records: Records,
-    turning: TurningBatches | None = None,
+    turning: ComputeBoundBatches | None = None,
 ) -> Table:
     """Return the table of one pass: operators with their parts, and the total.
 
@@ -83,7 +83,7 @@ def pass_table(
             )
     if turning is None:
         is_decode = total["phase"] == "decode"
-        turning = _turning(deployment, total["context"]) if is_decode else {}
+        turning = _compute_bound_batches(deployment, total["context"]) if is_decode else {}
     words = [
         f"{name} from batch {batch:,} on" if batch else f"{name} at no batch"
         for name, batch in turning.items()
@@ -155,7 +155,7 @@ def shape(record: Record) -> str | None:
     return " × ".join(whole(record[key]) for key in keys)
 
 
-def _turning(deployment: TimedDeployment, context: int) -> TurningBatches:
+def _compute_bound_batches(deployment: TimedDeployment, context: int) -> ComputeBoundBatches:
     """Return the batch sizes from which on FFN and attention are compute-bound; {} without a matrix
     peak."""
     if not all(map(deployment.gpu.computes, deployment.formats.product_dtypes)):
@@ -218,7 +218,7 @@ class MemoryLevel(TypedDict):
 HIERARCHY_COLUMNS = columns(MemoryLevel, "level each units bytes bytes_per_s seconds")
 
 
-def levels(gpu: Gpu) -> Iterator[JsonObject]:
+def memory_levels(gpu: Gpu) -> Iterator[JsonObject]:
     """Yield a record per memory, the nearest first; None if the preset gives no figure."""
     peak = gpu.vector_peak
     registers = gpu.register_bytes_per_sm
@@ -258,7 +258,7 @@ def hierarchy_table(gpu: Gpu) -> Table:
     if gpu.host:
         notes.append(f"host and disk: of an {gpu.host.name} with {gpu.host.gpus} GPUs")
     title = f"{gpu.name} reads its memory in at least {time}."
-    return Table(list(levels(gpu)), HIERARCHY_COLUMNS, title, notes)
+    return Table(list(memory_levels(gpu)), HIERARCHY_COLUMNS, title, notes)
 
 
 ATTENTION_COLUMNS = columns(

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kvcalc.records import Record, Records
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
-from kvcalc.report.row_names import DEPLOYMENT, SERVER, alike, sides
+from kvcalc.report.row_names import DEPLOYMENT, SERVER, equal_records, sides
 from kvcalc.report.text.fit_text import (
     FITS,
     marked_columns,
@@ -18,16 +18,16 @@ from kvcalc.report.text.tables import (
     BOUND,
     answer_sentence,
     columns,
-    comparable,
+    comparable_records,
     digits,
     distinct_notes,
-    fitting,
     footnotes,
     pass_details,
     pass_notes,
     plural,
     predictions_first,
     ratio,
+    records_that_fit,
     seconds,
     time_footnotes,
     without_named_engine,
@@ -83,7 +83,7 @@ def latency_tables(records: Records) -> list[Table]:
     keys = [c.key for c in (*LATENCY, FITS)]
     rows = list({tuple(r.get(key) for key in keys): r for r in records}.values())
     short = memory_sentences(records)
-    fitting_records = fitting(records)
+    fitting_records = records_that_fit(records)
     title = _latency_sentence(fitting_records) if fitting_records else short.pop(0)
     no_cache = [r for r in rows if r.get("no_cache_head")]
     drafted = any(r.get("draft") for r in records)
@@ -124,12 +124,16 @@ def _latency_sentence(records: Records) -> str:
     """Return a sentence on the fastest deployment for the first request, with the further requested
     figures."""
     first = records[0]
-    equal = alike(comparable(records), first, "batch_size", "input_len", "output_len")
+    equal = equal_records(
+        comparable_records(records), first, "batch_size", "input_len", "output_len"
+    )
     equal = [r for r in equal if r["e2e_s"]]
     at_least, at_most = _bound_words(first)
     if not equal:
         rate = first["batch_size"] / first["tpot_s"] if first["tpot_s"] else 0.0
-        return answer_sentence(f"{_where(first)} generates {at_most}{rate:,.1f} tokens/s")
+        return answer_sentence(
+            f"{_server_words(first)} generates {at_most}{rate:,.1f} tokens/s"
+        )
     names = sides(equal).names
     times = [r["e2e_s"] for r in equal]
     fast, slow = (times.index(choose(times)) for choose in (min, max))
@@ -140,7 +144,7 @@ def _latency_sentence(records: Records) -> str:
     if names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
-    if drafted := [r for r in comparable(records) if r.get("draft")]:
+    if drafted := [r for r in comparable_records(records) if r.get("draft")]:
         top = max(drafted, key=lambda r: r["speculative_speedup"])
         clauses.append(
             f", {'up to ' * (len(drafted) > 1)}{top['speculative_speedup']:.2f}× as fast"
@@ -160,14 +164,14 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
-    loads = [r for r in alike(comparable(records), best, *DEPLOYMENT) if r["e2e_s"]]
+    loads = [r for r in equal_records(comparable_records(records), best, *DEPLOYMENT) if r["e2e_s"]]
     if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
         clauses.append(f", and {at_least}{seconds(loads[-1]['e2e_s'])} with {load}")
     if best.get("sequences_per_s"):
         rate = (
             f"{at_most}{best['sequences_per_s']:,.1f} sequences of {best['input_len']:,} tokens"
         )
-        return answer_sentence(f"{_where(best)} embeds {rate} per second")
+        return answer_sentence(f"{_server_words(best)} embeds {rate} per second")
     server = _server_name(best, equal)
     start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
     return answer_sentence(start, *clauses)
@@ -179,7 +183,7 @@ def _bound_words(record: Record) -> tuple[str, str]:
     return ("at least ", "at most ") if record["time_basis"] == BOUND else ("", "")
 
 
-def _where(record: Record) -> str:
+def _server_words(record: Record) -> str:
     """Return the model and all GPUs, including the GPUs of prefill replicas."""
     return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
 
@@ -194,8 +198,9 @@ SERVE = columns(
     inputs=f"model gpu {LOAD}",
     optional=VARIANTS,
 )
-CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
-NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
+# ratio of two rates that count as equal: simulated capacities vary by up to 10 %
+EQUAL_RATE_RATIO = 1.1
+MIN_VISIBLE_RATIO = 1.005  # ratio of two figures that do not read as equal
 
 
 def serve_table(records: Records, lengths_note: str = "") -> Table:
@@ -266,9 +271,9 @@ def _sustained(summaries: Records) -> str:
 
     Of servers with similar rates, the one with the shortest TTFT is named.
     """
-    equal = comparable(summaries)
+    equal = comparable_records(summaries)
     highest = max(r["found_rate"] for r in equal)
-    close = [r for r in equal if r["found_rate"] * CLOSE >= highest]
+    close = [r for r in equal if r["found_rate"] * EQUAL_RATE_RATIO >= highest]
     best = min(close, key=lambda r: r["ttft_p50_s"] or 0.0)
     server, goals = _server_name(best, equal), _goals(best)
     if not best["completed"]:
@@ -288,9 +293,9 @@ def _sustained(summaries: Records) -> str:
 def _server_name(record: Record, records: Records) -> str:
     """Return model and GPUs, and other values that distinguish a record from the other records."""
     keys = [key for key in SERVER if key not in ("model", "gpu")]
-    same = alike(records, record, "model", "gpu")
+    same = equal_records(records, record, "model", "gpu")
     name = sides(same, keys).names[same.index(record)]
-    return f"{_where(record)} with {name}" if name else _where(record)
+    return f"{_server_words(record)} with {name}" if name else _server_words(record)
 
 
 def _limits(record: Record) -> str:
@@ -337,20 +342,20 @@ def _served(records: Records) -> str:
     tokens per second.
     """
     first = records[0]
-    equal = alike(comparable(records), first, "rate", "max_concurrency")
+    equal = equal_records(comparable_records(records), first, "rate", "max_concurrency")
     if not any(r["completed"] for r in equal):
-        return answer_sentence(f"{_where(first)} serves none of these requests")
+        return answer_sentence(f"{_server_words(first)} serves none of these requests")
     equal = [r for r in equal if r["completed"]]
     key, sign, title = "throughput_tokens_per_s", -1, "the most of these servers"
     if first["rate"]:
         key, sign, title = "e2e_p50_s", 1, "the fastest of these servers"
     best = min(equal, key=lambda r: sign * (r.get(key) or 0.0))
     values = [r.get(key) or 0.0 for r in equal]
-    is_best = bool(sides(equal, SERVER).keys) and max(values) > NOTICEABLE * min(values)
+    is_best = bool(sides(equal, SERVER).keys) and max(values) > MIN_VISIBLE_RATIO * min(values)
     at_least, at_most = _bound_words(best)
     server = _server_name(best, equal)
     tokens = f"{best['throughput_tokens_per_s']:,.0f} tokens/s"
-    done = [r for r in alike(records, best, *SERVER) if r["completed"]]
+    done = [r for r in equal_records(records, best, *SERVER) if r["completed"]]
     if _load(done[-1]) not in ("", _load(best)):
         server += ", the fastest," * is_best
         start = f"{server} serves {at_most}{tokens} {_load(best)}"

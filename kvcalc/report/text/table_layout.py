@@ -76,7 +76,7 @@ class Table(msgspec.Struct, frozen=True):
     verbose: bool = False
 
     def __str__(self) -> str:
-        return "".join(f"{line}\n" for line in laid_out(self, WIDTH).lines())
+        return "".join(f"{line}\n" for line in lay_out(self, WIDTH).lines())
 
 
 class CommandLine(str):
@@ -112,7 +112,7 @@ class ColumnChoice(NamedTuple):
     wide: list[Column]
 
 
-def laid_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
+def lay_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
     """Return the lines of a table, none longer than `width`.
 
     Args:
@@ -174,7 +174,7 @@ def shell_lines(command: str, width: int) -> list[str]:
 
 def _cells(table: Table, columns: Sequence[Column]) -> list[list[str]]:
     """Return the headings and the cells of each row."""
-    rows = [[written(column, record) for column in columns] for record in table.records]
+    rows = [[cell_text(column, record) for column in columns] for record in table.records]
     return [[column.title for column in columns], *rows]
 
 
@@ -259,12 +259,12 @@ def choose_columns(table: Table) -> ColumnChoice:
             choice.shown.append(column)
         elif column.is_input and is_constant:
             if column.right or column.show(values[0]) not in table.title:
-                inputs.append(f"{column.title} {written(column, records[0])}")
+                inputs.append(f"{column.title} {cell_text(column, records[0])}")
         elif len(records) > 1 and other_key and values == [r.get(other_key) for r in records]:
             choice.remarks.append(remark)
         elif column.wide:
             choice.wide.append(column)
-        elif column.key not in QUIET or any(values):
+        elif column.key not in HIDDEN_IF_ZERO or any(values):
             choice.shown.append(column)
     return choice._replace(remarks=[*filter(None, [", ".join(inputs), *choice.remarks])])
 
@@ -295,13 +295,13 @@ def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
 # Endings of the keys that a bound limits: times and what grows with them, and rates.
 TIMES = ("_s", "seconds", "_j", "per_million_tokens")
 RATES = ("_per_s", "_per_s_per_gpu", "slo_attainment")
-UNMARKED = ("roofline_s", "bytes_per_s")
+KEYS_WITHOUT_MARK = ("roofline_s", "bytes_per_s")
 # Columns that only `--wide` shows if all their values are 0.
-QUIET = ("fixed_bytes", "rejected", "preemptions", "padding_waste")
+HIDDEN_IF_ZERO = ("fixed_bytes", "rejected", "preemptions", "padding_waste")
 PARAMETER_KEYS = ("parameters", "active_parameters", "weight_bytes")
 
 
-def written(column: Column, record: Record) -> str:
+def cell_text(column: Column, record: Record) -> str:
     """Return a record's value as text, or a dash.
 
     A bound has ≥ or ≤, a scaled figure ~, and a figure of estimated parameters ≈. `< 1 µs` has no
@@ -313,7 +313,11 @@ def written(column: Column, record: Record) -> str:
     text, key = column.show(value), column.key
     if key in PARAMETER_KEYS and record.get("parameters_exact") is False:
         return f"≈ {text}"
-    if not key.endswith((*TIMES, *RATES)) or key.endswith(UNMARKED) or text.startswith("<"):
+    if (
+        not key.endswith((*TIMES, *RATES))
+        or key.endswith(KEYS_WITHOUT_MARK)
+        or text.startswith("<")
+    ):
         return text
     marks = {"bound": "≤ " if key.endswith(RATES) else "≥ ", "scaled": "~ "}
     return marks.get(record.get("time_basis", ""), "") + text

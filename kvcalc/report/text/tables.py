@@ -19,13 +19,13 @@ from kvcalc.report.text.table_layout import (
     WIDTH,
     Column,
     Table,
-    laid_out,
+    lay_out,
     markdown,
 )
 from kvcalc.units import format_bytes, format_count, format_seconds, format_si
 
 BOUND = "bound"  # `time_basis` of a datasheet bound
-LEAST_SHARE = 0.05  # of a time that is estimated; smaller shares are not mentioned
+MIN_MENTIONED_SHARE = 0.05  # of a time that is estimated; smaller shares are not mentioned
 MAX_WORDS = 25  # of an answer
 MAX_FOOTNOTE = 80  # characters
 EMPHASIS = ("1", "1", "", "2")  # codes of a terminal: bold answer and headings, dim notes
@@ -160,7 +160,7 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
     for index, table in enumerate(tables):
         if index:
             print()
-        laid = laid_out(table, width, bands=has_emphasis)
+        laid = lay_out(table, width, bands=has_emphasis)
         for lines, code in zip(laid, EMPHASIS, strict=True):
             for line in lines:
                 text = visible(line)
@@ -194,7 +194,7 @@ def distinct_notes(records: Records, key: str) -> list[str]:
     return list(dict.fromkeys(r[key] for r in records if r.get(key)))
 
 
-def fitting(records: Records) -> list[Record]:
+def records_that_fit(records: Records) -> list[Record]:
     """Return the records of batches that fit in memory or whose budget is unknown."""
     return [r for r in records if r.get("fits") is not False]
 
@@ -202,7 +202,7 @@ def fitting(records: Records) -> list[Record]:
 def memory_warning(records: Records) -> str:
     """Return a sentence on how many rows do not fit in memory; '' if all rows fit or no row
     fits."""
-    count = len(records) - len(fitting(records))
+    count = len(records) - len(records_that_fit(records))
     if count in (0, len(records)):
         return ""
     return f"{count:,} of {len(records):,} rows do not fit in GPU memory."
@@ -227,7 +227,7 @@ def time_footnotes(records: Records) -> list[str]:
     if errors and all(errors):
         accuracy.append(f"In 90% of measured runs, the error is at most {max(errors):.0%}.")
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
-    if share >= LEAST_SHARE:
+    if share >= MIN_MENTIONED_SHARE:
         accuracy.append(f"Up to {share:.0%} of a time is estimated.")
     reasons = [
         f"No measured kernel model of {r['engine']} on {r['gpu']} exists."
@@ -291,7 +291,7 @@ def predictions_first(records: Records) -> list[Record]:
     return sorted(records, key=lambda record: bool(record["time_basis"] == BOUND))
 
 
-def comparable(records: Records) -> list[Record]:
+def comparable_records(records: Records) -> list[Record]:
     """Return the records whose times can be compared with the first record: only predictions, or
     only bounds."""
     return [
