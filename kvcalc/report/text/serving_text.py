@@ -164,7 +164,9 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
-    loads = [r for r in equal_records(comparable_records(records), best, *DEPLOYMENT) if r["e2e_s"]]
+    loads = [
+        r for r in equal_records(comparable_records(records), best, *DEPLOYMENT) if r["e2e_s"]
+    ]
     if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
         clauses.append(f", and {at_least}{seconds(loads[-1]['e2e_s'])} with {load}")
     if best.get("sequences_per_s"):
