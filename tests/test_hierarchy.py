@@ -9,7 +9,7 @@ from kvcalc import Parallelism, Precision, UserError, deploy, load_gpu, load_mod
 from kvcalc.capacity.memory_budget import replicated_data
 from kvcalc.library.load import all_gpus
 from kvcalc.model.precision import formats_of
-from kvcalc.report.text.roofline_text import levels
+from kvcalc.report.text.roofline_text import memory_levels
 
 # Compute capability: (KiB of shared memory of an SM at most, fp32 lanes of it). CUDA C++ Programming Guide, technical
 # specifications and arithmetic throughput per compute capability.
@@ -44,7 +44,7 @@ def test_h100_level_by_level() -> None:
 
     L2: 4,528.92 GiB/s in MT4G's results. Host and disk: Azure ND H100 v5, 1,900 and 28,000 GiB, the disks at 55.4 GB/s.
     """
-    found = {one["level"]: one for one in levels(load_gpu("h100"))}
+    found = {one["level"]: one for one in memory_levels(load_gpu("h100"))}
     assert list(found) == ["registers", "shared memory, L1", "L2", "HBM3", "another GPU's", "the host's", "disk"]
     assert found["registers"]["bytes"] == 132 * 262_144 == 33 << 20
     assert found["registers"]["bytes_per_s"] == pytest.approx(3 * 4 * 128 * 132 * 1.98e9, rel=1e-3)  # 128 multiply-adds a cycle
