@@ -56,8 +56,8 @@ def test_rows_of_experts_bring_what_routing_put_on_the_rank(tmp_path: Path) -> N
     text = header + f"{cells},vllm fp8_block triton,0,99\n{cells},,1,99\n"
     first, second = read_rows(written(tmp_path, "moe.csv", text)).rows
     assert first.shape == (64, 7168, 2048, 8, 256, 1, 8, 95.8, 21.4, 26, 22.2, 21.4, 21.4, 21.4, 21.4)
-    assert (first.dtype, first.kernel, first.odd) == ("fp8_block", "vllm fp8_block triton", False)
-    assert (second.kernel, second.odd) == ("vllm_fp8moe_triton", True)
+    assert (first.dtype, first.kernel, first.is_excluded) == ("fp8_block", "vllm fp8_block triton", False)
+    assert (second.kernel, second.is_excluded) == ("vllm_fp8moe_triton", True)
 
 
 def test_rows_of_modules_take_their_widths_from_the_model_they_name(tmp_path: Path) -> None:
