@@ -213,15 +213,16 @@ def split_path(text: str) -> tuple[str | int, ...]:
 
 
 def _concrete(
-    data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]
+    data: Any, spec: type[Any], message: str, path: tuple[str | int, ...], start: int = 0
 ) -> tuple[str | int, ...]:
     """Return `path` with `...`, which means any key of a mapping, replaced by a key of the data.
 
-    It is the first key whose value gives the error `message`.
+    It is the first key whose value gives the error `message`. The keys before `start` are the
+    data's own.
     """
-    if "..." not in path:
+    if "..." not in path[start:]:
         return path
-    index = path.index("...")
+    index = path.index("...", start)
     for name, value in lookup(data, path[:index]).items():
         trial = deepcopy(data)
         lookup(trial, path[: index - 1])[path[index - 1]] = {name: value}
@@ -230,7 +231,7 @@ def _concrete(
         except msgspec.ValidationError as error:
             if str(error) == message:
                 path = (*path[:index], name, *path[index + 1 :])
-                return _concrete(trial, spec, message, path)
+                return _concrete(trial, spec, message, path, index + 1)
     return path[:index]
 
 
