@@ -81,12 +81,12 @@ def run(
         lengths = options.prompt_len, options.generate, batches
         requests = runs.generation_requests(loaded, variant, *lengths, settings.dtype, machine)
         steps = sum(request.steps for request in requests)
-        run_job = partial(runs.generations, requests, machine)
+        run_job = partial(runs.run_generations, requests, machine)
     else:
         models = runs.stacks(loaded, variant, machine)
-        cases = runs.planned(models, options.phase, machine, options.context, batches)
+        cases = runs.plan_cases(models, options.phase, machine, options.context, batches)
         steps = len(cases)
-        run_job = partial(runs.measured, cases, settings, machine, note)
+        run_job = partial(runs.measure_cases, cases, settings, machine, note)
     results, status = _results(steps, run_job, machine, settings, options.save_gpu)
     return _answer(results, options.rows, status)
 
@@ -128,7 +128,7 @@ def _results(
     Raises:
         UserError: Nothing was measured.
     """
-    from kvcalc.measure.ceilings import as_gpu, measured_ceilings, preset_path, save
+    from kvcalc.measure.ceilings import as_gpu, measure_ceilings, preset_path, save
     from kvcalc.measure.layers.base_layer import DTYPES
     from kvcalc.report.text.measure_text import progress_bar
 
@@ -142,7 +142,7 @@ def _results(
                 if move:
                     move(description=text, completed=done)
 
-            ceilings = measured_ceilings(machine, [*dtypes], begin, settings.seconds)
+            ceilings = measure_ceilings(machine, [*dtypes], begin, settings.seconds)
             if path:
                 save(as_gpu(machine, ceilings, save_gpu), path)
                 note(f"wrote {path}")
@@ -211,8 +211,10 @@ def _calibration_answer(
         )
 
     def rows(ceilings: "Ceilings", begin: Callable[[str, int], None]) -> "Iterator[Record]":
-        shapes = calibration_rows.planned(machine, as_gpu(machine, ceilings))
-        for row in calibration_rows.measured(shapes, machine, settings.seconds, note, begin):
+        shapes = calibration_rows.plan_shapes(machine, as_gpu(machine, ceilings))
+        for row in calibration_rows.measure_shapes(
+            shapes, machine, settings.seconds, note, begin
+        ):
             yield {**row, "gpu": name}
 
     records, status = _results(None, rows, machine, settings, options.save_gpu)

@@ -20,7 +20,7 @@ from kvcalc.gpu.gpu import Gpu, cost_bound
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.library.load import driver_gpu
 from kvcalc.measure.cases import Case
-from kvcalc.measure.ceilings import Machine, Step, timed
+from kvcalc.measure.ceilings import Machine, Step, time_calls
 from kvcalc.measure.generation import Progress
 from kvcalc.measure.layers.base_layer import DTYPES
 from kvcalc.measure.layers.grouped_layer import attend
@@ -164,7 +164,7 @@ class Shape(NamedTuple):
         return 2 * batch * width * (4 * kv_heads * length + 4 * q_heads * tokens)
 
 
-def planned(machine: Machine, gpu: Gpu) -> list[Shape]:
+def plan_shapes(machine: Machine, gpu: Gpu) -> list[Shape]:
     """Return the shapes to measure for each family and dtype.
 
     Args:
@@ -192,7 +192,7 @@ def _spread(bounds: list[tuple[float, Shape]], count: int) -> list[Shape]:
     return [bounds[index][1] for index in np.unique(np.searchsorted(logs, targets))]
 
 
-def measured(
+def measure_shapes(
     shapes: list[Shape],
     machine: Machine,
     seconds: float,
@@ -213,7 +213,7 @@ def measured(
         make_calls = _gemm if shape.op == "gemm" else _attention
         try:
             with torch.no_grad():
-                time = timed(make_calls(shape, machine), machine, seconds)
+                time = time_calls(make_calls(shape, machine), machine, seconds)
         except (RuntimeError, NotImplementedError) as error:
             reason = str(error).splitlines()[0][:120]
             warn(f"{shape.op} {shape.dtype} {shape.counts}: {reason}; left out")

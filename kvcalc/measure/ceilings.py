@@ -205,7 +205,7 @@ class Timing(NamedTuple):
     graph: bool
 
 
-def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
+def time_calls(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
     """Return the time of one of `calls`, which run one after the other for about `seconds`.
 
     Calls on different inputs prevent that a call finds its data in the last-level cache. There are
@@ -219,7 +219,7 @@ def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
     replay: Step = step
     is_captured = False
     if machine.cuda:
-        replay, is_captured = _captured(step, machine)
+        replay, is_captured = _capture_graph(step, machine)
     replay()
     times: list[float] = []
     begun = time.perf_counter()
@@ -228,14 +228,14 @@ def timed(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
         min_repeats = MIN_REPEATS if elapsed_s < 3 * seconds else MIN_SLOW_REPEATS
         if len(times) >= min_repeats and elapsed_s >= seconds:
             break
-        times.append(_device_seconds(replay) if machine.cuda else once(replay, machine))
+        times.append(_device_seconds(replay) if machine.cuda else time_once(replay, machine))
     times.sort()
     low, high = (times[round((len(times) - 1) * share)] for share in (0.1, 0.9))
     middle = median(times)
     return Timing(middle / len(calls), (high - low) / middle, is_captured)
 
 
-def once(step: Step, machine: Machine) -> float:
+def time_once(step: Step, machine: Machine) -> float:
     """Return the seconds of one call without a warm-up, including the wait for the GPU."""
     machine.synchronize()
     begun = machine.now()
@@ -257,7 +257,7 @@ def _device_seconds(step: Step) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def _captured(step: Step, machine: Machine) -> tuple[Step, bool]:
+def _capture_graph(step: Step, machine: Machine) -> tuple[Step, bool]:
     """Return a replay of the step's CUDA graph and True, or the step and False."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -297,7 +297,7 @@ class Ceilings(NamedTuple):
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
 
-def measured_ceilings(
+def measure_ceilings(
     machine: Machine,
     dtypes: Sequence[str],
     progress: Callable[[str], None],
@@ -311,7 +311,7 @@ def measured_ceilings(
         progress(f"{dtype} products")
         rates[dtype] = matrix_rate(machine, dtype, seconds)
     element = torch.zeros(1, device=machine.device)
-    launch = timed([lambda: element.add_(1)] * 200, machine, seconds / 4)
+    launch = time_calls([lambda: element.add_(1)] * 200, machine, seconds / 4)
     return Ceilings(copy, read, rates, launch.median)
 
 
@@ -321,9 +321,9 @@ def bandwidth(machine: Machine, seconds: float) -> tuple[float, float]:
     source = torch.ones(size // 4096 // 4, 4096, device=machine.device)
     target, vector = torch.empty_like(source), torch.ones(4096, device=machine.device)
     source_bytes = source.numel() * 4
-    copy = timed([lambda: target.copy_(source)], machine, seconds).median
+    copy = time_calls([lambda: target.copy_(source)], machine, seconds).median
     reads = (source.sum, lambda: source @ vector)
-    read = min(timed([step], machine, seconds / 2).median for step in reads)
+    read = min(time_calls([step], machine, seconds / 2).median for step in reads)
     return 2 * source_bytes / copy, source_bytes / read
 
 
@@ -335,10 +335,10 @@ def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
     while size <= LARGEST_PRODUCT[machine.device.type] and elapsed_s <= SLOW_PRODUCT:
         a = torch.randn(size, size, device=machine.device).to(DTYPES[dtype])
         flops = 2 * size**3
-        elapsed_s = once(lambda a=a: a @ a, machine)  # type: ignore[misc]
+        elapsed_s = time_once(lambda a=a: a @ a, machine)  # type: ignore[misc]
         if elapsed_s > 4 * seconds:  # emulated on this machine: one product says enough
             return max(best, flops / elapsed_s)
-        product = timed([lambda a=a: a @ a], machine, seconds / 2)  # type: ignore[misc]
+        product = time_calls([lambda a=a: a @ a], machine, seconds / 2)  # type: ignore[misc]
         best = max(best, flops / product.median)
         size *= 2
     return best

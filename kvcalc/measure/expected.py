@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvcalc.gpu.gpu import Gpu, roofline, total_bound, total_seconds
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
 from kvcalc.layers.passes import ACTIVATION_FLOPS
-from kvcalc.measure.ceilings import Machine, once
+from kvcalc.measure.ceilings import Machine, time_once
 from kvcalc.measure.layers.base_layer import DTYPES, join_heads, split_heads
 from kvcalc.model.forward_pass import total
 
@@ -199,13 +199,13 @@ class RateSampler:
     def sample(self) -> None:
         """Take one sample of each rate."""
         with torch.no_grad():
-            activation = once(lambda: F.gelu(self.x, approximate="tanh"), self.machine)
+            activation = time_once(lambda: F.gelu(self.x, approximate="tanh"), self.machine)
             vector_s = activation / (ACTIVATION_ELEMENTS * ACTIVATION_FLOPS)
             products, hosts = [], []
             for rows in self.rows:
                 products.append(self._product_seconds(rows))
                 # after a large product, because real weights also evict code from the caches
-                hosts.append(once(self._narrow_step, self.machine) / self.narrow_calls)
+                hosts.append(time_once(self._narrow_step, self.machine) / self.narrow_calls)
             products += [self._attention_seconds(heads) for heads in self.heads]
         self.samples.append([vector_s, statistics.median(hosts), *products])
 
@@ -232,7 +232,7 @@ class RateSampler:
         layer = self.layers[self.turn]
         self.turn = (self.turn + 1) % len(self.layers)
         inputs = [weight.new_ones(rows, weight.shape[1]) for weight in layer]
-        seconds = once(lambda: [*map(F.linear, inputs, layer)], self.machine)
+        seconds = time_once(lambda: [*map(F.linear, inputs, layer)], self.machine)
         return seconds / sum(weight.numel() for weight in layer)
 
     def _attention_seconds(self, heads: int) -> float:
@@ -241,5 +241,5 @@ class RateSampler:
         values = next(self.key_copies)
         queries = keys.new_ones(len(keys), heads, keys.shape[2])
         shares = keys.new_ones(len(keys), heads, keys.shape[1])
-        seconds = once(lambda: (keys @ queries.mT, shares @ values), self.machine)
+        seconds = time_once(lambda: (keys @ queries.mT, shares @ values), self.machine)
         return seconds / (keys.numel() + values.numel())

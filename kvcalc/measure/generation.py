@@ -16,7 +16,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
-from kvcalc.measure.ceilings import Machine, once
+from kvcalc.measure.ceilings import Machine, time_once
 from kvcalc.measure.expected import (
     MachineRates,
     RateSampler,
@@ -177,7 +177,7 @@ class GenerationRun:
         def write_token() -> None:
             self.tokens[:, length] = self._next_token(past, length)
 
-        self.seconds.append(once(write_token, self.machine))
+        self.seconds.append(time_once(write_token, self.machine))
 
     def record(self, steps: int, rates: MachineRates) -> Record:
         """Return the record of the first `steps` tokens."""
@@ -215,7 +215,7 @@ class GenerationRun:
         }
 
 
-def generated(
+def run_generation(
     request: GenerationRequest,
     machine: Machine,
     gpu: Gpu,

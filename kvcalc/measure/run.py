@@ -28,7 +28,7 @@ from kvcalc.measure.cases import (
     variant_layers,
     variant_model,
 )
-from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu, timed
+from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu, time_calls
 from kvcalc.measure.expected import (
     MachineRates,
     RateSampler,
@@ -36,7 +36,7 @@ from kvcalc.measure.expected import (
     bound_of,
     count_operations,
 )
-from kvcalc.measure.generation import GenerationRequest, Progress, check, generated
+from kvcalc.measure.generation import GenerationRequest, Progress, check, run_generation
 from kvcalc.measure.layers.base_layer import DTYPES, LayerCache, fill, storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.layers.latent_layer import MAX_SCORED
@@ -154,7 +154,7 @@ def _timed_columns(
     """Time the calls, and return prediction, bound, time, spread and shares of the ceilings."""
     gpu = rates.gpu
     bound = bound_of(operators, gpu)
-    time = timed(calls, machine, settings.seconds)
+    time = time_calls(calls, machine, settings.seconds)
     host_calls = 0 if time.graph else count_operations(calls[0])
     predicted_s = rates.pass_seconds(operators, host_calls)
     return {
@@ -172,7 +172,7 @@ def _timed_columns(
     }
 
 
-def measured(
+def measure_cases(
     cases: Sequence[Case],
     settings: MeasureSettings,
     machine: Machine,
@@ -215,7 +215,7 @@ def measured(
             torch.cuda.empty_cache()
 
 
-def generations(
+def run_generations(
     requests: Sequence[GenerationRequest],
     machine: Machine,
     ceilings: Ceilings,
@@ -225,7 +225,7 @@ def generations(
     gpu = as_gpu(machine, ceilings)
     done = 0
     for request in requests:
-        for record in generated(request, machine, gpu, progress, done):
+        for record in run_generation(request, machine, gpu, progress, done):
             yield None, record
         done += request.steps
 
@@ -270,7 +270,7 @@ def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> di
     return {name: variant_layers(base, name) for name in names or NAMES}
 
 
-def planned(
+def plan_cases(
     models: dict[str, Model],
     phase: str,
     machine: Machine,

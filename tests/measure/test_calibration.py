@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
-from kvcalc.measure.calibration_rows import MAX_BOUND_S, Shape, measured, planned
+from kvcalc.measure.calibration_rows import MAX_BOUND_S, Shape, measure_shapes, plan_shapes
 from kvcalc.measure.ceilings import Machine, find_machine
 from kvcalc.report.export import to_csv
 from kvcalc.timing.rows import read_rows
@@ -20,7 +20,7 @@ def machine() -> Machine:
 
 def test_25_to_50_shapes_of_each_family_spread_over_its_times(machine: Machine) -> None:
     gpu = load_gpu("h100")
-    shapes = planned(machine, gpu)
+    shapes = plan_shapes(machine, gpu)
     for op in ("gemm", "decode_attention", "prefill_attention"):
         times = sorted(s.seconds(gpu) for s in shapes if s.op == op)
         assert 25 <= len(times) <= 50, op
@@ -44,7 +44,7 @@ def test_measured_shapes_are_rows_that_can_be_read(machine: Machine, tmp_path: P
         Shape("prefill_attention", "bfloat16", (1, 4, 2, 64, 16, 0)),
     ]  # fmt: skip
     told: list[str] = []
-    rows = list(measured(shapes, machine, 0.001, told.append, lambda text, done: None))
+    rows = list(measure_shapes(shapes, machine, 0.001, told.append, lambda text, done: None))
     path = tmp_path / "rows.csv"
     path.write_text(to_csv(rows), encoding="utf-8")
     table = read_rows(path)
@@ -57,7 +57,7 @@ def test_measured_shapes_are_rows_that_can_be_read(machine: Machine, tmp_path: P
 def test_what_a_machine_cannot_run_is_said_and_left_out(machine: Machine) -> None:
     told: list[str] = []
     shapes = [Shape("decode_attention", "bfloat16", (1, 3, 2, 64, 32, 0)), Shape("gemm", "bfloat16", (2, 64, 32))]
-    rows = list(measured(shapes, machine, 0.001, told.append, lambda text, done: None))
+    rows = list(measure_shapes(shapes, machine, 0.001, told.append, lambda text, done: None))
     assert [row["op"] for row in rows] == ["gemm"]
     assert len(told) == 1 and "left out" in told[0]
 
@@ -80,7 +80,7 @@ def test_its_rows_name_the_gpu_whose_laws_they_make(kvcalc: Run, tmp_path: Path,
     """Rows and preset of one run belong together, and the rows are predicted. Time models of such small products
     may be refused."""
     shapes = [Shape("gemm", "bfloat16", (m, 64 * n, 64)) for m in (1, 2, 4, 8) for n in (1, 2, 4)]
-    monkeypatch.setattr("kvcalc.measure.calibration_rows.planned", lambda machine, gpu: shapes)
+    monkeypatch.setattr("kvcalc.measure.calibration_rows.plan_shapes", lambda machine, gpu: shapes)
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))
     rows = tmp_path / "rows.csv"
     made = kvcalc(f"measure --calibration --device cpu --threads 1 --seconds 0.001 --save-gpu here --output {rows} --format json")

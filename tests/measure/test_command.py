@@ -25,7 +25,7 @@ KEYS = {
 def _small_and_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     flops = dict.fromkeys(("fp64", "fp32", "bf16", "fp16"), 100000000000.0)
     found = ceilings.Ceilings(10e9, 20e9, flops, 1e-6)
-    monkeypatch.setattr(ceilings, "measured_ceilings", lambda *_: found)
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda *_: found)
     monkeypatch.setitem(run.HEADS, "cpu", 2)  # narrow layers
     monkeypatch.setattr(ceilings, "_cache_bytes", lambda: 1 << 20)  # few copies to rotate over
 

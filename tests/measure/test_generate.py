@@ -13,7 +13,7 @@ from kvcalc.measure import generation
 from kvcalc.measure.cases import variant_model
 from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu
 from kvcalc.measure.expected import MachineRates
-from kvcalc.measure.generation import CACHED, MODES, GenerationRequest, Mode, check, generated
+from kvcalc.measure.generation import CACHED, MODES, GenerationRequest, Mode, check, run_generation
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
 
@@ -37,7 +37,7 @@ def quiet(*_: Any) -> None:
 @pytest.mark.parametrize("model", [GPT, SHARING, CLA, WINDOW])
 def test_all_modes_choose_the_same_tokens(model: Model) -> None:
     torch.manual_seed(4)
-    records = list(generated(GenerationRequest(model, 5, 12, 2, "fp64"), MACHINE, GPU, quiet))
+    records = list(run_generation(GenerationRequest(model, 5, 12, 2, "fp64"), MACHINE, GPU, quiet))
     assert [Mode(r["mode"], r["head"]) for r in records] == list(MODES)
     for record in records:
         assert record["same_tokens"]
@@ -112,7 +112,7 @@ def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytes
     monkeypatch.setattr(generation.GenerationRun, "step", step)
     records = []
     with pytest.raises(KeyboardInterrupt):
-        for record in generated(GenerationRequest(GPT, 5, 12, 1, "fp64"), MACHINE, GPU, quiet):
+        for record in run_generation(GenerationRequest(GPT, 5, 12, 1, "fp64"), MACHINE, GPU, quiet):
             records.append(record)
     assert [(r["mode"], r["new_tokens"], len(r["token_s"]), r["same_tokens"]) for r in records] == [
         ("cached", 3, 3, True),
@@ -128,7 +128,7 @@ def test_variants_of_a_whole_decoder(name: str) -> None:
     model = variant_model(base, name)
     assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)
     torch.manual_seed(5)
-    records = list(generated(GenerationRequest(model, 4, 6, 1, "fp64", name), MACHINE, GPU, quiet))
+    records = list(run_generation(GenerationRequest(model, 4, 6, 1, "fp64", name), MACHINE, GPU, quiet))
     assert all(r["same_tokens"] and r["variant"] == name for r in records)
 
 

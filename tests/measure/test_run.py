@@ -22,13 +22,13 @@ from kvcalc.measure.ceilings import (
     as_gpu,
     find_machine,
     load_note,
-    measured_ceilings,
+    measure_ceilings,
     preset_path,
     save,
 )
 from kvcalc.measure.expected import bound_of, count_operations
 from kvcalc.measure.layers.base_layer import CacheRows, Parameters
-from kvcalc.measure.run import MeasureSettings, measure, measured, needed_bytes, operators_of
+from kvcalc.measure.run import MeasureSettings, measure, measure_cases, needed_bytes, operators_of
 from kvcalc.model.precision import Precision
 from kvcalc.report.export import to_csv
 
@@ -81,7 +81,7 @@ def test_mha_s_time_over_another_s_with_equal_sizes() -> None:
     """mqa reads 1/16 of the cache. Without mha of equal sizes there is no comparison."""
     base = standard_model(16)
     mha, mqa = (Case(name, variant_layers(base, name), "decode", 1, 64) for name in ("mha", "mqa"))
-    records = [r for _, r in measured([mha, mqa, mqa._replace(context=32)], QUICK, MACHINE, quiet, CEILINGS, quiet)]
+    records = [r for _, r in measure_cases([mha, mqa, mqa._replace(context=32)], QUICK, MACHINE, quiet, CEILINGS, quiet)]
     for basis in ("attention_predicted", "attention_measured"):
         times = [record[f"{basis}_s"] for record in records]
         assert [record[f"{basis}_speedup"] for record in records] == [1, times[0] / times[1], None]
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
     case, small = Case("mha", standard_model(2), "decode", 1, 1 << 30), Case("mha", standard_model(2), "decode", 1, 8)
     assert needed_bytes(case, QUICK) > 2**30 * 2 * 2 * 128 * 4
     refused: list[str] = []
-    found = [c for c, _ in measured([case, small], QUICK, MACHINE, refused.append, CEILINGS, quiet)]
+    found = [c for c, _ in measure_cases([case, small], QUICK, MACHINE, refused.append, CEILINGS, quiet)]
     assert found == [small]
     assert len(refused) == 1 and "needs 2.00 TiB" in refused[0]
 
@@ -152,7 +152,7 @@ def test_a_model_s_own_kinds_of_layer() -> None:
 
 def test_layers_that_there_are_not_are_refused_at_once() -> None:
     with pytest.raises(UserError, match="no Mamba-2 layer"):
-        run.planned(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [])
+        run.plan_cases(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [])
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "bf17"])
@@ -199,7 +199,7 @@ def test_a_view_is_an_operation_of_the_host() -> None:
 def test_measured_ceilings_are_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured ceilings of this machine, written as a preset and read again, are unchanged."""
     machine = find_machine("cpu", 1)
-    ceilings = measured_ceilings(machine, ["fp32"], quiet, 0.01)
+    ceilings = measure_ceilings(machine, ["fp32"], quiet, 0.01)
     assert ceilings.bandwidth_bytes_per_s == max(ceilings.copy_bytes_per_s, ceilings.read_bytes_per_s) > 1e8
     gpu = as_gpu(machine, ceilings, "mine")
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))

@@ -155,11 +155,11 @@ def attend(
     if window and tokens > 2 * max(window, BLOCK):
         return _windowed(q, k, v, window)
     if n == tokens and (not window or window >= tokens):
-        return masked(q, k, v, None, scale)
-    return masked(q, k, v, visible(n, tokens, window, q.device), scale)
+        return masked_attention(q, k, v, None, scale)
+    return masked_attention(q, k, v, visible_mask(n, tokens, window, q.device), scale)
 
 
-def visible(n: int, tokens: int, window: int, device: torch.device) -> Tensor:
+def visible_mask(n: int, tokens: int, window: int, device: torch.device) -> Tensor:
     """Return a mask [n, tokens]: query i attends to key j if tokens − n + i − window < j ≤ tokens −
     n + i."""
     own = torch.arange(tokens - n, tokens, device=device)[:, None]
@@ -168,7 +168,7 @@ def visible(n: int, tokens: int, window: int, device: torch.device) -> Tensor:
     return mask & (positions > own - window) if window else mask
 
 
-def masked(
+def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None
 ) -> Tensor:
     """Return attention under `mask`, [n, S] or [B, 1, n, S], or causal attention without one."""
@@ -190,8 +190,8 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     for queries in q.split(max(window, BLOCK), 2):
         end = start + queries.shape[2]
         rows = slice(max(0, start - window + 1), end)
-        mask = visible(end - start, end - rows.start, window, q.device)
-        blocks.append(masked(queries, k[:, :, rows], v[:, :, rows], mask))
+        mask = visible_mask(end - start, end - rows.start, window, q.device)
+        blocks.append(masked_attention(queries, k[:, :, rows], v[:, :, rows], mask))
         start = end
     return torch.cat(blocks, 2)
 

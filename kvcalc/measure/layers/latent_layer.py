@@ -22,7 +22,7 @@ from kvcalc.measure.layers.base_layer import (
     append_rows,
     split_heads,
 )
-from kvcalc.measure.layers.grouped_layer import attend, masked, visible
+from kvcalc.measure.layers.grouped_layer import attend, masked_attention, visible_mask
 
 MAX_SCORED = 1 << 26  # elements of index scores in one operation
 
@@ -135,7 +135,7 @@ class SparseLayer(LatentLayer):
             latents, keys = (gathered_rows(rows, positions) for rows in (latents, keys))
             return self.absorbed(prepared, latents, keys)
         q, k, v = self.expanded(prepared, latents, keys)
-        visible_tokens = visible(n, tokens, 0, q.device)
+        visible_tokens = visible_mask(n, tokens, 0, q.device)
         size = max(1, MAX_SCORED // (queries.shape[0] * queries.shape[1] * tokens))
         mixed = []
         for start in range(0, n, size):
@@ -144,7 +144,7 @@ class SparseLayer(LatentLayer):
             positions = top_tokens(scores, top, visible_tokens[part])
             mask = torch.zeros_like(scores, dtype=torch.bool).scatter_(2, positions, True)
             mask = (mask & visible_tokens[part])[:, None]
-            mixed.append(masked(q[:, :, part], k, v, mask, self.scale))
+            mixed.append(masked_attention(q[:, :, part], k, v, mask, self.scale))
         return torch.cat(mixed, 2)
 
 
