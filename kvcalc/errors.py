@@ -52,9 +52,9 @@ class UserError(Exception):
         return f"{head}. {self.hint}" if self.hint else head
 
 
-def few(names: Sequence[str], most: int = 4) -> str:
+def list_few(names: Sequence[str], max_names: int = 4) -> str:
     """Return the first names of a list, and the number of further names."""
-    shown = names if len(names) <= most + 1 else names[:most]
+    shown = names if len(names) <= max_names + 1 else names[:max_names]
     return ", ".join(shown) + (
         f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
     )
@@ -63,8 +63,8 @@ def few(names: Sequence[str], most: int = 4) -> str:
 def nearest(
     name: str,
     known: Iterable[str],
-    most: int = 5,
-    proper: Mapping[str, str] | None = None,
+    max_names: int = 5,
+    printed_names: Mapping[str, str] | None = None,
 ) -> str:
     """Return a hint with the known names that are closest to `name`, or all of them if they are
     few.
@@ -72,20 +72,17 @@ def nearest(
     Args:
         name: The unknown name.
         known: All valid names.
-        most: Maximum number of names in the hint.
-        proper: Maps an alias to the name to print.
+        max_names: Maximum number of names in the hint.
+        printed_names: Maps an alias to the name to print.
     """
     from difflib import get_close_matches
 
     names = sorted(set(known))
     close = get_close_matches(
-        name[:100].lower(), names, n=most * (4 if proper else 1), cutoff=0.5
+        name[:100].lower(), names, n=max_names * (4 if printed_names else 1), cutoff=0.5
     )
     result = close or ([n for n in names if name.lower() in n] if name else [])
     if result:
-        return (
-            "Did you mean "
-            + ", ".join([*dict.fromkeys((proper or {}).get(n, n) for n in result)][:most])
-            + "?"
-        )
+        printed = dict.fromkeys((printed_names or {}).get(n, n) for n in result)
+        return f"Did you mean {', '.join([*printed][:max_names])}?"
     return "Known: " + ", ".join(names) if len(names) <= 24 else ""

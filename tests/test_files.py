@@ -9,7 +9,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import cache_size, load_model
-from kvcalc.library.files import MOST_DEPTH, parse_yaml, scalar
+from kvcalc.library.files import MAX_DEPTH, parse_yaml, scalar
 
 GOOD = """\
 name: mine
@@ -112,9 +112,9 @@ RAW = {
     "empty.yaml": (b"", "holds no mapping"),
     "list.yaml": (b"- a\n", "holds no mapping"),
     "bomb.yaml": (b"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\n", "line 1: has an alias"),
-    "deep.yaml": (b"a: " + b"[" * 5000 + b"]" * 5000, f"line 1: nests deeper than {MOST_DEPTH} levels"),
-    "open.yaml": (b"[" * 5000, f"nests deeper than {MOST_DEPTH} levels"),
-    "braces.yaml": (b"a: " + b"{a: " * 5000 + b"}" * 5000, f"nests deeper than {MOST_DEPTH} levels"),
+    "deep.yaml": (b"a: " + b"[" * 5000 + b"]" * 5000, f"line 1: nests deeper than {MAX_DEPTH} levels"),
+    "open.yaml": (b"[" * 5000, f"nests deeper than {MAX_DEPTH} levels"),
+    "braces.yaml": (b"a: " + b"{a: " * 5000 + b"}" * 5000, f"nests deeper than {MAX_DEPTH} levels"),
     "latin.yaml": (b"name: caf\xe9", "is not UTF-8 text (byte 9)"),
     "utf16.yaml": (GOOD.encode("utf-16"), "is not UTF-8 text (byte 0)"),
     "zero.yaml": (b"name: a\x00b", "is not YAML"),

@@ -18,11 +18,11 @@ from kvcalc.storage.ggml import (
     ModelFacts,
     Tensor,
     Use,
-    fitting,
+    has_more_bits,
     mix_of,
     mixed_types,
-    more_bits,
     tensor_bytes,
+    type_for_row,
 )
 
 # Bits of 256 elements by the parts of a block in ggml-common.h: scales of 16 bits, packed scales, quants.
@@ -78,8 +78,8 @@ def layers_with(found: list[str], type_: str) -> list[int]:
 
 
 def test_more_bits_go_to_both_ends_and_every_third_layer_between() -> None:
-    assert [n for n in range(32) if more_bits(n, 32)] == [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
-    assert [n for n in range(10) if more_bits(n, 10)] == [0, 3, 6, 8, 9]
+    assert [n for n in range(32) if has_more_bits(n, 32)] == [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
+    assert [n for n in range(10) if has_more_bits(n, 10)] == [0, 3, 6, 8, 9]
 
 
 SOME = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
@@ -167,9 +167,9 @@ def test_heads_and_embeddings(mix: str, facts: dict[str, bool], row: int, head: 
 
 def test_rows_without_whole_blocks_take_another_type() -> None:
     types = ("q4_k", "q5_k", "q6_k", "q3_k", "iq3_s", "q8_0")
-    assert [fitting(type_, 2880) for type_ in types] == ["q5_0", "q5_1", "q8_0", "q4_0", "iq4_nl", "q8_0"]
-    assert [fitting(type_, 4096) for type_ in types] == list(types)
-    assert [fitting(type_, 100) for type_ in ("q4_k", "q4_0")] == ["f16", "f16"]
+    assert [type_for_row(type_, 2880) for type_ in types] == ["q5_0", "q5_1", "q8_0", "q4_0", "iq4_nl", "q8_0"]
+    assert [type_for_row(type_, 4096) for type_ in types] == list(types)
+    assert [type_for_row(type_, 100) for type_ in ("q4_k", "q4_0")] == ["f16", "f16"]
 
 
 # --- Whole models ---
@@ -231,7 +231,7 @@ def test_deepseek_v3_has_kv_up_in_two() -> None:
     model = model_from(deepseek, "f", "x")
     keys, values = 4 * 512 * 128 // 32 * 22, 4 * 512 * 128 // 256 * 144
     plain = 512 * 256 + 256 * 4 * 192 + 512 * 576 + 512 * 512 + 2 * 512 * 512
-    assert [n for n in range(8) if more_bits(n, 8)] == [0, 3, 6, 7]
+    assert [n for n in range(8) if has_more_bits(n, 8)] == [0, 3, 6, 7]
     down = 512 * 512 // 256 * (4 * 210 + 4 * 144)
     vectors = 8 * (256 + 512 + 2 * 512) + 512
     around = 1024 * 512 // 256 * (144 + 210)

@@ -13,7 +13,7 @@ from huggingface_cases import CASES
 from kvcalc import Model, load_model
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface import model_from
-from kvcalc.library.huggingface.notes import imported
+from kvcalc.library.huggingface.notes import preset_text_of
 from kvcalc.library.presets import build
 from kvcalc.model.memory import size_record
 
@@ -33,7 +33,7 @@ def again(text: str) -> Model:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_round_trip(name: str) -> None:
     model = model_from(CONFIGS[name], "config.json", name)
-    found = again(imported(model))
+    found = again(preset_text_of(model))
     assert found == msgspec.structs.replace(model, notes=())
     for context in (17, 5000):
         assert size_record(found, context, 3) == size_record(model, context, 3)
@@ -43,7 +43,7 @@ def test_round_trip(name: str) -> None:
     "name", ["1e3", "12", "null", "true", "~", "yes", "a: b", "- x", "#x", "é", "'", "2024-01-01", "=", "x" * 80]
 )
 def test_names_that_yaml_would_take_for_something_else(name: str) -> None:
-    assert again(imported(model_from(LLAMA, "config.json", name))).name == name
+    assert again(preset_text_of(model_from(LLAMA, "config.json", name))).name == name
 
 
 def test_command_writes_a_preset_that_loads_and_gives_the_same_record(kvcalc: Run, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_command_writes_a_preset_that_loads_and_gives_the_same_record(kvcalc: Ru
 
 def test_hints_are_valid_once_they_are_filled_in() -> None:
     text = (
-        imported(model_from(LLAMA, "config.json", "mine"))
+        preset_text_of(model_from(LLAMA, "config.json", "mine"))
         .replace("# huggingface_id", "huggingface_id")
         .replace("# source", "source")
     )

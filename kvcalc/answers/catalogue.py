@@ -23,13 +23,13 @@ def run_models(
     import_: str = "",
 ) -> Answer:
     """List model presets, or show one in full."""
-    from kvcalc.library.huggingface.notes import imported
+    from kvcalc.library.huggingface.notes import preset_text_of
     from kvcalc.library.load import all_models, beginning, load_model, model_record
     from kvcalc.report.text.tables import model_table
 
     if import_:
         model = load_model(import_)
-        return Answer([model_record(model)], list, _yaml=imported(model))
+        return Answer([model_record(model)], list, _yaml=preset_text_of(model))
     if len(model_words([model_name])) > 1:
         models = models_of([model_name])
     elif model_name and not beginning(model_name, "models"):

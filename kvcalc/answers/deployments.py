@@ -132,7 +132,7 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
     Raises:
         UserError: The machine has no GPU, or too few.
     """
-    from kvcalc.errors import few
+    from kvcalc.errors import list_few
     from kvcalc.library.load import machine_gpu
     from kvcalc.library.machine import read_machine
     from kvcalc.units import format_bytes
@@ -148,7 +148,7 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
     notes = []
     for gpu in (gpu for gpu in freest if gpu.used_bytes):
         sizes = sorted(gpu.processes.items(), key=lambda item: -item[1])
-        users = few([f"{name} {format_bytes(size)}" for name, size in sizes])
+        users = list_few([f"{name} {format_bytes(size)}" for name, size in sizes])
         text = f"GPU {gpu.number}: {format_bytes(gpu.used_bytes)} are in use"
         notes.append(f"{text}{f' ({users})' if users else ''}")
     numbers = sorted(gpu.number for gpu in freest)

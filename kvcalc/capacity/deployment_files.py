@@ -21,7 +21,7 @@ from kvcalc.capacity.command_line import find_engine, image_version, is_command,
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.library.files import MOST_YAML, parse_documents, read_text
+from kvcalc.library.files import MAX_YAML_BYTES, parse_documents, read_text
 from kvcalc.library.presets import lookup, mapping
 from kvcalc.records import JsonObject, Record
 
@@ -78,10 +78,12 @@ def read_servers(path: str) -> list[DeclaredServer]:
     Raises:
         UserError: The file cannot be read, or starts no server of a known engine.
     """
-    text = sys.stdin.read(MOST_YAML) if path == "-" else read_text(Path(path), MOST_YAML)
+    text = (
+        sys.stdin.read(MAX_YAML_BYTES) if path == "-" else read_text(Path(path), MAX_YAML_BYTES)
+    )
     # Compose inserts variables of the shell, else of a file of NAME=value
     file = Path(path).with_name(".env")
-    lines = read_text(file, MOST_YAML) if file.is_file() else ""
+    lines = read_text(file, MAX_YAML_BYTES) if file.is_file() else ""
     pairs = re.findall(r"^\s*(?:export )?(\w+)=[\"']?(.*?)[\"']?\s*$", lines, re.MULTILINE)
     variables = dict(pairs) | os.environ
     try:

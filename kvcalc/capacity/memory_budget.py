@@ -17,7 +17,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.weights import Formats, matrix, vector
-from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
+from kvcalc.library.files import MAX_YAML_BYTES, parse_yaml, read_text
 from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import stage_weight_bytes, weight_bytes
 from kvcalc.model.model import NORM_VECTORS, Model, Vision, memoized
@@ -342,7 +342,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_learned(path: str) -> LogCorrections:
     """Read the file of `diagnose --save`. Raises UserError naming the file for another text."""
-    data, _ = parse_yaml(read_text(Path(path), MOST_YAML), path)
+    data, _ = parse_yaml(read_text(Path(path), MAX_YAML_BYTES), path)
     try:
         return msgspec.convert(data, LogCorrections)
     except msgspec.ValidationError as error:

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 from kvcalc.errors import UserError
 from kvcalc.records import JsonObject
 
-MOST_DEPTH = 32
-_TOO_DEEP = f"nests deeper than {MOST_DEPTH} levels"
+MAX_DEPTH = 32
+_TOO_DEEP = f"nests deeper than {MAX_DEPTH} levels"
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
 _WORDS = {
@@ -104,7 +104,7 @@ class _YamlReader:
         value: Any
         if isinstance(node.value, str):
             value = self.scalar(node)
-        elif len(path) >= MOST_DEPTH:
+        elif len(path) >= MAX_DEPTH:
             raise self.fail(_TOO_DEEP, node.start_mark)
         elif node.id == "sequence":
             value = [self.value(item, (*path, n)) for n, item in enumerate(node.value)]
@@ -261,27 +261,27 @@ class OutputFile:
         temporary.replace(self._path)
 
 
-MOST_YAML, MOST_JSON = 4 << 20, 16 << 20
+MAX_YAML_BYTES, MAX_JSON_BYTES = 4 << 20, 16 << 20
 
 
-def read_text(path: Path, most_bytes: int) -> str:
-    """Return the UTF-8 text of a regular file of at most `most_bytes` bytes.
+def read_text(path: Path, max_bytes: int) -> str:
+    """Return the UTF-8 text of a regular file of at most `max_bytes` bytes.
 
     Raises:
         UserError: The file is of another kind or too large. The check happens before reading.
     """
-    check_readable(path, most_bytes)
+    check_readable(path, max_bytes)
     try:
         with path.open("rb") as file:
-            return file.read(most_bytes + 1).decode("utf-8-sig")
+            return file.read(max_bytes + 1).decode("utf-8-sig")
     except OSError as error:
         raise _file_error("read", error, path) from None
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 text (byte {error.start:,})", where=str(path)) from None
 
 
-def check_readable(path: Path, most_bytes: int) -> None:
-    """Raise UserError unless the path is a regular file of at most `most_bytes` bytes."""
+def check_readable(path: Path, max_bytes: int) -> None:
+    """Raise UserError unless the path is a regular file of at most `max_bytes` bytes."""
     file_name = str(path)
     try:
         result = path.stat()
@@ -291,8 +291,8 @@ def check_readable(path: Path, most_bytes: int) -> None:
         raise UserError("is a folder, not a file", where=file_name)
     if not stat.S_ISREG(result.st_mode):
         raise UserError("is not a regular file", where=file_name)
-    if result.st_size > most_bytes:
+    if result.st_size > max_bytes:
         raise UserError(
-            f"has {result.st_size:,} bytes; more than {most_bytes:,} are not read",
+            f"has {result.st_size:,} bytes; more than {max_bytes:,} are not read",
             where=file_name,
         )

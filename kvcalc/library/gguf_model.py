@@ -18,7 +18,6 @@ from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2, ShortConv
 from kvcalc.library.gguf_header import Fields, Header, TensorInfo, read_header
 from kvcalc.library.safetensors_header import ReadBytes, read_from
-from kvcalc.model.gguf_layout import split
 from kvcalc.model.memory import weight_bytes
 from kvcalc.model.model import Layer, Model, Norm
 from kvcalc.records import JsonObject
@@ -390,7 +389,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
     stated = f.metadata.get("general.file_type")
     label = FILE_TYPES.get(stated, "gguf") if isinstance(stated, int) else "gguf"
     formats = {block.number: tuple(block.formats) for block in blocks}
-    model = split(model, formats, label, vectors, buffers)
+    model = with_stored_formats(model, formats, label, vectors, buffers)
     file_bytes = sum(tensor.bytes for tensor in header.tensors.values())
     if (model_bytes := weight_bytes(model)) != file_bytes:
         raise f.fail(

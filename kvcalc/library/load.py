@@ -18,7 +18,7 @@ from kvcalc.errors import UserError, nearest, visible
 from kvcalc.gpu.gpu import PEAKS, Gpu
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.library import presets
-from kvcalc.library.files import MOST_YAML, parse_yaml, read_text, scalar
+from kvcalc.library.files import MAX_YAML_BYTES, parse_yaml, read_text, scalar
 from kvcalc.library.machine import MachineGpu, read_machine
 from kvcalc.library.presets import key, preset_files
 from kvcalc.model.memory import cache_size, size_record
@@ -115,7 +115,7 @@ NAMED_TOLERANCE = 0.12  # relative difference allowed for a GPU with a driver's 
 _GENERIC_WORDS = re.compile(
     r"\b(nvidia|amd|geforce|tesla|instinct|graphics|edition|generation|gpu)\b"
 )
-LEAST_MEMORY = 1 << 20  # bytes; a smaller number is probably GiB without the unit
+MIN_MEMORY_BYTES = 1 << 20  # bytes; a smaller number is probably GiB without the unit
 Checked = TypeVar("Checked", Model, Gpu)
 
 
@@ -227,7 +227,7 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
     if not memory:
         return gpu
     size = parse_bytes(memory, "memory")
-    if size < LEAST_MEMORY:
+    if size < MIN_MEMORY_BYTES:
         number = memory.strip()
         raise UserError(
             f"memory {memory!r} is {size:,} bytes",
@@ -294,7 +294,7 @@ def read(path: Path, spec: type[Checked]) -> Checked:
     Raises:
         UserError: The file is invalid. The message names file, line, key and problem.
     """
-    data, lines = parse_yaml(read_text(path, MOST_YAML), str(path))
+    data, lines = parse_yaml(read_text(path, MAX_YAML_BYTES), str(path))
     result = presets.build(data, spec, str(path), lines)
     key, problem = result.problem()
     if problem:
@@ -388,7 +388,7 @@ def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
 
 def preset_text(name: str, kind: str) -> str:
     """Return the text of the preset file called `name`, with its sources; kind: models or gpus."""
-    return visible(read_text(locate(name, kind).path, MOST_YAML).replace("\r\n", "\n"))
+    return visible(read_text(locate(name, kind).path, MAX_YAML_BYTES).replace("\r\n", "\n"))
 
 
 def model_record(model: Model) -> "ModelPresetRecord":

@@ -14,13 +14,13 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.library.files import MOST_YAML, Lines, read_text
+from kvcalc.library.files import MAX_YAML_BYTES, Lines, read_text
 from kvcalc.records import JsonObject
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
-_COUNTED = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
-_COUNTED_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
+_COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
+_COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models without public dimensions
 _NO_SEPARATORS = str.maketrans("", "", " \t_-")
 _NO_DOTS = str.maketrans("", "", " \t_-.")
@@ -124,7 +124,7 @@ def _unknown(
 ) -> UserError:
     """Return the error about a name without a preset, with the text to type instead."""
     paths = aliases | files
-    counted = _COUNTED_LAST.fullmatch(name) or _COUNTED.fullmatch(name)
+    counted = _COUNT_LAST.fullmatch(name) or _COUNT_FIRST.fullmatch(name)
     path = _matching(counted["gpu"], paths, kind) if counted and kind == "gpus" else None
     if counted and path:
         hint = f"Give the count with --tp: --gpu {path.stem} --tp {counted['count']}"
@@ -138,8 +138,8 @@ def _unknown(
             "N` takes your estimates"
         )
     else:
-        proper = {alias: path.stem for alias, path in aliases.items()}
-        hint = nearest(name, [*files, *aliases], proper=proper)
+        printed_names = {alias: path.stem for alias, path in aliases.items()}
+        hint = nearest(name, [*files, *aliases], printed_names=printed_names)
     return UserError(f"unknown {kind[:-1]} {name!r}", hint or f"`kvcalc {kind}` lists them")
 
 
@@ -158,7 +158,7 @@ def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:
 
 def _aliases(path: Path) -> list[str]:
     try:
-        match = _ALIASES.search(read_text(path, MOST_YAML))
+        match = _ALIASES.search(read_text(path, MAX_YAML_BYTES))
     except UserError:
         return []
     return [a.strip(" \"'") for a in match[1].split(",") if a.strip()] if match else []

@@ -22,7 +22,7 @@ from kvcalc.model.model import Model, memoized
 from kvcalc.storage.ggml import ModelFacts, Tensor, Use, joined_format, mixed_types
 from kvcalc.storage.quantization import Quantization
 
-WAY_ROUND = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"
+GGUF_HINT = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"
 # Model types with known tensors: with separate Q, K and V, and with Q, K and V in one tensor.
 _SEPARATE_QKV = """
     llama mistral ministral mixtral smollm3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2
@@ -31,7 +31,7 @@ _SEPARATE_QKV = """
     deepseek_v3 nemotron ernie4_5 hunyuan_v1_dense seed_oss ministral3 arcee glm4 glm
 """
 _FUSED_QKV = "gpt2 gpt_bigcode bloom falcon mpt gpt_neox phi phi3"
-_SEVENTY = {"llama", "qwen2", "olmo"}  # llama.cpp treats 80 layers as a 70B model
+_TYPES_WITH_70B = {"llama", "qwen2", "olmo"}  # llama.cpp treats 80 layers as a 70B model
 # 64 rows of this embedding have no token, and the converter leaves them out
 # (tests/snapshots/gemma-3-4b-it.schema).
 _VOCABULARIES = {("gemma3_text", 262_208): 262_144}
@@ -48,7 +48,7 @@ _LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a
 Stored = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def mixed(model: Model, mix: str, imatrix: bool) -> Model:
+def stored_by_mix(model: Model, mix: str, imatrix: bool) -> Model:
     """Return `model` with every weight stored as llama.cpp's quantiser stores it.
 
     The result is computed once per model. Raises UserError if llama.cpp's tensors of the model are
@@ -61,10 +61,10 @@ def mixed(model: Model, mix: str, imatrix: bool) -> Model:
     label = mix + ("+imatrix" if imatrix else "")
     if any(scheme.label == label for scheme in model.quantization):
         return model
-    return memoized(model, _mixed, mix, imatrix, label)
+    return memoized(model, _stored_by_mix, mix, imatrix, label)
 
 
-def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:
+def _stored_by_mix(model: Model, mix: str, imatrix: bool, label: str) -> Model:
     is_fused = _has_fused_qkv(model)
     layers = enumerate(model.order)
     tensors = [t for layer, kind in layers for t in _layer(model, kind, layer, is_fused)]
@@ -81,7 +81,7 @@ def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:
     for (layer, weight), parts in pieces.items():
         stored[layer].append((weight, _format(model, weight, parts)))
     buffers = 4 * (model.rope_factors + _routing_biases(model))
-    return split(
+    return with_stored_formats(
         model, {n: tuple(pairs) for n, pairs in stored.items()}, label, "fp32", buffers
     )
 
@@ -158,7 +158,7 @@ def _facts(model: Model) -> ModelFacts:
     heads = first.num_attention_heads
     # the latent is one head of all
     groups = first.num_key_value_heads if isinstance(first, Grouped) else 1
-    is_seventy = model.layers == 80 and model.model_type in _SEVENTY
+    is_seventy = model.layers == 80 and model.model_type in _TYPES_WITH_70B
     return ModelFacts(
         layers=model.layers,
         experts=max((part.num_experts for part in parts if isinstance(part, Moe)), default=0),
@@ -178,7 +178,7 @@ def _has_fused_qkv(model: Model) -> bool:
         problem = f"its model_type {model.model_type!r}"
     if problem:
         text = f"the tensors of {model.name} in llama.cpp are not known: {problem}"
-        raise UserError(text, WAY_ROUND)
+        raise UserError(text, GGUF_HINT)
     return is_fused
 
 
@@ -212,7 +212,7 @@ def _is_known(part: Sublayer) -> bool:
     return type(part) in (Grouped, Dense)
 
 
-def split(
+def with_stored_formats(
     model: Model,
     stored: dict[int, tuple[tuple[str, str], ...]],
     label: str,

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.weights import Formats
-from kvcalc.model.gguf_layout import mixed
+from kvcalc.model.gguf_layout import stored_by_mix
 from kvcalc.model.model import Model, memoized
 from kvcalc.storage.formats import (
     COMPUTE,
@@ -67,7 +67,7 @@ def stored_as(model: Model, precision: Precision) -> Model:
     All sums of weights use this model. Raises UserError if llama.cpp's tensors are unknown.
     """
     mix = mix_of(precision.quantization)
-    return mixed(model, *mix) if mix else model
+    return stored_by_mix(model, *mix) if mix else model
 
 
 def formats_of(model: Model, precision: Precision) -> Formats:

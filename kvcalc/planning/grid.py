@@ -20,7 +20,7 @@ from kvcalc.capacity.batched_fit import (
     Layouts,
 )
 from kvcalc.capacity.memory_budget import GIB
-from kvcalc.errors import UserError, few
+from kvcalc.errors import UserError, list_few
 from kvcalc.layers.batch import Parallelism
 from kvcalc.library.load import load_gpu
 from kvcalc.model.model import Model
@@ -327,7 +327,7 @@ class SearchGrid:
         ]
         if names:
             limit = "a replica uses one node, because no rate between nodes is known"
-            self.remarks[f"{few(names)}: {limit}. Add --inter-node-bandwidth"] = None
+            self.remarks[f"{list_few(names)}: {limit}. Add --inter-node-bandwidth"] = None
 
     def _shard(
         self,
@@ -473,7 +473,7 @@ class SearchGrid:
                 unknown = np.flatnonzero(is_unknown).tolist()
                 if unknown:
                     reason = "no rate of a link to another replica is known"
-                    names = few([*dict.fromkeys(deployments[n].gpu.name for n in unknown)])
+                    names = list_few([*dict.fromkeys(deployments[n].gpu.name for n in unknown)])
                     self.remarks[f"{names}: no disaggregated prefill, as {reason}"] = None
             for start in range(0, len(indices), step):
                 selected = indices[start : start + step]

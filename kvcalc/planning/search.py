@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from kvcalc.errors import UserError, few
+from kvcalc.errors import UserError, list_few
 from kvcalc.library.files import OutputFile
 from kvcalc.planning.best_configs import BestConfigs, CandidateRanking, candidate_record
 from kvcalc.planning.grid import Candidate, CandidateBatch, SearchGrid
@@ -106,7 +106,7 @@ def run_search(
             raise UserError(f"prices of {names}, and none of these GPUs is looked at")
         unpriced = [gpu.name for gpu in space.gpus if gpu.name not in prices]
         if unpriced:
-            remarks.append(f"left out, as no price is given: {few(unpriced)}")
+            remarks.append(f"left out, as no price is given: {list_few(unpriced)}")
         space = replace(space, gpus=gpus)
     grid = SearchGrid(needs, space)
     rankings = {

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from kvcalc.capacity.fit_records import pass_with_memory
-from kvcalc.errors import UserError, few, printable
+from kvcalc.errors import UserError, list_few, printable
 from kvcalc.layers.attention import Latent, Sparse
 from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
 from kvcalc.layers.cost import Role
@@ -384,7 +384,7 @@ def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
     ]
     gpus = [*dict.fromkeys(printable(rows[index].gpu, MAX_NAME) for index in indices)]
     about = (
-        f"{path.name}: {len(indices):,} of {len(rows):,} rows, of {few(gpus)}, predicted by a "
+        f"{path.name}: {len(indices):,} of {len(rows):,} rows, of {list_few(gpus)}, predicted by a "
         "calibration, else by the bound"
     )
     return times, about

@@ -238,11 +238,11 @@ def mixed_types(
         use = Use.V if tensor.use in VALUES else tensor.use
         selected = mixture.type_of(tensor, use, ordinals[use]) or start
         ordinals[use] += 1
-        types.append(fitting(selected, tensor.row))
+        types.append(type_for_row(selected, tensor.row))
     return types
 
 
-def fitting(type_: str, row: int) -> str:
+def type_for_row(type_: str, row: int) -> str:
     """Return the type, or its replacement if a row does not consist of complete blocks of the
     type."""
     for candidate in (type_, _FALLBACKS.get(type_, type_)):
@@ -251,7 +251,7 @@ def fitting(type_: str, row: int) -> str:
     return "f16"
 
 
-def more_bits(layer: int, layers: int) -> bool:
+def has_more_bits(layer: int, layers: int) -> bool:
     """Return whether a layer gets more bits: the first and last eighth, and every third layer
     between."""
     eighth = layers // 8
@@ -355,7 +355,7 @@ class _Mixture(NamedTuple):
             "q3_k_l": "q5_k",
             "q4_k_s": "q5_k" if ordinal < 4 else "",
             **dict.fromkeys(
-                ("q4_k_m", "q5_k_m"), "q6_k" if more_bits(ordinal, self.values) else ""
+                ("q4_k_m", "q5_k_m"), "q6_k" if has_more_bits(ordinal, self.values) else ""
             ),
         }
         if self.shares_values:
@@ -365,7 +365,7 @@ class _Mixture(NamedTuple):
 
     def _down(self, layer: int) -> str | None:
         layers, falcon = self.facts.layers, self.facts.falcon
-        first, more = layer < layers // 8, more_bits(layer, layers)
+        first, more = layer < layers // 8, has_more_bits(layer, layers)
         if self.mix == "q4_k_m" and falcon:
             return "q6_k" if layer < layers // 16 else "q5_k" if more else None
         if self.mix == "q3_k_m":

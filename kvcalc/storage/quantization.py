@@ -194,8 +194,8 @@ _NAME_PATTERNS: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
 ]
 
 
-COMMON = "Common: fp8, int8, awq, gptq, nvfp4, mxfp4, q4_k_m, q8_0"
-OF_BITS = {  # formats by the width that users may type
+COMMON_FORMATS = "Common: fp8, int8, awq, gptq, nvfp4, mxfp4, q4_k_m, q8_0"
+FORMATS_OF_BITS = {  # formats by the width that users may type
     "4bit": "4-bit formats: int4, awq, gptq, nvfp4, mxfp4 and GGUF's q4_k_m",
     "8bit": "8-bit formats: fp8, int8 and GGUF's q8_0",
 }
@@ -225,7 +225,7 @@ def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
         near = nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"])
         raise UserError(
             f"unknown {noun} {name!r}",
-            OF_BITS.get(low.replace("-", "").replace("_", ""), near or COMMON),
+            FORMATS_OF_BITS.get(low.replace("-", "").replace("_", ""), near or COMMON_FORMATS),
         )
     return result
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvcalc.arithmetic import minimum, where
-from kvcalc.errors import UserError, few, nearest, printable
+from kvcalc.errors import UserError, list_few, nearest, printable
 from kvcalc.layers.attention.sparse import Sparse
 from kvcalc.layers.cost import Cost, gemm_flops, pair_flops, triangle
 from kvcalc.library import presets
@@ -194,7 +194,7 @@ def layer_kind(path: str, name: str) -> str:
     if model is None:
         raise ValueError(f"model {path!r} is not a preset" if path else "model is empty")
     if name and name not in model.kinds:
-        raise ValueError(f"{model.name} has no layer {name!r} but {few([*model.kinds])}")
+        raise ValueError(f"{model.name} has no layer {name!r} but {list_few([*model.kinds])}")
     return name or max(model.counts, key=model.counts.__getitem__)
 
 

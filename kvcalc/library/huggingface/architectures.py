@@ -23,21 +23,21 @@ _HEAD = re.compile(
     r"(?:Text|Chat|MT)Model|Decoder|Encoder)$"
 )
 _PART = re.compile(r"(?:text|text_model|_model|_decoder|_thinker|_mm_model|_chat|_generation)$")
-_SPEAKS = re.compile(
+_SPEECH_CLASS = re.compile(
     r"(?:LM|LMHeadModel|LMHead|ForConditionalGeneration|ForPreTraining|MTModel|Decoder)$"
 )
 _OTHER_HEAD = re.compile(
     r"For(?:Sequence|Token)Classification|QuestionAnswering|MultipleChoice|MaskedLM|Reward"
 )
 # Classes that vLLM serves as pooling models (model_executor/models/registry.py).
-_POOLS = re.compile(r"(?:Model|ForSequenceClassification|ForMaskedLM)$")
+_POOLING_CLASS = re.compile(r"(?:Model|ForSequenceClassification|ForMaskedLM)$")
 _DRAFT = re.compile(
     r"Eagle(?!\d?_?\d?_?(?:VL|Chat))|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|"
     r"Assistant|XPress|LiLiCorr|LookAhead",
     re.IGNORECASE,
 )
 # A type here, and types with remote code or older names that it reads exactly.
-_READ_AS = """
+_SAME_TYPE_TABLE = """
     deepseek_v3 kimi_k2 joyai_llm_flash
     deepseek_v4 deepseek_ref
     minimax minimax_text_01 minimax_m1
@@ -97,9 +97,11 @@ def _types_by_word(table: str) -> dict[str, str]:
     return {word: name for name, *words in lines for word in words}
 
 
-SAME_AS, _CLASSES, _DRAFT_CLASSES = map(_types_by_word, (_READ_AS, _CLASS_TABLE, _DRAFT_TABLE))
+TYPES_BY_ALIAS, _CLASSES, _DRAFT_CLASSES = map(
+    _types_by_word, (_SAME_TYPE_TABLE, _CLASS_TABLE, _DRAFT_TABLE)
+)
 # Classes, without their heads, that belong to a second type.
-_ALSO = [
+_SECOND_TYPES = [
     "decilm:deci",
     "gpt2:gpt-sw3",
     "llama:internlm3",
@@ -168,7 +170,11 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
         note = f"a draft, for it has a draft_vocab_size: {_DRAFT_NOTE}"
         return ModelType(_WITH_HEADS[model_type], True, (note,))
     name = _type(model_type or "")
-    if not class_name or _owns(model_type or "", class_name) or _owns(name, class_name):
+    if (
+        not class_name
+        or _is_class_of(model_type or "", class_name)
+        or _is_class_of(name, class_name)
+    ):
         supported = _supported(name, file_name)
         resolved = _with_head(supported, class_name if inner is outer else "")
         return _without_encoder(resolved, inner, class_name)
@@ -226,24 +232,24 @@ def _stems(name: str) -> frozenset[str]:
 @cache
 def _types_by_stem() -> dict[str, str]:
     """Return all supported types, and the multimodal types that contain them, by class stem."""
-    types = {name: _type(name) for name in (*type_names(), *SAME_AS, *_REFUSED)}
+    types = {name: _type(name) for name in (*type_names(), *TYPES_BY_ALIAS, *_REFUSED)}
     for name, known_facts in facts().items():
         if known_facts.get("text") in entry_texts():
             types.setdefault(name, known_facts["text"])
     return {stem: types[name] for name in reversed(types) for stem in sorted(_stems(name))}
 
 
-def _owns(name: str, class_name: str) -> bool:
+def _is_class_of(name: str, class_name: str) -> bool:
     """Return whether a class belongs to a type, by their names."""
     stem = _stem(class_name)
-    is_listed = _CLASSES.get(stem) == name or f"{stem}:{name}" in _ALSO
+    is_listed = _CLASSES.get(stem) == name or f"{stem}:{name}" in _SECOND_TYPES
     return bool(name) and (is_listed or stem in _stems(name))
 
 
 def _type(model_type: str) -> str:
     """Return the type whose rules read a model_type: the type itself, an equivalent type, or the
     type of its text part."""
-    name = SAME_AS.get(model_type, model_type)
+    name = TYPES_BY_ALIAS.get(model_type, model_type)
     return name if name in entry_texts() else str(facts().get(name, {}).get("text", name))
 
 
@@ -267,10 +273,12 @@ def _with_head(resolved: ModelType, class_name: str) -> ModelType:
     if not class_name or not resolved.has_entry:
         return resolved
     is_known = resolved.name in facts() or read_type(resolved.name).is_encoder
-    lacks_head = not _SPEAKS.search(class_name) if is_known else _OTHER_HEAD.search(class_name)
+    lacks_head = (
+        not _SPEECH_CLASS.search(class_name) if is_known else _OTHER_HEAD.search(class_name)
+    )
     if not lacks_head:
         return resolved
-    if _POOLS.search(class_name):
+    if _POOLING_CLASS.search(class_name):
         note = f"class {printable(class_name, 60)} has no LM head: an embedder or reranker"
         return resolved._replace(notes=(note,), pooling=class_name)
     note = (

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.library.files import MOST_JSON, read_text
+from kvcalc.library.files import MAX_JSON_BYTES, read_text
 from kvcalc.records import JsonObject
 
 MAX_ITEMS = 10_000
@@ -242,7 +242,7 @@ def value_of(field: Field, c: Config) -> Any:
     if callable(field):
         return field(c)
     if isinstance(field, dict):
-        return filled(field, c)
+        return field_values(field, c)
     if not isinstance(field, str) or field in _LITERALS:
         return field
     if field.isidentifier():
@@ -374,7 +374,7 @@ def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Co
     return lambda c: value_of(then if is_true(condition, c) else otherwise, c)
 
 
-def filled(fields: dict[str, Field], c: Config) -> JsonObject:
+def field_values(fields: dict[str, Field], c: Config) -> JsonObject:
     """Return the values of all fields. A field with the value None is left out and keeps its
     default."""
     values = {name: value_of(field, c) for name, field in fields.items()}
@@ -426,7 +426,7 @@ def read_json(path: Path) -> JsonObject:
         return dict(pairs)
 
     try:
-        data = json.loads(read_text(path, MOST_JSON), object_pairs_hook=mapping)
+        data = json.loads(read_text(path, MAX_JSON_BYTES), object_pairs_hook=mapping)
     except RecursionError:  # the depth of the parser depends on Python's version
         raise too_deep from None
     except ValueError as error:

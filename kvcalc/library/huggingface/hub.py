@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from kvcalc.errors import UserError, few
+from kvcalc.errors import UserError, list_few
 from kvcalc.library.gguf_model import read_gguf
 from kvcalc.library.huggingface.reader import read_config
 from kvcalc.library.safetensors_header import (
@@ -39,7 +39,7 @@ _NAME = re.compile(
 _OLLAMA_NAME = re.compile(r"ollama:(\w[\w.\-]*/)?((\w[\w.\-]*)(?::(\w[\w.\-]*))?)", re.ASCII)
 _HUB_ADDRESS = re.compile(r"https?://(www\.)?(huggingface\.co|hf\.co)/")
 CONFIG = "config.json"
-PATIENCE = 3  # times the client's timeout
+MAX_TIMEOUTS = 3  # times the client's timeout
 
 
 class ModelHost(NamedTuple):
@@ -175,7 +175,7 @@ def _load_gguf_of_tag(repo: str, revision: str | None, tag: str) -> Model:
     file = _file_of_tag(names, tag)
     if not file:
         files = [name for name in names if name.endswith(".gguf")]
-        raise UserError(f"{repo} has no GGUF file for {tag!r}", f"It has {few(files)}")
+        raise UserError(f"{repo} has no GGUF file for {tag!r}", f"It has {list_few(files)}")
     return _load_gguf(hf_hub_url(repo, file, revision=revision))
 
 
@@ -244,7 +244,7 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
     if count:
         headers["Range"] = f"bytes={start}-{start + count - 1}"
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    deadline = monotonic() + PATIENCE * timeout
+    deadline = monotonic() + MAX_TIMEOUTS * timeout
     data = bytearray()
     with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
         status, request = response.status_code, response.request
@@ -259,7 +259,7 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
         for piece in response.iter_raw():
             data += piece
             if monotonic() > deadline:
-                raise TimeoutError(f"no whole answer within {PATIENCE * timeout:g} s")
+                raise TimeoutError(f"no whole answer within {MAX_TIMEOUTS * timeout:g} s")
             if len(data) > (count or MAX_INDEX):
                 raise UserError(f"the server sends more of {file} than is read")
     return bytes(data)

@@ -53,7 +53,7 @@ class ConfigNote(NamedTuple):
     exact: bool
 
 
-def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
+def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     """Return notes about general rules and defaults that were used, and keys that no reader used.
 
     Raises:
@@ -187,7 +187,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def imported(model: Model) -> str:
+def preset_text_of(model: Model) -> str:
     """Return the YAML text of a preset, with its notes and the fields to complete as comments."""
     hint = "" if model.huggingface_id else "# huggingface_id: org/name\n"
     hint += (

@@ -354,7 +354,7 @@ class Storage:
         return Rules(names, self.layers, self._fail)
 
 
-def in_force(model: Model) -> Model:
+def with_used_schemes(model: Model) -> Model:
     """Return the model with only the schemes that cover a weight.
 
     A note names the formats if no scheme covers any weight.

@@ -21,15 +21,17 @@ from kvcalc.library.huggingface.config import (
     Config,
     defaults_of,
     facts,
-    filled,
+    field_values,
     read_json,
     show,
     text_part,
     value_of,
 )
-from kvcalc.library.huggingface.notes import assess
-from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, in_force
-from kvcalc.library.huggingface.types.general_rules import settle as settle_changes
+from kvcalc.library.huggingface.notes import collect_notes
+from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, with_used_schemes
+from kvcalc.library.huggingface.types.general_rules import (
+    apply_settling_changes as settle_changes,
+)
 from kvcalc.library.huggingface.types.model_type import Type, read_type
 from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.model import Layer, Model, Mtp
@@ -119,7 +121,7 @@ def model_from(
     if changes and not resolved.has_entry:
         settle_changes(c, changes)
     model, storage = _model(c, entry, printable(name, 80), resolved)
-    reading = assess(c, resolved, entry)
+    reading = collect_notes(c, resolved, entry)
     vision, vision_notes = tower(data, file_name, model.hidden_size)
     return replace(
         model,
@@ -188,7 +190,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
         "norm": value_of(entry.norm, c),
         "notes": dtype_notes,
     }
-    fields |= filled(entry.model, c)
+    fields |= field_values(entry.model, c)
     if resolved.pooling:
         fields |= _pooling_fields(c, entry, resolved.pooling)
     model = presets.build(fields, Model, c.file_name)
@@ -197,7 +199,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
         raise c.fail(key, problem)
     if model.parameters > MAX_SIZE**2:
         raise UserError("describes a model of absurd size", where=c.file_name)
-    return in_force(model) if quantization else model, storage
+    return with_used_schemes(model) if quantization else model, storage
 
 
 def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
@@ -241,7 +243,7 @@ def _layers(
         width = c.size("hidden_size")
         unquantized, format_names = storage.of_layer(c.layer, parts, width)
         fields = {"parts": parts, "unquantized": unquantized}
-        fields |= filled({"norms": entry.norms} | entry.layer, c)
+        fields |= field_values({"norms": entry.norms} | entry.layer, c)
         layer = presets.build(fields, Layer, c.file_name)
         plain = replace(layer, norms=None)
         layer = plain if layer.norms == plain.norm_count else layer

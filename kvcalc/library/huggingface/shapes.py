@@ -15,7 +15,7 @@ from kvcalc.library.huggingface.config import (
     Config,
     Field,
     Reader,
-    filled,
+    field_values,
     is_true,
     show,
     value_of,
@@ -181,7 +181,7 @@ def grouped(
         every_bias = value_of(bias, c) or False
         qkv = every_bias if qkv_bias is None else value_of(qkv_bias, c) or False
         out = every_bias if o_bias is None else value_of(o_bias, c) or False
-        values = filled(fields, c)
+        values = field_values(fields, c)
         if c.layer_type in SLIDING_TYPES:
             limit = value_of(window, c)
             if limit not in (None, -1):
@@ -269,7 +269,7 @@ def latent(
 
 def mixer(spec: type[Any], **fields: Field) -> Reader:
     """Return the reader of one part of the class `spec`, with these fields."""
-    return lambda c: (make(c, spec, filled(fields, c)),)
+    return lambda c: (make(c, spec, field_values(fields, c)),)
 
 
 def dense(

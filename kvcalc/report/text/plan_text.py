@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
-from kvcalc.errors import few
+from kvcalc.errors import list_few
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
@@ -179,7 +179,7 @@ def _also(answer: BestConfigs, rows: Records) -> list[str]:
     listed = {row["gpu"] for row in rows}
     more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
     if more and not answer.prices:
-        lines.append(f"Other GPU models: {few(more)}")
+        lines.append(f"Other GPU models: {list_few(more)}")
     if len(answer.best_by_gpu) > 1 and not answer.prices:
         lines.append("Rows are sorted by GPU count. Add `--price-per-hour` to sort by cost.")
     if answer.unranked:

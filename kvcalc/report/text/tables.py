@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kvcalc.errors import few, visible
+from kvcalc.errors import list_few, visible
 from kvcalc.library.presets import preset_files
 from kvcalc.records import Record, Records
 from kvcalc.records.figures import figures_of
@@ -213,7 +213,7 @@ def time_footnotes(records: Records) -> list[str]:
     are bounds."""
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
-    names = few([*dict.fromkeys(basis_name(r["basis"]) for r in predictions)])
+    names = list_few([*dict.fromkeys(basis_name(r["basis"]) for r in predictions)])
     basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
     if len(bases) > 1:
         basis = "Times are predicted."

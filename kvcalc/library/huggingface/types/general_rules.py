@@ -13,7 +13,7 @@ from kvcalc.library.presets import lookup
 from kvcalc.records import JsonObject
 
 MAX_KEYS_SHOWN = 12
-SIGHT = re.compile(
+OTHER_MODALITIES = re.compile(
     r"vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|"
     r"media|resampler|query_num"
 )
@@ -86,7 +86,7 @@ _PLAIN_ATTENTION = (
 )
 
 
-def settle(c: Config, changes: list[str]) -> None:
+def apply_settling_changes(c: Config, changes: list[str]) -> None:
     """Apply the changes of `--set` that settle open questions of a file, and remove them from
     `changes`.
 
@@ -186,7 +186,7 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
 
 def is_silent(key: str) -> bool:
     """Return whether a key cannot change a size, judged by its name."""
-    return bool(_SILENT.search(key) or SIGHT.search(key) or OTHER_PARTS.search(key))
+    return bool(_SILENT.search(key) or OTHER_MODALITIES.search(key) or OTHER_PARTS.search(key))
 
 
 def _may_store(c: Config, key: str) -> bool:
@@ -211,7 +211,7 @@ def _may_order(c: Config, key: str) -> bool:
 
     Examples: `global_attn_every_n_layers: 6`, `special: [5, 11]`, `plan: "LLLG"`.
     """
-    if any(SIGHT.search(part) for part in key.split(".")):
+    if any(OTHER_MODALITIES.search(part) for part in key.split(".")):
         return False
     value = lookup(c.file, tuple(key.split(".")))
     if _ORDER_WORDS.search(key) and not _NO_ORDER.search(key):
