@@ -18,6 +18,7 @@ from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2, ShortConv
 from kvcalc.library.gguf_header import Fields, Header, TensorInfo, read_header
 from kvcalc.library.safetensors_header import ReadBytes, read_from
+from kvcalc.model.gguf_layout import with_stored_formats
 from kvcalc.model.memory import weight_bytes
 from kvcalc.model.model import Layer, Model, Norm
 from kvcalc.records import JsonObject
