@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TAKEN = ("kvcalc", "presets", "tests", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
+COPIED_PATHS = ("kvcalc", "presets", "tests", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
 # Folder or module → patterns of the tests that are most likely to fail, the fastest first
 TESTS = {
     "layers/": """
@@ -106,7 +106,7 @@ SWAPS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
     ast.BitOr: ("|", "&"), ast.BitAnd: ("&", "|"),
 }  # fmt: skip
-TURNED = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
+REPLACEMENTS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
 
 
 class Mutant(NamedTuple):
@@ -122,7 +122,7 @@ class Mutant(NamedTuple):
         old = self.path.read_text(encoding="utf-8")
         return old[: self.start] + self.new + old[self.end :]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return `file:line`, and the line before and after the change."""
         old, new = self.path.read_text(encoding="utf-8"), self.text()
         line = old.count("\n", 0, self.start)
@@ -130,7 +130,7 @@ class Mutant(NamedTuple):
         return f"{self.path.relative_to(ROOT)}:{line + 1}\n    - {before}\n    + {after}"
 
 
-class Places:
+class MutableSource:
     """All places in one file that can be changed."""
 
     def __init__(self, path: Path) -> None:
@@ -149,7 +149,7 @@ class Places:
         return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
 
     def mutants(self) -> Iterator[Mutant]:
-        for node in walked(ast.parse(self.text)):
+        for node in walk_nodes(ast.parse(self.text)):
             for start, end, new in self._changes(node):
                 yield Mutant(self.path, start, end, new)
 
@@ -169,8 +169,8 @@ class Places:
             yield self.span(node)[0], self.span(node)[0] + 3, ""
         elif isinstance(node, ast.Constant):
             yield from self._constants(node)
-        elif isinstance(node, ast.Name) and node.id in TURNED and isinstance(node.ctx, ast.Load):
-            yield (*self.span(node), TURNED[node.id])
+        elif isinstance(node, ast.Name) and node.id in REPLACEMENTS and isinstance(node.ctx, ast.Load):
+            yield (*self.span(node), REPLACEMENTS[node.id])
         elif isinstance(node, ast.If | ast.IfExp | ast.While):
             start, end = self.span(node.test)
             yield start, end, f"(not ({self.text[start:end]}))"
@@ -204,7 +204,7 @@ class Places:
             yield start, end, new
 
 
-def walked(tree: ast.AST) -> Iterator[ast.AST]:
+def walk_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes except annotations, decorators, types and texts."""
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -222,9 +222,9 @@ def walked(tree: ast.AST) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def drawn(paths: list[Path], count: int, seed: int) -> list[Mutant]:
+def sample_mutants(paths: list[Path], count: int, seed: int) -> list[Mutant]:
     """Return `count` random mutants of these files."""
-    every = [m for path in paths for m in Places(path).mutants()]
+    every = [m for path in paths for m in MutableSource(path).mutants()]
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
@@ -243,24 +243,24 @@ def run(copy: Path, words: list[str], timeout: float) -> tuple[str, str]:
     return "failed" if done.returncode else "passed", done.stdout
 
 
-def broken(said: str) -> list[str]:
+def failed_tests(output: str) -> list[str]:
     """Return the names of the failed tests in pytest's output."""
-    return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
+    return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
 
 
 @cache
-def likely(patterns: str, copy: Path, timeout: float) -> tuple[str, ...]:
+def select_tests(patterns: str, copy: Path, timeout: float) -> tuple[str, ...]:
     """Return pytest arguments: the files that match the patterns, and options that leave out tests that fail
     without a mutant."""
     found = [p for pattern in patterns.split() for p in sorted((ROOT / "tests").glob(pattern))]
     files = list(dict.fromkeys(p.relative_to(ROOT).as_posix() for p in found))
-    came, said = run(copy, files, 10 * timeout)
-    if came != "passed":
-        print(f"without a mutant, {came}: {', '.join(broken(said))}", flush=True)
-    return (*files, *(f"--deselect={name}" for name in broken(said)))
+    outcome, output = run(copy, files, 10 * timeout)
+    if outcome != "passed":
+        print(f"without a mutant, {outcome}: {', '.join(failed_tests(output))}", flush=True)
+    return (*files, *(f"--deselect={name}" for name in failed_tests(output)))
 
 
-def tried(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeout: float) -> tuple[str, str]:
+def run_mutant(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeout: float) -> tuple[str, str]:
     """Test one mutant, then restore the copy.
 
     Returns:
@@ -269,18 +269,18 @@ def tried(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeo
     target = copy / mutant.path.relative_to(ROOT)
     target.write_text(mutant.text(), encoding="utf-8")
     try:
-        came, said = run(copy, ["-x", *tests], timeout)
-        if whole and came == "passed":
+        outcome, output = run(copy, ["-x", *tests], timeout)
+        if whole and outcome == "passed":
             others = [name if name.startswith("--") else f"--deselect={name}" for name in tests]
-            came, said = run(copy, ["-x", *others], 10 * timeout)
+            outcome, output = run(copy, ["-x", *others], 10 * timeout)
     finally:
         target.write_text(mutant.path.read_text(encoding="utf-8"), encoding="utf-8")
-    return {"passed": "SURVIVES", "failed": "found"}.get(came, came), ", ".join(broken(said))[:160]
+    return {"passed": "SURVIVES", "failed": "found"}.get(outcome, outcome), ", ".join(failed_tests(output))[:160]
 
 
-def copied(folder: Path) -> Path:
+def copy_tree(folder: Path) -> Path:
     """Copy the parts of the tree that the tests need, and return the folder of the copy."""
-    for name in TAKEN:
+    for name in COPIED_PATHS:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         elif (ROOT / name).exists():
@@ -298,24 +298,24 @@ def main() -> int:
     parser.add_argument("--tests", default="", help="patterns below tests/, instead of the tests of the folder")
     parser.add_argument("--whole", action="store_true", help="run the whole suite if the tests of the folder pass")
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds for the tests of a folder")
-    asked = parser.parse_args()
-    given = [(ROOT / p).resolve() for p in asked.paths]
+    options = parser.parse_args()
+    given = [(ROOT / p).resolve() for p in options.paths]
     files = sorted(f for p in given for f in ([p] if p.is_file() else p.rglob("*.py")))
-    if asked.paths == ["kvcalc"]:
+    if options.paths == ["kvcalc"]:
         files = [f for f in files if "measure" not in f.parts]
-    chosen = drawn(files, asked.count, asked.seed)
-    some = [int(n) for n in asked.only.split(",") if n] or range(asked.skip + 1, len(chosen) + 1)
+    chosen = sample_mutants(files, options.count, options.seed)
+    some = [int(n) for n in options.only.split(",") if n] or range(options.skip + 1, len(chosen) + 1)
     alive = 0
     with tempfile.TemporaryDirectory() as folder:
-        copy = copied(Path(folder))
+        copy = copy_tree(Path(folder))
         for number in some:
             mutant, begun = chosen[number - 1], time.monotonic()
             inside = mutant.path.relative_to(ROOT / "kvcalc").as_posix()
-            patterns = asked.tests or TESTS[next(room for room in TESTS if inside.startswith(room))]
-            came, by = tried(mutant, copy, likely(patterns, copy, asked.timeout), asked.whole, asked.timeout)
-            alive += came == "SURVIVES"
-            place = f"{mutant.told().partition(chr(10))[0]}  {by}" if came == "found" else mutant.told()
-            print(f"{number:4} {came:8} {time.monotonic() - begun:5.1f} s  {place}", flush=True)
+            patterns = options.tests or TESTS[next(room for room in TESTS if inside.startswith(room))]
+            outcome, by = run_mutant(mutant, copy, select_tests(patterns, copy, options.timeout), options.whole, options.timeout)
+            alive += outcome == "SURVIVES"
+            place = f"{mutant.describe().partition(chr(10))[0]}  {by}" if outcome == "found" else mutant.describe()
+            print(f"{number:4} {outcome:8} {time.monotonic() - begun:5.1f} s  {place}", flush=True)
     print(f"{alive} of {len(some)} mutants survive")
     return int(alive > 0)
 
