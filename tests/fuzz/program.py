@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_checks import check_records
 
-MOST_SECONDS = 2.0  # of the processor's time, for one run
+MAX_SECONDS = 6.0  # of CPU time for one run: a loop over each token takes minutes
 SIGNED = re.compile("error|headroom|shortage|free|difference")
 COUNTS = re.compile(
     ".*(_bytes|_flops)|flops|bytes|num_blocks|(active_)?parameters|layers|gpus|batch_size|context|max_(num_seqs|model_len)|rows|"
@@ -76,7 +76,7 @@ def sound(done: Run) -> Run:
     assert all(line.startswith(("kvcalc: ", "note: ", "wrote ")) for line in said), done
     assert not done.err or done.err.endswith("\n"), done
     assert all(line.isprintable() for line in re.split("[\n\t]", done.out + done.err)), done
-    assert done.seconds < MOST_SECONDS, done
+    assert done.seconds < MAX_SECONDS, done
     if "json" in done.words and done.code != 2:
         check_records(done.words[0], done.records)
         for record in done.records:
