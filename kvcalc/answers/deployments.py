@@ -235,7 +235,10 @@ def deployment_of(
 def deployments_of(
     names: Sequence[str], options: Sequence[DeploymentOptions]
 ) -> "list[TimedDeployment]":
-    """Return each model of a list on each GPU, with every item of the options."""
+    """Return a deployment for each combination of model, GPU and item of `options`.
+
+    `--tp auto` gives one deployment for each size that divides all models.
+    """
     models = models_of(names, options[0].set_)
     return [
         deployment_of(model, gpu, option)

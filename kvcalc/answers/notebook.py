@@ -84,9 +84,9 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(SizeOptions)
     def size(self, options: Settings) -> Answer:
-        """Compute KV cache size; `stored`, `read` and `allocated` bytes per GPU.
+        """Compute the bytes of the KV cache per GPU: `stored`, `read` and `allocated`.
 
-        `fixed` and `slope` are bytes of one sequence: without its tokens, and per token.
+        The bytes of one sequence are `fixed`, plus `slope` for each token.
         """
         variant = self.model, self.file_precision or self.precision, self.parallelism
         return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])

@@ -40,12 +40,12 @@ class Waste(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Number of slots that store nothing."""
+        """Return the number of allocated token slots that store nothing."""
         return self.slots - self.used
 
     @property
     def share(self) -> float:
-        """Share of the slots that store nothing."""
+        """Return the share of the allocated token slots that store nothing."""
         return self.tokens / self.slots if self.slots else 0.0
 
 
@@ -182,7 +182,8 @@ class AllocationStep(NamedTuple):
         line: Number of the line.
         name: The sequence; "" if the line only asks whether a new sequence would fit.
         tokens: Reserved tokens of the sequence; 0 to release it.
-        used: Stored tokens, if the sequence uses only a part; else 0. Pages need no reservation.
+        used: Stored tokens, if the sequence uses only a part of its reservation; else 0. The paged
+            allocator reserves only the used tokens.
     """
 
     line: int
@@ -222,12 +223,12 @@ class FirstFitAllocator:
 
     @property
     def free(self) -> int:
-        """Free slots in all holes."""
+        """Return the number of free token slots in all holes."""
         return sum(size for _, size in self.holes)
 
     @property
     def largest(self) -> int:
-        """Slots of the largest hole; 0 if there is none."""
+        """Return the number of token slots in the largest hole; 0 if there is none."""
         return max((size for _, size in self.holes), default=0)
 
     def can_start(self, tokens: int) -> bool:
@@ -307,7 +308,7 @@ class PagedAllocator:
 
     @property
     def free(self) -> int:
-        """Free token slots."""
+        """Return the number of free token slots."""
         return len(self.queue) * self.block
 
     @property
@@ -327,7 +328,7 @@ class AllocationRun(NamedTuple):
 
     @property
     def wastes(self) -> list[Waste]:
-        """Waste of slots, pieces and pages."""
+        """Return the waste of each allocator: contiguous slots, first fit, pages."""
         return [self.slots.waste, self.first_fit.waste, self.pages.waste]
 
 

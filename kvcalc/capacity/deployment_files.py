@@ -57,10 +57,12 @@ class DeclaredServer(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The settings that a file states for all containers below a place in it.
+    """The settings that a deployment file states for all containers below one of its keys.
 
     Attributes:
-        key: The key under which the place is.
+        name: Name of the server in the file, with its role, decode or prefill, if the file states
+            one.
+        key: The key above the containers.
         model, flags: Model and flags that KServe or llm-d adds to the command lines.
         has_workers: Whether a server runs on several nodes.
     """

@@ -130,17 +130,20 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate(self) -> str:
-        """The estimate that the answer uses: low, middle or high in the memory range."""
+        """Return the estimate that the answer uses: low, middle or high in the memory range."""
         return self.options.estimate
 
     @property
     def has_given_cache(self) -> bool:
-        """Whether the size of the cache is an option, so that the weights are not checked."""
+        """Return whether the options give the size of the cache.
+
+        The engine then does not check whether the weights fit.
+        """
         return self.options.has_given_cache
 
     @property
     def num_requested(self) -> int:
-        """Requested sequences on one dp rank."""
+        """Return the number of requested sequences on one dp rank."""
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
@@ -181,7 +184,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         """Return the memory outside the cache, with corrections from a log and sizes from the
         options.
 
-        If the options state all three sizes, the memory has no range.
+        If the options state weights, activations and overhead, the memory has no range.
         """
         options = self.options
         terms = self.engine.memory(start, estimate)
@@ -226,8 +229,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def missing_free_bytes(self) -> int:
-        """Bytes of free memory that are missing when the engine starts, because other processes use
-        them.
+        """Return the bytes of free memory that are missing when the engine starts, because other
+        processes use them.
 
         vLLM compares its share with the free memory after it has made its CUDA context
         (v1/worker/utils.py: request_memory, 0.33).
@@ -259,19 +262,20 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def plans(self) -> list[CacheLayout]:
-        """The layout of the cache on each pipeline stage."""
+        """Return the layout of the cache on each pipeline stage."""
         return [*map(self.planner(), range(self.ranks.pp))]
 
     @cached_property
     def stage_terms(self) -> dict[str, list[MemoryBreakdown]]:
-        """The memory outside the cache of each pipeline stage, by estimate of the range."""
+        """Return the memory outside the cache of each pipeline stage, by estimate: low, middle,
+        high."""
         starts = [self.startup(stage) for stage in range(self.ranks.pp)]
         estimates = ESTIMATES if self.engine.has_memory_range else ("middle",)
         return {name: [self.memory(start, name) for start in starts] for name in estimates}
 
     @cached_property
     def stage(self) -> int:
-        """The pipeline stage that fits the smallest number of sequences."""
+        """Return the index of the pipeline stage that fits the smallest number of sequences."""
         length, shared = self.length, self.options.shared_prefix
         capacities = []
         for stage, terms in enumerate(self.stage_terms[self.estimate]):
@@ -286,7 +290,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def content(self) -> Content:
-        """The part of the cache that stores data: no blocks, padding or reserve."""
+        """Return the part of the cache that stores data: no blocks, padding or reserve."""
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -295,12 +299,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """The memory outside the cache in the middle of the range."""
+        """Return the memory outside the cache in the middle of the range."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """The memory outside the cache in the estimate that the answer uses."""
+        """Return the memory outside the cache in the estimate that the answer uses."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -313,8 +317,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Bytes that remain for the cache, by estimate; negative if the other memory exceeds the
-        share."""
+        """Return the bytes that remain for the cache, by estimate: low, middle, high.
+
+        They are negative if the other memory exceeds the engine's share.
+        """
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
         }
@@ -322,7 +328,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def kv_budget(self) -> int:
-        """Bytes of the cache, in the estimate that the answer uses."""
+        """Return the bytes of the cache, in the estimate that the answer uses."""
         return self.cache_bytes(self.stage, self.estimate_terms)
 
     def budget_at(self, estimate: str) -> int:
@@ -334,15 +340,16 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def capacity(self) -> int:
-        """Sequences of `length` tokens in the replica's cache, for the requested settings."""
+        """Return the number of sequences of `length` tokens in the replica's cache, for the
+        requested settings."""
         shared = self.options.shared_prefix
         sequences: int = self.plan.max_sequences(self.kv_budget, self.length, shared)
         return sequences * self.ranks.dp
 
     @cached_property
     def sequences(self) -> int:
-        """Sequences of `length` tokens that fit in the replica, in the estimate that the answer
-        uses."""
+        """Return the number of sequences of `length` tokens that fit in the replica, in the
+        estimate that the answer uses."""
         return self.sequences_at(self.estimate)
 
     def sequences_at(self, estimate: str) -> int:
@@ -411,8 +418,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def longest_length(self) -> int | None:
-        """Longest length at which all requested sequences fit; None if the cache stops growing
-        first."""
+        """Return the largest number of tokens at which all requested sequences fit.
+
+        None means that the cache stops growing before the memory is full.
+        """
         return self._longest_length_of_stages()
 
     @property
@@ -430,7 +439,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def needed(self) -> CapacityLimits:
-        """The smallest resources for the request, and the largest settings that fit."""
+        """Return the smallest resources for the request, and the largest settings that fit."""
         options, shared = self.options, self.options.shared_prefix
         caches = [plan.needed(self.num_requested, self.length, shared) for plan in self.plans]
         terms = self.stage_terms[self.estimate]
@@ -456,46 +465,50 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of one GPU's cache that the requested sequences need."""
+        """Return the bytes of one GPU's cache that the requested sequences need."""
         return self.plan.needed(self.num_requested, self.length, self.options.shared_prefix)
 
     @property
     def shortage_bytes(self) -> int:
-        """Bytes by which the memory outside the cache exceeds the share, in the estimate that the
-        answer uses, or the missing free memory.
+        """Return the bytes by which the memory outside the cache exceeds the engine's share.
+
+        If other processes use memory that the engine needs at its start, return the missing free
+        bytes instead.
         """
         return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether the memory outside the cache exceeds the share on some stage."""
+        """Return whether the memory outside the cache exceeds the engine's share on some stage."""
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes by which a cache from the options exceeds the remaining memory."""
+        """Return the bytes by which the cache size in the options exceeds the remaining memory."""
         if not self.has_given_cache:
             return 0
         return max(0, int(self.plan.pool(self.kv_budget)) - self.remaining[self.estimate])
 
     @property
     def fits(self) -> bool:
-        """Whether the requested sequences fit, in the remaining memory or in a cache from the
-        options."""
+        """Return whether the requested sequences fit, in the remaining memory or in a cache of the
+        size in the options."""
         has_memory = self.has_given_cache or self.shortage_bytes == 0
         return has_memory and self.sequences >= self.options.requested_num_seqs
 
     @property
     def starts(self) -> bool:
-        """Whether the engine would start. Some engines refuse if not even one sequence of `length`
-        tokens fits."""
+        """Return whether the engine would start.
+
+        Some engines refuse to start if not even one sequence of `length` tokens fits.
+        """
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
 
     @property
     def headroom_bytes(self) -> int:
-        """Bytes of a GPU's cache that remain after the requested sequences; negative if they do not
-        fit."""
+        """Return the bytes of a GPU's cache that remain after the requested sequences; negative if
+        they do not fit."""
         if self.missing_free_bytes:
             return -self.missing_free_bytes
         shortage = 0 if self.has_given_cache else self.shortage_bytes
@@ -503,8 +516,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def margin_bytes(self) -> int:
-        """Bytes that the estimate in use adds to the memory outside the cache; negative at the high
-        end."""
+        """Return the bytes that the estimate of the answer adds to the memory outside the cache.
+
+        They are negative in the high estimate.
+        """
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:

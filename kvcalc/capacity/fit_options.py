@@ -97,18 +97,22 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def rules(self) -> Engine:
-        """The rules of the engine."""
+        """Return the `Engine` of the options: its layout of the cache, defaults and memory
+        rules."""
         return ENGINES[self.engine]
 
     @property
     def estimate(self) -> str:
-        """The estimate that the answer uses; the middle if the engine's memory has no range."""
+        """Return the estimate that the answer uses: low, middle or high.
+
+        It is the middle if the engine's memory has no range.
+        """
         estimate = self.budget or ("low" if self.require else "middle")
         return estimate if self.rules.has_memory_range else "middle"
 
     @property
     def requested_num_seqs(self) -> int:
-        """Sequences of the whole replica that must fit."""
+        """Return the number of sequences of the whole replica that must fit."""
         return max(self.users or self.max_num_seqs or 1, self.require)
 
     def longest_sequence(self, model: Model) -> int:
@@ -117,29 +121,35 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def has_given_cache(self) -> bool:
-        """Whether the size of the cache is an option, so that the weights are not checked."""
+        """Return whether the options give the size of the cache.
+
+        The engine then does not check whether the weights fit.
+        """
         return bool(self.kv_cache_memory_bytes or self.num_gpu_blocks_override)
 
     @property
     def item_limits(self) -> dict[str, ItemLimit]:
-        """The limits of images and videos in a prompt, by modality."""
+        """Return the limits of images and videos in a prompt, by modality."""
         return read_item_limits(self.limit_mm_per_prompt)
 
     @property
     def max_images(self) -> int | None:
-        """Number of images in a prompt, or of videos if more videos are allowed; None without a
-        limit."""
+        """Return the maximum number of images in a prompt, or of videos if more videos are allowed.
+
+        None means that there is no limit.
+        """
         return max((limit.count for limit in self.item_limits.values()), default=None)
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Width and height in pixels of the images; 0 and 0 for the largest."""
+        """Return the width and height of the images in pixels; (0, 0) for the largest image."""
         limit = self.item_limits.get("image", ItemLimit(0))
         return limit.width, limit.height
 
     @property
     def state_dtype(self) -> str:
-        """kvcalc's name of the dtype in `mamba_ssm_cache_dtype`; "" if the engine chooses it."""
+        """Return kvcalc's name of the dtype in `mamba_ssm_cache_dtype`; "" if the engine chooses
+        it."""
         dtype = canonical(self.mamba_ssm_cache_dtype)
         return "" if dtype == "auto" else dtype
 

@@ -75,12 +75,12 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def layers(self) -> Stage:
-        """The layers of this stage."""
+        """Return the pipeline stage with its layers."""
         return stages(self.model, self.ranks.pp)[self.stage]
 
     @cached_property
     def vision(self) -> Vision | None:
-        """The vision tower, with the patches and tokens of the images of the request."""
+        """Return the vision tower, with the patches and tokens of the images of the request."""
         tower = self.model.vision
         if not tower:
             return None
@@ -90,7 +90,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def stored_weights(self) -> int:
-        """Bytes of the model's own weights as stored."""
+        """Return the bytes of the model's own weights as stored."""
         return stage_weight_bytes(self.model, self.layers, self.formats, self.ranks)
 
 
@@ -126,12 +126,12 @@ class MemoryBreakdown(NamedTuple):
 
     @property
     def startup_bytes(self) -> int:
-        """Bytes in use before the engine measures the free memory."""
+        """Return the bytes in use before the engine measures the free memory."""
         return sum(self.startup.values())
 
     @property
     def working_bytes(self) -> Any:
-        """Bytes of activation and overhead together."""
+        """Return the bytes of activation and overhead together."""
         return self.activation + sum(self.overhead.values())
 
 
@@ -153,13 +153,13 @@ class Budget(NamedTuple):
 
     @property
     def cache(self) -> Any:
-        """Bytes of the KV cache; negative if weights and the rest exceed the share."""
+        """Return the bytes of the KV cache; negative if weights and the rest exceed the share."""
         working = 0 if self.excludes_activations else self.activation + self.overhead
         return self.share - self.weights - working
 
     @property
     def weights_fit(self) -> bool:
-        """Whether the share is at least the weights."""
+        """Return whether the share is at least the weights."""
         return bool(self.weights <= self.share)
 
 
@@ -352,14 +352,15 @@ def read_learned(path: str) -> LogCorrections:
 def replicated_data(
     model: Model, formats: Formats, ranks: Parallelism
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the data that several GPUs of a pipeline stage store in full.
+    """Return the weights and cache rows of which several GPUs of a pipeline stage store a full
+    copy.
 
-    Decode-context parallelism replaces the copies of a row: each GPU then stores the rows of other
-    tokens.
+    With decode-context parallelism, each GPU stores the rows of other tokens, so there are fewer
+    copies of a row.
 
     Returns:
-        Bytes of one GPU by the weight's name, and the number of GPUs with the same unit by the role
-        of a row.
+        Bytes on one GPU of each replicated weight, by name. Number of GPUs that store the same row,
+        by the role of the row.
     """
     weights: dict[str, int] = {}
     for name, weight, count in model.walk() if ranks.tp > 1 else ():

@@ -77,7 +77,8 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def result(self) -> Fit | None:
-        """The fit of the changed request; None if the engine cannot be started with the change."""
+        """Return the fit of the changed request; None if the engine cannot be started with the
+        change."""
         had_flags = command_of(self.request.requested, self.request.options)
         try:
             if self.deployment.nodes:
@@ -92,12 +93,13 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def sequences(self) -> int:
-        """Sequences that fit; 0 if the engine cannot be started with the change."""
+        """Return the number of sequences that fit; 0 if the engine cannot be started with the
+        change."""
         return self.result.sequences if self.result else 0
 
     @property
     def fits(self) -> bool:
-        """Whether the requested sequences fit."""
+        """Return whether the requested sequences fit."""
         return self.sequences >= self.options.requested_num_seqs
 
     def flags(self, model_name: str = "") -> str:
@@ -133,12 +135,12 @@ class Advice(NamedTuple):
 
     @property
     def quality(self) -> str:
-        """The published quality of the formats in the changes, or ""."""
+        """Return the published quality of the formats in the changes, or ""."""
         return "; ".join(change.cost for change in self.fixes.values() if change.cost)
 
     @property
     def text(self) -> str:
-        """The missing memory, and the changes that help."""
+        """Return the missing memory and the changes that help, in words."""
         parts = [self.missing]
         if self.num_fitting:
             parts.append(f"{self.num_fitting:,} fit{'s' * (self.num_fitting == 1)}")
@@ -204,7 +206,10 @@ def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
 def first_fitting_changes(
     kinds: Iterable[Iterable[ConfigChange]], fits: Callable[[ConfigChange], Any]
 ) -> Iterator[ConfigChange]:
-    """Yield the first change of each kind that fits."""
+    """Yield from each kind of change the first change for which `fits` is true.
+
+    A kind without a fitting change yields nothing.
+    """
     for changes in kinds:
         yield from islice(filter(fits, changes), 1)
 

@@ -75,7 +75,11 @@ def make_server() -> "Server":
 
 
 def call(command: str, values: JsonObject) -> Any:
-    """Return the answer of a command to options by name. Raises UserError."""
+    """Return the answer of a command. `values` has its options by name.
+
+    Raises:
+        UserError: A name is unknown or a value is invalid.
+    """
     check_known([command], TOOLS)
     function = function_of(command)
     check_known(values, [p.name for p in parameters_in(function)])

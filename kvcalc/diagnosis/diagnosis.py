@@ -50,7 +50,7 @@ class MemoryItem(NamedTuple):
 
     @property
     def difference(self) -> int | None:
-        """Logged minus predicted bytes."""
+        """Return the logged bytes minus the predicted bytes; None if one of them is unknown."""
         if self.logged is None or self.predicted is None:
             return None
         return self.logged - self.predicted
@@ -89,9 +89,10 @@ def diagnose(
     """Compare a logged engine start with the prediction.
 
     Args:
-        model: A name instead of the log's.
-        gpu_name: A name instead of the log's.
-        overrides: Flags instead of the log's, by the names in `engine_flags`.
+        boot: The logged start.
+        model: Name that replaces the model's name in the log.
+        gpu_name: Name that replaces the GPU's name in the log.
+        overrides: Flags that replace the flags in the log, by the names in `engine_flags`.
 
     Raises:
         UserError: vLLM ran its V0 engine, or model or GPU are neither in the log nor in the

@@ -56,7 +56,7 @@ class Adviser(NamedTuple):
 
     @property
     def start(self) -> ConfigChange:
-        """The change without any difference from the diagnosed start, on the GPU preset."""
+        """Return the diagnosed start on the GPU preset, without a change."""
         diagnosis = self.diagnosis
         return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
 
@@ -245,7 +245,7 @@ class DiagnosisSummary(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """Model, GPUs and engine."""
+        """Return model, GPUs and engine in words."""
         engine = f"{self.boot.engine} {printable(self.boot.version, 40)}".strip()
         return f"{self.model} on {self.gpus}× {self.gpu}, {engine}"
 

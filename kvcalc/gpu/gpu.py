@@ -160,7 +160,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def link(self) -> float | None:
-        """Bytes per second to another GPU in one direction; None if the preset does not give it."""
+        """Return the bytes per second to another GPU in one direction; None if the preset does not
+        give it."""
         return self.link_bytes_per_s or self.host_link_bytes_per_s
 
     def host_rate(self, measured: bool) -> float | None:
@@ -176,25 +177,26 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def is_bridged(self) -> bool:
-        """Whether a bridge joins cards in pairs. Other cards are then reached over the host
+        """Return whether a bridge joins cards in pairs. Other cards are then reached over the host
         link."""
         return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
 
     @property
     def inter_domain_rate(self) -> float | None:
-        """Bytes per second in one direction to a GPU outside the link domain; None if unknown."""
+        """Return the bytes per second in one direction to a GPU outside the link domain; None if
+        unknown."""
         return self.inter_node_bytes_per_s or (
             self.host_link_bytes_per_s if self.is_bridged else None
         )
 
     @property
     def vector_peak(self) -> float | None:
-        """fp32 FLOP/s of the vector units; None if the vendor does not publish it."""
+        """Return the fp32 FLOP/s of the vector units; None if the vendor does not publish it."""
         return self.vector_flops_per_s.get("fp32")
 
     @property
     def knee(self) -> float | None:
-        """Ridge point in bf16 (or fp16): the FLOP per byte above which products are
+        """Return the ridge point in bf16 (or fp16), in FLOP per byte. Products above it are
         compute-bound."""
         peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
         return peak / self.bandwidth_bytes_per_s if peak else None
@@ -288,7 +290,7 @@ class BoundedOperator(NamedTuple):
 
     @property
     def intensity(self) -> Any:
-        """Matrix FLOPs per byte of memory traffic; None without traffic."""
+        """Return the matrix FLOPs per byte of memory traffic; None without traffic."""
         moved = self.operator.cost.bytes
         if isinstance(moved, int | float) and not moved:
             return None

@@ -52,7 +52,7 @@ class Parallelism(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica: tp · pp · dp."""
+        """Return the number of GPUs of one replica: tp · pp · dp."""
         return self.tp * self.pp * self.dp
 
     def near(self, group: int) -> int:
@@ -148,17 +148,17 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> Num:
-        """Tokens that the pass processes: Σ count · new."""
+        """Return the number of tokens that the pass processes: Σ count · new."""
         return sum((g.count * g.new for g in self.groups), 0)
 
     @property
     def decodes(self) -> bool:
-        """Whether the pass is a decode step: one new token per sequence."""
+        """Return whether the pass is a decode step: one new token per sequence."""
         return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
 
     @property
     def exact(self) -> bool:
-        """Whether the figures are ints for one pass, not arrays for many passes."""
+        """Return whether the figures are ints for one pass, not arrays for many passes."""
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 
     def micro_batch(
@@ -183,7 +183,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def sequences(self) -> Num:
-        """Number of sequences in the pass."""
+        """Return the number of sequences in the pass."""
         return sum((g.count for g in self.groups), 0)
 
 

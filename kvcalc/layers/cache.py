@@ -59,7 +59,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     @property
     def grows(self) -> bool:
-        """Whether tokens add rows, up to a limit or without one."""
+        """Return whether tokens add rows, up to a limit or without one."""
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:

@@ -47,12 +47,12 @@ class Cost(NamedTuple):
 
     @property
     def cache_bytes(self) -> Num:
-        """Bytes of cache reads and writes."""
+        """Return the bytes of cache reads and writes."""
         return self.cache_read_bytes + self.cache_write_bytes
 
     @property
     def bytes(self) -> Num:
-        """Traffic of the GPU's memory, without the network."""
+        """Return the bytes of memory traffic of the GPU, without the network."""
         return (
             self.weight_bytes
             + self.cache_read_bytes
@@ -207,7 +207,7 @@ class Operator(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Cost:
-        """Cost of all runs."""
+        """Return the cost of all runs together."""
         return self.cost * self.count
 
 

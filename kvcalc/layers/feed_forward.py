@@ -46,7 +46,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 
     @property
     def has_down_bias(self) -> bool:
-        """Whether `down` has a bias, which equals `bias` by default."""
+        """Return whether `down` has a bias, which equals `bias` by default."""
         return self.bias if self.down_bias is None else self.down_bias
 
     def operators(self, p: Pass) -> list[Operator]:
@@ -157,7 +157,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_routed(self) -> int:
-        """Number of experts that the router scores."""
+        """Return the number of experts that the router scores."""
         return self.num_experts + self.zero_experts
 
     @property
@@ -166,7 +166,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_wide_copies(self) -> int:
-        """Number of copies of the gate and up matrices."""
+        """Return the number of copies of the gate and up matrices."""
         return self.num_routed if self.zero_expert_weights else self.num_experts
 
     @property
@@ -175,7 +175,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def has_shared_gate(self) -> bool:
-        """Whether there are shared experts with gate and up."""
+        """Return whether there are shared experts with gate and up."""
         gated = self.gated if self.shared_gated is None else self.shared_gated
         return gated and self.shared_expert_intermediate_size > 0
 

@@ -124,13 +124,15 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def window_tokens(self) -> int:
-        """Tokens that a query sees, including itself; 0 for no limit."""
+        """Return the number of tokens that a query sees, including itself; 0 for no limit."""
         return 0
 
     @property
     def pooled_tokens(self) -> int:
-        """Tokens per pooled index key, if an engine needs to store only pooled keys; 0 if each
-        token has a key."""
+        """Return the tokens per pooled index key; 0 if each token has a key.
+
+        Index keys are pooled if an engine needs to store only the pooled keys.
+        """
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
@@ -190,7 +192,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def label(self) -> str:
-        """Name of the mixer: 'GQA-8', 'MLA', 'Mamba-2'; '' for an FFN."""
+        """Return the name of the mixer: 'GQA-8', 'MLA', 'Mamba-2'; '' for an FFN."""
         return ""
 
     def predicting(self) -> "Sublayer":
@@ -214,6 +216,6 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def attends(self) -> bool:
-        """Whether queries attend to tokens. Such a part can be replaced by MHA, MQA, MLA and other
-        variants."""
+        """Return whether queries attend to tokens. Such a part can be replaced by MHA, MQA, MLA and
+        other variants."""
         return self.as_mha()[0] > 0

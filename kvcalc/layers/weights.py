@@ -57,12 +57,12 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Number of parameters: copies · (inputs · outputs + bias)."""
+        """Return the number of parameters: copies · (inputs · outputs + bias)."""
         return self.copies * (self.inputs * self.outputs + self.bias)
 
     @property
     def active_elements(self) -> int:
-        """Number of parameters that one token uses: only the active copies."""
+        """Return the number of parameters that one token uses: only the active copies."""
         return (self.active or self.copies) * (self.inputs * self.outputs + self.bias)
 
     def local(self, ranks: Parallelism) -> "Weight":
@@ -125,8 +125,8 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     unquantized: frozenset[str] = frozenset()
 
     def cache_format(self, entry: CacheEntry) -> RowFormat:
-        """Return the storage format of an entry: the format that the model fixes, or the format of
-        its role."""
+        """Return the storage format of a cache entry: the format that the model fixes, or else the
+        format of its role in the cache layout."""
         if entry.dtype:
             return FORMATS[entry.dtype]
         return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
@@ -182,12 +182,12 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation element."""
+        """Return the bytes of an activation element."""
         return FORMATS[self.dtype].bits // 8
 
     @property
     def quantized_dtypes(self) -> list[str]:
-        """The compute dtype of the matrices of each scheme."""
+        """Return the compute dtype of the matrices of each scheme."""
         return [stored_format(s.format).computes or self.dtype for s in self.schemes]
 
     @property

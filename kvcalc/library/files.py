@@ -191,7 +191,11 @@ def _file_error(action: str, error: OSError | ValueError, path: str | Path) -> U
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents. Raises UserError."""
+    """Create a folder and its missing parents.
+
+    Raises:
+        UserError: The folder cannot be created.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

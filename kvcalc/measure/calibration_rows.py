@@ -155,7 +155,7 @@ class Shape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors of the call, including intermediate results."""
+        """Return the bytes of all tensors of the call, including intermediate results."""
         if self.op == "gemm":
             m, n, k = self.counts
             return 2 * (2 * m * k + n * k + m * n)

@@ -69,12 +69,12 @@ class Machine(NamedTuple):
 
     @property
     def clock(self) -> str:
-        """Clock of the times: events (GPU), cpu (one thread) or wall."""
+        """Return the clock that measures times: events (GPU), cpu (one thread) or wall."""
         return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
 
     @property
     def columns(self) -> Record:
-        """The record keys that describe the machine."""
+        """Return the record keys that describe the machine."""
         return {
             "device": self.name,
             "threads": self.threads or None,
@@ -293,7 +293,7 @@ class Ceilings(NamedTuple):
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """The higher of the copy rate and the read rate."""
+        """Return the higher of the copy rate and the read rate."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
 

@@ -79,12 +79,12 @@ class GenerationRequest(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Number of passes of all modes."""
+        """Return the number of passes of all modes together."""
         return self.new_tokens * len(MODES)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the cache at the end."""
+        """Return the bytes of the cache at the end of the generation."""
         precision = Precision(self.dtype)
         return cache_size(self.model, self.tokens, self.batch_size, precision).stored
 
@@ -107,7 +107,7 @@ class GenerationRequest(NamedTuple):
 
     @property
     def rows(self) -> set[int]:
-        """Numbers of rows for which the rates of matrix products are measured."""
+        """Return the row counts of x for which the rates of matrix products x · W are measured."""
         lengths = 1, self.prompt_len, self.tokens - 1
         return {*FEW_ROWS, *(self.batch_size * tokens for tokens in lengths)}
 
@@ -222,11 +222,18 @@ def run_generation(
     progress: Progress,
     done: int = 0,
 ) -> Iterator[Record]:
-    """Yield one record per mode. `gpu` has the measured ceilings. `done` is the number of steps of
-    earlier generations.
+    """Yield one record per mode in MODES, first of generation with the cache.
 
-    After Ctrl-C, yield records of the tokens that all modes have generated, then raise
+    If Ctrl-C interrupts, yield records of the tokens that all modes have generated, then raise
     KeyboardInterrupt.
+
+    Args:
+        request: What to generate.
+        machine: The machine to measure on.
+        gpu: The measured ceilings as a preset.
+        progress: Receives the next step and the number of finished steps.
+        done: Number of steps that earlier generations have finished. The progress continues from
+            this number.
     """
     is_interrupted = False
     with torch.no_grad():

@@ -90,14 +90,16 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def norm_count(self) -> int:
-        """Number of norms of the layer, without those inside its parts or its shared block."""
+        """Return the number of norms of the layer, without those inside its parts or its shared
+        block."""
         if self.norms is not None:
             return self.norms
         return sum(not isinstance(part, Projections) for part in self.parts)
 
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
-        """Cache entries that this layer reads. It also stores them unless `shares_cache` is set."""
+        """Return the cache entries that this layer reads. It also stores them unless `shares_cache`
+        is set."""
         return tuple(entry for part in (*self.parts, *self.shared) for entry in part.cache())
 
     @property
@@ -202,17 +204,17 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def parts(self) -> list[AnyPart]:
-        """Parts of each kind of layer, without shared parts."""
+        """Return the parts of each kind of layer, without shared parts."""
         return [part for layer in self.kinds.values() for part in layer.parts]
 
     @property
     def mixers(self) -> list[Sublayer]:
-        """Mixers of each kind of layer."""
+        """Return the mixers of each kind of layer."""
         return [mixer for layer in self.kinds.values() for mixer in layer.mixers]
 
     @property
     def entries(self) -> list[CacheEntry]:
-        """Cache entries of each kind of layer."""
+        """Return the cache entries of each kind of layer."""
         return [entry for layer in self.kinds.values() for entry in layer.entries]
 
     def check_generates(self) -> None:
@@ -223,7 +225,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Kind of every layer, in order."""
+        """Return the kind of every layer, in order."""
         result: list[str] = []
         for count, kind in cycle(self.runs):
             result += [kind] * min(count, self.layers - len(result))
@@ -233,7 +235,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def runs(self) -> list[tuple[int, str]]:
-        """The pattern as (count, kind); one run if there is only one kind."""
+        """Return the pattern as (count, kind) pairs; one pair if there is only one kind."""
         result = []
         for item in self.pattern or tuple(self.kinds):
             count, _, kind = item.rpartition(" ")
@@ -242,13 +244,15 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """Cached results of this model by their inputs, because a plan needs the same bytes many
-        times."""
+        """Return the dictionary of memoized results, by their inputs.
+
+        A plan needs equal bytes many times.
+        """
         return {}
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Number of layers of each kind."""
+        """Return the number of layers of each kind."""
         return {kind: self.order.count(kind) for kind in self.kinds}
 
     def layer_weights(self, kind: str) -> tuple[Weight, ...]:
@@ -263,7 +267,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def outer_weights(self) -> tuple[Weight, ...]:
-        """Weights outside the layers: embeddings, final norm, LM head (absent if tied)."""
+        """Return the weights outside the layers: embeddings, final norm, LM head (absent if
+        tied)."""
         width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
         result = [table("embedding", vocab, width, shards=vocab)]
         if self.position_embeddings:
@@ -294,7 +299,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def unquantized(self) -> frozenset[str]:
-        """Full names of matrices that a quantised checkpoint keeps in the dtype of the model."""
+        """Return the full names of matrices that a quantised checkpoint keeps in the dtype of the
+        model."""
         return frozenset(
             f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized
         )
@@ -317,7 +323,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def mtp_parameters(self) -> int:
-        """Parameters of the multi-token-prediction layers, which `parameters` excludes."""
+        """Return the parameters of the multi-token-prediction layers, which `parameters`
+        excludes."""
         if not self.mtp:
             return 0
         layer = sum(w.elements for w in self.layer_weights(self.mtp.kind))
@@ -327,7 +334,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def attention(self) -> str:
-        """Names of the model's mixers, with layer counts if there are several mixers."""
+        """Return the names of the model's mixers, with layer counts if there are several mixers."""
         labels: dict[str, int] = {}
         for kind, count in self.counts.items():
             label = self.kinds[kind].label

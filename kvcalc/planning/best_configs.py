@@ -58,10 +58,13 @@ class ParetoFront:
         self.items: list[Any] = []
 
     def add(self, xs: Array, ys: Array, items: Callable[[Array], Sequence[Any]]) -> None:
-        """Add points; NaN marks no point.
+        """Add points to the front. A point with NaN is ignored.
 
         Args:
-            items: Returns the items of some of the new points, from their indices.
+            xs: The x of each new point.
+            ys: The y of each new point.
+            items: Function from indices of new points to their candidates. It is called only for
+                the points that enter the front.
         """
         import numpy as np
 
@@ -124,8 +127,10 @@ class ClosestMisses:
         """Add the failing candidates of a batch.
 
         Args:
+            is_failing: Whether each candidate misses a target.
             rows: Index of each candidate's GPU model.
-            orders: Order among candidates with equal factors.
+            orders: Rank of each candidate, from `split_order`. Of candidates with equal violation
+                factors, the lowest rank stays.
         """
         import numpy as np
 
@@ -144,13 +149,13 @@ class ClosestMisses:
                 self._misses[cell] = order, candidate
 
     def closest(self, costs: Array, limit: float = float("inf")) -> Candidate | None:
-        """Return the closest candidate that costs less than a limit.
+        """Return the closest candidate that costs less than `limit`; None if there is none.
 
-        If several are equally close, return the most expensive one below a limit, or the cheapest
-        one without a limit.
+        If several candidates are equally close, return the most expensive one. Without a limit,
+        return the cheapest one.
 
         Args:
-            costs: By GPU model and total GPUs [GPU models, total GPUs].
+            costs: Cost of each cell [GPU models, total GPUs].
         """
         sign = 1 if limit == float("inf") else -1
         cells = [cell for cell in sorted(self._misses) if costs[cell] < limit]
@@ -278,22 +283,25 @@ class BestConfigs(NamedTuple):
 
     @property
     def answers(self) -> list[Candidate]:
-        """The best candidates, or the closest if there are none."""
+        """Return the best candidates, or only the closest miss if no candidate meets the
+        targets."""
         return self.best or ([self.closest] if self.closest else [])
 
     @property
     def listed(self) -> list[Candidate]:
-        """The candidates of the records."""
+        """Return the candidates that become records."""
         return [*self.answers, *self.unranked[:MAX_BEST]]
 
     @property
     def front(self) -> ParetoFront:
-        """The Pareto front of the times of the first record."""
+        """Return the Pareto front of the predictions or of the bounds, whichever the first record
+        has."""
         return self.fronts[bool(self.listed) and self.listed[0].deployment.calibration is None]
 
     @property
     def basis(self) -> str:
-        """The basis of the ranked times: calibrated, scaled, bound, or the first two."""
+        """Return the basis of the ranked times: calibrated, scaled, bound, or `calibrated and
+        scaled`."""
         candidates = [*self.best, *([self.closest] if self.closest else [])]
         return " and ".join(
             dict.fromkeys(candidate.deployment.time_basis for candidate in candidates)

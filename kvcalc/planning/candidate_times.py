@@ -30,9 +30,9 @@ class StageVariants(NamedTuple):
 
     Attributes:
         deployment: Any of the deployments.
-        indices: Their indices among all deployments.
-        transfers: Numbers of transfers between stages, within a node and to another node
-            [2, deployments].
+        indices: Index of each deployment in the list of all deployments.
+        transfers: Numbers of transfers between stages [2, deployments]: within a node, and to
+            another node.
     """
 
     deployment: TimedDeployment
@@ -44,8 +44,8 @@ def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[St
     """Group deployments that differ only in GPU model and pipeline stages.
 
     Returns:
-        A list for each number of ranks of a stage that share a node. It has an element for each GPU
-        model.
+        A list for each number of ranks that one stage has on a node. Each list has one element per
+        GPU model.
     """
     import numpy as np
 

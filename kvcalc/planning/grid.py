@@ -89,12 +89,12 @@ class Candidate(NamedTuple):
 
     @property
     def gpu(self) -> str:
-        """Name of the GPU model."""
+        """Return the name of the GPU model."""
         return self.deployment.gpu.name
 
     @property
     def meets(self) -> bool:
-        """Whether all targets are met."""
+        """Return whether the candidate meets all targets."""
         return self.violated_target == Target.NONE
 
 

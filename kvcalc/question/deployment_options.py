@@ -82,7 +82,7 @@ class DeploymentOptions(PlacementOptions, frozen=True):
 
     @property
     def choice(self) -> EngineChoice:
-        """The engine, and the calibration of its times."""
+        """Return the engine, and the calibration of its times."""
         return engine_choice(self.engine, self.calibration, self.bounds, self.stack)
 
 

@@ -56,7 +56,7 @@ class EngineSettings(Question, frozen=True):
 
     @property
     def in_flight(self) -> int:
-        """Tokens that are scheduled but not done: max_num_batched_tokens ·
+        """Return the tokens that are scheduled but not done: max_num_batched_tokens ·
         max_in_flight_batches."""
         return self.max_num_batched_tokens * self.max_in_flight_batches
 

@@ -119,17 +119,17 @@ class Parameter(NamedTuple):
 
     @property
     def is_list(self) -> bool:
-        """Whether the option can be repeated, or the argument takes several words."""
+        """Return whether the option can be repeated, or the argument takes several words."""
         return get_origin(self.type) is list
 
     @property
     def is_tuple(self) -> bool:
-        """Whether a comma-separated list is one value."""
+        """Return whether a comma-separated list is one value."""
         return get_origin(self.type) is tuple
 
     @property
     def is_text(self) -> bool:
-        """Whether the command line leaves the value as a text."""
+        """Return whether the command line leaves the value as a text."""
         return bool(self.parse or self.option.list_order or self.is_tuple)
 
     @property
@@ -170,14 +170,18 @@ class Parameter(NamedTuple):
             raise UserError(f"{text} is not a {number} from {option.min} to {option.max:,}")
 
     def is_default(self, value: Any) -> bool:
-        """Return whether a value keeps the default: None, and '' if the default is empty."""
+        """Return whether a value leaves the option at its default.
+
+        This is true of None, and of "" if the default is empty (0, "" or None).
+        """
         return value is None or (isinstance(value, str) and not value and not self.default)
 
     def read(self, value: Any) -> Any:
         """Return the value of an option from a text or a Python value.
 
         Raises:
-            UserError: The value has an invalid form, or is a list.
+            UserError: The value has an invalid form, or is a list although the option takes one
+                value.
         """
         if self.is_tuple:
             return tuple(map(self.read_item, items_of(value, spelled(self.name))))

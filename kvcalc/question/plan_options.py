@@ -32,7 +32,10 @@ class RequestLengths(msgspec.Struct, frozen=True):
 
     @property
     def middle(self) -> int:
-        """Tokens half-way through the answer, or at the end if the output length is unknown."""
+        """Return the tokens of the sequence half-way through the answer.
+
+        If the output length is unknown, return the tokens at the end.
+        """
         return self.prompt + max(1, self.output // 2) if self.output else self.context
 
 
@@ -101,13 +104,13 @@ class Requirement(Question, frozen=True, kw_only=True):
 
     @property
     def time_limits(self) -> dict[str, float]:
-        """The requested limits in seconds, by the time of a candidate that they limit."""
+        """Return the requested time limits in seconds: `ttft`, `tpot` or both."""
         limits = {"ttft": self.max_ttft, "tpot": self.max_tpot}
         return {time: limit for time, limit in limits.items() if limit}
 
     @property
     def lengths(self) -> RequestLengths:
-        """The tokens of each request."""
+        """Return the numbers of prompt, context, output and cached tokens of each request."""
         prompt = self.context or self.input_len
         return RequestLengths(
             prompt=prompt,

@@ -66,17 +66,17 @@ class LatencyOptions(Question, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """Number of complete chunks of the prompt."""
+        """Return the number of complete chunks of the prompt."""
         return self.input_len // (self.max_num_batched_tokens or self.input_len)
 
     @property
     def context(self) -> int:
-        """Tokens of a sequence at its end."""
+        """Return the tokens of a sequence at its end, prompt and answer together."""
         return self.input_len + self.output_len
 
     @property
     def mid_length(self) -> int:
-        """Tokens of a sequence half-way through its answer."""
+        """Return the tokens of a sequence half-way through its answer."""
         return self.input_len + max(1, self.output_len // 2)
 
 
@@ -139,17 +139,17 @@ class Workload(Question, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Name of the client that sends the requests."""
+        """Return the name of the client that sends the requests."""
         return self.client or (CLOSED if self.max_concurrency else OPEN)
 
     @property
     def is_open(self) -> bool:
-        """Whether requests arrive over time, independently of the server."""
+        """Return whether requests arrive over time, independently of the server."""
         return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
 
     @property
     def is_benchmark(self) -> bool:
-        """Whether the client is a benchmark that sends its own requests."""
+        """Return whether the client is a benchmark that sends its own requests."""
         return self.client in (INFERENCEX, AIPERF)
 
 

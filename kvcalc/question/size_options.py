@@ -15,7 +15,7 @@ class Printing(Question, frozen=True):
 
     @property
     def is_table(self) -> bool:
-        """Whether the answer is printed as a table, with a sentence above it."""
+        """Return whether the answer is printed as a table, with a sentence above it."""
         return self.format in ("table", "markdown")
 
 

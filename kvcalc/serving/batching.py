@@ -124,12 +124,12 @@ class Decoding:
 
     @property
     def context(self) -> int:
-        """Total number of cached tokens."""
+        """Return the total number of cached tokens."""
         return int(self.cached.sum())
 
     @property
     def needed(self) -> int:
-        """Bytes allocated after one more token of each sequence."""
+        """Return the bytes allocated after one more token of each sequence."""
         return int(self.pool.allocated[self.cached + 1].sum())
 
     @property

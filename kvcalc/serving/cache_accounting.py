@@ -248,7 +248,7 @@ class PrefixCache:
 
     @property
     def shared_stored(self) -> int:
-        """Stored bytes that running requests save by sharing."""
+        """Return the stored bytes that running requests save by sharing."""
         return self.shared_blocks * self.block_stored
 
     def cached_tokens(self, prompt: int) -> int:

@@ -72,10 +72,12 @@ def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
 def precision_of(row: MeasuredRow, model: Model) -> Precision:
     """Return the formats of weights and cache in a measured run.
 
-    A checkpoint that is published quantised runs as published, other checkpoints run in the row's
-    format. A run in fp4 of a model that is published in a wider format (DeepSeek-R1 in fp8) uses an
-    NVFP4 checkpoint. fp8 mixtures of experts and Qwen's fp8 checkpoints are published in blocks of
-    128 × 128.
+    A checkpoint that is published quantised runs as published. There is one exception: a run in fp4
+    of a checkpoint in a wider format uses an NVFP4 checkpoint. Example: DeepSeek-R1 is published in
+    fp8.
+
+    A checkpoint that is not quantised runs in the row's format. Mixtures of experts and Qwen in fp8
+    then have scales for blocks of 128 × 128.
     """
     quantization = ""
     has_four_bits = any(stored_format(scheme.format).bits == 4 for scheme in model.quantization)
@@ -151,7 +153,7 @@ class PublishedRun(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """Maximum tokens of a request plus one."""
+        """Return the maximum tokens of a request, plus one."""
         return self.input_len + self.output_len + 1
 
 

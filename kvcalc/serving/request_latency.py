@@ -105,7 +105,7 @@ def request(
     Args:
         cached: Leading prompt tokens that are in the cache already (prefix hit).
         chunk: Tokens per pass of the prefill; 0 for the whole prompt.
-        max_points: Number of passes up to which NumPy is not used.
+        max_points: If at most this many passes are timed together, NumPy is not used.
         no_cache: Whether each step recomputes all tokens.
         all_positions: Whether the LM head runs on all positions instead of the last one.
 
@@ -170,8 +170,10 @@ class _Spent(NamedTuple):
 
 
 def passes_in_one(model: Model) -> int:
-    """Return how much longer kvcalc takes to time a pass of this model than of a model with few
-    kinds of layers."""
+    """Return the weight of a pass of this model: 1, or more if the model has many kinds of layers.
+
+    kvcalc needs proportionally longer to time such a pass.
+    """
     return max(1, len(model.kinds) // FEW_KINDS)
 
 
@@ -184,10 +186,11 @@ def block_of(model: Model) -> int:
 
 
 def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> Iterator[Any]:
-    """Yield the integers from `first` to before `end` as arrays of at most `block` elements.
+    """Yield the integers from `first` to `end` − 1 as arrays of at most `block` elements.
 
     Args:
-        max_points: Number of integers up to which the arrays are `Points`, which need no NumPy.
+        max_points: If there are at most this many integers, they are one `Points` object, which
+            needs no NumPy.
     """
     if 0 < end - first <= max_points:
         yield Points(range(first, end))
@@ -299,12 +302,12 @@ def latency_records(
 
 
 def latency_record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return one configuration as a flat record.
+    """Return one configuration as a flat record, with the keys of `LatencyRecord`.
 
-    Fields: uncached_ttft_s: TTFT without the cached prefix; None without a prefix.
-    energy_per_token_j: Energy per output token, with all GPUs at full power for the whole request.
-    None if the GPU's power is unknown. fallback: Sentence with the data type of GEMMs, if the GPU
-    has no unit for the requested data type.
+    - `uncached_ttft_s` is TTFT without the cached prefix; None without a prefix.
+    - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
+      if the GPU's power is unknown.
+    - `fallback` names the data type of GEMMs if the GPU has no unit for the requested data type.
     """
     return latency_records([(deployment, options)])[0]
 

@@ -58,13 +58,13 @@ class Requests:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest prompt and of the longest answer together."""
+        """Return the tokens of the longest prompt and of the longest answer together."""
         return int(self.input_len.max() + self.output_len.max())
 
     @property
     def rate(self) -> float:
-        """Arrivals per second, from the first to the last arrival; 0 if all requests arrive
-        together."""
+        """Return the arrivals per second, from the first to the last arrival; 0 if all requests
+        arrive together."""
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span if span else 0.0
 
@@ -341,9 +341,9 @@ class ArrivalQueue:
 
     @property
     def next_s(self) -> float:
-        """Time of the next known request in seconds.
+        """Return the time of the next known request in seconds.
 
-        It is infinite if no request arrives before another request is done.
+        The time is infinite if no request arrives before another request is done.
         """
         return self.coming[0][0] if self.coming else inf
 
@@ -381,7 +381,7 @@ class ArrivalQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether any request is not yet done."""
+        """Return whether any request is not yet done."""
         return self.done < len(self.due)
 
 

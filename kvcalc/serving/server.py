@@ -268,7 +268,7 @@ class Server:
 
     @property
     def max_num_seqs(self) -> int:
-        """Maximum number of concurrent sequences of the whole replica."""
+        """Return the maximum number of concurrent sequences of the whole replica."""
         num_seqs = self.limits.max_num_seqs * self.deployment.parallelism.dp
         return self.settings.max_num_seqs or num_seqs
 

@@ -75,9 +75,10 @@ class StepTimeSegment(NamedTuple):
 def largest_micro_batch(
     deployment: TimedDeployment, chunks: Chunks, count: int
 ) -> tuple[Chunks, int]:
-    """Return the chunks and the number of decodes that are in a pipeline stage at a time.
+    """Return the largest micro-batch of a pass: its chunks of prompts, and its number of decodes.
 
-    Prompts stay whole. Bounds divide passes when they time them, so the pass is returned unchanged.
+    The pipeline stages work on different micro-batches at the same time. A chunk is never divided.
+    Datasheet bounds divide the pass later, so without a calibration the pass is returned unchanged.
 
     Example: with 2 stages, chunks of 900, 500 and 300 tokens and 5 decodes give chunks of 900 and
     300 tokens and 3 decodes.
@@ -235,7 +236,7 @@ class InterpolatedStepTimer(StepTimer):
 
     @cached_property
     def host(self) -> HostTime:
-        """The time that the engine adds to a pass."""
+        """Return the time that the engine adds to the kernels of a pass."""
         if not self.deployment.calibration:
             return HostTime(0.0, 0.0, 1.0, 0.0)
         batch = Batch((Sequences(np.ones(1), 1, 0),))

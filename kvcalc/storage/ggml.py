@@ -113,8 +113,12 @@ def tensor_bytes(type_: str, row: int, rows: int) -> int:
 
 
 def joined_format(pieces: Sequence[tuple[str, int, int]], elements: int) -> str:
-    """Return the format `types@bytes/elements` of a weight that several tensors store, from their
-    types, elements of a row and rows."""
+    """Return the format of a weight that several tensors store: `types@bytes/elements`.
+
+    Args:
+        pieces: (ggml type, elements of a row, rows) of each tensor.
+        elements: Elements of the weight.
+    """
     types = "_".join(dict.fromkeys(type_ for type_, *_ in pieces))
     stored_bytes = sum(tensor_bytes(*piece) for piece in pieces)
     return f"{types}@{stored_bytes}/{elements}"

@@ -312,7 +312,7 @@ class Loss(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """The published finding with its source."""
+        """Return the published finding with its source."""
         return f"{self.note} ({self.source})" if self.source else self.note
 
     def __str__(self) -> str:

@@ -125,15 +125,17 @@ ServedFigure = Literal[
 
 
 class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fitted kernel model. Errors are exp(|ln(predicted/measured)|) − 1.
+    """A fitted kernel model. Errors are exp(|ln(predicted/measured)|) − 1: 0.05 is 5%.
 
     Attributes:
         law: The kernel model with its parameters.
         rows: Number of measured rows of the fit.
-        median_abs_error: Median on held-out rows. p90_abs_error: 90th percentile on held-out rows.
+        median_abs_error: Median on held-out rows.
+        p90_abs_error: 90th percentile on held-out rows.
         fitted_median_abs_error: Median on the rows of the fit.
         fitted_p90_abs_error: 90th percentile on the rows of the fit.
-        note: Warning for times of this model, if its rows are not the stack's usual speed.
+        note: Warning for times of this model, if its rows are slower or faster than the stack
+            usually is.
     """
 
     law: AnyKernelModel

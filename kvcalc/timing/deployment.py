@@ -123,19 +123,25 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def formats(self) -> Formats:
-        """The formats of weights and cache. Raises UserError for a format that the model cannot
-        have."""
+        """Return the formats of weights and cache.
+
+        Raises:
+            UserError: The model cannot have a requested format.
+        """
         return formats_of(self.model, self.precision)
 
     @property
     def ranks(self) -> Parallelism:
-        """The parallelism, spread over nodes. Raises UserError if the rate between nodes is
-        unknown."""
+        """Return the parallelism, spread over nodes.
+
+        Raises:
+            UserError: The rate between nodes is unknown.
+        """
         return spread_over(self.parallelism, self.gpu, self.nodes)
 
     @property
     def basis(self) -> str:
-        """The name of the time model, with the engine version that was measured."""
+        """Return the name of the time model, with the engine version that was measured."""
         if not self.calibration:
             return "datasheet"
         source = f" of {self.calibration.gpu}" if self.calibrated_on else ""
@@ -144,13 +150,15 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def time_basis(self) -> str:
-        """calibrated, scaled (from another GPU's calibration) or bound."""
+        """Return the basis of the times: calibrated, scaled or bound.
+
+        Scaled times come from another GPU's calibration.
+        """
         return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
     @property
     def identifying_keys(self) -> Record:
-        """The record keys that identify the deployment in a list: they differ between
-        deployments."""
+        """Return the record keys that differ between the deployments of a list."""
         ranks, formats = self.parallelism, self.formats
         source = self.calibration.gpu if self.calibration and self.calibrated_on else ""
         nodes = nodes_of(self.ranks, self.gpu, self.nodes)
@@ -293,7 +301,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights on the GPU with the most weights."""
+        """Return the bytes of weights on the GPU with the most weights."""
         return weight_bytes(self.model, self.precision, self.parallelism)
 
     def cost(self, batch: Batch, all_positions: bool = False) -> Cost:

@@ -32,7 +32,7 @@ BoundedCost = tuple[Cost, str]  # a minimum cost, and the dtype of its products
 
 
 def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost:
-    """Return the minimum cost of measured kernels and the dtype of their products.
+    """Return the minimum FLOPs and bytes of measured kernels, and the dtype of their products.
 
     Args:
         op: Name of the operation, such as `gemm`.
@@ -234,12 +234,15 @@ DTYPES = dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16") | dict.f
 
 
 class Operation(NamedTuple):
-    """An operation: names of its columns, separated by spaces, and its minimum cost.
+    """A measured operation: the columns of its rows, and the minimum cost of its kernel.
+
+    Column names are separated by spaces.
 
     Attributes:
         counts: Columns of whole numbers of at least 1.
         dtypes: Columns of data types.
-        cost: Function that returns the minimum cost; None if rows have no minimum cost.
+        cost: Function that returns the minimum FLOPs and bytes of a kernel, and the dtype of its
+            products. None for layers and servers, which have no minimum.
         optional: Columns of whole numbers that may be 0.
         means: Columns of numbers that may be 0 and need not be whole.
     """
@@ -326,7 +329,10 @@ class MeasuredRow(NamedTuple):
 
     @property
     def served(self) -> ServedTimes:
-        """Times of a served run. Tokens/s are clients · output / (TTFT + (output − 1) · TPOT)."""
+        """Return the times of a served run.
+
+        Tokens/s are clients · output / (TTFT + (output − 1) · TPOT).
+        """
         output, clients = self.shape[1:3]
         total_us = self.ttft_us + (output - 1) * self.time_us
         return ServedTimes(self.time_us, self.ttft_us, 1e6 * clients * output / total_us)
@@ -353,7 +359,7 @@ class MeasurementFile(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """A sentence on the invalid rows, with the first lines; '' without such rows."""
+        """Return a sentence on the invalid rows, with the first lines; '' without such rows."""
         count = len(self.invalid)
         if not count:
             return ""

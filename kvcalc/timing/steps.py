@@ -68,7 +68,7 @@ class OperatorTime(NamedTuple):
 
     @property
     def parts(self) -> "tuple[OperatorTime, ...]":
-        """The seconds of the operator plus `overhead`."""
+        """Return the time of the operator, and `overhead` if there is one."""
         return (self, self.overhead) if self.overhead else (self,)
 
 

@@ -142,14 +142,15 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     long_context_variable: str = ""
 
     def release(self, text: str) -> tuple[Any, str]:
-        """Return the rules of `0.11`, `0.11.2`, `latest` or "", and a remark if they belong to
-        another release.
+        """Return the rules of an engine version, and a remark if they are the rules of another
+        version.
 
-        Two numbers name the first release with them. A version between two releases has the rules
-        of the older release.
+        `0.11` means the first known version 0.11.x. A version between two known versions has the
+        rules of the older version. `latest` and "" mean the last known version.
 
         Raises:
-            UserError: The text is not a version, or names a version that is not known or too old.
+            UserError: The text is not a version, the version is too old, or the engine has no known
+                versions.
         """
         name = text.strip().lower().removeprefix("v")
         if name in ("", "latest"):

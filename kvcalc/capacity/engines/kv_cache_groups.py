@@ -70,7 +70,7 @@ class Spec(NamedTuple):
 
     @property
     def page(self) -> int:
-        """Bytes of one block in this layer."""
+        """Return the bytes of one block in this layer."""
         size = self.row if self.kind is SpecKind.STATE else self.row * self.block
         return self.padded or size
 
@@ -286,12 +286,14 @@ def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> lis
 
 
 def compresses_tokens(model: Model) -> bool:
-    """Return whether a model's layers compress their latents and store nothing else, except latents
-    in a window, so that the packed pages apply.
+    """Return whether vLLM stores a model in packed pages.
+
+    It does if the layers compress their latents and otherwise store only latents in a window.
 
     Raises:
-        UserError: Layers read the compressed latents of others (models/deepseek_v41: records of 528
-            bytes on some GPUs, windows in blocks of 32 or 64, rings of compressor states).
+        UserError: Layers read the compressed latents of other layers, as in DeepSeek-V4.1. Its
+            pages are not modelled (models/deepseek_v41: records of 528 bytes on some GPUs, windows
+            in blocks of 32 or 64, rings of compressor states).
     """
     if not any(entry.role == "compressor" for entry in model.entries):
         return False

@@ -39,7 +39,7 @@ class StoredEntry(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row on one rank."""
+        """Return the bytes of one row on one rank."""
         return self.heads * self.format.row_bytes(self.entry.width)
 
 
@@ -69,29 +69,29 @@ class Pages(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the rows of one token, without index keys."""
+        """Return the bytes of the rows of one token, without index keys."""
         return sum(stored_entry.row_bytes for stored_entry in self.rows)
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of one token's index keys."""
+        """Return the bytes of one token's index keys."""
         return sum(stored_entry.row_bytes for stored_entry in self.index_keys)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one sequence's states."""
+        """Return the bytes of one sequence's states."""
         return sum(
             stored_entry.entry.limit * stored_entry.row_bytes for stored_entry in self.states
         )
 
     @property
     def limit(self) -> int:
-        """Tokens of the window or chunk; 0 for none."""
+        """Return the tokens of the window or chunk; 0 for full attention."""
         return self.rows[0].entry.limit if self.rows else 0
 
     @property
     def is_latent(self) -> bool:
-        """Whether the rows are latents, one for all heads."""
+        """Return whether the rows are latents, one for all heads."""
         return any(stored_entry.entry.role == "latent" for stored_entry in self.rows)
 
 
@@ -101,7 +101,8 @@ def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
 
 
 def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCache, int]]:
-    """Return the distinct layers of a pipeline stage, in order, each with its number."""
+    """Return the distinct layers of a pipeline stage, in order, each with the number of equal
+    layers."""
     on_stage = [layer for layer in layers if layer.stage == stage]
     counts = Counter(id(layer.parts) for layer in on_stage)
     return [(layer, counts[id(layer.parts)]) for layer in distinct_layers(on_stage)]
@@ -134,7 +135,7 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 def stage_pages(
     engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
-    """Return the pages of a pipeline stage, each with its number of layers."""
+    """Return the pages of a pipeline stage, each with the number of layers that have them."""
     return [
         (part, count)
         for layer, count in count_layers(layers, stage)
@@ -325,9 +326,9 @@ class LinearLayout(CacheLayout):
     """A layout whose bytes are linear in the number of sequences."""
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return pairs of bytes, for all sequences together and for each sequence.
+        """Return pairs (bytes of all sequences together, bytes of each further sequence).
 
-        The pair with the largest sum determines the bytes.
+        n sequences need the largest of common + n · own over the pairs.
         """
         raise NotImplementedError
 
@@ -364,8 +365,11 @@ class BlockPool(LinearLayout):
         return sum(demand.count(length) for demand in self.demands)
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return one pair of blocks. Sequences share the full blocks of a prefix in groups without
-        a cap."""
+        """Return one pair: bytes of shared and null blocks, and bytes of one sequence's other
+        blocks.
+
+        Sequences share the full blocks of a common prefix in groups of layers without a cap.
+        """
         common = sum(min(shared, length) // d.block for d in self.demands if d.cap < 0)
         own = self.request_blocks(length) - common
         return [
@@ -389,10 +393,12 @@ class Content(LinearLayout):
         self._ratios = {r.entry.ratio for r in self.rows if r.entry.span is Span.PARTIAL}
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return the costs at `length`, and at the last lengths before a block is compressed.
+        """Return pairs (shared bytes, other bytes of one sequence), for `length` and shorter
+        lengths.
 
-        The content can shrink only if a block is compressed. Sequences share the rows of a prefix
-        in entries without a limit.
+        The shorter lengths are the last lengths before a block is compressed, because a sequence
+        may then store more than at `length`. Sequences share the rows of a common prefix in entries
+        without a limit.
         """
         lengths = {length, *(length - (length + 1) % ratio for ratio in self._ratios)}
         growing = [r for r in self.rows if shared and r.entry.grows and not r.entry.limit]

@@ -146,11 +146,14 @@ def count_prefill_graphs(tokens: int) -> int:
 
 
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return the weights with a tower and rotary tables, and the stated activations and graphs.
+    """Return the memory in bytes that SGLang uses outside its cache, for one estimate of the range.
 
-    Context and collectives are in use before SGLang measures the free memory. The estimates of the
-    range differ by these two, and by the margins of vLLM's starts. No published start-up of SGLang
-    has checked the estimates.
+    It is the memory of `stated_memory`, with rotary tables, a vision tower and LoRA slots added to
+    the weights. CUDA context and collectives are in use before SGLang measures the free memory.
+
+    The estimates low, middle and high differ in the bytes of context and collectives, and in the
+    margin. The margin is taken from vLLM's starts. No published start-up of SGLang has checked the
+    estimates.
     """
     terms = stated_memory(start, estimate)
     extra = {

@@ -255,12 +255,13 @@ def attention_peak(start: EngineStartup) -> int:
 
 
 def lora_slots(start: EngineStartup) -> int:
-    """Return slots · rank · (inputs + outputs) · 2 of each matrix of a layer
-    (lora/layers/base_linear.py, 0.28).
+    """Return the bytes of the slots for LoRA adapters on one rank; 0 without adapters.
 
-    Experts have slots (lora/layers/fused_moe.py). In some models, token table and
-    head have slots too: V + D each, in full on every rank (lora/layers/vocal_parallel_embedding.py,
-    logits_processor.py, 0.28). Other engines have neither.
+    Each matrix of a layer has slots · rank · (inputs + outputs) · 2 bytes
+    (lora/layers/base_linear.py, 0.28). With vLLM, experts have slots too
+    (lora/layers/fused_moe.py). In some models, token table and head also have slots with V + D
+    elements per rank, in full on every GPU (lora/layers/vocal_parallel_embedding.py,
+    logits_processor.py, 0.28). Other engines have no slots for experts, token table and head.
     """
     if not start.options.max_loras:
         return 0

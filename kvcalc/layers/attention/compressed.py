@@ -93,12 +93,12 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     @property
     def series(self) -> int:
-        """Number of series of rows from which a block is compressed."""
+        """Return the number of series of rows from which a block is compressed."""
         return 2 if self.overlap else 1
 
     @property
     def output_group_width(self) -> int:
-        """Width of the outputs of the heads of one output group."""
+        """Return the total output width of the heads of one output group."""
         return self.num_attention_heads * self.head_dim // self.o_groups
 
     def _rows(

@@ -108,7 +108,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     @property
     def max_tokens(self) -> int:
-        """Maximum number of stored tokens; 0 for no limit."""
+        """Return the maximum number of stored tokens; 0 for no limit."""
         window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
         return min(
             (n for n in (window, self.attention_chunk_size, self.cache_budget) if n), default=0
@@ -116,7 +116,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     @property
     def has_k_norm(self) -> bool:
-        """Whether keys have a norm in addition to queries."""
+        """Return whether keys have a norm in addition to queries."""
         return self.kv_projection and not self.q_norm_only
 
     def cache(self) -> tuple[CacheEntry, ...]:

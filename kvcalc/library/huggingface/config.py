@@ -109,10 +109,11 @@ class Config:
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return a whole number of at least `minimum`.
+        """Return the whole number under a key, or the default if the key is missing or null.
 
         Raises:
-            UserError: The value is anything else, or is missing and has no default.
+            UserError: The value is not a whole number of at least `minimum`, or is missing and has
+                no default.
         """
         value = self.get(key, default)
         if value is None:
@@ -120,8 +121,11 @@ class Config:
         return self.checked_size(key, value, minimum)
 
     def checked_size(self, key: str, value: Any, minimum: int = 1) -> int:
-        """Return a value as a whole number of at least `minimum`. Raises UserError for any other
-        value."""
+        """Return a value as an int.
+
+        Raises:
+            UserError: The value is not a whole number of at least `minimum`.
+        """
         if isinstance(value, float) and value.is_integer() and abs(value) < MAX_SIZE:
             value = int(value)
         if type(value) is not int:
@@ -136,19 +140,31 @@ class Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return the boolean under a key. Raises UserError for another value."""
+        """Return the boolean under a key, or the default if the key is missing or null.
+
+        Raises:
+            UserError: The value is not a boolean.
+        """
         value: bool = self._check(key, self.get(key, default), bool, _BOOLEAN)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return the positive number under a key. Raises UserError for another value."""
+        """Return the positive number under a key, or the default if the key is missing or null.
+
+        Raises:
+            UserError: The value is not a positive number, or is missing and has no default.
+        """
         value = self.get(key, default)
         if type(value) not in (int, float) or not 0 < value < 1e12:
             raise self.fail(key, f"should be a positive number, not {show(value)}")
         return float(value)
 
     def word(self, key: str, default: str = "") -> str:
-        """Return the text under a key. Raises UserError for another value."""
+        """Return the text under a key, or the default if the key is missing or null.
+
+        Raises:
+            UserError: The value is not a text.
+        """
         value: str = self._check(key, self.get(key, default), str, "a text")
         return value
 

@@ -346,12 +346,16 @@ def projections(matrices: Field = None, vectors: Field = None) -> Reader:
 
 
 def both(*readers: Reader) -> Reader:
-    """Return the reader of the parts of several readers, one after the other."""
+    """Return a reader that joins the parts of several readers, in their order.
+
+    Example: `both(mha(), cross_attention())` reads a layer of a decoder that attends to an encoder.
+    """
     return lambda c: tuple(part for reader in readers for part in reader(c))
 
 
 def nothing(c: Config) -> tuple[Any, ...]:
-    """Return no parts: the reader of layers without this part."""
+    """Return no parts. This is the reader of layers without such a part, such as layers without an
+    FFN."""
     return ()
 
 

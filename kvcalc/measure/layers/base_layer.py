@@ -198,8 +198,10 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Write the rows of the new tokens to the cache, and return the attention outputs [B, H, n,
-        e]."""
+        """Write the rows of the new tokens to the cache, and return the attention outputs.
+
+        The outputs are [B, H, n, e] with value width e.
+        """
         raise NotImplementedError
 
     def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:

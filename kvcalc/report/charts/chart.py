@@ -84,7 +84,7 @@ class Chart(NamedTuple):
 
     @property
     def is_heat(self) -> bool:
-        """Whether the chart is a heat map."""
+        """Return whether the chart is a heat map."""
         return any(series.kind == "cells" for series in self.series)
 
 

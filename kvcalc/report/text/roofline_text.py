@@ -48,7 +48,10 @@ PHASES = {"decode": "a decode step", "prefill": "a prefill"}
 
 
 def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[Table]:
-    """Yield a table per pass. Turning batches are computed once per deployment and context."""
+    """Yield a table per pass.
+
+    The batch sizes from which on compute is the limit are computed once per deployment and context.
+    """
     turning: dict[tuple[int, int], ComputeBoundBatches] = {}
     for deployment, records in passes:
         context = records[-1]["context"]

@@ -356,7 +356,10 @@ CHART_SIZE = 6.0, 4.4  # inches of a chart on a page: its texts are legible on a
 
 
 def text_html(text: str) -> str:
-    """Return a text as HTML without markup and control characters."""
+    """Return a text escaped for HTML, without control characters.
+
+    Example: `a < b` becomes `a &lt; b`.
+    """
     return escape(printable(text, 10_000))
 
 

@@ -146,10 +146,10 @@ def columns(
 
 
 def show(*tables: Table, as_markdown: bool = False) -> None:
-    """Print tables, with emphasis on a terminal.
+    """Print tables on stdout, in Markdown if `as_markdown`.
 
-    Output to a pipe has no emphasis unless FORCE_COLOR is set, and lines of COLUMNS or WIDTH
-    characters.
+    Plain tables have emphasis on a terminal. Output to a pipe has emphasis only if FORCE_COLOR is
+    set. Its lines have COLUMNS or WIDTH characters.
     """
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     if as_markdown:
@@ -179,7 +179,7 @@ def answer_sentence(first: str, *clauses: str) -> str:
 
 
 def footnotes(*notes: str) -> list[str]:
-    """Return a blank line, and the first three notes that are not empty and fit on one line."""
+    """Return a blank line and the first three notes that are not empty and fit on one line."""
     short = dict.fromkeys(note for note in notes if note and len(note) <= MAX_FOOTNOTE)
     return ["", *list(short)[:MAX_NOTES]]
 

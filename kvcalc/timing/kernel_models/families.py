@@ -98,7 +98,13 @@ class Family(NamedTuple):
 
 
 def kind_of(op: str, dtype: str, kernel: str) -> str:
-    """Return the kind of data that selects the kernel model of rows of an operation."""
+    """Return the kind of data of measured rows, which selects their kernel model.
+
+    Args:
+        op: Name of the operation, such as `moe`.
+        dtype: Data types of the rows.
+        kernel: Kernel that the rows name; "" if they name none.
+    """
     family = FAMILIES.get(op)
     return family.kind(dtype, kernel) if family else dtype
 

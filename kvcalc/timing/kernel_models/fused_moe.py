@@ -374,7 +374,12 @@ ROW_FORMATS = {
 
 
 def moe_kind(dtype: str, kernel: str) -> str:
-    """Return the cell of rows with this data type and kernel family, or recorded kernel."""
+    """Return the kind of data of measured expert rows: format, kernel and `ungated`.
+
+    Args:
+        dtype: Data type in the rows.
+        kernel: Kernel family, or the recorded name of a kernel.
+    """
     words = kernel.replace("_", " ").split()
     parts = [dtype]
     parts += [name for name in KERNELS if any(name in word for word in words)][:1]
@@ -383,7 +388,8 @@ def moe_kind(dtype: str, kernel: str) -> str:
 
 
 def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
-    """Return the kernel model of a cell with its fixed fields; none for a format without rows."""
+    """Return the kernel model of a kind of data with its fixed fields; () for a format without
+    rows."""
     stored, *parts = kind.split("/")
     if stored not in STORED_BYTES:
         return ()
@@ -410,7 +416,7 @@ def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
 
 
 def expert_kinds(shape: ExpertsShape) -> tuple[str, ...]:
-    """Return the cells that may time these experts, best first.
+    """Return the kinds of data whose kernel models may time these experts, best first.
 
     If a stack has two kernels for a format, it uses the permuting kernel (FlashInfer, CUTLASS) for
     experts that are spread over ranks. OpenAI's mxfp4 kernels are for experts with biases; experts
