@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Run
+from msgspec.structs import replace
 
 from kvcalc import Deployment, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
@@ -201,6 +202,20 @@ def _random(seed: int) -> tuple[Deployment, FitOptions]:
     return deployment, FitOptions(engine=engine, **dict(_options(draw, engine)))
 
 
+def _record(deployment: Deployment, options: FitOptions) -> dict[str, Any]:
+    """Return the record of `fit`. llama.cpp's command line has a slot for each user, so its record is that of so many slots."""
+    record = fit_record(fit(deployment, options))
+    if options.engine != "llama.cpp" or options.max_num_seqs or not (record["command"] and record["fits"]):
+        return record
+    slots = min(record["max_num_seqs"], 256)
+    served = fit_record(fit(deployment, replace(options, max_num_seqs=slots)))
+    assert f"--parallel {slots}" in record["command"]
+    assert [served[key] for key in ("command", "max_num_seqs", "requested_model_len")] == [
+        record[key] for key in ("command", "max_num_seqs", "requested_model_len")
+    ]
+    return served
+
+
 def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
     """This compares every key of the record for random deployments. Deployments that no engine's command line can express
     are skipped."""
@@ -208,7 +223,7 @@ def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
     for seed in range(60):
         try:
             deployment, options = _random(seed)
-            record = fit_record(fit(deployment, options))
+            record = _record(deployment, options)
         except UserError:
             continue
         if record["command"] is None:
@@ -239,9 +254,9 @@ def test_each_option_alone_is_said_and_read_again(engine: str) -> None:
     """For a model with windows, the line with one option differs from the line without, and gives the same record if read
     again."""
     deployment = Deployment(load_model("gpt-oss-20b"), load_gpu("h200"))
-    plain = fit_record(fit(deployment, FitOptions(engine=engine)))["kvcalc_command"]
+    plain = _record(deployment, FitOptions(engine=engine))["kvcalc_command"]
     for name, value in ((name, value) for name, values in _menu(engine).items() for value in values):
-        record = fit_record(fit(deployment, FitOptions(engine=engine, **{name: value})))
+        record = _record(deployment, FitOptions(engine=engine, **{name: value}))
         assert record["kvcalc_command"] != plain, name
         beside, line = record["kvcalc_command"].split(" -- ", 1)
         if beside == "kvcalc fit --gpu h200":

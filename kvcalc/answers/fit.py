@@ -203,7 +203,7 @@ def _read_models(
                 )
             stated: Settings = {"engine": command.engine} | command.settings
             dialect = DIALECTS[command.engine]
-            if dialect.max_num_seqs_is_cap and "max_num_seqs" in stated:
+            if not dialect.max_slots and "max_num_seqs" in stated:
                 stated["users"] = 1  # the engine starts if one sequence fits
             expert_flag = dialect.flag("ep")
             if expert_flag and expert_flag.is_switch and stated.pop("ep", 1) > 1:

@@ -380,7 +380,7 @@ def command_of(
 
 def _changed_options(dialect: Dialect, options: FitOptions) -> Settings:
     """Return the options that differ from their defaults."""
-    if dialect.max_num_seqs_is_cap and options.max_num_seqs:
+    if not dialect.max_slots and options.max_num_seqs:
         # a command line requires only one sequence
         users = options.users or options.max_num_seqs
         options = replace(options, users=users if users > 1 else 0)

@@ -127,9 +127,8 @@ class Dialect(NamedTuple):
         write: Turns options into the values of flags. A name with the prefix `fit_` is an option
             that no flag expresses.
         writes_model_flag: Whether a flag must precede the model's name.
-        max_num_seqs_is_cap: Whether the engine starts even if fewer full-length sequences fit than
-            its limit allows. llama.cpp allocates the cells of all slots at start, so its number of
-            slots is not a cap.
+        max_slots: Maximum of max_num_seqs, if all sequences must fit at start: llama.cpp allocates
+            the cells of all slots. 0 if the engine starts even if fewer sequences fit.
     """
 
     engine: str
@@ -141,7 +140,7 @@ class Dialect(NamedTuple):
     read: Callable[[Settings, list[str]], None] = lambda settings, remarks: None
     write: Callable[[Settings, TimedDeployment], None] = lambda settings, deployment: None
     writes_model_flag: bool = False
-    max_num_seqs_is_cap: bool = True
+    max_slots: int = 0
 
     def flag(self, name: str) -> Flag | None:
         """Return the flag of an option; None if the engine has none."""
@@ -446,7 +445,7 @@ _LLAMA_CPP = _dialect(
     read=_read_llama_cpp,
     write=_write_llama_cpp,
     writes_model_flag=True,
-    max_num_seqs_is_cap=False,
+    max_slots=256,  # LLAMA_MAX_SEQ in src/llama-cparams.h
 )
 _TRTLLM = _dialect(
     engine="trtllm",

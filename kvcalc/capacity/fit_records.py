@@ -13,6 +13,7 @@ from kvcalc.capacity import Fit
 from kvcalc.capacity.allocations import FragmentationResult, paged_waste, simulate_first_fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.deployment_fit import fit
+from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.fit_options import FitOptions, options_for
 from kvcalc.capacity.memory_budget import ESTIMATES, offloaded_bytes, replicated_data
 from kvcalc.capacity.suggested_fixes import ConfigChange, advice, small_cache
@@ -262,8 +263,15 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
 
 
 def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | None]:
-    """Return the engine's command line, and the command line of `fit` with it."""
-    written = command_of(result.deployment, result.options, typed.model)
+    """Return the engine's command line, and the command line of `fit` with it.
+
+    A server with slots gets one slot for each user that fits, unless the request gives a number.
+    """
+    options, dialect = result.options, DIALECTS.get(result.options.engine)
+    if dialect and dialect.max_slots and result.fits and not options.max_num_seqs:
+        slots = min(options.users or result.sequences, dialect.max_slots)
+        options = replace(options, max_num_seqs=slots)
+    written = command_of(result.deployment, options, typed.model)
     if not written:
         return None, None
     is_file = typed.gpu.lower().endswith((".yaml", ".yml"))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from kvcalc.capacity import Fit
 from kvcalc.capacity.allocations import AllocationRun
 from kvcalc.capacity.command_line import command_of
+from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.suggested_fixes import (
     NO_FIX,
     Advice,
@@ -111,7 +112,8 @@ def fit_table(
     if result.fits:
         rows.insert(0, rows.pop(index))
         title = _fit_sentence(records, fits, index)
-        first = records[index]
+        first, dialect = records[index], DIALECTS.get(result.options.engine)
+        slots = dialect.max_slots if dialect else 0
         notes += images
         wastes = {
             name: first[key] for name, key in WASTES.items() if first.get(key) is not None
@@ -121,6 +123,8 @@ def fit_table(
             notes.append(f"Waste: {', '.join(shares)}")
         elif first["low_num_seqs"] == 0:
             notes.append("At the low end of this range no user fits.")
+        elif 0 < slots < first["max_num_seqs"]:
+            notes.append(f"The server has at most {slots} slots.")
         elif (change := fixes[0]) and not images:
             words, users = shlex.join(change.words), plural(change.sequences, "user")
             notes.append(f"With `{words}`, {users} fit.")
