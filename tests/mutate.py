@@ -59,7 +59,7 @@ TESTS = {
         test_embedders.py test_images.py test_renamed.py
     """,
     "timing/": """
-        timing/test_law*.py timing/test_[mnprs]*.py timing/test_fitting.py test_rows.py test_validate.py test_roofline.py
+        timing/test_kernel_model*.py timing/test_[mnprs]*.py timing/test_fitting.py test_rows.py test_validate.py test_roofline.py
         test_attention_roof.py test_lists.py test_sums.py test_explain.py
     """,
     "capacity/": """

@@ -12,6 +12,7 @@ from test_huggingface_import import CONFIGS
 
 from kvcalc import UserError, cache_size
 from kvcalc.library.huggingface import model_from
+from kvcalc.library.huggingface.reader import read_config
 
 LAYERS, GROUPS, WIDTH, WINDOW = 24, 4, 128, 512
 FILE = {
@@ -198,5 +199,14 @@ def test_types_of_flash_linear_attention() -> None:
 
 
 def test_files_without_sizes() -> None:
-    assert "is no language model's config.json" in foreign_refusal(peft_type="LORA", base_model_name_or_path="org/base")
     assert "is no language model's config.json" in foreign_refusal(tokenizer_class="LlamaTokenizer")
+
+
+def test_an_adapter_names_its_base_model(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 32}')
+    hint = "Write `kvcalc fit org/base --max-loras 1 --max-lora-rank 32`"
+    for path in (file, tmp_path):
+        with pytest.raises(UserError) as caught:
+            read_config(path)
+        assert str(caught.value) == f"{file}: is a LoRA adapter of org/base, not a model. {hint}"

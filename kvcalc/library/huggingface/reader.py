@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
@@ -73,6 +74,9 @@ def read_config(path: Path, changes: list[str] | None = None) -> Model:
     """
     is_folder = os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises without permission)
     file = path / "config.json" if is_folder else path
+    adapter = path / "adapter_config.json"
+    if is_folder and adapter.is_file() and not file.is_file():
+        file = adapter
     data = read_json(file)
     other = file.with_name("hf_quant_config.json")  # as ModelOpt writes it
     is_described = file.name != "config.json" or any(data.get(key) for key in SECTIONS)
@@ -97,6 +101,15 @@ def model_from(
         raise UserError(
             "has another program's format, not the format of a config.json of transformers",
             "Give the config.json of the same weights for transformers, or a preset",
+            file_name,
+        )
+    if data.get("peft_type") == "LORA":
+        base = printable(data.get("base_model_name_or_path") or "MODEL", 200)
+        rank = data.get("r", 8)  # PEFT's default
+        options = f"{shlex.quote(base)} --max-loras 1 --max-lora-rank {rank}"
+        raise UserError(
+            f"is a LoRA adapter of {base}, not a model",
+            f"Write `kvcalc fit {options}`",
             file_name,
         )
     if draft_keys := Config(data, file_name).table("dflash_config"):

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.library.load import load_gpu
+from kvcalc.timing.kernel_models.families import AnyKernelModel
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode, PrefillAttention, Rule, split_parts
 from kvcalc.timing.kernel_models.fused_moe import AllReduce, FusedMoe
 from kvcalc.timing.kernel_models.gemm import (
@@ -20,14 +22,11 @@ from kvcalc.timing.kernel_models.gemm import (
     l2_keeps_weights,
 )
 from kvcalc.timing.kernel_models.kernel_model import GpuParameters, KernelModel, figures_of
-from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
+from kvcalc.timing.kernel_models.mla import MlaDecode, MlaModule, MlaPrefill, SparseDecode
 
 # 1 TB/s, 100 and 200 TFLOP/s, 100 SMs, 50 MB of L2, 100 GB/s links: round figures for arithmetic by hand.
 ROUND = GpuParameters(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5, fp4=400e6)
-LAWS = (
-    Gemm, QuantizedGemm, CutlassGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, FusedMoe,
-    SparseDecode, ResidentGemm, ResidentQuantizedGemm, FlashDecode,
-)  # fmt: skip
+KERNEL_MODELS = get_args(AnyKernelModel)
 SHAPES: dict[type[KernelModel], tuple[float, ...]] = {
     Gemm: (64, 4096, 4096),
     QuantizedGemm: (64, 4096, 4096),
@@ -41,12 +40,13 @@ SHAPES: dict[type[KernelModel], tuple[float, ...]] = {
     PrefillAttention: (2, 32, 8, 128, 1024, 0),
     MlaDecode: (8, 16, 4096),
     MlaPrefill: (2, 16, 1024),
+    MlaModule: (8, 16, 4096, 40),
     AllReduce: (8, 1 << 20),
 }
 
 
-def one(law: KernelModel, *shape: float, on: GpuParameters = ROUND) -> float:
-    return float(law.us(on, *(np.array([float(x)]) for x in shape))[0])
+def one(kernel_model: KernelModel, *shape: float, on: GpuParameters = ROUND) -> float:
+    return float(kernel_model.us(on, *(np.array([float(x)]) for x in shape))[0])
 
 
 @pytest.mark.parametrize(
@@ -78,27 +78,30 @@ def test_which_gpus_keep_weights_between_calls() -> None:
     assert kept == {"l40s": True, "rtx-pro-6000": True, "b200": False, "h100": False, "a100": False}
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstring(law: type[KernelModel]) -> None:
-    text = inspect.getdoc(law) or ""
-    assert len(law.ranges()) <= 10
-    for name, r in law.ranges().items():
+@pytest.mark.parametrize("kernel_model", KERNEL_MODELS)
+def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstring(kernel_model: type[KernelModel]) -> None:
+    text = inspect.getdoc(kernel_model) or ""
+    assert len(kernel_model.ranges()) <= 10
+    for name, r in kernel_model.ranges().items():
         assert 0 < r.minimum <= r.typical <= r.maximum < math.inf, name
         assert f"{name}" in text, name
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_law_is_vectorised(law: type[KernelModel]) -> None:
-    shape = SHAPES[law]
-    many = law().us(ROUND, *(np.full(7, float(x)) for x in shape))
+@pytest.mark.parametrize("kernel_model", KERNEL_MODELS)
+def test_a_kernel_model_is_vectorised(kernel_model: type[KernelModel]) -> None:
+    assert kernel_model in SHAPES, f"add a shape of {kernel_model.__name__} to SHAPES"
+    shape = SHAPES[kernel_model]
+    many = kernel_model().us(ROUND, *(np.full(7, float(x)) for x in shape))
     assert many.shape == (7,)
-    assert many.tolist() == pytest.approx([one(law(), *shape)] * 7)
+    assert many.tolist() == pytest.approx([one(kernel_model(), *shape)] * 7)
 
 
 @given(batch=st.integers(1, 512), length=st.integers(1, 1 << 17), group=st.sampled_from([1, 4, 8, 16]))
 def test_decode_takes_longer_for_more_sequences(batch: int, length: int, group: int) -> None:
-    law = DecodeAttention(cold=True)
-    assert one(law, 2 * batch, 8 * group, 8, 128, length, 0) >= one(law, batch, 8 * group, 8, 128, length, 0) * (1 - 1e-9)
+    kernel_model = DecodeAttention(cold=True)
+    assert one(kernel_model, 2 * batch, 8 * group, 8, 128, length, 0) >= one(
+        kernel_model, batch, 8 * group, 8, 128, length, 0
+    ) * (1 - 1e-9)
 
 
 def test_a_machine_needs_sms() -> None:
