@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Print lines on stdout. They are wrapped on a terminal, but not in a pipe."""
+    """Print lines on stdout. Long lines are wrapped on a terminal, but not in a pipe."""
     output = visible(text)
     if sys.stdout.isatty():
         lines = []
@@ -82,10 +82,11 @@ class LazyRecords(Sequence[Record]):
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
-    """The records of an answer. They print as the command's table, and in a notebook as HTML.
+    """The records of an answer. `str` gives the command's table. A notebook shows the table as
+    HTML.
 
-    Attributes are the JSON keys of the main record, in bytes, FLOPs and seconds. The main record
-    is the total of a pass, otherwise the first. `dir(answer)` lists the keys.
+    Attributes are the JSON keys of the main record, in bytes, FLOPs and seconds. The main record is
+    the total of a pass, otherwise the first. `dir(answer)` lists the keys.
     """
 
     _records: Records

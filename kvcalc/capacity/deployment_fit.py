@@ -52,7 +52,7 @@ SAMPLER_STEP = 128
 class CapacityLimits(NamedTuple):
     """The smallest resources that fit the requested sequences, and the largest settings that fit.
 
-    Each figure includes the memory outside the cache that the engine needs with this setting.
+    Each figure includes the memory outside the cache, which depends on the setting.
 
     Attributes:
         cache: Bytes of the cache on the GPU that needs the most cache.
@@ -222,7 +222,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def remaining_bytes(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Any:
-        """Return the bytes for the cache after the memory `terms` and their margin. They are
+        """Return the bytes for the cache after the memory `terms` and their margin. The result is
         negative if the terms exceed the share."""
         margin = int(terms.margin * (gpu or self.gpu).memory_bytes)
         return self.budget_of(terms, utilization, gpu).cache - margin
@@ -319,7 +319,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def remaining(self) -> dict[str, int]:
         """Return the bytes that remain for the cache, by estimate: low, middle, high.
 
-        They are negative if the other memory exceeds the engine's share.
+        The bytes are negative if the other memory exceeds the engine's share.
         """
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
@@ -518,13 +518,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def margin_bytes(self) -> int:
         """Return the bytes that the estimate of the answer adds to the memory outside the cache.
 
-        They are negative in the high estimate.
+        The bytes are negative in the high estimate.
         """
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:
-        """Return the bytes of one GPU's memory by name, in the estimate that the answer uses. Their
-        sum is `budget.memory`.
+        """Return the bytes of one GPU's memory by name, in the estimate that the answer uses. The
+        sum of the parts is `budget.memory`.
 
         `KV cache` is negative if the other parts exceed the share. The last part is memory outside
         the engine's share. With SGLang, activations and CUDA graphs use this part.

@@ -105,7 +105,7 @@ class FitOptions(FitQuestion, frozen=True):
     def estimate(self) -> str:
         """Return the estimate that the answer uses: low, middle or high.
 
-        It is the middle if the engine's memory has no range.
+        The result is the middle if the engine's memory has no range.
         """
         estimate = self.budget or ("low" if self.require else "middle")
         return estimate if self.rules.has_memory_range else "middle"

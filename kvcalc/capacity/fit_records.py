@@ -281,10 +281,10 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:
-    """Return the fits with the smallest deployment that fits in front.
+    """Return the fits, with the smallest deployment that fits in front.
 
-    It has the smallest number of GPUs, then the least memory. Fits at the model's maximum length
-    come before shorter ones.
+    The smallest deployment has the smallest number of GPUs, then the least memory. Fits at the
+    model's maximum length come before shorter ones.
     """
     fitting = [result for result in results if result.fits]
     if not fitting:
@@ -307,7 +307,7 @@ MIN_CONTEXT, MIN_COLUMNS, MAX_COLUMNS = 4096, 6, 8
 def contexts_of(max_context: int | None) -> list[int]:
     """Return contexts that double up to the model's maximum, which is the last context.
 
-    They begin at MIN_CONTEXT, or lower if there would be fewer than MIN_COLUMNS contexts.
+    The contexts begin at MIN_CONTEXT, or lower if there would be fewer than MIN_COLUMNS contexts.
     """
     longest = max_context or 131072
     doubled = [1 << k for k in range((longest - 1).bit_length())]
@@ -348,7 +348,8 @@ MEMORY_KEYS = ("fits", "kv_budget_bytes", "kv_needed_bytes", "max_num_seqs", "me
 def batch_memory(
     deployment: TimedDeployment, groups: Sequence[tuple[int, int]], **options: Any
 ) -> Record:
-    """Return the keys of MEMORY_KEYS for a batch. They are `fit`'s figures for the same settings.
+    """Return the keys of MEMORY_KEYS for a batch. The values are the figures of `fit` for equal
+    settings.
 
     If the engine refuses the model, `memory_note` is the engine's message and the other keys are
     None. `fits` is then False if even the content of the cache does not fit.

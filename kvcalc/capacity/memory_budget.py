@@ -103,7 +103,7 @@ class MemoryBreakdown(NamedTuple):
         activation: Peak of a pass, in the step that `peak` names.
         overhead: Other memory of the engine, by name.
         startup: Memory in use before the engine measures the free memory, by name.
-        margin: Part of the GPU's memory that an estimate adds. It is negative at the high end.
+        margin: Share of the GPU's memory that an estimate adds; negative in the high estimate.
         host: Weights in host memory.
     """
 
@@ -265,8 +265,8 @@ def activation_peak(
 def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
     """Return the bytes of the multi-token-prediction layers on one rank.
 
-    Each has a layer, a projection [2·D, D] that is not sharded, and three norms. Embedding and head
-    are the model's own.
+    Each prediction layer has a decoder layer, a projection [2·D, D] that is not sharded, and three
+    norms. Embedding and head are the model's own.
 
     Raises:
         UserError: The model has no such layers.
@@ -296,8 +296,8 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Corrections for one GPU, from a start-up log.
 
     Attributes:
-        weights_beyond_bytes: Logged bytes minus predicted bytes. They hold for the same model,
-            formats and split.
+        weights_beyond_bytes: Logged bytes minus predicted bytes. The difference applies only to a
+            start of the logged model with the logged formats and ranks.
         beside_beyond_bytes: Logged minus predicted bytes of activation and overhead.
         others_bytes: Memory of other processes.
     """

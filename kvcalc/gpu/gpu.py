@@ -55,18 +55,19 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         memory_bytes: Memory that the driver reports; for unified memory, the memory of the machine.
         usable_share: Pairs (GiB, share): the GPU of a machine with at least `GiB` of memory may use
             this share. Empty if the GPU may use all memory.
-        bandwidth_bytes_per_s: Memory bandwidth, decimal.
-        flops_per_s: Dense matrix peaks by dtype with fp32 accumulators; a dtype without a unit is
-            absent.
+        bandwidth_bytes_per_s: Memory bandwidth in bytes per second.
+        flops_per_s: Dense matrix peaks in FLOP/s by dtype with fp32 accumulators; a dtype without a
+            unit is absent.
         fp16_accumulate_flops_per_s: Dense matrix peaks with fp16 accumulators, if they are faster.
-        vector_flops_per_s: Peaks of the vector units.
-        link_bytes_per_s: Rate to other GPUs in one direction.
+        vector_flops_per_s: Peaks of the vector units in FLOP/s by dtype.
+        link_bytes_per_s: Bytes per second to other GPUs in one direction.
         link_domain: Number of GPUs that the link connects.
-        inter_node_bytes_per_s: Rate of one GPU to GPUs on other nodes in one direction.
-        host_link_bytes_per_s: Rate to CPU memory in one direction.
+        inter_node_bytes_per_s: Bytes per second of one GPU to GPUs on other nodes in one direction.
+        host_link_bytes_per_s: Bytes per second to CPU memory in one direction.
         register_bytes_per_sm, shared_memory_bytes_per_sm: Bytes of one multiprocessor (compute
-        unit, core).
-            Their rates and the rate of the L2 are totals; they are absent if no source gives them.
+            unit, core).
+        register_bytes_per_s, shared_memory_bytes_per_s, l2_bytes_per_s: Rates of all
+            multiprocessors together; None if no source gives the rate.
         host: A machine with such GPUs.
         per: Unit that one preset describes: card, die, chip or SoC.
     """
@@ -251,9 +252,9 @@ def cost_bound(
 ) -> CostBound:
     """Return the bound of a cost on `gpu` with products in `dtype` ('' for none).
 
-    Raises UserError if the GPU has no peak for the dtype or a wider one, unless `memory_only` is
-    set. Then products take no time, and the memory time is still a bound. Vector and network work
-    take no time if the GPU gives no rate.
+    Raises UserError if the GPU has no peak for the dtype or a wider one. If `memory_only` is set,
+    products without a peak take no time instead, and the memory time is still a bound. Vector and
+    network work take no time if the GPU gives no rate.
     """
     computed_in, peak = "", None
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s

@@ -214,8 +214,8 @@ class Operator(msgspec.Struct, frozen=True):
 def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
     """Return the cost of each part of an operator if the parts run as separate kernels.
 
-    Attention becomes the scores QKᵀ, their softmax and the product with V. Each writes its
-    [queries, keys] array, which fused attention never stores. An FFN's gate and up read the
+    Attention becomes the scores QKᵀ, their softmax and the product with V. The kernels write or
+    read arrays [queries, keys], which fused attention never stores. An FFN's gate and up read the
     input twice.
 
     Args:

@@ -105,8 +105,8 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         zero_experts: Identity experts, which the router scores and which cost nothing (LongCat).
         zero_expert_weights: Whether identity experts have unused gate and up matrices, as in
             transformers' LongCat.
-        correction_bias: Whether the routing bias is a parameter. It is not counted if it is a
-            buffer.
+        correction_bias: Whether the routing bias is a parameter. A bias that is a buffer is not
+            counted.
     """
 
     WEIGHTS: ClassVar[str] = """

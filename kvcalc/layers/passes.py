@@ -199,7 +199,7 @@ class Pass:
     ) -> Operator:
         """Return the operator that updates eviction scores and selects tokens to evict.
 
-        It reads the scores of stored tokens and writes the scores of remaining tokens.
+        The operator reads the scores of stored tokens and writes the scores of remaining tokens.
         Probabilities are added on chip.
         """
         units = self.heads(scores.heads)
@@ -293,7 +293,7 @@ class Pass:
         return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
 
     def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """Return the activation operator of an FFN. It combines `inputs` arrays [tokens, width]
+        """Return the activation operator of an FFN. The operator combines `inputs` arrays [tokens, width]
         (up, and gate)."""
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)

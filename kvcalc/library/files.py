@@ -245,7 +245,7 @@ class OutputFile:
             raise _file_error("written", error, self.target) from None
 
     def close(self, keep: bool) -> None:
-        """Close the file. It replaces the target only if `keep` is true."""
+        """Close the temporary file. If `keep` is true, the file replaces the target."""
         if not self._file:
             return
         try:

@@ -243,8 +243,8 @@ def grouped(b: GgufBlock) -> Grouped:
 
 
 def latent(b: GgufBlock) -> Latent:
-    """Return the MLA of a block. Its kv_up is one tensor, or two: [dn, r] and [r, dv] for each
-    head."""
+    """Return the MLA of a block. The matrix kv_up is one tensor, or two tensors: [dn, r] and [r,
+    dv] for each head."""
     heads, rank = b.size("attention.head_count"), b.size("attention.kv_lora_rank")
     rope = b.take("kv_down", "attn_kv_a_mqa", b.width, 0).shape[1] - rank
     q_rank = b.take("q_down", "attn_q_a", b.width, 0).shape[1] if b.has("attn_q_a") else 0

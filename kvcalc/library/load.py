@@ -48,8 +48,8 @@ _OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
 def with_changes(model: Model, changes: list[str]) -> Model:
     """Return `model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
 
-    KEY is a field of the model, a layer kind or a part. It changes every kind with this
-    field. `null` switches a field off.
+    KEY is a field of the model, a layer kind or a part. A change applies to every kind of layer
+    with this field. `null` switches a field off.
 
     Raises:
         UserError: A key is unknown. The message names the nearest keys.

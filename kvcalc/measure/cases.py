@@ -42,8 +42,8 @@ def variant_layers(base: Model, text: str) -> Model:
     """Return a model with the layers of a variant: one of `NAMES`, or a form of `compare` such as
     gqa:4.
 
-    It has two layers if they share a cache, otherwise one layer. Raises UserError for an unknown
-    form.
+    The model has two layers if they share a cache, otherwise one layer. Raises UserError for an
+    unknown form.
     """
     layers = 2 if "cla" in _form(base, text) else 1
     return variant_model(replace(base, layers=layers), text)
@@ -216,8 +216,10 @@ class LayerStack:
         return float((cached - whole).abs().max() / whole.abs().max())
 
     def core(self) -> Callable[[Sequence[LayerCache]], None]:
-        """Return a function that runs only attention (or the scan) of each layer, on fixed
-        projections."""
+        """Return a function that runs only attention (or the scan) of each layer.
+
+        The projections are computed once, before the function runs.
+        """
         past = self.case.past
         prepared = [mixer.prepare(self.x, past) for mixer in self.mixers]
 

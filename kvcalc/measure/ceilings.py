@@ -96,7 +96,8 @@ class Machine(NamedTuple):
         return int(free * 0.9)
 
     def copies(self, read_bytes: int, needed_bytes: int) -> int:
-        """Return the number of copies to rotate over, so that each call reads its data from memory.
+        """Return the number of copies of the data over which the calls rotate. With this number,
+        each call reads its data from memory, not from a cache.
 
         All copies of `needed_bytes` take at most half of the free memory.
         """
@@ -136,9 +137,9 @@ def find_machine(device: str = "auto", threads: int = 0) -> Machine:
 def core_share(cores: int) -> float:
     """Return the share of all cores that this process gets; 1 if no other program runs.
 
-    It is CPU seconds ÷ (wall seconds · cores) of matrix products on all cores, measured once. If
-    the share is well below 1, several threads are slower than one, because each product waits for
-    its slowest thread.
+    The share is CPU seconds ÷ (wall seconds · cores) of matrix products on all cores, measured
+    once. If the share is well below 1, several threads are slower than one, because each product
+    waits for its slowest thread.
     """
     threads_before = torch.get_num_threads()
     torch.set_num_threads(cores)

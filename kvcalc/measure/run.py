@@ -221,7 +221,7 @@ def run_generations(
     ceilings: Ceilings,
     progress: Progress,
 ) -> Iterator[Result]:
-    """Yield the records of each generation. They have None in place of a case."""
+    """Yield (None, record) for each record of the generations. None is in the place of a case."""
     gpu = as_gpu(machine, ceilings)
     done = 0
     for request in requests:

@@ -37,8 +37,8 @@ def forward(
     all_positions: bool = False,
     stage: int | None = None,
 ) -> tuple[Operator, ...]:
-    """Return the operators of one pass on one GPU. Each distinct layer occurs once, with its number
-    of runs.
+    """Return the operators of one pass on one GPU. Equal layers occur once, with their number of
+    runs.
 
     Under data parallelism each rank takes its share of every group. Raises UserError if the
     parallelism does not divide the model.

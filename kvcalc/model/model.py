@@ -98,8 +98,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that this layer reads. It also stores them unless `shares_cache`
-        is set."""
+        """Return the cache entries that this layer reads. The layer also stores the entries, unless
+        `shares_cache` is set."""
         return tuple(entry for part in (*self.parts, *self.shared) for entry in part.cache())
 
     @property

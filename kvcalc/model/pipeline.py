@@ -23,8 +23,8 @@ def check(model: Model, parallelism: Parallelism) -> None:
     """Raise UserError if tp does not divide the heads, ep does not divide the experts, or pp
     exceeds the layers.
 
-    If there are fewer KV heads than ranks, their number must divide the ranks. They are then
-    replicated, and dcp is at most the number of copies.
+    If there are fewer KV heads than ranks, the number of heads must divide the ranks. The heads are
+    then replicated, and dcp is at most the number of copies.
     """
     memoized(model, _check, parallelism)
 

@@ -61,8 +61,8 @@ PUBLISHED = Precision()
 
 
 def stored_as(model: Model, precision: Precision) -> Model:
-    """Return the model with one storage format per kind of layer. It differs from `model` only if a
-    GGUF file type mixes formats.
+    """Return the model with one storage format per kind of layer. The result differs from `model`
+    only if a GGUF file type mixes formats.
 
     All sums of weights use this model. Raises UserError if llama.cpp's tensors are unknown.
     """

@@ -63,8 +63,8 @@ class ParetoFront:
         Args:
             xs: The x of each new point.
             ys: The y of each new point.
-            items: Function from indices of new points to their candidates. It is called only for
-                the points that enter the front.
+            items: Function from indices of new points to their candidates. It gets only the points
+                that enter the front.
         """
         import numpy as np
 
@@ -470,8 +470,8 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
 def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
     """Return a record for each listed candidate.
 
-    `pareto` compares TPOT with tokens per second per GPU, or with prices, per unit of cost. It
-    compares predictions with predictions and bounds with bounds.
+    The key `pareto` is for TPOT and tokens per second per GPU. With prices, it is for TPOT and
+    tokens per unit of cost. Predictions and bounds have separate Pareto fronts.
     """
     records: list[PlanRecord] = []
     for candidate in answer.listed:

@@ -44,8 +44,8 @@ def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[St
     """Group deployments that differ only in GPU model and pipeline stages.
 
     Returns:
-        A list for each number of ranks that one stage has on a node. Each list has one element per
-        GPU model.
+        Lists of `StageVariants`. Deployments are in one list if their stages have equal numbers of
+        ranks on a node. A list has one element per GPU model.
     """
     import numpy as np
 
@@ -75,8 +75,8 @@ def time_pass(
     """Yield the indices of the deployments on each GPU model, and the seconds of a pass.
 
     The seconds [deployments, *points] are as in `TimedDeployment.seconds`, and of any shape that
-    broadcasts to this one. They are NaN if the pass is a prefill and the GPU has no matrix peak
-    for it.
+    broadcasts to this one. The seconds are NaN if the pass is a prefill and the GPU has no matrix
+    peak for its products.
 
     Args:
         group: Deployments whose passes have the same operators.

@@ -22,7 +22,7 @@ SUFFIXES = (".csv", ".jsonl")
 
 
 class CandidateFile:
-    """A file of all candidates, written batch by batch. It replaces the target at the end.
+    """A file of all candidates, written batch by batch. The file replaces the target at the end.
 
     After Ctrl-C the file has all batches that were complete. If there are none, the target stays.
 
@@ -154,8 +154,8 @@ class TargetChange(NamedTuple):
 def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
     """Return the options that meet the targets, each alternative as one text.
 
-    Each alternative is searched on the GPU model of the closest miss. It is dropped if no
-    candidate meets the targets.
+    Each alternative is searched on the GPU model of the closest miss. An alternative is dropped if
+    no candidate meets the targets.
     """
     texts: list[str] = []
     for change in _changes(answer.closest, space) if answer.closest else ():

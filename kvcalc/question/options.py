@@ -172,7 +172,7 @@ class Parameter(NamedTuple):
     def is_default(self, value: Any) -> bool:
         """Return whether a value leaves the option at its default.
 
-        This is true of None, and of "" if the default is empty (0, "" or None).
+        The values are None, and "" if the default is empty (0, "" or None).
         """
         return value is None or (isinstance(value, str) and not value and not self.default)
 

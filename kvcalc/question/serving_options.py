@@ -100,9 +100,9 @@ class Workload(Question, frozen=True):
         max_concurrency: Clients in a closed loop; 0 for an open loop.
         num_prompts: Number of requests; 0 for 1000, or for all requests of a trace.
         client: '' derives the client from the other options. `inferencex` sends 10 prompts per
-            client, each after the previous answer, without a prefix cache. Its lengths are uniform
-            between 0.8 times the nominal length and the nominal length. `aiperf` does the same with
-            exactly the nominal lengths.
+            client, each after the previous answer, without a prefix cache. Lengths are uniform
+            between 0.8 times the nominal length and the nominal length. `aiperf` differs from
+            `inferencex` only in its lengths, which are exactly the nominal lengths.
         prefix_hit_rate: Share of each prompt that is already in a prefix cache. All prompts begin
             with one prefix, which is stored once.
     """

@@ -73,7 +73,7 @@ def kinds_of_command(command: str) -> list[str]:
 def schema_of_command(command: str) -> JsonObject:
     """Return the JSON Schema of a command's records.
 
-    It is valid for one record and for the array that `--format json` prints.
+    The schema is valid for one record and for the array that `--format json` prints.
 
     Raises:
         UserError: The command has no records.

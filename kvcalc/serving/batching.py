@@ -85,8 +85,8 @@ class RunningRequest:
     Attributes:
         target: Tokens to cache before the request decodes.
         cached: Cached tokens. While the request decodes, the number at the beginning of its
-            decoding. It is above 0 for a waiting request whose prompt was computed on a prefill
-            rank.
+            decoding. The number is above 0 for a waiting request whose prompt was computed on a
+            prefill rank.
         generated: Generated tokens. While the request decodes, the number at the beginning of its
             decoding.
         order: Sequence number of the last admission of the request; 0 before the first admission.
@@ -102,7 +102,7 @@ class RunningRequest:
 
 
 class Decoding:
-    """The decoding sequences as arrays. Each gains one token per pass, or more with a draft.
+    """The decoding sequences as arrays. A sequence gains one token per pass, or more with a draft.
 
     Attributes:
         running: The sequences, in the order in which they began to decode.

@@ -142,8 +142,8 @@ def request(
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
     """Return the tokens of one sequence that pass through the layers, with and without a cache.
 
-    For n input and m output tokens they are n + m − 1 with a cache and Σ (n … n + m − 1) without.
-    Their difference is redundant work.
+    For n input and m output tokens, n + m − 1 tokens pass with a cache, and Σ (n … n + m − 1)
+    without. The difference is redundant work.
     """
     last = input_len + output_len - 1
     return last, (input_len + last) * output_len // 2

@@ -157,11 +157,11 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
     """Return a backlog: requests that all wait from the start, with the lengths of a load or its
     trace.
 
-    Their number does not depend on the number of requests of the load. The first `max_num_seqs`
-    requests need only a random part of their output tokens, as if they had begun earlier. Otherwise
-    answers of equal length would all end in the same step, and the next answers would begin
-    together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but with Poisson arrivals
-    it serves 35.9.
+    The number of requests in the backlog does not depend on the number of requests of the load. The
+    first `max_num_seqs` requests need only a random part of their output tokens, as if they had
+    begun earlier. Otherwise answers of equal length would all end in the same step, and the next
+    answers would begin together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but
+    with Poisson arrivals it serves 35.9.
     """
     started = min(max_num_seqs, MAX_STARTED_REQUESTS)
     count = STEADY_REQUESTS + REQUESTS_PER_STARTED * started
@@ -482,8 +482,8 @@ def server_errors(
 ) -> dict[str, float | None]:
     """Return the 90th percentile of each figure's error against measured servers.
 
-    It is None if unknown: for disaggregated servers, and for steps without an error in `latency`.
-    `time_p90_error` is the error of the time per output token, as in `latency`.
+    An error is None if unknown: for disaggregated servers, and for steps without an error in
+    `latency`. `time_p90_error` is the error of the time per output token, as in `latency`.
     """
     calibration = deployment.calibration
     errors: dict[str, float | None] = dict.fromkeys(("time", *ERRORS))

@@ -45,7 +45,7 @@ class DecodeArrivals(ArrivalQueue):
     """Admits requests whose prompts were computed on prefill ranks.
 
     Attributes:
-        senders: Arrivals of the prefill ranks. They are notified of completed requests.
+        senders: Arrivals of the prefill ranks. The senders are notified of completed requests.
     """
 
     is_computed = True
@@ -85,9 +85,8 @@ class PrefillArrivals(ArrivalQueue):
 
 
 class DisaggregatedServer:
-    """The prefill ranks and the decode ranks of a disaggregated deployment. Their logs share the
-    times of the requests. The timer states the number of ranks of a replica.
-    """
+    """The prefill ranks and the decode ranks of a disaggregated deployment. The logs of both share
+    the times of the requests. The timer states the number of ranks of a replica."""
 
     def __init__(
         self,

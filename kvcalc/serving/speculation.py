@@ -55,7 +55,8 @@ class Drafting(NamedTuple):
 
 
 class StepTimes(NamedTuple):
-    """Seconds of one step of speculative decoding. They are arrays if the batch size is an array.
+    """Seconds of one step of speculative decoding. The times are arrays if the batch size is an
+    array.
 
     Attributes:
         drafted: Draft tokens.

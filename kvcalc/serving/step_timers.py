@@ -94,7 +94,7 @@ class StepTimer:
 
     Attributes:
         queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
-        stages: Pipeline stages. Each works on another micro-batch at the same time.
+        stages: Pipeline stages. The stages work on different micro-batches at the same time.
         drafting: How the server speculates. None without a draft.
     """
 
@@ -163,8 +163,8 @@ def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> lis
 def driving_quantity(operator: Operator) -> str:
     """Return the quantity that determines the time of an operator.
 
-    It is TOKENS (tokens of the pass), HEAD (sequences that need the LM head) or GROUP (each group
-    of sequences).
+    The quantity is TOKENS (tokens of the pass), HEAD (sequences that need the LM head) or GROUP
+    (each group of sequences).
     """
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD
@@ -375,7 +375,7 @@ class SpeculativeStepTimer(StepTimer):
     decode pass per draft token.
 
     Attributes:
-        target: Timer of the model. Its number of queries is the number of draft tokens plus one.
+        target: Timer of the model. A sequence has one query per draft token, plus one.
         draft: Timer of the draft model.
     """
 

@@ -299,11 +299,11 @@ class Score(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The published loss of a format.
+    """The published quality loss of a format.
 
     Attributes:
-        note: A finding.
-        source: Source of the finding; '' if it is the source of the scores.
+        note: A published finding, in words.
+        source: Source of the finding; '' if finding and scores have one source.
     """
 
     note: str

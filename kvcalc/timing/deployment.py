@@ -276,10 +276,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
-        """Return the 90th percentile of the error of such passes on measured servers, or None if
-        unknown.
+        """Return the 90th percentile of the error of such passes on measured servers: 0.05 is 5%.
 
-        It is unknown if part of the time is a bound, or if weights are in host memory.
+        None means that the error is unknown, for example because part of the time is a bound, or
+        because weights are in host memory.
         """
         share = self.uncalibrated_share(batch)
         if not self.calibration or self.host_weights or share > MAX_UNMEASURED:
@@ -422,9 +422,9 @@ def pass_records(
 ) -> list[Record]:
     """Return one record per operator, for all its runs together, and the total as the last record.
 
-    Each figure of the total is the sum of the records before it. With a calibration, these include
-    `engine_overhead`, the time that the engine adds to the kernels, and `module_overhead` after the
-    operators of a sparse-attention module, the time that the module takes beyond them.
+    Each figure of the total is the sum of the records before it. With a calibration, the records
+    include `engine_overhead`, the time that the engine adds to the kernels, and `module_overhead`
+    after the operators of a sparse-attention module, the time that the module takes beyond them.
 
     Args:
         element: Bytes of an activation, for the operations of fused operators.

@@ -58,7 +58,7 @@ class OperatorTime(NamedTuple):
         basis: calibrated or scaled.
         entry: The fitted kernel model that predicts the time, if there is one.
         overhead: Set on the last operator of a sparse-attention module: the time that the module
-            takes beyond its operators. It is not part of `seconds`.
+            takes beyond its operators. `seconds` does not include this time.
     """
 
     seconds: Any
@@ -197,8 +197,8 @@ class HostTime(NamedTuple):
 def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
     """Return the engine's overhead in passes with these operators.
 
-    It depends on the layers, the ranks of the largest all-reduce, and whether the model is a
-    mixture of experts.
+    The overhead depends on the layers, the ranks of the largest all-reduce, and whether the model
+    is a mixture of experts.
     """
     counts: dict[str, int] = {}
     ranks = 1
@@ -220,9 +220,8 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
 
 
 def is_mixture(operators: Sequence[Operator]) -> bool:
-    """Return whether a pass belongs to a mixture of experts. Its operators then have an expected
-    number of experts that is not an int.
-    """
+    """Return whether a pass belongs to a mixture of experts. The operators of such a pass have an
+    expected number of experts that is not an int."""
     return any(not isinstance(operator.experts, int) for operator in operators)
 
 
@@ -263,11 +262,11 @@ def engine_parts(
 def step_error(
     operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
 ) -> float | None:
-    """Return the 90th percentile of the error of such decode steps on measured servers, or None.
+    """Return the 90th percentile of the error of such decode steps on measured servers: 0.05 is 5%.
 
-    The error is unknown for prompts, calibrations scaled from another GPU, engines without measured
-    servers, ranks on several nodes, dtypes or caches without measured rows, and sparse attention,
-    because too few such servers were measured.
+    The error is None, because it is unknown, for prompts, calibrations scaled from another GPU,
+    engines without measured servers, ranks on several nodes, dtypes or caches without measured
+    rows, and sparse attention, because too few such servers were measured.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (

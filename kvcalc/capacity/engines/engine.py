@@ -284,7 +284,7 @@ def rope_table_bytes(model: Model) -> int:
 def vision_tower_bytes(start: EngineStartup) -> int:
     """Return the bytes of the vision tower, which is on the first stage and split over tp.
 
-    They are 0 if requests have no images (models/interfaces.py, 0.28).
+    The result is 0 if requests have no images (models/interfaces.py, 0.28).
     """
     vision = start.model.vision
     if not vision or start.stage or start.options.max_images == 0:

@@ -76,8 +76,8 @@ class Spec(NamedTuple):
 
 
 class KVCacheGroup(NamedTuple):
-    """Layers that share one block table. They need equal numbers of blocks; their `specs` may
-    differ in width."""
+    """Layers that share one block table. The layers need equal numbers of blocks. The widths of
+    their `specs` may differ."""
 
     specs: tuple[StageSpec, ...]
 
@@ -288,7 +288,8 @@ def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> lis
 def compresses_tokens(model: Model) -> bool:
     """Return whether vLLM stores a model in packed pages.
 
-    It does if the layers compress their latents and otherwise store only latents in a window.
+    Pages are packed if the layers compress their latents and otherwise store only latents in a
+    window.
 
     Raises:
         UserError: Layers read the compressed latents of other layers, as in DeepSeek-V4.1. Its

@@ -146,7 +146,7 @@ def stage_pages(
 def find_unsupported(entries: Sequence[CacheEntry]) -> str:
     """Return why no engine has pages for the entries of one part; "" if some engine has.
 
-    Engines have pages for states with the roles in STATES. They also have pages for one row per
+    Engines have pages for states with the roles in STATES. Engines also have pages for one row per
     token, if all rows have roles in PAGES, the dtype of the cache, one limit that keeps the last
     rows, and at most one index key per token.
     """

@@ -248,8 +248,8 @@ class LlamaCpp(CacheLayout):
     def cells(self, sequences: int, length: int, shared: int = 0) -> int:
         """Return the number of cells in layers without a window, for n sequences of L tokens.
 
-        It is n · pad(L), or pad(n · L) if the cache is unified, with a common prefix counted once.
-        pad rounds up to a multiple of 256.
+        The number is n · pad(L), or pad(n · L) if the cache is unified, with a common prefix
+        counted once. pad rounds up to a multiple of 256.
         """
         if not self.is_unified:
             return sequences * _pad(length)
@@ -260,8 +260,8 @@ class LlamaCpp(CacheLayout):
         """Return the number of cells in layers with a window of W tokens, for n sequences of L
         tokens.
 
-        It is n · min(pad(L), pad(W + ubatch)), or min(pad(n · L), pad(W · n + ubatch)) if the cache
-        is unified.
+        The number is n · min(pad(L), pad(W + ubatch)), or min(pad(n · L), pad(W · n + ubatch)) if
+        the cache is unified.
         """
         if not self.is_unified:
             return sequences * min(_pad(length), _pad(self.limit + self.ubatch))
@@ -282,7 +282,7 @@ class LlamaCpp(CacheLayout):
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
         """Return the bytes of window caches, of recurrent states and of caches in host memory.
 
-        Of these, kv_cache_allocated_bytes includes only the window caches.
+        The record key kv_cache_allocated_bytes includes only the window caches.
         """
         sizes: LoggedCacheRecord = {
             "window_cache_bytes": self.window_cells(sequences, length) * self.window,

@@ -148,8 +148,9 @@ def count_prefill_graphs(tokens: int) -> int:
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """Return the memory in bytes that SGLang uses outside its cache, for one estimate of the range.
 
-    It is the memory of `stated_memory`, with rotary tables, a vision tower and LoRA slots added to
-    the weights. CUDA context and collectives are in use before SGLang measures the free memory.
+    The result is the memory of `stated_memory`, with rotary tables, a vision tower and LoRA slots
+    added to the weights. CUDA context and collectives are in use before SGLang measures the free
+    memory.
 
     The estimates low, middle and high differ in the bytes of context and collectives, and in the
     margin. The margin is taken from vLLM's starts. No published start-up of SGLang has checked the

@@ -100,7 +100,7 @@ def load_weights(
     Quantized scales are fp32 once loaded (model_loader/bitsandbytes_loader.py: _dequantize_dq).
 
     Args:
-        is_hopper: Whether the GPU pads MXFP4 experts as Triton.
+        is_hopper: Whether MXFP4 experts are padded as Triton's kernels need them.
     """
     part = stages(model, ranks.pp)[stage]
     vectors = checkpoint_share(model, model.uncounted_bytes, part, formats, ranks)
@@ -235,8 +235,8 @@ def attention_peak(start: EngineStartup) -> int:
     """Return the peak bytes around an attention that compresses tokens; 0 for another model.
 
     The peak has the streams and the layer's input, the output and queries at padded heads, and the
-    projections (of compressors in fp32). It also has the larger of two: the queries before their
-    padding, or an indexer's queries (in fp8 too) with its logits.
+    projections (of compressors in fp32). The peak also has the queries before their padding, or an
+    indexer's queries (in fp8 too) with its logits, whichever are larger.
     """
     peak, element = 0, start.formats.element_bytes
     for part in compressed_attention(start):
@@ -299,7 +299,8 @@ UNSEEN_SHARE = 0.03
 class Constants(NamedTuple):
     """Constants for one estimate of the range, in GiB unless stated.
 
-    They have no source. They were fitted to published start-ups (docs/reference/vllm-startups.md).
+    The constants have no source. They were fitted to published start-ups
+    (docs/reference/vllm-startups.md).
 
     Attributes:
         libraries: Memory of libraries outside torch's allocator.
@@ -310,7 +311,7 @@ class Constants(NamedTuple):
             D/tp.
         per_layer: MiB per layer of a captured graph in the first runner; a graph has at least 1
             MiB.
-        margin: Share of the GPU's memory beyond all terms.
+        margin: Share of the GPU's memory that is subtracted in addition to all terms.
     """
 
     libraries: float = 0.13
@@ -448,12 +449,12 @@ def sampler_peak(start: EngineStartup, has_kernels: bool = False) -> Any:
 def forward_peak(start: EngineStartup, workspace: int) -> int:
     """Return the peak bytes of the layers in the profile run.
 
-    They are T·e·(widest part + 3.8·D), and for latent attention the projections: 65,536 · heads/tp
-    · (nope + v) · 2.
+    The peak is T·e·(widest part + 3.8·D), and for latent attention the projections: 65,536 ·
+    heads/tp · (nope + v) · 2.
 
     An indexer's logits replace the projections if they are larger (layers/sparse_attn_indexer.py,
-    0.22). A model that compresses tokens has the peak of its attention instead. The experts'
-    workspace adds to it if it stays from the first layer on.
+    0.22). A model that compresses tokens has the peak of its attention instead. If the experts'
+    workspace stays from the first layer on, it is added to the peak.
     """
     if compressed_peak := attention_peak(start):
         return compressed_peak + workspace
@@ -492,9 +493,10 @@ def experts_workspace(start: EngineStartup) -> int:
     """Return the bytes of the experts' workspace if it stays allocated from the first layer on;
     else 0.
 
-    T·e·rows·(max(2·I, D) + max(I, D)). It stays for experts in 8 or 16 bits and for DeepSeek-V4's
-    (v1/worker/workspace.py). Rows that a prefill of very long sequences gathers in the workspace do
-    not count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
+    The workspace has T·e·rows·(max(2·I, D) + max(I, D)) bytes. It stays for experts in 8 or 16 bits
+    and for the experts of DeepSeek-V4 (v1/worker/workspace.py). Rows that a prefill of very long
+    sequences gathers in the workspace do not count. Kernels of 4 bits mostly allocate another
+    workspace (fused_moe/modular_kernel.py).
     """
     stored_formats = memoized(start.model, expert_formats, start.formats)
     if not compressed_attention(start) and any(f.bits < 8 for f in stored_formats):
@@ -558,8 +560,8 @@ def image_outputs(start: EngineStartup) -> Any:
 def encoder(start: EngineStartup) -> Any:
     """Return the bytes that the encoder needs while it runs.
 
-    They are the pixels, and for each patch four rows of the tower's width and two of its MLP's
-    share, in 2 bytes per element.
+    The encoder needs the pixels, and for each patch four rows of the tower's width and two of its
+    MLP's share, in 2 bytes per element.
     """
     vision = start.vision
     if not vision:
@@ -577,9 +579,9 @@ def _compiles(start: EngineStartup) -> bool:
 def compilation(start: EngineStartup) -> Any:
     """Return the bytes that torch 2.9 takes to time kernels in a first start.
 
-    They are a copy of the token table, scratch of the size of the L2 cache, and the input of the
-    pass. This is inferred from pairs of starts. It needs an empty compilation cache and a model
-    without a vision tower.
+    torch needs a copy of the token table, scratch of the size of the L2 cache, and the input of the
+    pass. These three sizes are inferred from pairs of starts. torch times kernels only with an
+    empty compilation cache and a model without a vision tower.
     """
     if not _compiles(start):
         return 0
@@ -616,9 +618,9 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
     """Return the bytes that a release subtracts for CUDA graphs: 1 MiB per captured graph, and
     fitted constants.
 
-    The first runner estimates each graph by the size of its second trial graph, at least 1 MiB. It
-    captures the pieces in a pass without a cache, with an indexer's logits (gpu_model_runner.py:
-    profile_cudagraph_memory, 0.22).
+    The first runner estimates each graph by the size of its second trial graph, at least 1 MiB. The
+    first runner captures the pieces in a pass without a cache, with an indexer's logits
+    (gpu_model_runner.py: profile_cudagraph_memory, 0.22).
     """
     rules, is_v2 = start.release, _has_runner_v2(start)
     if start.options.enforce_eager or not (rules.graphs_v2 if is_v2 else rules.graphs_v1):
@@ -637,8 +639,7 @@ def count_graphs(tokens: int, sequences: int) -> int:
     """Return the number of CUDA graphs that vLLM captures for T = `tokens` and n = `sequences`.
 
     Sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2·n, 512, T) (config/vllm.py:
-    _set_cudagraph_sizes). Each size is captured in pieces. Sizes up to n are also captured as one
-    graph.
+    _set_cudagraph_sizes). vLLM captures each size in pieces, and sizes up to n also as one graph.
     """
     largest = min(2 * sequences, 512, tokens)
     sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest]

@@ -26,7 +26,7 @@ from kvcalc.layers.weights import Weight, vector
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     """A table of table_rows rows of table_width. A token reads `hashes` rows.
 
-    Their concatenation gives one value and one key per residual stream. A dilated convolution
+    The concatenated rows give one value and one key per residual stream. A dilated convolution
     follows.
     """
 
@@ -68,7 +68,7 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
 class Engram(Sublayer, frozen=True, tag="engram"):
     """A table of table_rows rows of table_width. A token reads `hashes` rows.
 
-    They give one key per residual stream, and one value.
+    The rows give one key per residual stream, and one value.
     """
 
     LETTERS: ClassVar[str] = "R=table_rows w=table_width h=hashes ns=streams"

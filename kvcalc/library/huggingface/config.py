@@ -416,9 +416,9 @@ MAX_DEPTH = 32
 
 @cache
 def facts() -> dict[str, JsonObject]:
-    """Return transformers' facts about each model type.
+    """Return the properties of each model type in transformers.
 
-    These are its class defaults, older spellings of keys, and the type of its text part.
+    Each type has its class defaults, older spellings of keys, and the type of its text part.
     """
     path = Path(__file__).parent / "defaults.json"
     table: dict[str, JsonObject] = msgspec.json.decode(path.read_bytes())
@@ -461,7 +461,7 @@ def read_json(path: Path) -> JsonObject:
 def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     """Return the part of a file that describes the language model.
 
-    It includes `tie_word_embeddings` from the enclosing parts of the file.
+    The part includes `tie_word_embeddings` from the enclosing parts of the file.
     """
     key = "tie_word_embeddings"
     inner = data

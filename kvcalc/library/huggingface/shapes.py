@@ -236,7 +236,7 @@ def cross_attention(
 ) -> Reader:
     """Return the reader of the four projections of attention to an encoder of width `source`.
 
-    They cache nothing, because kvcalc models no encoder.
+    The part caches nothing, because kvcalc models no encoder.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -420,8 +420,8 @@ def after_first(
 ) -> Reader:
     """Return the reader that is `otherwise` in the first `count` layers and `then` after them.
 
-    If `freq` is given, only each `freq`-th layer is `then`, or the layers for which its list has a
-    1.
+    If the value under the key `freq` is a number, only each `freq`-th layer is `then`. If the value
+    is a list, only the layers with a 1 in the list are `then`.
     """
     condition = f"layer_index >= {count}"
     if freq:

@@ -222,7 +222,8 @@ HIERARCHY_COLUMNS = columns(MemoryLevel, "level each units bytes bytes_per_s sec
 
 
 def memory_levels(gpu: Gpu) -> Iterator[JsonObject]:
-    """Yield a record per memory, the nearest first; None if the preset gives no figure."""
+    """Yield a record per memory, the nearest first. A value is None if the preset gives no
+    figure."""
     peak = gpu.vector_peak
     registers = gpu.register_bytes_per_sm
     register_rate = OPERAND_BYTES * peak if peak and registers else None

@@ -80,7 +80,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class CommandLine(str):
-    """A command line. It is folded so that a shell reads its lines as one command."""
+    """A command line, folded so that a shell reads its lines as one command."""
 
     __slots__ = ()
 

@@ -149,7 +149,7 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
     """Print tables on stdout, in Markdown if `as_markdown`.
 
     Plain tables have emphasis on a terminal. Output to a pipe has emphasis only if FORCE_COLOR is
-    set. Its lines have COLUMNS or WIDTH characters.
+    set. Lines in a pipe have COLUMNS or WIDTH characters.
     """
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     if as_markdown:

@@ -28,8 +28,8 @@ MINICPMV_STACKS = {
 def outer_tie(default: bool) -> Field:
     """Return a rule: whether the LM head of a multimodal model is tied to its embedding.
 
-    The text part of a multimodal file has no LM head, so the whole file states this. In some
-    classes, the text part may state it too.
+    The text part of a multimodal file has no LM head, so `tie_word_embeddings` is outside the text
+    part. In some classes, the text part may have the key too.
 
     Args:
         default: The value if the file does not state it.

@@ -104,8 +104,8 @@ def read_entry(name: str) -> Any:
 
 @cache
 def read_type(name: str) -> Type:
-    """Return the entry of a model type. Its `layer` and `model` extend the fields of the type under
-    `like`."""
+    """Return the entry of a model type. The fields `layer` and `model` of the entry extend the
+    fields of the type under `like`."""
     entry = read_entry(name)
     base = read_type(entry.pop("like")) if "like" in entry else Type()
     plain = {key: entry.pop(key) for key in ("defaults", "spellings") if key in entry}
