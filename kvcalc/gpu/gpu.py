@@ -66,8 +66,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         host_link_bytes_per_s: Bytes per second to CPU memory in one direction.
         register_bytes_per_sm, shared_memory_bytes_per_sm: Bytes of one multiprocessor (compute
             unit, core).
-        register_bytes_per_s, shared_memory_bytes_per_s, l2_bytes_per_s: Rates of all
-            multiprocessors together; None if no source gives the rate.
+        shared_memory_bytes_per_s, l2_bytes_per_s: Bytes per second of all multiprocessors together;
+            None if no source gives the rate.
         host: A machine with such GPUs.
         per: Unit that one preset describes: card, die, chip or SoC.
     """

@@ -293,8 +293,8 @@ class Pass:
         return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
 
     def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """Return the activation operator of an FFN. The operator combines `inputs` arrays [tokens, width]
-        (up, and gate)."""
+        """Return the activation operator of an FFN, which combines `inputs` arrays [tokens, width]:
+        up, and gate if there is one."""
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
