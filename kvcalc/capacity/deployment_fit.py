@@ -181,8 +181,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         )
 
     def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
-        """Return the memory outside the cache, with corrections from a log and sizes from the
-        options.
+        """Return the bytes of memory outside the cache, with corrections from a log and sizes from
+        the options.
 
         If the options state weights, activations and overhead, the memory has no range.
         """
@@ -210,7 +210,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def budget_of(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Budget:
-        """Return the memory budget, optionally with another utilization or on another GPU."""
+        """Return the memory budget of one GPU in bytes, optionally with another utilization or on
+        another GPU."""
         return budget(
             memory=(gpu or self.gpu).usable_bytes,
             utilization=utilization or self.utilization,
@@ -267,8 +268,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def stage_terms(self) -> dict[str, list[MemoryBreakdown]]:
-        """Return the memory outside the cache of each pipeline stage, by estimate: low, middle,
-        high."""
+        """Return the bytes of memory outside the cache of each pipeline stage, by estimate: low,
+        middle, high."""
         starts = [self.startup(stage) for stage in range(self.ranks.pp)]
         estimates = ESTIMATES if self.engine.has_memory_range else ("middle",)
         return {name: [self.memory(start, name) for start in starts] for name in estimates}
@@ -299,12 +300,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """Return the memory outside the cache in the middle of the range."""
+        """Return the bytes of memory outside the cache in the middle of the range."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the memory outside the cache in the estimate that the answer uses."""
+        """Return the bytes of memory outside the cache in the estimate that the answer uses."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property

@@ -170,7 +170,7 @@ def budget(
     basis: str = "total",
     excludes_activations: bool = False,
 ) -> Budget:
-    """Return the budget of one GPU, or of an array of GPUs.
+    """Return the budget of one GPU in bytes, or of an array of GPUs.
 
     With the basis "total", the share is ⌈memory · utilization⌉ (vLLM), and at most memory −
     startup. With "free", it is ⌊(memory − startup) · utilization⌋; startup is the memory in use
@@ -200,8 +200,8 @@ def budget(
 def stated_memory(
     start: EngineStartup, estimate: str, has_graphs: bool = True
 ) -> MemoryBreakdown:
-    """Return the memory outside the cache from weights, activations and documented constants,
-    without a range.
+    """Return the bytes of memory outside the cache from weights, activations and documented
+    constants, without a range.
 
     If the share refers to the total memory, it includes collectives, but not the CUDA context.
     """

@@ -157,7 +157,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @cached_property
     def _memo(self) -> dict[tuple[str, str], WeightFormat]:
-        """Formats of weights by full name and kind."""
+        """Return the formats of weights by full name and kind."""
         return {}
 
     def weight_bytes(self, name: str, weight: Weight) -> int:

@@ -258,7 +258,8 @@ class LatencyCurve(NamedTuple):
 def latency_curves(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> list[LatencyCurve]:
-    """Return times of each pair of lengths for batches of 1 to 256 and the requested batches."""
+    """Return a curve per deployment and pair of lengths, for batch sizes from 1 to 256 and the
+    requested batch sizes."""
     by_length: dict[tuple[int, int], LatencyOptions] = {}
     for request in requests:
         by_length.setdefault((request.input_len, request.output_len), request)

@@ -256,7 +256,8 @@ MAX_POINTS = 512  # steps of a request up to which NumPy is not imported
 def doubling_context(
     deployment: TimedDeployment, batch_size: int = 1, all_positions: bool = False
 ) -> int | None:
-    """Return the smallest context at which a step without the cache takes twice as long as with it.
+    """Return the smallest context in tokens at which a step without the cache takes twice as long
+    as with it.
 
     Return None if there is no such context up to 2^20 tokens or up to the model's maximum.
     """

@@ -137,7 +137,7 @@ ERRORS = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}
 
 
 def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
-    """Return the cache budget of a replica, as in `fit`.
+    """Return the capacity of a replica, as in `fit`.
 
     Raises:
         UserError: No memory is left for a cache.

@@ -123,8 +123,10 @@ class StepTimer:
         return self._prompts[chunks]
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the times of consecutive decode passes. The first pass has the mean context
-        `context`."""
+        """Return the seconds of consecutive decode passes.
+
+        In the first pass, the sequences have `context` tokens on average.
+        """
         _, count = largest_micro_batch(self.deployment, (), count)
         spacing = SPACING if count > 1 else 1
         width = spacing * INTERVALS
@@ -397,7 +399,7 @@ class SpeculativeStepTimer(StepTimer):
         return seconds + (self._draft_seconds(count, context) if count else 0.0)
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the time of one pass that has only decodes."""
+        """Return the seconds of one pass that has only decodes."""
         seconds = self.target.line(count, context).first + self._draft_seconds(count, context)
         return StepTimeSegment(seconds)
 

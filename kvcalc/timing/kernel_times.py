@@ -157,9 +157,8 @@ class KernelTimer(NamedTuple):
     domain: int | None = None
 
     def time(self, operator: Operator) -> KernelTime | None:
-        """Return the time of one run of an operator, or None if no kernel model times such
-        operators.
-        """
+        """Return the microseconds of one run of an operator, or None if no kernel model times such
+        operators."""
         shape = operator.shape
         if isinstance(shape, GemmShape):
             kind = _gemm_kind(operator.dtype, shape.format, self.calibration)
@@ -210,7 +209,8 @@ class KernelTimer(NamedTuple):
         return KernelTime(us, entry)
 
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
-        """Return the time that a sparse-attention module takes in addition to its operators.
+        """Return the microseconds that a sparse-attention module takes in addition to its
+        operators.
 
         None means that there is no kernel model.
 

@@ -329,7 +329,7 @@ class MeasuredRow(NamedTuple):
 
     @property
     def served(self) -> ServedTimes:
-        """Return the times of a served run.
+        """Return the microseconds and tokens/s of a served run.
 
         Tokens/s are clients · output / (TTFT + (output − 1) · TPOT).
         """

@@ -147,7 +147,7 @@ def pass_time(
     gpu: Gpu,
     calibration: Calibration,
 ) -> PassTime:
-    """Return the predicted time of a pass: the operators and the overhead of the engine."""
+    """Return the predicted seconds of a pass: the operators and the overhead of the engine."""
     times = operator_seconds(operators, gpu, calibration)
     return summed_time(operators, times, calibration)
 
@@ -155,7 +155,7 @@ def pass_time(
 def summed_time(
     operators: Sequence[Operator], times: Sequence[OperatorTime], calibration: Calibration
 ) -> PassTime:
-    """Return the time of a pass from the times of its operators."""
+    """Return the seconds of a pass from the times of its operators."""
     parts = [part for time in times for part in time.parts]
     kernels = sum((part.seconds for part in parts), 0.0)
     engine = engine_seconds(operators, calibration, kernels)

@@ -86,7 +86,7 @@ class KVCacheGroup(NamedTuple):
         return self.specs[0][1]
 
     def pages(self, stage: int) -> list[int]:
-        """Return the page size of each layer on a stage."""
+        """Return the bytes of one page of each layer on a stage."""
         return [spec.page for spec_stage, spec in self.specs if spec_stage == stage]
 
     def widest_page(self) -> int:

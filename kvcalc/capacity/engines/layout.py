@@ -303,7 +303,8 @@ class CacheLayout:
         return largest_fitting(lambda n: self.needed(n, length) - empty <= memory)
 
     def max_length(self, budget: int, sequences: int, shared: int = 0) -> int | None:
-        """Return the maximum length of concurrent sequences in the pool; None without a limit."""
+        """Return the maximum tokens of each concurrent sequence in the pool; None without a
+        limit."""
         pool = self.pool(budget)
         length = largest_fitting(lambda tokens: self.needed(sequences, tokens, shared) <= pool)
         return None if length == MAX_TOKENS else length

@@ -241,7 +241,7 @@ class SGLang(CacheLayout):
         return -(-tokens // self.page) * self.page
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the smallest budget with enough slots of each kind.
+        """Return the smallest budget in bytes with enough slots of each kind.
 
         The split between the pools is fixed, so the scarcest pool decides.
         """

@@ -345,7 +345,7 @@ CONSTANTS = {
 
 
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return the memory of one stage outside the cache, for one estimate of the range.
+    """Return the bytes of memory of one stage outside the cache, for one estimate of the range.
 
     The low end has larger constants. The high end has smaller constants, a compilation cache, and
     FlashInfer's sampler.

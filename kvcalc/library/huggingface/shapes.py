@@ -133,12 +133,12 @@ _INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def head_dim(c: Config) -> int:
-    """Return the head size that the file gives, else hidden size over heads."""
+    """Return the width of a head that the file gives, else hidden size ÷ heads."""
     return c.size("head_dim") if c.has("head_dim") else even_head_dim(c)
 
 
 def even_head_dim(c: Config, heads: str = "num_attention_heads") -> int:
-    """Return hidden size over heads.
+    """Return the width of a head, hidden size ÷ heads.
 
     Raises:
         UserError: The number of heads does not divide the hidden size.

@@ -126,7 +126,7 @@ def _parameters_tick(value: float) -> str:
 
 
 def hierarchy_chart(name: str, levels: Records) -> Chart:
-    """Return the bandwidth of a GPU's memories over their sizes, and of its links as lines."""
+    """Return a chart of the bandwidth of a GPU's memories over their sizes, with links as lines."""
     memories = [level for level in levels if level["bytes"]]
     series = [
         Series(

@@ -47,8 +47,11 @@ class GpuParameters(NamedTuple):
 
 
 def figures_of(gpu: Gpu) -> GpuParameters:
-    """Return the figures of `gpu`. Raises UserError if its preset lacks a required figure; only
-    GPUs with SMs have all."""
+    """Return the datasheet figures of `gpu`, in the units of kernel models.
+
+    Raises:
+        UserError: The preset lacks a required figure. Only GPUs with SMs have all figures.
+    """
     if not gpu.sms or not gpu.l2_bytes:
         missing = "sms" if not gpu.sms else "l2_bytes"
         raise UserError(
@@ -148,7 +151,10 @@ def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
 
 
 def width_factor(head_dim: Array, at_64: float, at_256: float) -> Array:
-    """Return the factor on a rate that was fitted at head_dim 128: 1 there, and √at_256 at 192."""
+    """Return the factor on a rate that was fitted at head_dim 128.
+
+    The factor is at_64 for widths up to 64, 1 up to 128, √at_256 up to 192, and at_256 above 192.
+    """
     widths = head_dim <= 64, head_dim <= 128, head_dim <= 192
     return select(widths, (at_64, 1.0, at_256**0.5), at_256)
 
