@@ -110,7 +110,7 @@ def clip(value: Value, low: float, high: float) -> Value:
 
 
 def select(conditions: Sequence[Value], values: Sequence[Value], default: Value) -> Value:
-    """Return the value of the first condition that is true, else the default."""
+    """Return the value that belongs to the first true condition, otherwise the default."""
     result = default
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
         result = where(condition, value, result)

@@ -71,8 +71,8 @@ def _multiply(number: str, unit: int) -> tuple[int, int]:
 
 
 def parse_bytes(text: str, noun: str = "size") -> int:
-    """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError for other
-    text."""
+    """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError if the
+    text is not a size."""
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(

@@ -230,7 +230,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def missing_free_bytes(self) -> int:
-        """Return the bytes of free memory that are missing when the engine starts, because other
+        """Return the bytes of free memory that the engine lacks at its start, because other
         processes use them.
 
         vLLM compares its share with the free memory after it has made its CUDA context

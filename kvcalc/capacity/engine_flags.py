@@ -26,8 +26,8 @@ _NUMBER = re.compile(r"(\d+)(?:\.(\d+))?([kKmMgGtT]?)(i?)B?")
 
 
 def number(text: str) -> int:
-    """Parse a whole number as vLLM does: 1k is 1000, 1K is 1024. Raises UserError for another
-    text."""
+    """Parse a whole number as vLLM does: 1k is 1000, 1K is 1024. Raises UserError if the text is
+    not a number."""
     match = _NUMBER.fullmatch(text.strip().replace("_", ""))
     if match and len(text) <= 40:
         whole, decimals, suffix, binary = match.groups()

@@ -140,8 +140,8 @@ class Budget(NamedTuple):
 
     Attributes:
         share: Bytes that the process may use.
-        excludes_activations: Whether activation and overhead are outside the share (SGLang), so
-            that nothing subtracts them.
+        excludes_activations: Whether activation and overhead are outside the share (SGLang). They
+            are then not subtracted from the share.
     """
 
     memory: Any
@@ -318,7 +318,8 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def apply(self, terms: MemoryBreakdown, start: EngineStartup) -> MemoryBreakdown:
         """Return an engine's terms with the corrections; never below 0.
 
-        A model is the logged model if it has the same number of parameters, under any file name.
+        A model with as many parameters as the logged model is taken for the logged model, whatever
+        its file is called.
         """
         is_same = (
             self.parameters == start.model.parameters
@@ -341,7 +342,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_learned(path: str) -> LogCorrections:
-    """Read the file of `diagnose --save`. Raises UserError naming the file for another text."""
+    """Read the file of `diagnose --save`. Raises UserError if the file has another content."""
     data, _ = parse_yaml(read_text(Path(path), MAX_YAML_BYTES), path)
     try:
         return msgspec.convert(data, LogCorrections)

@@ -238,7 +238,8 @@ class CostBound(NamedTuple):
 
     Attributes:
         seconds: Minimum seconds, a float or an array.
-        bound: Limiting resource: compute, memory or network; '' for arrays, which may mix them.
+        bound: Limiting resource: compute, memory or network; '' for arrays, because their elements
+            may have different resources.
         computed_in: dtype of the matrix products; '' without products.
     """
 

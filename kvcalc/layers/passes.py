@@ -86,8 +86,10 @@ class Pass:
         return {w.name: w.local(self.ranks) for w in weights}
 
     def vector_bytes(self, weight: Weight) -> int:
-        """Return the bytes of a vector on this rank; 0 for matrices (their products read them) and
-        tables."""
+        """Return the bytes of a vector on this rank; 0 for matrices and tables.
+
+        The bytes of a matrix are part of its product.
+        """
         if weight.kind is not WeightKind.VECTOR:
             return 0
         return weight.local(self.ranks).elements * self.formats.vector_bytes
@@ -314,8 +316,10 @@ class Pass:
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
-        """Return the operator of a collective that sends `sent` bytes over this rank's link, `away`
-        of these to other nodes."""
+        """Return the operator of a collective that sends `sent` bytes over this rank's link.
+
+        Of the `sent` bytes, `away` bytes go to other nodes.
+        """
         cost = Cost(network_bytes=sent, inter_node_bytes=away)
         return Operator(name, self.kind, self.count * times, "network", cost)
 

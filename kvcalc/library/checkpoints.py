@@ -138,7 +138,7 @@ def checkpoint(name: str) -> Checkpoint:
 
 
 def known_checkpoint(name: str) -> Checkpoint | None:
-    """Return the same as `checkpoint`, or None if the name is empty or unknown."""
+    """Return the result of `checkpoint`, or None if the name is empty or unknown."""
     try:
         return checkpoint(name) if name else None
     except UserError:

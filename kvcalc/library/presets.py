@@ -246,7 +246,7 @@ def lookup(data: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def mapping(value: Any) -> JsonObject:
-    """Return a mapping; {} for another value."""
+    """Return `value` if it is a mapping, otherwise {}."""
     return value if isinstance(value, dict) else {}
 
 

@@ -43,8 +43,8 @@ def _common_columns(op: str, device: str) -> Record:
 
 
 def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]:
-    """Return the CSV rows of measured cases. Cases whose operation the format does not have give no
-    row."""
+    """Return the CSV rows of measured cases. A case gives no row if the CSV format does not have
+    its operation."""
     rows = (_row(case, record) for case, record in results if case)
     return [row for row in rows if row]
 

@@ -155,8 +155,8 @@ class Case(NamedTuple):
 
 
 def build_mixers(model: Model) -> list[Mixer]:
-    """Return the torch mixer of each layer. Raises UserError if kvcalc has no torch layer for one
-    of them."""
+    """Return the torch mixer of each layer. Raises UserError if kvcalc has no torch layer for a
+    mixer."""
     mixers = []
     for kind in model.order:
         layer = model.kinds[kind]

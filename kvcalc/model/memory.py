@@ -301,8 +301,8 @@ def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> f
     """Return the stored bytes of this model with plain MHA, divided by its stored bytes; None
     without attention.
 
-    The MHA model has the value width of each layer, no window and the same dtype, with one sequence
-    of `context` tokens. Recurrent states are unchanged on both sides.
+    The MHA model has the value width of each layer, the dtype of this model, and no window. Both
+    models store one sequence of `context` tokens. Recurrent states are unchanged on both sides.
     """
     rows = memoized(model, _as_mha_rows, formats_of(model, precision))
     cache_bytes = cache_size(model, context, precision=precision).stored

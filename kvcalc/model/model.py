@@ -423,8 +423,12 @@ def check_vocabulary(
 ) -> None:
     """Raise UserError if the vocabulary of a draft differs by more than `max_padding` entries.
 
-    Only sizes are compared. A draft that uses its target's embedding maps its own vocabulary.
-    `engine` is the engine whose limit applies.
+    Only sizes are compared. A draft that uses its target's embedding maps its own vocabulary, so it
+    is not checked.
+
+    Args:
+        max_padding: The limit of the engine.
+        engine: Name of the engine, for the message.
     """
     if draft.lent or abs(target.vocab_size - draft.vocab_size) <= max_padding:
         return

@@ -74,8 +74,8 @@ def time_pass(
 ) -> Iterator[tuple[Array, Array]]:
     """Yield the indices of the deployments on each GPU model, and the seconds of a pass.
 
-    The seconds [deployments, *points] are as in `TimedDeployment.seconds`, and of any shape that
-    broadcasts to this one. The seconds are NaN if the pass is a prefill and the GPU has no matrix
+    The seconds [deployments, *points] are as in `TimedDeployment.seconds`, or have a shape that
+    broadcasts to this shape. The seconds are NaN if the pass is a prefill and the GPU has no matrix
     peak for its products.
 
     Args:

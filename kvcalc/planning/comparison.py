@@ -63,9 +63,9 @@ def attention_records(
     """Return a record with FLOPs, bytes and bound of one layer's attention per point, batch and
     context.
 
-    Only operators that read the cache count, without the projections around them. `knee` is the
-    GPU's FLOPs per byte for the dtype of the products. `to_knee` is the factor to a compute-bound
-    attention, at most 1 if it is compute-bound.
+    Only operators that read the cache count. Projections do not count. `knee` is the GPU's FLOPs
+    per byte for the dtype of the products. `to_knee` is the factor to a compute-bound attention, at
+    most 1 if it is compute-bound.
 
     Raises:
         UserError: The GPU has no matrix peak.

@@ -234,10 +234,8 @@ def _number_candidates(
 def check_targets(
     need: Requirement, figures: dict[str, Array], max_gpus: int
 ) -> dict[str, Array]:
-    """Return arrays of the first target that each candidate misses and of the factor of its worst
-    miss.
-
-    The keys are `violated_target` and `violation_factor`.
+    """Return two arrays: `violated_target`, the first target that each candidate misses, and
+    `violation_factor`, the factor of its worst miss.
 
     The factor is at least FAR if no sequence fits. If too few sequences fit and the step was not
     timed, FAR / 2 is added, so that the candidate comes after all timed candidates.

@@ -396,7 +396,8 @@ def memory_share(text: str, name: str) -> float:
 
 
 def parse_number(text: str, name: str) -> float:
-    """Return a finite number of at least 0 from a text. Raises UserError for another text."""
+    """Return a finite number of at least 0 from a text. Raises UserError if the text is not such a
+    number."""
     value = number_or_nan(text)
     if not 0 <= value < 1e15:
         raise UserError(f"{name} {text!r} is not a number from 0 up")

@@ -34,7 +34,7 @@ class ModelPresetRecord(TypedDict):
 
 
 class PeaksRecord(TypedDict):
-    """Matrix peaks of a GPU by dtype."""
+    """Matrix peaks of a GPU in FLOP/s, by dtype."""
 
     fp64_flops_per_s: MatrixPeak
     fp32_flops_per_s: MatrixPeak

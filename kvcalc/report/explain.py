@@ -81,7 +81,8 @@ def operand(key: str, value: object) -> str:
 
 
 def explain_chart(charts: Sequence[Chart]) -> str:
-    """Return the ends of each curve of a picture and the points with names, as on its axes."""
+    """Return the first and last point of each curve of a picture, and the points with names. Values
+    are formatted as on the axes."""
     return "\n".join(map(_charted, charts))
 
 

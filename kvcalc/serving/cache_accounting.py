@@ -191,8 +191,11 @@ class Log:
         self.busy_s = self.sequences_s = 0.0
 
     def for_rank(self, rank: int, num_ranks: int) -> "Log":
-        """Return the log of a rank, whose times are views of the times of every `num_ranks`-th
-        request."""
+        """Return the log of a rank.
+
+        The arrays of times are views of this log: every `num_ranks`-th request from request `rank`
+        on.
+        """
         log = Log(0, rank)
         for name in (*TIMES, "rejected"):
             setattr(log, name, getattr(self, name)[rank::num_ranks])

@@ -148,7 +148,8 @@ class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The error of a figure on `rows` measured servers. No kernel model was fitted to them."""
+    """The error of a figure on `rows` measured servers. No kernel model was fitted to these
+    servers."""
 
     rows: Count
     median_abs_error: Error
@@ -204,7 +205,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def find_entry(self, family: str, kind: str) -> KernelModelEntry | None:
         """Return the kernel model that `kernel_model` returns, with its errors, or None.
 
-        If a kind was measured with several kernels, the one with the most rows counts.
+        If a kind was measured with several kernels, the kernel with the most rows counts.
         """
         if kind in self.refused.get(family, {}):
             return None

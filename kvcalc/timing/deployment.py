@@ -79,13 +79,14 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         calibration: Kernel models; None for datasheet bounds.
         calibrated_on: GPU whose calibration is scaled to this GPU; '' if the calibration is this
             GPU's own.
-        host_weights: Bytes of each GPU's weights in host memory. A pass reads its share of them
-            over the host link: in parallel with other work in a bound, after it in a prediction.
+        host_weights: Bytes of each GPU's weights in host memory. A pass reads the weights that it
+            needs over the host link. In a bound, it reads them in parallel with other work; in a
+            prediction, after the other work.
         nodes: Number of nodes; 0 for as few as the GPU's link allows.
         engine: Engine whose memory rules and times hold.
         engine_version: Version of the engine; '' for the latest.
-        is_server: Whether a server runs the passes. In bounds, prompts are then divided
-            into chunks, so that all pipeline stages work at the same time.
+        is_server: Whether a server runs the passes. In bounds, prompts are then divided into
+            chunks, so that all pipeline stages work at the same time.
     """
 
     model: Model
@@ -203,8 +204,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return max(bounds, key=total_seconds)
 
     def has_time(self, batch: Batch) -> bool:
-        """Return whether a pass has a time. A decode step has a bound without matrix peaks; others
-        need them."""
+        """Return whether a pass has a time. A decode step has a bound even if the GPU has no matrix
+        peaks. Other passes need matrix peaks."""
         return batch.decodes or all(
             self.gpu.computes(o.dtype) for o in self.operators(batch) if o.dtype
         )
@@ -212,8 +213,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
         """Return the seconds until all sequences of `batch` have passed through all stages.
 
-        With pipeline stages, these are the seconds of a micro-batch. An array if the batch has
-        arrays.
+        With pipeline stages, the result is the seconds of a micro-batch. If the batch has arrays,
+        the result is an array.
         """
         timed = self.timed_batch(batch)
         operators = self.operators(timed, all_positions)
@@ -294,7 +295,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """Return the cache size on the GPU with the most cache."""
+        """Return the bytes of the cache on the GPU with the most cache."""
         return cache_size(
             self.model, context, batch_size, self.precision, block_size, self.parallelism
         )
@@ -424,7 +425,8 @@ def pass_records(
 
     Each figure of the total is the sum of the records before it. With a calibration, the records
     include `engine_overhead`, the time that the engine adds to the kernels, and `module_overhead`
-    after the operators of a sparse-attention module, the time that the module takes beyond them.
+    after the operators of a sparse-attention module, the time that the module takes beyond these
+    operators.
 
     Args:
         element: Bytes of an activation, for the operations of fused operators.

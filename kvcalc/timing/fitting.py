@@ -146,7 +146,8 @@ def round_parameters(kernel_model: KernelModel) -> KernelModel:
 
 
 def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Array]:
-    """Return the typical point and points around it from a Halton sequence, always the same."""
+    """Return the typical point, and points around it from a Halton sequence. Equal arguments give
+    equal points."""
     import numpy as np
 
     points = [typical]
@@ -496,9 +497,9 @@ def select_rows(
 ) -> list[MeasuredRow]:
     """Return the rows of a GPU and a stack, and all rows that name no GPU or framework.
 
-    All-reduce rows of GPUs with the same links are included. Without rows of latent attention for
-    this stack, rows of another stack with the same kernel are included. If all rows name one other
-    framework, the rows of this framework are used.
+    All-reduce rows of GPUs with equal links are included. If the stack has no rows of latent
+    attention, rows of another stack with an equal kernel are included. If all rows name a single
+    other framework, these rows are used.
 
     Args:
         note: Receives a sentence for rows that are left out.

@@ -163,10 +163,12 @@ def _mla_module(kind: str, batch: Array, heads: Array, length: Array) -> Bounded
 
 @cache
 def served_model(path: str) -> Model | None:
-    """Return the preset whose huggingface_id is the start of a path's last component, or None.
+    """Return the preset of a served model, or None. The last component of the path begins with the
+    preset's huggingface_id.
 
-    So the path of an instruction-tuned or fp8 copy gives the preset of its base model. The longest
-    name wins. If names differ only in dots (OPT-1.3B, OPT-13B), the name with the path's dots wins.
+    The path of an instruction-tuned or fp8 copy thus gives the preset of its base model. If several
+    presets match, the longest name wins. If names differ only in dots (OPT-1.3B, OPT-13B), the name
+    with the path's dots wins.
     """
     name = path.rsplit("/", 1)[-1]
     best: Model | None = None

@@ -167,11 +167,13 @@ def _make_pages_equal(layers: Sequence[StageSpec]) -> list[StageSpec] | None:
 
 
 def promote_windows(layers: Sequence[StageSpec]) -> list[StageSpec]:
-    """Return the layers with windows and chunks allocated like full attention, if there is full
-    attention (`--disable-hybrid-kv-cache-manager`).
+    """Return the layers as `--disable-hybrid-kv-cache-manager` allocates them.
+
+    If some layers have full attention, layers with windows and chunks are allocated like full
+    attention. Otherwise the layers are unchanged.
 
     Raises:
-        UserError: The layers then still need different blocks.
+        UserError: The layers need different blocks in spite of this change.
     """
     full_blocks = [spec.block for _, spec in layers if spec.kind is SpecKind.FULL]
     results = []

@@ -111,11 +111,19 @@ def static_fraction(
 ) -> float:
     """Return SGLang's default of --mem-fraction-static: 1 − reserve ÷ memory, to three places.
 
-    The reserve in MiB is 512 + 1.5 per token of a prefill chunk + 2 per sequence of the largest
-    CUDA graph + 128 per GPU of tp·pp. From 0.5.23 on, 8 per prefill graph are added without
-    pipeline stages, or 1536 for latent attention. Above 60 GiB, the reserve is at least 10 GiB.
-    With a vision tower, the fraction is multiplied by 0.95 · (1 − 0.1 · (size − 1)), whose second
-    factor is from 0.8 to 1.05. The size is layers · width² ÷ (24 · 1024²).
+    The reserve is the sum of these parts:
+
+    - 512 MiB
+    - 1.5 MiB per token of a prefill chunk
+    - 2 MiB per sequence of the largest CUDA graph
+    - 128 MiB per GPU of tp·pp
+    - From 0.5.23 on, without pipeline stages: 1536 MiB for latent attention; for other attention 8
+      MiB per prefill graph
+
+    If the GPU has more than 60 GiB, the reserve is at least 10 GiB.
+
+    With a vision tower, the fraction is multiplied by 0.95 · f. The factor f = 1 − 0.1 · (size − 1)
+    is limited to 0.8 … 1.05, and the size is layers · width² ÷ (24 · 1024²).
     """
     memory, chunk = memory_bytes / MIB, max(tokens, 2048)
     graphs = rules.batch_defaults(memory_bytes)[2 if ranks.tp >= 4 else 1]

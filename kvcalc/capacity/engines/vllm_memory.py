@@ -138,8 +138,8 @@ def load_weights(
 def allocated(size: int) -> int:
     """Return the bytes that the allocator counts for a tensor.
 
-    The allocator rounds up to multiples of 512 bytes. From 10 MiB on, it also counts the rest of a
-    segment if this rest is at most 1 MiB.
+    The allocator rounds up to multiples of 512 bytes. From 10 MiB on, the allocator also counts the
+    rest of a segment if this rest is at most 1 MiB.
     """
     size = -(-size // ALLOCATION_STEP) * ALLOCATION_STEP
     segment = -(-size // SEGMENT_BYTES) * SEGMENT_BYTES
@@ -405,7 +405,7 @@ def peak(
 
     Args:
         has_kernels: Whether FlashInfer's sampling kernels are installed. Only some releases use
-            them.
+            these kernels.
         is_first_start: Whether the compilation cache is empty.
     """
     outputs, workspace = image_outputs(start), experts_workspace(start)

@@ -31,8 +31,8 @@ class Release(NamedTuple):
     Attributes:
         since: The first version with these rules.
         utilization: Default of --gpu-memory-utilization (config/cache.py).
-        sampler: Dummy sample of the first runner (v1/sample/ops/topk_topp_sampler.py). `sort`:
-            fp32 logits are sorted. `flashinfer`: the same, unless FlashInfer is installed.
+        sampler: Dummy sample of the first runner (v1/sample/ops/topk_topp_sampler.py). `sort`: fp32
+            logits are sorted. `flashinfer`: fp32 logits are sorted, unless FlashInfer is installed.
             `kernels`: kernels of Triton or FlashInfer, which need no sort.
         combo_kernels: A first start compiles and times fused kernels (torch 2.9).
         graphs_v1, graphs_v2: The estimate of CUDA graphs is subtracted, by runner

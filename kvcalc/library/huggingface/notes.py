@@ -202,7 +202,7 @@ def preset_text_of(model: Model) -> str:
 def to_yaml(preset: Model | Gpu) -> str:
     """Return the text of a preset, without defaults and with innermost values on one line.
 
-    Reading it back gives the same figures.
+    The model that is read from this text has equal figures.
     """
     data = _without_defaults(preset)
     ordered = {key: data.pop(key) for key in _ORDER.split() if key in data} | data

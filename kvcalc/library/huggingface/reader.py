@@ -274,8 +274,8 @@ def _layers(
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:
-    """Return a name for each kind of layer: the name of its mixer, FFN or both, or a number if
-    these are equal."""
+    """Return a name for each kind of layer: the name of its mixer, FFN or both, or a number if all
+    names are equal."""
     mixers = [_mixer_word(layer) for layer in kinds]
     networks = [
         "_".join(

@@ -214,5 +214,6 @@ def limit_line(label: str, value: float) -> Series:
 
 
 def with_picture_head(charts: Sequence[Chart], picture_head: tuple[str, str]) -> list[Chart]:
-    """Return the charts of a picture with a title and assumptions of all of them."""
+    """Return the charts of a picture. The first chart has the common title and the common
+    assumptions of all charts."""
     return [charts[0]._replace(picture_head=picture_head), *charts[1:]]

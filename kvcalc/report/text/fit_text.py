@@ -268,7 +268,7 @@ def has_different_values(records: Records, key: str) -> bool:
 
 
 def basis_line(records: Records, fits: Sequence[Fit]) -> str:
-    """Return the model, formats and settings that are the same in all rows."""
+    """Return the model, formats and settings that all rows share."""
     words = format_words(records)
     if not has_different_values(records, "engine"):
         words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
@@ -277,7 +277,7 @@ def basis_line(records: Records, fits: Sequence[Fit]) -> str:
 
 
 def format_words(records: Records) -> list[str]:
-    """Return the model and the formats that are the same in all records."""
+    """Return the model and the formats that all records share."""
     return shared_words(records, FORMAT_WORDING)
 
 

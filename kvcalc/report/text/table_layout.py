@@ -155,7 +155,8 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def shell_lines(command: str, width: int) -> list[str]:
-    """Return a command line in lines of at most `width`, each but the last with a backslash.
+    """Return a command line in lines of at most `width` characters. All lines except the last end
+    with a backslash.
 
     Lines break before flags, and at spaces if a flag with its value is longer. A line that ends
     inside quotes has no backslash. A word that is longer than a line is not divided.

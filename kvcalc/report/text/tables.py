@@ -119,8 +119,10 @@ def columns(
 
     Args:
         record: The class of the records.
-        keys: Keys of the columns in the order of importance. Only `--wide` shows those after `|`.
-        inputs: Keys of columns with inputs. If all rows have the same input, it becomes a note.
+        keys: Keys of the columns in the order of importance. Only `--wide` shows the columns after
+            `|`.
+        inputs: Keys of columns with inputs. If all rows have an equal input, a note replaces the
+            column.
         optional: Keys of columns that are hidden if model and GPU determine the value.
     """
     figures = figures_of(record)
@@ -254,7 +256,7 @@ def pass_notes(records: Records, *more: str) -> list[str]:
 
     Args:
         records: Records of the batches.
-        more: Notes that are more important than those on memory.
+        more: Notes that are more important than the notes on memory.
     """
     unknown = any(r.get("memory_note") for r in records)
     basis, accuracy, *reasons = time_footnotes(records)

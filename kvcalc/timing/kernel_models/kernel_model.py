@@ -143,9 +143,10 @@ def attended_tokens(length: Array, window: Array) -> Array:
 
 
 def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
-    """Return the share of `read` bytes that the L2 does not store after the same call.
+    """Return the share of the `read` bytes that the L2 no longer has from an equal earlier call.
 
-    1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: with cap·l2 = read it is ½.
+    The share is 1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: if cap·l2 = read, the
+    share is ½.
     """
     return 1.0 if is_cold else 1 / (1 + (cap * l2 / read) ** 6)
 
