@@ -385,17 +385,20 @@ def run_allocations(
 
 
 def read_script(text: str) -> tuple[list[AllocationStep], int]:
-    """Read steps: `NAME TOKENS` or `NAME RESERVED USED` (a sequence that starts or grows),
-    `free NAME`, `ask TOKENS`, and first `memory TOKENS`.
+    """Read steps: `NAME TOKENS` or `NAME RESERVED USED` (a sequence that starts or grows), `free
+    NAME`, `ask TOKENS`, and first `memory TOKENS`.
 
     Example: "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024". Empty steps and text after #
-    are skipped. Raises UserError with the line.
+    are skipped.
 
     Args:
         text: A file with one step per line, or steps separated by semicolons.
 
     Returns:
         The steps, and the tokens of memory that the steps name, or 0.
+
+    Raises:
+        UserError: A step is invalid. The message names the line.
     """
     stored_tokens: dict[str, int] = {}
     steps: list[AllocationStep] = []

@@ -120,8 +120,10 @@ class Batch(msgspec.Struct, frozen=True):
         at 4,096.
 
         Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences that have
-        CONTEXT tokens after the pass. Without CONTEXT, no token is cached before the pass. Raises
-        UserError with the invalid term.
+        CONTEXT tokens after the pass. Without CONTEXT, no token is cached before the pass.
+
+        Raises:
+            UserError: A term is invalid. The message names the term.
         """
         return cls(tuple(_term(word, text) for word in text.split("+")))
 

@@ -200,7 +200,7 @@ class LayerStack:
         """Return the largest difference between the last token's output with and without a cache,
         divided by the largest output.
 
-        One pass has all tokens and no cache; the other pass has one new token after cached tokens.
+        One pass has all tokens and no cache. The other pass has one new token after cached tokens.
         At most 256 tokens of one sequence are used.
         """
         model, tokens = self.case.model, min(self.case.context, MAX_COMPARED)

@@ -218,7 +218,7 @@ def _find_format(name: str) -> WeightFormat | None:
 
 
 def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
-    """Return the weight format `name`. Raises UserError with near matches."""
+    """Return the weight format `name`. Raises UserError if the name is unknown."""
     low = canonical(name)
     result = _find_format(low)
     if result is None:

@@ -223,7 +223,11 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
     def check(self, path: str, lines: Lines) -> None:
-        """Check the entries of a file. Raises UserError with file, line and key."""
+        """Check the entries of a file.
+
+        Raises:
+            UserError: An entry is invalid. The message names file, line and key.
+        """
         for family, kinds in self.laws.items():
             for kind, entry in kinds.items():
                 form = str(entry.law.__struct_config__.tag)
@@ -283,7 +287,11 @@ def _read_calibration(path: Path, modified_ns: int) -> Calibration:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the checked calibration in a YAML file. Raises UserError with file, line and key."""
+    """Return the checked calibration in a YAML file.
+
+    Raises:
+        UserError: An entry is invalid. The message names file, line and key.
+    """
     data, lines = parse_yaml(read_text(path, MAX_FILE_BYTES), str(path))
     calibration = catalog.build(data, Calibration, str(path), lines)
     calibration.check(str(path), lines)

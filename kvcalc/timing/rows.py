@@ -298,7 +298,7 @@ class MeasuredRow(NamedTuple):
 
     Attributes:
         row_index: Index of the row in its file.
-        dtype: Data types of the row's columns, such as `bfloat16` or `bfloat16/fp8`.
+        dtype: Data types in the row, such as `bfloat16` or `bfloat16/fp8`.
         shape: Counts, optional counts, means, and the sizes of a sparse module from its model. If
             the kernel skips the indexer, the number of index heads is 0.
         time_us: Measured microseconds.
@@ -309,7 +309,7 @@ class MeasuredRow(NamedTuple):
         client: Load generator of a served run.
         ttft_us: Mean time to first token of a served run.
         prefix_cached: Whether a served run hits a prefix cache.
-        bound_us: Bound on the ceilings of the machine that measured the row; NaN if unknown.
+        bound_us: Roofline bound by the measured ceilings of the machine; NaN if unknown.
     """
 
     row_index: int
@@ -499,10 +499,11 @@ def _parse_shape(operation: Operation, values: dict[str, str]) -> list[float]:
 def parse_number(
     text: str, name: str, minimum: float = 1, maximum: float = MAX_COUNT, meaning: str = ""
 ) -> float:
-    """Return a finite number. Without a `meaning`, it must be a whole number, such as `128` or
+    """Return a finite number. Without a `meaning`, the number must be whole, such as `128` or
     `128.0`.
 
-    Raises ValueError with the problem.
+    Raises:
+        ValueError: The text is not such a number. The message states the problem.
     """
     try:
         value = float(text)

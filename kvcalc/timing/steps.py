@@ -195,7 +195,7 @@ class HostTime(NamedTuple):
 
 
 def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
-    """Return the engine's overhead in passes with these operators.
+    """Return the seconds that the engine adds to passes with these operators.
 
     The overhead depends on the layers, the ranks of the largest all-reduce, and whether the model
     is a mixture of experts.

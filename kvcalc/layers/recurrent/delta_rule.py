@@ -14,7 +14,8 @@ from kvcalc.layers.part import Size, StateDtype, Sublayer, number_of
 
 
 def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
-    """Return the last kernel − 1 columns of `heads · width` channels in the dtype of the model."""
+    """Return the cache entry of a convolution: the last kernel − 1 columns of `heads · width`
+    channels in the dtype of the model."""
     return CacheEntry("conv_state", heads, width, limit=kernel - 1, span=Span.STATE)
 
 
