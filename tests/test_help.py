@@ -62,8 +62,11 @@ def test_help_shows_at_most_twelve_options_and_names_help_all(kvcalc: Run, comma
 def test_a_description_is_one_phrase_of_at_most_seventy_characters(command: str) -> None:
     assert len(COMMANDS[command]) <= 70
     for parameter in parameters_of(command):
-        text = parameter.option.help
-        assert 0 < len(text) <= 70 and not text.endswith("."), (parameter.name, text)
+        text, place = parameter.option.help, f"the entry of {parameter.name!r} in kvcalc/question/options.json"
+        assert text, f"write a help text: {place}"
+        assert len(text) <= 70 and not text.endswith("."), f"write one phrase of at most 70 characters: {place}"
+        if parameter.option.choices and "|" in parameter.option.takes:
+            assert parameter.option.takes == "|".join(parameter.option.choices), f"takes lists the choices: {place}"
 
 
 @pytest.mark.parametrize("line", RUN)

@@ -7,6 +7,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import Gpu, Model, load_gpu, load_model
+from kvcalc.layers.parts import FFNS, MIXERS
 from kvcalc.library.huggingface import model_from
 from kvcalc.library.load import read
 from kvcalc.library.presets import key, preset_files, shipped_folder
@@ -34,6 +35,14 @@ def spec(path: Path) -> Model | Gpu:
 def test_required_presets_are_there() -> None:
     assert {*REQUIRED.split()} <= {path.stem for path in MODELS}
     assert {*REQUIRED_GPUS} <= {path.stem for path in GPUS}
+
+
+def test_the_preset_format_lists_every_type_of_a_part() -> None:
+    page = Path(__file__).parent.parent / "docs" / "reference" / "preset-format.md"
+    text = page.read_text(encoding="utf-8")
+    for part in (*MIXERS, *FFNS):
+        tag = part.__struct_config__.tag
+        assert f"`{tag}`" in text, f"add `{tag}` to the types of a part in {page}"
 
 
 @stem

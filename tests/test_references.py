@@ -20,7 +20,7 @@ WITHOUT = {"plot", "report", "schema", "mcp"}  # which print no records
 
 @pytest.mark.parametrize(("name", "made"), PAGES.items())
 def test_pages_are_what_the_code_makes(name: str, made: Callable[[], str]) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == made(), "python tests/remake_docs.py makes it anew"
+    assert (DOCS / name).read_text(encoding="utf-8") == made(), "run python tests/remake_docs.py --references"
 
 
 def test_every_command_with_records_is_described() -> None:

@@ -39,9 +39,10 @@ SIZE_COLUMNS = columns(
     SizeRecord,
     "model tensor_parallel_size dtype context batch_size kv_cache_dtype kv_cache_bytes "
     "kv_cache_read_bytes bytes_per_token attention weight_bytes equal_weights_context mha_ratio "
-    "parameters fixed_bytes active_parameters kv_cache_allocated_bytes",
+    "parameters fixed_bytes active_parameters kv_cache_allocated_bytes | *",
     inputs="context batch_size kv_cache_dtype",
     optional="tensor_parallel_size dtype",
+    hidden="gpus",
 )
 
 

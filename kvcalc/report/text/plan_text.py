@@ -43,9 +43,10 @@ PLAN_COLUMNS = columns(
     "model users rate context gpu total_gpus split replicas prefill_replicas draft "
     "num_speculative_tokens dtype kv_cache_dtype cost_per_hour cost_per_million_tokens tpot_s "
     "ttft_s max_users energy_per_token_j tokens_per_s_per_gpu reason | max_num_seqs "
-    "total_tokens_per_s nodes pareto",
+    "total_tokens_per_s nodes pareto *",
     inputs="model users rate context replicas prefill_replicas draft num_speculative_tokens "
     "dtype kv_cache_dtype",
+    hidden="gpus tensor_parallel_size",
 )
 
 

@@ -53,9 +53,10 @@ LATENCY = columns(
     LatencyRecord,
     f"model gpu {VARIANTS} {LENGTHS} ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
     "sequences_per_s cost_per_million_tokens flops bytes | tpot_first_s tpot_last_s "
-    "energy_per_token_j",
+    "energy_per_token_j *",
     inputs=f"model gpu {LENGTHS}",
     optional=VARIANTS,
+    hidden="gpus fits max_num_seqs speedup",
 )
 SPECULATION = (
     *columns(LatencyRecord, LENGTHS, inputs=LENGTHS),
@@ -196,9 +197,10 @@ SERVE = columns(
     f"model gpu {VARIANTS} {LOAD} requests_per_s throughput_tokens_per_s ttft_p50_s ttft_p99_s "
     "tpot_p50_s tpot_p99_s slo_attainment cost_per_million_tokens diverges completed rejected "
     "preemptions mean_batch_size tokens_per_step kv_peak kv_waste padding_waste "
-    "queueing_mean_s | e2e_p50_s",
+    "queueing_mean_s | e2e_p50_s *",
     inputs=f"model gpu {LOAD}",
     optional=VARIANTS,
+    hidden="gpus draft num_speculative_tokens",
 )
 # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
 EQUAL_RATE_RATIO = 1.1

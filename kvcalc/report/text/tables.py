@@ -114,18 +114,24 @@ def columns(
     *,
     inputs: str = "",
     optional: str = "",
+    hidden: str = "",
 ) -> tuple[Column, ...]:
     """Return the columns of a table of records.
 
     Args:
         record: The class of the records.
         keys: Keys of the columns in the order of importance. Only `--wide` shows the columns after
-            `|`.
+            `|`. A `*` stands for all further keys that have a heading and are not hidden.
         inputs: Keys of columns with inputs. If all rows have an equal input, a note replaces the
             column.
         optional: Keys of columns that are hidden if model and GPU determine the value.
+        hidden: Keys with a heading that are no columns of this table.
     """
     figures = figures_of(record)
+    if "*" in keys:
+        listed = f"{keys} {hidden}".split()
+        further = [key for key in figures if figures[key].heading and key not in listed]
+        keys = keys.replace("*", " ".join(further))
     usual, _, wide = keys.partition("|")
     results = []
     for key in (usual + wide).split():
