@@ -36,7 +36,7 @@ def test_a_batch_is_marked_from_the_first_sequence_that_does_not_fit(kvcalc: Run
         assert record["fits"] == fitted["fits"] == (count <= users), count
         assert (record["kv_needed_bytes"] > record["kv_budget_bytes"]) == (count > users)
         out = kvcalc(line).out
-        message = "No row fits" if command == "compare" else "for the cache."
+        message = "No row fits" if command == "compare" else "Does not fit: "
         assert (message in " ".join(out.split())) == (count > users)
         assert bool(re.search(r"^fits no$|\bfits\b", out, re.MULTILINE)) == (count > users and command in ("latency", "compare"))
 

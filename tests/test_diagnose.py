@@ -131,8 +131,8 @@ def test_the_gpus_of_a_v0_start_are_those_of_its_flags(diagnosed: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["V1_0_8", "V1_0_14", "V1_0_20", "NO_BLOCKS", "SGLANG_FAILED", "LLAMA_CPP_FAILED", "V1_0_8_3", "LLAMA_CPP_TOO_LONG"]
 )
-def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, name: str) -> None:
-    """Each suggested command is run, as a user would run it."""
+def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, tmp_path: Path, name: str) -> None:
+    """Each suggested command is run, as a user would run it. The last lines are the first command for a shell and for kvcalc."""
     last = diagnosed(getattr(logs, name))[-1]
     assert last["fits"] is False
     for change in last["advice"]:
@@ -140,6 +140,9 @@ def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcal
         (answer,) = kvcalc("fit", *shlex.split(options), "--format", "json", "--", *shlex.split(command)).records
         assert answer["fits"] and answer["max_num_seqs"] >= 1, change
         assert answer["command"] == change["command"]
+    first = last["advice"][0]
+    printed = kvcalc("diagnose", str(tmp_path / "server.log")).joined.replace("\\ ", "")
+    assert printed.endswith(f"{first['command']} {first['kvcalc_command']}")
 
 
 def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:

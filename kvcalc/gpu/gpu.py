@@ -378,14 +378,21 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
     """Return a sentence about dtypes without a matrix unit on the GPU; '' if it has all required
     units.
     """
-    swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in bounds if p.fallback)
+    missing: dict[str, dict[str, None]] = {}
+    for p in bounds:
+        if p.fallback:
+            missing.setdefault(p.fallback, {})[p.operator.dtype] = None
     words = [
-        f"computed in {used}: {gpu.name} has no {requested} unit" for requested, used in swaps
+        f"computed in {used}: {gpu.name} has no {', '.join(requested)} unit"
+        for used, requested in missing.items()
     ]
     dtypes = dict.fromkeys(p.operator.dtype for p in bounds)
     if without := [dtype for dtype in dtypes if dtype and not gpu.computes(dtype)]:
         names = ", ".join(without)
-        words.append(f"bound by memory only: {gpu.name} has no matrix peak for {names}")
+        has_none = (
+            "memory-bound: no" if words else f"bound by memory only: {gpu.name} has no matrix"
+        )
+        words.append(f"{has_none} peak for {names}")
     return "; ".join(words)
 
 

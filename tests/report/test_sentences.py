@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvcalc import Parallelism, load_model
 from kvcalc.layers.batch import Batch
+from kvcalc.library.presets import preset_files
 from kvcalc.model.forward_pass import through_layers, total
 from kvcalc.model.memory import cache_size, size_record
 from kvcalc.model.precision import Precision
@@ -91,6 +92,20 @@ ACCURACY = [
 def test_warnings_leave_room_for_the_accuracy_of_the_figures(kvcalc: Run, line: str, accuracy: str) -> None:
     """Each answer has further notes: rows that do not fit, a growing queue, a missed target or images."""
     assert accuracy in " ".join(kvcalc(line).out.split())
+
+
+@pytest.mark.parametrize("gpu", sorted(preset_files("gpus")))
+def test_no_warning_is_lost(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:
+    """A decode step of a large model, in formats that many GPUs cannot compute, has the time as its answer. Each warning
+    is one of at most three lines below the table."""
+    monkeypatch.setenv("COLUMNS", "80")
+    line = f"roofline llama-3.1-405b --gpu {gpu} --dtype fp32 --quantization nvfp4"
+    total = kvcalc(f"{line} --format json").records[-1]
+    answer, _, below = kvcalc(line).out.partition("\n\n")
+    notes = below.splitlines()
+    assert " takes " in " ".join(answer.split()) and len(notes) <= 3
+    assert total["fallback"] in (None, *notes)
+    assert any(note.startswith("Does not fit: ") for note in notes) == (total["fits"] is False)
 
 
 @settings(max_examples=25)

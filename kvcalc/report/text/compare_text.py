@@ -198,7 +198,7 @@ def compare_tables(
         *quality,
     ]
     equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)
-    notes = footnotes(*pass_notes(records, *_intensity_notes(equal), none_fits))
+    notes = footnotes(*pass_notes(records, none_fits), *_intensity_notes(equal))
     return [
         Table(
             predictions_first(rows),

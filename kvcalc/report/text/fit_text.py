@@ -114,7 +114,6 @@ def fit_table(
         title = _fit_sentence(records, fits, index)
         first, dialect = records[index], DIALECTS.get(result.options.engine)
         slots = dialect.max_slots if dialect else 0
-        notes += images
         wastes = {
             name: first[key] for name, key in WASTES.items() if first.get(key) is not None
         }
@@ -128,6 +127,7 @@ def fit_table(
         elif (change := fixes[0]) and not images:
             words, users = shlex.join(change.words), plural(change.sequences, "user")
             notes.append(f"With `{words}`, {users} fit.")
+        notes += images
     else:
         advised = advice(result, all_experts=all_experts)
         name = (typed or {}).get(result.model.name, "")
@@ -414,24 +414,24 @@ def memory_sentences(records: Records) -> list[str]:
 
 
 def _memory_sentence(record: Record, some_fit: bool) -> str:
-    """Return a sentence with the bytes that a batch needs on one GPU, and the budget.
+    """Return a warning with the bytes that a batch needs on one GPU, and the budget.
 
     Args:
         some_fit: Whether some variant leaves a budget. The sentence then names the variant.
     """
     count, gpus = record["batch_size"], record["gpus"]
-    place = f"each of {gpus}× {record['gpu']}" if gpus > 1 else f"one {record['gpu']}"
+    each = " per GPU" * (gpus > 1)
     variant = record.get("variant", "none")
     attention = f" with {variant}" if some_fit and variant.lower() != "none" else ""
     needed, budget = record["kv_needed_bytes"], record["kv_budget_bytes"]
     if not budget and (needed is not None or not some_fit):
-        return f"{record['model']}{attention} leaves no memory for the KV cache on {place}."
+        return f"Does not fit: {record['model']}{attention} leaves no memory for the KV cache."
     length = record.get("context") or record["input_len"] + record["output_len"]
     requests = f"{plural(count, 'request')} of {length:,} tokens{attention}"
     if needed is None:
-        return f"{requests} do{'es' * (count == 1)} not fit on {place}."
-    need = f"need{'s' * (count == 1)} {format_bytes(needed)}{' per GPU' * (gpus > 1)}"
-    return f"{requests} {need}, but {place} has {format_bytes(budget)} for the cache."
+        return f"{requests} do{'es' * (count == 1)} not fit."
+    room = f"{format_bytes(needed)}, {format_bytes(budget)} are left{each}"
+    return f"Does not fit: {requests} need{'s' * (count == 1)} {room}."
 
 
 def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:

@@ -242,11 +242,14 @@ def diagnosis_table(
     details = [
         f"{change['flags']}: {change['cost']}" for change in summary.changes if change["cost"]
     ]
+    lines = []
+    for change in summary.changes[:1]:
+        lines = [change["command"], change["kvcalc_command"]]
     return Table(
         records[:-1],
         DIAGNOSIS_COLUMNS,
         summary.outcome,
         notes,
         details=details,
-        commands=[change["command"] for change in summary.changes[:1] if change["command"]],
+        commands=[line for line in lines if line],
     )

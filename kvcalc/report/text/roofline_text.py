@@ -94,17 +94,13 @@ def pass_table(
     compute = f"Compute-bound: {', '.join(words)}." if words else ""
     tokens = total["equal_reads_context"]
     reads = f"Cache and weight reads are equal at {tokens:,} tokens." if tokens else ""
-    memory = memory_sentences([total])
-    answer, brief = _answers(deployment, total, turning.get("FFN"))
     shares = [f"{name} {total[key] / total['bytes']:.1%}" for name, key in BYTE_KEYS.items()]
     return Table(
         rows,
         _ordered_columns(records),
-        memory[0] if memory else answer,
-        footnotes(*pass_notes([total], brief if memory else ""), compute, reads),
+        _pass_sentence(deployment, total, turning.get("FFN")),
+        footnotes(*pass_notes([total], *memory_sentences([total])), compute, reads),
         details=[
-            *([answer] if memory else []),
-            *filter(None, (compute, reads)),
             f"bytes moved: {', '.join(shares)}",
             _assumptions(deployment),
             *pass_details([total]),
@@ -112,11 +108,8 @@ def pass_table(
     )
 
 
-def _answers(
-    deployment: TimedDeployment, total: Record, ffn_batch: int | None
-) -> tuple[str, str]:
-    """Return sentences on the time of the pass and its limit, one with and one without the
-    deployment.
+def _pass_sentence(deployment: TimedDeployment, total: Record, ffn_batch: int | None) -> str:
+    """Return a sentence on the time of the pass and its limit.
 
     Args:
         ffn_batch: Smallest batch size with a compute-bound FFN.
@@ -131,11 +124,10 @@ def _answers(
     if total["time_s"]:
         time = kernel_seconds(total["time_s"])
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
-    full, brief = (f"{text[0].upper()}{text[1:]} takes {time}" for text in (subject, phase))
     ffn = ""
     if ffn_batch and total["bound"] == "memory" and total["batch_size"] < ffn_batch:
         ffn = f"; its FFN becomes compute-bound at batch {ffn_batch:,}"
-    return answer_sentence(full, limit, ffn), answer_sentence(brief, limit)
+    return answer_sentence(f"{subject[0].upper()}{subject[1:]} takes {time}", limit, ffn)
 
 
 def _ordered_columns(records: Records) -> list[Column]:

@@ -85,12 +85,13 @@ def latency_tables(records: Records) -> list[Table]:
     rows = list({tuple(r.get(key) for key in keys): r for r in records}.values())
     short = memory_sentences(records)
     fitting_records = records_that_fit(records)
-    title = _latency_sentence(fitting_records) if fitting_records else short.pop(0)
     no_cache = [r for r in rows if r.get("no_cache_head")]
     drafted = any(r.get("draft") for r in records)
     has_ttft = all(r["ttft_s"] is not None for r in records)
     notes = pass_notes(
-        records, "" if has_ttft else "No TTFT: the GPU's compute peak is unknown."
+        records,
+        *([] if fitting_records else short[:1]),
+        "No TTFT: the GPU's compute peak is unknown." * (not has_ttft),
     )
     details = [
         *short,
@@ -98,6 +99,7 @@ def latency_tables(records: Records) -> list[Table]:
         *_per_server(records, lambda record: "; ".join(placement_lines(record))),
     ]
     columns = marked_columns(records, LATENCY)
+    title = _latency_sentence(fitting_records or records)
     tables = [Table(rows, columns, title, footnotes(*notes), details=details)]
     if no_cache:
         notes, details = ["", GROWTH[0]], list(GROWTH[1:])
@@ -236,8 +238,6 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
             f"tokens/s: of {first['requests']:,} requests per rate, start and end included",
         ]
     accuracy = dict.fromkeys(map(_accuracy, rows))
-    diverging = sum(r.get("diverges") is True for r in rows)
-    warning = f"The queue diverges at {plural(diverging, 'load')} beyond the capacity."
     columns = without_named_engine(rows, SERVE)
     if is_sweep:
         columns = [c for c in columns if c.key != "requests_per_s"]
@@ -249,10 +249,9 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
         _sustained(summaries) if summaries else _served(rows),
         footnotes(
             time_footnotes(plain)[0],
-            next(iter(accuracy)) if len(accuracy) == 1 else "",
             *distinct_notes(rows, "fallback"),
+            next(iter(accuracy)) if len(accuracy) == 1 else "",
             lengths_note,
-            *[warning] * bool(diverging and not is_sweep),
         ),
         details=details,
     )

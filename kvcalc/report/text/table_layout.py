@@ -58,7 +58,7 @@ class Table(msgspec.Struct, frozen=True):
         records: One record per row.
         columns: The columns in the order of importance.
         title: The answer in one sentence.
-        notes: Footnotes, at most three.
+        notes: A blank line and footnotes. Only `--verbose` prints more than MAX_NOTES.
         wide: Whether all columns are shown.
         details: Further notes that only `--verbose` prints. If there are any, only `--verbose`
             prints the meanings of headings and the values that are equal in all rows.
@@ -277,8 +277,8 @@ def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
     more = f"{len(hidden)} more column{'s' * (len(hidden) > 1)}"
     if table.details and not table.verbose:
         hint = f"{more}: --wide. " * bool(hidden)
-        room = MAX_NOTES - sum(map(bool, table.notes))
-        return [*table.notes, *[f"{hint}More notes: -v."][:room], *commands]
+        notes = [*table.notes, f"{hint}More notes: -v."]
+        return [*notes[: MAX_NOTES + 1], *commands]
     lines = list(choice.remarks)
     if hidden:
         lines.append(f"{more} with --wide: {', '.join(hidden)}")

@@ -14,20 +14,12 @@ from kvcalc.records import Record, Records
 from kvcalc.records.figures import figures_of
 from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord
 from kvcalc.report.row_names import sides
-from kvcalc.report.text.table_layout import (
-    MAX_NOTES,
-    WIDTH,
-    Column,
-    Table,
-    lay_out,
-    markdown,
-)
+from kvcalc.report.text.table_layout import WIDTH, Column, Table, lay_out, markdown
 from kvcalc.units import format_bytes, format_count, format_seconds, format_si
 
 BOUND = "bound"  # `time_basis` of a datasheet bound
 MIN_MENTIONED_SHARE = 0.05  # of a time that is estimated; smaller shares are not mentioned
 MAX_WORDS = 25  # of an answer
-MAX_FOOTNOTE = 80  # characters
 EMPHASIS = ("1", "1", "", "2")  # codes of a terminal: bold answer and headings, dim notes
 seconds = format_seconds
 # The shortest kernel behind the calibrations takes 1.80 µs: a matrix product of AIConfigurator's
@@ -187,9 +179,8 @@ def answer_sentence(first: str, *clauses: str) -> str:
 
 
 def footnotes(*notes: str) -> list[str]:
-    """Return a blank line and the first three notes that are not empty and fit on one line."""
-    short = dict.fromkeys(note for note in notes if note and len(note) <= MAX_FOOTNOTE)
-    return ["", *list(short)[:MAX_NOTES]]
+    """Return a blank line, and the notes that are not empty, the most important first."""
+    return ["", *dict.fromkeys(filter(None, notes))]
 
 
 def plural(count: int, noun: str) -> str:
@@ -236,7 +227,7 @@ def time_footnotes(records: Records) -> list[str]:
         accuracy.append(f"In 90% of measured runs, the error is at most {max(errors):.0%}.")
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     if share >= MIN_MENTIONED_SHARE:
-        accuracy.append(f"Up to {share:.0%} of a time is estimated.")
+        accuracy.append(f"Up to {share:.0%} is estimated.")
     reasons = [
         f"No measured kernel model of {r['engine']} on {r['gpu']} exists."
         for r in records
@@ -258,21 +249,21 @@ def time_details(records: Records) -> list[str]:
 
 
 def pass_notes(records: Records, *more: str) -> list[str]:
-    """Return the notes of timed batches: the basis of times first, then the most important.
+    """Return the notes of timed batches: the basis of times, then warnings, then accuracy.
 
     Args:
         records: Records of the batches.
-        more: Notes that are more important than the notes on memory.
+        more: The first warnings.
     """
     unknown = any(r.get("memory_note") for r in records)
     basis, accuracy, *reasons = time_footnotes(records)
     return [
         basis,
-        accuracy,
-        *distinct_notes(records, "fallback"),
         *more,
-        "The KV cache budget of this engine is unknown for this model." * unknown,
         memory_warning(records),
+        "The KV cache budget of this engine is unknown for this model." * unknown,
+        *distinct_notes(records, "fallback"),
+        accuracy,
         *reasons,
     ]
 
