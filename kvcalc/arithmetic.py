@@ -134,8 +134,9 @@ def least_over(
 
     Args:
         choices: Numbers of each choice, such as the rows and columns of a tile.
-        cost: Called once for each choice, or once with arrays [choices, …].
-        like: A value with the shape of the costs. If it is an array, the call has arrays.
+        cost: Function that is called once for each choice, or once with arrays [choices, …].
+        like: A value with the shape of the costs. If this value is an array, `cost` is called with
+            arrays.
     """
     if isinstance(like, NUMBERS):
         return min(cost(*choice) for choice in choices)

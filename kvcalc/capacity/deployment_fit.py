@@ -548,7 +548,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 def resolve_deployment(
     deployment: TimedDeployment, options: FitOptions
 ) -> tuple[TimedDeployment, Any, tuple[str, ...]]:
-    """Return the deployment in the formats that the engine stores, the release, and remarks.
+    """Return the deployment in the formats that the engine stores, the rules of the engine's
+    version, and remarks.
 
     Raises:
         UserError: The engine cannot run the request.

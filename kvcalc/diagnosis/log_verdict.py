@@ -69,8 +69,10 @@ class Adviser(NamedTuple):
         return change.changed(users=users, max_model_len=tokens)
 
     def fits(self, change: ConfigChange) -> bool:
-        """Return whether the users fit by the rules and by the corrected rules, and the engine
-        starts by the corrected rules."""
+        """Return whether the users fit and the engine starts, as the corrected rules predict.
+
+        The users must also fit by the rules without corrections.
+        """
         corrections = self.diagnosis.corrections
         deployment = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
         options = replace(change.options, from_log=corrections)
@@ -189,8 +191,9 @@ class Adviser(NamedTuple):
         yield smaller_weights(start)
 
     def longest_flag(self) -> str:
-        """Return the flag for the longest max_model_len at which one sequence fits, by the rules
-        and by the corrected rules. Return '' if there is none, or if the logged maximum fits."""
+        """Return the flag for the longest max_model_len at which one sequence fits, both by the
+        rules and by the rules with corrections from the log. Return '' if there is none, or if the
+        logged maximum fits."""
         diagnosis = self.diagnosis
         length = diagnosis.options.max_model_len
         one_user = self.with_users(self.start, 1, length).options

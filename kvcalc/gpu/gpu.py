@@ -279,10 +279,11 @@ def cost_bound(
 
 
 class BoundedOperator(NamedTuple):
-    """An operator with its bound on a GPU. `seconds` is for all its runs. `CostBound` explains the
-    other fields.
+    """An operator with its bound on a GPU. `CostBound` explains the other fields.
 
-    `fallback` is the dtype of the matrix unit that replaces a missing unit, or ''.
+    Attributes:
+        seconds: Minimum seconds of all runs together.
+        fallback: Dtype of the matrix unit that replaces a missing unit, or ''.
     """
 
     operator: Operator

@@ -323,7 +323,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def mtp_parameters(self) -> int:
-        """Return the parameters of the multi-token-prediction layers, which `parameters`
+        """Return the number of parameters of the multi-token-prediction layers, which `parameters`
         excludes."""
         if not self.mtp:
             return 0

@@ -75,7 +75,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         calibration_from: GPU whose calibration is scaled to each GPU; '' for the GPU's own.
         nodes: Nodes of a replica; 0 for the smallest number.
         drafts: Drafts to try; None for no draft.
-        disaggregate: Whether prefill has separate replicas. With both values, both are tried.
+        disaggregate: Whether prefill has separate replicas. (False, True) tries both.
     """
 
     models: tuple[Model, ...]

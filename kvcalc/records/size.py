@@ -140,7 +140,7 @@ class DraftRecord(TypedDict):
 
 
 class TimeBasisRecord(TypedDict):
-    """Reliability of a time."""
+    """Time model and expected error of a time."""
 
     time_basis: Annotated[str, "calibrated, scaled or bound"]
     uncalibrated_share: Annotated[

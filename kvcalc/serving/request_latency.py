@@ -463,7 +463,7 @@ def _speculative(
 
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return whether the requests fit, as in `batch_memory`, with the draft loaded too."""
+    """Return the keys of `batch_memory` for the requests. The draft is loaded too."""
     is_mtp = options.draft == "mtp"
     draft = draft_model(deployment.model, options.draft) if options.draft else None
     return batch_memory(
