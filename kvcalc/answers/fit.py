@@ -231,7 +231,6 @@ def fit_answer(
     from kvcalc.capacity.deployment_fit import at_longest_length
     from kvcalc.capacity.fit_records import TypedRequest, fit_record, smallest_first
     from kvcalc.report.text.fit_text import fit_table
-    from kvcalc.units import format_bytes
 
     fits, notes = _fits(points)
     if not words.stated:  # an engine's own command line refuses a maximum that does not fit
@@ -245,17 +244,6 @@ def fit_answer(
         model, gpu = (words.names.get(item.name, "") for item in (fit.model, fit.gpu))
         typed = TypedRequest(model, gpu, words.extra_words, words.has_all_experts)
         records.append(fit_record(fit, lengths, studies.seed, typed))
-    notes = [*words.notes, *notes, *remarks([fit.model for fit in fits], 0)]
-    notes += _notes_beyond_maximum((fit.requested, fit.options) for fit in fits)
-    longest = max(fit.length for fit in fits)
-    if lengths and max(lengths) > longest:
-        notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
-    notes += [
-        f"{fit.gpu.name}: a cache of that size is {format_bytes(fit.excess_bytes)} more than "
-        "the rest leaves"
-        for fit in fits
-        if fit.excess_bytes
-    ]
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import memory_chart
@@ -277,9 +265,31 @@ def fit_answer(
         draw,
         _yaml=text,
         _formulas=formulas,
-        _notes=notes,
+        _notes=[*words.notes, *notes, *_notes_on_fits(fits, lengths)],
         _status=int(not any(fit.fits for fit in fits)),
     )
+
+
+def _notes_on_fits(fits: "Sequence[Fit]", lengths: Sequence[int]) -> list[str]:
+    """Return notes on the models, on lengths above a maximum and on caches above the memory.
+
+    Args:
+        lengths: Tokens of each sequence of `--lengths`.
+    """
+    from kvcalc.units import format_bytes
+
+    notes = remarks([fit.model for fit in fits], 0)
+    notes += _notes_beyond_maximum((fit.requested, fit.options) for fit in fits)
+    longest = max(fit.length for fit in fits)
+    if lengths and max(lengths) > longest:
+        notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
+    for fit in fits:
+        if fit.excess_bytes:
+            size = format_bytes(fit.excess_bytes)
+            notes.append(
+                f"{fit.gpu.name}: a cache of that size is {size} more than the rest leaves"
+            )
+    return notes
 
 
 def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":

@@ -65,10 +65,7 @@ def serve_answer(
             "--timeline is of one run",
             "Give one --gpu, --policy, --cache, --rate and --max-concurrency",
         )
-    has_load = load.get("rate") or any(
-        workload.requests or workload.max_concurrency for workload in loads
-    )
-    kind = "search" if find_rate else "run" if has_load else "sweep"
+    kind = "search" if find_rate else _kind_of_load(loads, load)
     requests = {workload: sample_workload(workload) for workload in loads}
     total = sum(len(requests[workload]) for *_, workload in points) if kind == "run" else None
     with progress_bar("requests", total) as move:
@@ -80,13 +77,10 @@ def serve_answer(
     notes += _notes([deployment.model for deployment in deployments], main)
     if not is_complete:
         done = sum(run.served.is_complete for run in main)
-        notes.append(
-            f"stopped after {done} of {len(points)} runs; the last record is of the "
-            "requests that were done"
-        )
+        stop = f"stopped after {done} of {len(points)} runs"
+        notes.append(f"{stop}; the last record is of the requests that were done")
     if timeline:
         _write_timeline(timeline, results[0])
-
     lengths = _describe_lengths([*requests.values()], load, records)
 
     def draw() -> "list[Chart]":
@@ -105,6 +99,12 @@ def serve_answer(
         _status=0 if is_complete else STATUS_INTERRUPTED,
         _is_silent=timeline == "-",
     )
+
+
+def _kind_of_load(loads: Sequence[Workload], load: Settings) -> str:
+    """Return `run` if the load has a rate, a trace or clients, otherwise `sweep`."""
+    has_clients = any(workload.requests or workload.max_concurrency for workload in loads)
+    return "run" if has_clients or load.get("rate") else "sweep"
 
 
 def _describe_lengths(requests: Sequence[Any], load: Settings, records: Records) -> str:

@@ -192,15 +192,7 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
         space_options.bounds,
         space_options.stack,
     )
-    rate = space_options.inter_node_bandwidth
-    lists = [all_gpus() if w.lower() == "all" else [load_gpu(w)] for w in space_options.gpu]
-    chosen = {gpu.name: gpu for gpu in chain.from_iterable(lists)}
-    gpus = [with_rate_between(gpu, rate) for gpu in chosen.values()]
-    formats = space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
-    precisions = [
-        Precision(dtype, cache, "" if quantization in ("auto", "none") else quantization)
-        for dtype, quantization, cache in product(*formats)
-    ]
+    gpus = _gpus(space_options)
     space = SearchSpace(
         models=tuple(models),
         gpus=tuple(gpus),
@@ -210,7 +202,7 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
         dp=space_options.dp,
         ep=space_options.ep,
         nodes=space_options.nodes,
-        precisions=tuple(precisions),
+        precisions=_precisions(space_options),
         options=FitOptions(
             engine=choice.engine,
             engine_version=space_options.engine_version,
@@ -231,6 +223,22 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
             "Give --input-len and --output-len",
         )
     return PlanQuestion(needs, space, prices_of(",".join(space_options.price_per_hour), gpus))
+
+
+def _gpus(space_options: SpaceOptions) -> list[Gpu]:
+    """Return every requested GPU once, with the requested rate between nodes."""
+    lists = [all_gpus() if w.lower() == "all" else [load_gpu(w)] for w in space_options.gpu]
+    gpus = {gpu.name: gpu for gpu in chain.from_iterable(lists)}
+    return [with_rate_between(gpu, space_options.inter_node_bandwidth) for gpu in gpus.values()]
+
+
+def _precisions(space_options: SpaceOptions) -> tuple[Precision, ...]:
+    """Return every combination of data types, quantizations and cache types."""
+    formats = space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
+    return tuple(
+        Precision(dtype, cache, "" if quantization in ("auto", "none") else quantization)
+        for dtype, quantization, cache in product(*formats)
+    )
 
 
 def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:

@@ -15,7 +15,7 @@ from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, command
 from kvcalc.planning.search_space import SearchSpace
-from kvcalc.records import JsonObject, Record
+from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import figures_of, unit_of_key
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.charts.chart import Chart
@@ -382,16 +382,7 @@ def explain_roofline(
         sums.append(f"all runs: {', '.join(times)}; {record['share']:.1%} of the pass")
         lines += ["", f"{record['operator']}{kind_name} × {record['count']}"]
         lines += [f"    {text}" for text in sums]
-        for part in record.get("parts", []):
-            if formula := INTENSITIES.get(part["operator"]):
-                bound = f"{part['bound']} bound {kernel_seconds(part['roofline_s'])}"
-                unit, flops = "FLOP/B", part["flops"]
-                if not flops:  # softmax
-                    unit, flops = "vector FLOP/B", part["vector_flops"]
-                lines.append(
-                    f"    {part['operator']} as a kernel of its own: {part['bytes']:,} bytes, "
-                    f"{unit} = {formula} = {digits(flops / part['bytes'])}, {bound}"
-                )
+        lines += _separate_kernels(record.get("parts", []))
     time = "" if total["time_s"] is None else f"predicted {kernel_seconds(total['time_s'])}, "
     bound = f"datasheet bound {kernel_seconds(total['roofline_s'])}"
     return "\n".join([*lines, "", f"total of all rows: {time}{bound}"]) + "\n"
@@ -406,6 +397,22 @@ INTENSITIES = {
     "gate": "2·T·D·F / (w·D·F + e·T·(D + F))",
     "up": "2·T·D·F / (w·D·F + e·T·(D + F))",
 }
+
+
+def _separate_kernels(records: Records) -> list[str]:
+    """Return a line for each operation of a fused operator, as a separate kernel."""
+    lines = []
+    for record in records:
+        if formula := INTENSITIES.get(record["operator"]):
+            bound = f"{record['bound']} bound {kernel_seconds(record['roofline_s'])}"
+            unit, flops = "FLOP/B", record["flops"]
+            if not flops:  # softmax
+                unit, flops = "vector FLOP/B", record["vector_flops"]
+            lines.append(
+                f"    {record['operator']} as a kernel of its own: {record['bytes']:,} bytes, "
+                f"{unit} = {formula} = {digits(flops / record['bytes'])}, {bound}"
+            )
+    return lines
 
 
 def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator) -> list[str]:

@@ -75,12 +75,6 @@ def fit(
     low = np.log([r.minimum for r in ranges.values()])
     high = np.log([r.maximum for r in ranges.values()])
     typical = np.log([getattr(similar_model, name, r.typical) for name, r in ranges.items()])
-    choices = model_class.CHOICES
-    if similar_model:
-        names = similar_model.__struct_fields__
-        choices = (
-            {name: getattr(similar_model, name) for name in names if name not in ranges},
-        )
 
     def fit_form(form: Settings) -> ModelFit:
         def residual(points: Array) -> Array:
@@ -104,8 +98,23 @@ def fit(
             loss,
         )
 
-    forms = {repr(choice | fixed): choice | fixed for choice in choices}
-    return min(map(fit_form, forms.values()), key=lambda fitted: fitted.loss)
+    forms = _forms(similar_model or model_class, fixed)
+    return min(map(fit_form, forms), key=lambda fitted: fitted.loss)
+
+
+def _forms(form_of: KernelModel | type[KernelModel], fixed: Settings) -> list[Settings]:
+    """Return the fields that select a form of a kernel model.
+
+    Args:
+        form_of: A kernel model, which has one form, or a class, which may have several.
+        fixed: Fields with a fixed value.
+    """
+    choices = form_of.CHOICES
+    if isinstance(form_of, KernelModel):
+        names = form_of.__struct_fields__
+        ranges = form_of.ranges()
+        choices = ({name: getattr(form_of, name) for name in names if name not in ranges},)
+    return [*{repr(choice | fixed): choice | fixed for choice in choices}.values()]
 
 
 class FitObjective(NamedTuple):

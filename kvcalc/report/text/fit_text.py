@@ -101,32 +101,16 @@ def fit_table(
     ]
     if all(result.fits for result in fits):
         table_columns = [c for c in table_columns if c.key != "fits"]
-    index = max(_comparable_fits(records, fits), key=lambda i: fits[i].sequences, default=0)
-    if not fits[0].fits:
-        index = max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom_bytes))
+    index = _described_row(records, fits)
     result = fits[index]
-    images = _image_notes(records)
     notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
     command = records[index]["command"]
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
         rows.insert(0, rows.pop(index))
         title = _fit_sentence(records, fits, index)
-        first, dialect = records[index], DIALECTS.get(result.options.engine)
-        slots = dialect.max_slots if dialect else 0
-        wastes = {
-            name: first[key] for name, key in WASTES.items() if first.get(key) is not None
-        }
-        if wastes:
-            shares = [f"{name} {share:.1%}" for name, share in wastes.items()]
-            notes.append(f"Waste: {', '.join(shares)}")
-        elif first["low_num_seqs"] == 0:
-            notes.append("At the low end of this range no user fits.")
-        elif 0 < slots < first["max_num_seqs"]:
-            notes.append(f"The server has at most {slots} slots.")
-        elif (change := fixes[0]) and not images:
-            words, users = shlex.join(change.words), plural(change.sequences, "user")
-            notes.append(f"With `{words}`, {users} fit.")
+        images = _image_notes(records)
+        notes += _users_notes(records[index], result, None if images else fixes[0])
         notes += images
     else:
         advised = advice(result, all_experts=all_experts)
@@ -140,6 +124,38 @@ def fit_table(
     details = _details(records, fits, result, fixes)
     commands = [command] if command else []
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
+
+
+def _described_row(records: Records, fits: Sequence[Fit]) -> int:
+    """Return the index of the configuration in the sentence: the one with the most users, among
+    those that fit like the first.
+
+    If nothing fits, it is the configuration with the most users, then with the most free bytes.
+    """
+    if not fits[0].fits:
+        return max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom_bytes))
+    return max(_comparable_fits(records, fits), key=lambda i: fits[i].sequences, default=0)
+
+
+def _users_notes(record: Record, result: Fit, change: ConfigChange | None) -> list[str]:
+    """Return at most one note on the users of a configuration that fits.
+
+    Args:
+        change: The change to a smaller cache, if the note may propose it.
+    """
+    dialect = DIALECTS.get(result.options.engine)
+    slots = dialect.max_slots if dialect else 0
+    wastes = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
+    if wastes:
+        shares = [f"{name} {share:.1%}" for name, share in wastes.items()]
+        return [f"Waste: {', '.join(shares)}"]
+    if record["low_num_seqs"] == 0:
+        return ["At the low end of this range no user fits."]
+    if 0 < slots < record["max_num_seqs"]:
+        return [f"The server has at most {slots} slots."]
+    if not change:
+        return []
+    return [f"With `{shlex.join(change.words)}`, {plural(change.sequences, 'user')} fit."]
 
 
 def _image_notes(records: Records) -> list[str]:
