@@ -233,7 +233,7 @@ def served_times(
             deployment = TimedDeployment(
                 model, gpu, precision_of(row, model), ranks_of(row), calibration=timed
             )
-            steps = InterpolatedStepTimer(deployment, *sizes, rows_per_call=32)
+            steps = InterpolatedStepTimer(deployment, *sizes)
         except UserError:
             continue
         capacity = None

@@ -130,7 +130,6 @@ REQUESTS_PER_STARTED = (
     4  # requests that a backlog adds per started request, to outlast its start
 )
 DEFAULT_MAX_NUM_SEQS = 256  # without an engine
-DRAFT_ROWS = 32  # numbers of sequences that are timed in one call if a draft is used
 MIN_TRACE_REQUESTS = 10  # requests of a trace up to which no arrival rate is derived
 # measured figures of a server, and how calibrations name their errors
 ERRORS = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}
@@ -370,10 +369,8 @@ class Server:
         if not drafting:
             return InterpolatedStepTimer(self.deployment, *sizes)
         queries = drafting.drafted + 1
-        target = InterpolatedStepTimer(
-            self.deployment, *sizes, queries=queries, rows_per_call=DRAFT_ROWS
-        )
-        draft = InterpolatedStepTimer(drafting.draft, *sizes, rows_per_call=DRAFT_ROWS)
+        target = InterpolatedStepTimer(self.deployment, *sizes, queries=queries)
+        draft = InterpolatedStepTimer(drafting.draft, *sizes)
         return SpeculativeStepTimer(target, draft, drafting)
 
     def _record(self, load: Workload, clients: Clients, served: Served) -> Record:

@@ -40,6 +40,7 @@ TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, HEAD_RATIO = 1.01, 1.08, 1.12, 1.1
 # every number up to these is a point
 DENSE_TOKENS, DENSE_HEADS, DENSE_LENGTHS = 512, 64, 16
 PAST_SPACING = 512  # tokens between the contexts for which chunks are timed
+ROWS_PER_CALL = 16  # numbers of sequences whose decode passes are timed in one call
 TOKENS, HEAD, GROUP = "tokens", "head", "group"
 
 Chunks: TypeAlias = tuple[tuple[int, int], ...]  # (new, past) of each chunk of a prompt
@@ -205,8 +206,6 @@ class InterpolatedStepTimer(StepTimer):
         max_tokens: Maximum tokens of a pass.
         max_num_seqs: Maximum number of sequences of a pass.
         queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
-        rows_per_call: Number of table rows per call; a row has one number of sequences.
-            More than 1 is faster if the number of sequences changes often, as it does with a draft.
     """
 
     def __init__(
@@ -216,10 +215,8 @@ class InterpolatedStepTimer(StepTimer):
         max_tokens: int,
         max_num_seqs: int,
         queries: int = 1,
-        rows_per_call: int = 1,
     ) -> None:
         super().__init__(deployment, queries)
-        self.rows_per_call = rows_per_call
         self.max_len, self.max_num_seqs = max(max_len, 2), max(max_num_seqs, 2)
         max_tokens = max(max_tokens, self.max_num_seqs * queries, self.max_len)
 
@@ -310,10 +307,9 @@ class InterpolatedStepTimer(StepTimer):
         """Return the seconds of a decode pass of `count` sequences at each of `contexts`."""
         if count in self._rows:
             return self._rows[count]
-        first = count - (count - 1) % self.rows_per_call
-        counts = range(first, first + self.rows_per_call)
-        # an int is exact, an array of several may differ in the last digit
-        rows = count if len(counts) == 1 else np.array(counts, dtype=float)[:, None]
+        first = count - (count - 1) % ROWS_PER_CALL
+        counts = range(first, first + ROWS_PER_CALL)
+        rows = np.array(counts, dtype=float)[:, None]
         seconds = self._decode_seconds(rows, np.array(self.contexts))
         seconds = np.broadcast_to(seconds, (len(counts), len(self.contexts))).tolist()
         self._rows.update(zip(counts, seconds, strict=True))
