@@ -81,7 +81,7 @@ def test_pictures_of_passes_and_variants_name_what_does_not_fit(kvcalc: Run, mon
     assert steps == 2 * [["mha: does not fit", "mqa"]]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "none"])
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "none"])
 def test_a_server_stays_within_its_budget(kvcalc: Run, engine: str) -> None:
     """12 requests of 14,000 tokens at the same time, on a GPU that stores fewer of them."""
     line = f"serve llama-3.2-3b --gpu l4 --engine {engine} --num-prompts 12 --rate inf --isl 14000 --osl 40 --max-num-seqs 12"

@@ -250,9 +250,9 @@ def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --num-prompts 60 --max-concurrency 40 --kv-cache-memory-bytes 300MiB --tp 2 --isl uniform:10,5k"
     records = kvcalc(f"{line} --format json").records
     assert records[0]["preemptions"] and records[0]["rejected"]
-    out = kvcalc(f"{line} --wide").out
-    check(table(out, "model"), records, SERVE, "clients,rejected,preempted")
-    assert "per GPU, 2 GPUs;" in kvcalc(f"{line} -v").joined
+    shown = kvcalc(f"{line} --wide -v")
+    check(table(shown.out, "model"), records, SERVE, "clients,rejected,preempted")
+    assert "per GPU, 2 GPUs;" in shown.joined
 
 
 @pytest.mark.parametrize(

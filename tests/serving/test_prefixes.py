@@ -60,7 +60,7 @@ def test_nothing_is_lost_under_preemption(rows: list[tuple[int, int, int]], rate
 
 @pytest.mark.parametrize(
     ("name", "rate"),
-    [("llama-3.1-8b", 0.25), ("gpt-oss-20b", 0.25), ("deepseek-v2-lite", 0.75), ("qwen3-next-80b-a3b", 0.25)],
+    [("llama-3.1-8b", 0.75), ("gpt-oss-20b", 0.25), ("qwen3-next-80b-a3b", 0.25)],
 )
 def test_running_requests_take_the_memory_that_fit_counts(name: str, rate: float) -> None:
     """8 prompts of 6,400 tokens run concurrently before the first of them has generated 80 tokens.
