@@ -42,7 +42,7 @@ def test_every_change_that_is_advised_makes_the_answer_yes(kvcalc: Run, model: s
     changes = changes_that_help(answer, question.space)
     assert changes, "each of these questions has a way out"
     for options in changes:
-        assert f"{options}\n" in found.out
+        assert f"`{options}`" in found.joined
         assert kvcalc(f"{line} {options} --format json").code == 0, options
 
 

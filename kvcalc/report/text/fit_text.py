@@ -499,8 +499,8 @@ def allocation_table(run: AllocationRun) -> Table:
     last = run.records[-1]
     if last["tokens"] is None:
         title = (
-            f"After {last['request']}, {len(pages.tables):,} sequences are in pages and "
-            f"{len(run.first_fit.pieces):,} in pieces."
+            f"After {last['request']}, pages store {plural(len(pages.tables), 'sequence')} and "
+            f"pieces {len(run.first_fit.pieces):,}."
         )
     else:
         verdicts = [
@@ -531,7 +531,7 @@ def matrix_table(records: Records) -> Table:
     ]
     notes = [
         "",
-        "Cells: free KV cache per GPU, negative if it does not fit; contexts: 4k is 4,096 tokens",
+        "Cells: free KV cache per GPU, negative if it does not fit. 4k is 4,096 tokens.",
         ", ".join(
             [
                 f"engine {first['engine']}",

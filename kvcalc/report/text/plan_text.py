@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
+from kvcalc.capacity.suggested_fixes import join_with_or
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 from kvcalc.errors import list_few
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, reason
@@ -87,10 +88,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
             text for text in dict.fromkeys(quality) if is_measured_on(first["model"], text)
         ]
     elif fixes := changes_that_help(answer, plan.space):
-        commands = fixes
-        notes.append(
-            f"{'Each of these lines' if len(fixes) > 1 else 'This line'} meets the targets:"
-        )
+        notes.append(f"The targets are met with {join_with_or([f'`{fix}`' for fix in fixes])}.")
     if below := answer.cheaper:
         size = "cheaper" if answer.prices else "smaller"
         notes.append(

@@ -163,7 +163,7 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(
             f", and a million tokens cost {at_least}{best['cost_per_million_tokens']:,.2f}"
         )
-    if best["tpot_s"]:
+    if best["tpot_s"] and not (drafted or best.get("speedup")):
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
