@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import (
+    axes_of,
     deployment_of,
     deployments_of,
     remarks,
@@ -80,8 +81,7 @@ def compare_answer(
             "`kvcalc size A B` and `kvcalc latency A B` take several",
         )
     variants = [(name.strip(), variant(model, name)) for name in names]
-    contexts = list(dict.fromkeys(shape.context for shape in shapes))
-    batches = list(dict.fromkeys(shape.batch_size for shape in shapes))
+    contexts, batches = axes_of(shapes)
     compared = [
         record
         for deployment in deployments

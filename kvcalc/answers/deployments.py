@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvcalc.library.load import Dimensions
     from kvcalc.model.model import Model
     from kvcalc.model.precision import Precision
-    from kvcalc.question.size_options import DimensionOptions
+    from kvcalc.question.size_options import ContextOptions, DimensionOptions
     from kvcalc.timing.deployment import TimedDeployment
 
     Stored = tuple[Model, Precision, Parallelism]
@@ -201,6 +201,12 @@ def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "li
         (model, precision_of(option), parallelism_of(option))
         for model, option in product(models, split_sizes(options, models))
     ]
+
+
+def axes_of(shapes: "Iterable[ContextOptions]") -> tuple[list[int], list[int]]:
+    """Return each context and each batch size once."""
+    contexts = dict.fromkeys(shape.context for shape in shapes)
+    return list(contexts), list(dict.fromkeys(shape.batch_size for shape in shapes))
 
 
 def deployment_of(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import (
+    axes_of,
     deployments_of,
     gpus_of,
     precision_of,
@@ -109,8 +110,7 @@ def _attention_answer(
     from kvcalc.report.text.roofline_text import attention_table
 
     check_number("rows", MAX_PASSES, gpus, precisions, shapes)
-    contexts = list(dict.fromkeys(shape.context for shape in shapes))
-    batches = list(dict.fromkeys(shape.batch_size for shape in shapes))
+    contexts, batches = axes_of(shapes)
     records = [
         record
         for gpu, precision in product(gpus, precisions)

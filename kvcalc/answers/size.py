@@ -5,7 +5,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import MAX_PASSES, MAX_ROWS, Answer, LazyRecords
-from kvcalc.answers.deployments import models_of, remarks, stored_models, typed_dimensions
+from kvcalc.answers.deployments import (
+    axes_of,
+    models_of,
+    remarks,
+    stored_models,
+    typed_dimensions,
+)
 from kvcalc.question.deployment_options import ShardingOptions
 from kvcalc.question.options import check_number
 from kvcalc.question.size_options import DimensionOptions, SizeOptions
@@ -65,7 +71,7 @@ def size_answer(
     for first in arguments[:: len(shapes)]:
         make(*first)  # raises UserError before the first record is printed
     records = LazyRecords(lambda: (make(*values) for values in arguments), len(arguments))
-    contexts = list(dict.fromkeys(shape.context for shape in shapes))
+    contexts, batches = axes_of(shapes)
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import cache_curve, contexts_up_to
@@ -74,7 +80,6 @@ def size_answer(
         has_dtypes = len({precision for _, precision, _ in variants}) > 1
         has_sizes = len({parallelism.tp for *_, parallelism in variants}) > 1
         axis = contexts_up_to(max(*contexts, 256))
-        batches = list(dict.fromkeys(shape.batch_size for shape in shapes))
         curves = []
         for (model, precision, parallelism), batch_size in product(variants, batches):
             label = model.name

@@ -104,6 +104,16 @@ class AttentionShape(NamedTuple):
     cached: tuple[str, ...]
     groups: tuple[tuple[Num, Num, Num, Num], ...]
 
+    @property
+    def num_queries(self) -> Num:
+        """Return the new tokens of all sequences."""
+        return sum(count * new for count, new, *_ in self.groups)
+
+    @property
+    def num_pairs(self) -> Num:
+        """Return the (query, key) pairs of all sequences."""
+        return sum(pairs for *_, pairs in self.groups)
+
 
 class CollectiveShape(NamedTuple):
     """The shape of an all-reduce of `bytes` bytes over `ranks` ranks; `near` of the ranks are on
@@ -247,8 +257,8 @@ def _unfused_attention(
     cost: Cost, shape: AttentionShape, element: int
 ) -> list[tuple[str, Cost]]:
     heads, key, value = shape.heads, shape.key, shape.value
-    queries = sum(count * new for count, new, *_ in shape.groups) * heads * element
-    pairs = sum(pairs for *_, pairs in shape.groups) * heads
+    queries = shape.num_queries * heads * element
+    pairs = shape.num_pairs * heads
     scores = pairs * element
     expanded = cost.activation_bytes - queries * (key + value)
     read = cost.cache_read_bytes

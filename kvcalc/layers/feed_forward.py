@@ -51,7 +51,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 
     def operators(self, p: Pass) -> list[Operator]:
         """Return the operators of a pass: up (with gate in one product), activation, down."""
-        w = p.local(self.weights(p.width))
+        w = self.local_weights(p)
         return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
 
 
@@ -82,7 +82,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
         """Return one product per matrix, over all tokens."""
         return [
             p.gemm(w.name, w)
-            for w in p.local(self.weights(p.width)).values()
+            for w in self.local_weights(p).values()
             if w.kind is WeightKind.MATRIX
         ]
 
@@ -185,7 +185,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
         Only weights of reached experts are read: E·(1 − (1 − k/E)^T) of E under uniform routing.
         """
-        w = p.local(self.weights(p.width))
+        w = self.local_weights(p)
         ranks = p.ranks
         all_tokens = (
             p.tokens * ranks.dp

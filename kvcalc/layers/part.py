@@ -86,6 +86,10 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Return every parameter of this part for a hidden size."""
         return _listed_weights(self, hidden_size)
 
+    def local_weights(self, p: Pass) -> dict[str, Weight]:
+        """Return the part of each weight that is on one rank of a pass, by name."""
+        return {w.name: w.local(p.ranks) for w in self.weights(p.width)}
+
     def lines(self) -> list[tuple[str, str, dict[str, str]]]:
         """Return name, size and further words of each line of WEIGHTS whose condition holds."""
         lines = []
@@ -145,9 +149,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         vector work. All states except convolution states are scanned. A part that caches rows per
         token must define its own operators.
         """
-        results = [
-            w for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX
-        ]
+        results = [w for w in self.local_weights(p).values() if w.kind is WeightKind.MATRIX]
         first = [w for w in results if w.inputs == p.width and w.copies == 1 and not w.rows_in]
         last = [w for w in results if w.rows_in and w.outputs == p.width]
         between = [w for w in results if w not in first and w not in last]

@@ -81,10 +81,6 @@ class Pass:
         self.writes_cache = writes_cache
         self.role = Role.OTHER
 
-    def local(self, weights: Iterable[Weight]) -> dict[str, Weight]:
-        """Return the part of each weight that is on this rank, by name."""
-        return {w.name: w.local(self.ranks) for w in weights}
-
     def vector_bytes(self, weight: Weight) -> int:
         """Return the bytes of a vector on this rank; 0 for matrices and tables.
 

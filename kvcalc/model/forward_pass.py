@@ -174,7 +174,7 @@ def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
     if layer.norm_count and NORM_VECTORS[model.norm]:
         norm = _norm(model, p, "norm")
         operators.append(replace(norm, count=count * layer.norm_count))
-    for part in (*layer.parts, *layer.shared):
+    for part in layer.all_parts:
         p.role = part.ROLE
         operators += _with_vectors(p, part, part.operators(p))
     return operators

@@ -316,7 +316,7 @@ def _as_mha_rows(model: Model, formats: Formats) -> list[LayerRows]:
     has_attention = False
     for kind, layer in model.kinds.items():
         count = model.counts[kind]
-        for part in (*layer.parts, *layer.shared):
+        for part in layer.all_parts:
             heads, _, width = part.as_mha()
             has_attention |= heads > 0
             entries = part.cache()

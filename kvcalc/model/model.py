@@ -96,15 +96,20 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             return self.norms
         return sum(not isinstance(part, Projections) for part in self.parts)
 
+    @property
+    def all_parts(self) -> tuple[AnyPart, ...]:
+        """Return the parts, and the parts whose weights are shared with other layers."""
+        return self.parts + self.shared
+
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries that this layer reads. The layer also stores the entries, unless
         `shares_cache` is set."""
-        return tuple(entry for part in (*self.parts, *self.shared) for entry in part.cache())
+        return tuple(entry for part in self.all_parts for entry in part.cache())
 
     @property
     def mixers(self) -> tuple[Sublayer, ...]:
-        return tuple(part for part in (*self.parts, *self.shared) if part.label)
+        return tuple(part for part in self.all_parts if part.label)
 
     @property
     def label(self) -> str:
@@ -373,7 +378,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
                     "kinds",
                     f"{kind!r} has a dot, which separates a kind from the names of its weights",
                 )
-            for part in (*layer.parts, *layer.shared):
+            for part in layer.all_parts:
                 if text := part.problem():
                     return f"kinds.{kind}", text
         if self.mtp and self.mtp.kind not in self.kinds:

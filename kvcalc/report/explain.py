@@ -436,8 +436,8 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
             if element * shape.m * count == cost.activation_bytes and not activations:
                 activations = f" {element} bytes·{formula} ="
     elif isinstance(shape, AttentionShape):
-        pairs = sum(pairs for *_, pairs in shape.groups)
-        queries = sum(count * new for count, new, *_ in shape.groups)
+        pairs = shape.num_pairs
+        queries = shape.num_queries
         shared = f"{shape.kv_heads:,} KV heads" if shape.kv_heads else "latents of all heads"
         sums = [
             f"{shape.heads:,} heads × {queries:,} queries × {pairs / (queries or 1):,.6g} keys "
@@ -486,7 +486,7 @@ def _letters(
     if operator.experts:
         rows += "·k ÷ experts"
     layer = deployment.model.kinds.get(operator.layer)
-    for part in (*layer.parts, *layer.shared) if layer else ():
+    for part in layer.all_parts if layer else ():
         sides = part.sides()
         names = (operator.name,) if operator.name in sides else operator.weights
         if names and all(name in sides for name in names):

@@ -545,8 +545,8 @@ def _shape_figures(shape: Any) -> Record:
     if isinstance(shape, GemmShape):
         return {"heads": None, "m": shape.m, "k": shape.k, "n": shape.n}
     if isinstance(shape, AttentionShape):
-        queries = sum(count * new for count, new, *_ in shape.groups)
-        keys = sum(pairs for *_, pairs in shape.groups) / queries if queries else 0
+        queries = shape.num_queries
+        keys = shape.num_pairs / queries if queries else 0
         mean_keys = int(keys) if keys == int(keys) else keys
         return {"heads": shape.heads, "m": queries, "k": shape.key, "n": mean_keys}
     return dict.fromkeys(("heads", "m", "k", "n"))

@@ -211,7 +211,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         """Return the cache entries of each part of a layer on one rank, in this engine's
         formats."""
         layer, parts = model.kinds[kind], []
-        for part in (*layer.parts, *layer.shared):
+        for part in layer.all_parts:
             stored_entries = []
             entries = self.entries(model, part)
             for entry in entries:

@@ -519,7 +519,7 @@ def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, fl
     experts, other = 0.0, 0.0
     for kind, count in stages(model, ranks.pp)[stage].counts.items():
         layer = model.kinds[kind]
-        for part in (*layer.parts, *layer.shared) if count else ():
+        for part in layer.all_parts if count else ():
             local = {w.name: w.local(ranks) for w in part.weights(model.hidden_size)}
             if up := local.get("experts.up"):
                 hidden = up.outputs * (2 if "experts.gate" in local else 1)

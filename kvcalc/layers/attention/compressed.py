@@ -148,7 +148,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         """Return the operators of a pass: projections of x in one product, queries, compressors,
         indexer, one attention over both parts, and the output projections.
         """
-        w = p.local(self.weights(p.width))
+        w = self.local_weights(p)
         heads, d, ratio = (
             p.heads(self.num_attention_heads),
             self.head_dim,

@@ -151,7 +151,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
     def operators(self, p: Pass) -> list[Operator]:
         """Return the operators of a pass: qkv, gate, RoPE with q/k norms, attention, eviction
         scores, and o."""
-        w = p.local(self.weights(p.width))
+        w = self.local_weights(p)
         queries, keys, values = (
             p.heads(self.num_attention_heads),
             self.num_key_value_heads,

@@ -113,7 +113,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     def operators(self, p: Pass) -> list[Operator]:
         """Return projections, RoPE, attention in the form with fewer FLOPs for each group of
         sequences, and the output projection."""
-        w = p.local(self.weights(p.width))
+        w = self.local_weights(p)
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
         results = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
         results += [p.gemm("q_up", w["q_up"])] if "q_up" in w else []

@@ -90,7 +90,7 @@ class Engram(Sublayer, frozen=True, tag="engram"):
             p.tokens * self.hashes * self.table_width,
             p.tokens * self.streams * p.width,
         )
-        w = p.local(self.weights(p.width))
+        w = self.local_weights(p)
         lookup = p.vector(
             "engram_lookup",
             0,
