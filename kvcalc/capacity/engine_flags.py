@@ -196,7 +196,7 @@ def _read_vllm(settings: Settings, remarks: list[str]) -> None:
 
 def _write_vllm(settings: Settings, deployment: TimedDeployment) -> None:
     ranks = deployment.parallelism
-    if "ep" in settings and ranks.ep == ranks.tp * ranks.dp:
+    if "ep" in settings and ranks.ep == ranks.stage_gpus:
         settings["ep"] = "all"
     if ranks.pp > 1 and "max_in_flight_batches" in settings:
         settings["fit_max_in_flight_batches"] = settings.pop("max_in_flight_batches")
@@ -240,9 +240,8 @@ def _read_sglang(settings: Settings, remarks: list[str]) -> None:
 
 def _write_sglang(settings: Settings, deployment: TimedDeployment) -> None:
     ranks = deployment.parallelism
-    has_experts = any(weight.expert for _, weight, _ in deployment.model.walk())
-    if ranks.dp > 1 and has_experts:
-        settings |= {"tp": ranks.tp * ranks.dp, "shared_attention": True}
+    if ranks.dp > 1 and deployment.model.has_experts:
+        settings |= {"tp": ranks.stage_gpus, "shared_attention": True}
     if "draft" in settings:
         settings["prediction"] = "STANDALONE"
         settings["draft_name"] = hub_name(settings.pop("draft"))

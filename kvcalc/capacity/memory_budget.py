@@ -285,7 +285,7 @@ def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
 def draft_weights(draft: Model, precision: Precision, ranks: Parallelism) -> int:
     """Return the weight bytes of a draft model on one rank of the last stage, sharded as its
     target."""
-    ep = ranks.tp * ranks.dp if ranks.ep > 1 else 1
+    ep = ranks.stage_gpus if ranks.ep > 1 else 1
     return weight_bytes(draft, precision, Parallelism(ranks.tp, 1, ranks.dp, ep))
 
 

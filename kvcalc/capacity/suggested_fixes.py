@@ -276,9 +276,8 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
 
 def _host_layers(request: ConfigChange, model: Model) -> Iterator[ConfigChange]:
     """Yield more and more layers in host memory, of a mixture of experts only their experts."""
-    has_experts = any(weight.expert for _, weight, _ in model.walk())
     for count in range(1, model.layers + 1):
-        if has_experts:
+        if model.has_experts:
             yield request.changed(n_cpu_moe=count)
         else:
             yield request.changed(n_gpu_layers=model.layers + 1 - count)
@@ -309,7 +308,7 @@ def wider_requests(
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
     ranks = request.deployment.parallelism
-    covers_all = 1 < ranks.ep == ranks.tp * ranks.dp
+    covers_all = 1 < ranks.ep == ranks.stage_gpus
     size: int = getattr(ranks, name)
     while size < MAX_RANKS:
         size *= 2

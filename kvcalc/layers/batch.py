@@ -43,12 +43,17 @@ class Parallelism(msgspec.Struct, frozen=True):
             if not is_int or not minimum <= value <= MAX_GPUS:
                 hint = f"Give a whole number from {minimum} up"
                 raise UserError(f"{name} {value!r} is not a number of GPUs", hint)
-        if (self.tp * self.dp) % self.ep:
-            raise UserError(f"ep {self.ep} does not divide tp·dp = {self.tp * self.dp}")
+        if self.stage_gpus % self.ep:
+            raise UserError(f"ep {self.ep} does not divide tp·dp = {self.stage_gpus}")
         if self.tp % self.dcp:
             raise UserError(
                 f"decode-context parallel size {self.dcp} does not divide tp {self.tp}"
             )
+
+    @property
+    def stage_gpus(self) -> int:
+        """Return the number of GPUs of one pipeline stage: tp · dp."""
+        return self.tp * self.dp
 
     @property
     def gpus(self) -> int:

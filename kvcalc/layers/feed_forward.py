@@ -226,7 +226,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
                 )
             ]
         sent = rows * (ranks.dp - 1)
-        away = rows * (ranks.dp - max(1, ranks.near(ranks.tp * ranks.dp) // ranks.tp))
+        away = rows * (ranks.dp - max(1, ranks.near(ranks.stage_gpus) // ranks.tp))
         return [p.network(name, sent, away) for name in ("all_gather_tokens", "reduce_scatter")]
 
     def _fused(

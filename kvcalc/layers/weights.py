@@ -72,7 +72,7 @@ class Weight(msgspec.Struct, frozen=True):
         is_matrix = self.kind is WeightKind.MATRIX
         if self.expert:
             copies = -(-copies // ranks.ep)
-            num_shares = ranks.tp * ranks.dp // ranks.ep
+            num_shares = ranks.stage_gpus // ranks.ep
         elif is_matrix and copies > 1 and copies == self.shards:  # block-diagonal: whole blocks
             return replace(self, copies=-(-copies // num_shares))
         if num_shares == 1 or self.shards == 1:

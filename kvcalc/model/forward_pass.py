@@ -152,7 +152,7 @@ def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
 
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
     """Return whether any GPU of the next stage is on another node."""
-    wide = ranks.tp * ranks.dp
+    wide = ranks.stage_gpus
     return (
         bool(ranks.per_node)
         and (stage + 2) * wide - 1 >= ((stage * wide) // ranks.per_node + 1) * ranks.per_node

@@ -222,6 +222,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         """Return the cache entries of each kind of layer."""
         return [entry for layer in self.kinds.values() for entry in layer.entries]
 
+    @property
+    def roles(self) -> set[str]:
+        """Return the roles of all cache entries, such as `latent`."""
+        return {entry.role for entry in self.entries}
+
     def check_generates(self) -> None:
         """Raise UserError for a model that embeds or ranks whole sequences."""
         if self.pooling:
@@ -301,6 +306,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     def walk(self) -> tuple[tuple[str, Weight, int], ...]:
         """Return (name, weight, count) for every weight; a shared block counts once per set."""
         return memoized(self, _walk)
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether some layer has routed experts."""
+        return any(weight.expert for _, weight, _ in self.walk())
 
     @cached_property
     def unquantized(self) -> frozenset[str]:

@@ -37,7 +37,7 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
             f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}"
         )
     _check_shared_rows(model, parallelism.pp)
-    if parallelism.tp * parallelism.dp == 1:
+    if parallelism.stage_gpus == 1:
         return True
     _check_context(model, parallelism)
     for name, weight, _ in model.walk():
@@ -50,7 +50,7 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
                     f"{model.name}",
                     f"Use one of {divisors(weight.copies)}",
                 )
-            ranks = parallelism.tp * parallelism.dp // parallelism.ep
+            ranks = parallelism.stage_gpus // parallelism.ep
         if weight.kind is WeightKind.TABLE or name == "lm_head":
             continue  # the vocabulary is padded
         is_replicated = ranks % units == 0 and name.rpartition(".")[2] in REPLICATED

@@ -118,7 +118,7 @@ def _check_roles(model: Model, cache_dtype: str) -> None:
     """Raise UserError for a layout of latents on a model that caches K and V, or the reverse."""
     if cache_dtype not in (*LATENT_ONLY, *KEYS_AND_VALUES_ONLY):
         return
-    roles = {entry.role for entry in model.entries}
+    roles = model.roles
     other_roles = roles & {"latent", "rope_key", "index_key"}
     if cache_dtype in LATENT_ONLY and (roles & {"k", "v"} or "latent" not in roles):
         problem = f"is for latent attention, and {model.name} caches keys and values"

@@ -53,7 +53,7 @@ def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[St
     transfers = []
     for index, deployment in enumerate(deployments):
         ranks = deployment.ranks
-        by_gpu = members.setdefault(ranks.near(ranks.tp * ranks.dp), {})
+        by_gpu = members.setdefault(ranks.near(ranks.stage_gpus), {})
         by_gpu.setdefault(deployment.gpu.name, []).append(index)
         transfers.append(handings(ranks, range(ranks.pp - 1)))
     all_transfers = np.array(transfers).T

@@ -119,7 +119,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 
     def _widths(self, model: Model) -> Iterator[tuple[int, int, int]]:
         """Yield (tp, dp, ep) of a pipeline stage."""
-        has_experts = any(weight.expert for _, weight, _ in model.walk())
+        has_experts = model.has_experts
         max_tp = min(self.max_gpus, max(map(self.max_tp, self.gpus)))
         for tp in self.tp or range(1, max_tp + 1):
             for dp in self.dp or (range(1, self.max_gpus // tp + 1) if has_experts else (1,)):

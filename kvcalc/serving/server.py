@@ -3,7 +3,7 @@
 A sweep simulates a server at several rates, and finds the highest rate that the server sustains.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache as remember
 from math import inf
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool, make_pool
 from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.requests import Clients, Requests, clients_of, sample_workload
-from kvcalc.serving.simulation import KVTransfer, Served, scheduling_of, simulate
+from kvcalc.serving.simulation import KVTransfer, Progress, Served, scheduling_of, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
 from kvcalc.serving.step_timers import (
     InterpolatedStepTimer,
@@ -275,7 +275,7 @@ class Server:
         self,
         requests: Requests,
         load: Workload,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = None,
     ) -> SimulationResult:
         """Simulate the requests of a workload."""
         clients = clients_of(load, self.engine)
@@ -286,7 +286,7 @@ class Server:
         self,
         requests: Requests,
         clients: Clients,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = None,
     ) -> tuple[Served, Pool]:
         max_tokens = requests.max_tokens
         max_model_len = self.settings.max_model_len
@@ -527,7 +527,7 @@ class Sweep:
         settings: ServerSettings,
         policy: str = "continuous",
         cache: str = "paged",
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = None,
     ) -> None:
         if load.rate != inf:
             raise UserError(

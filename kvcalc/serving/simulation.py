@@ -18,7 +18,7 @@ never runs past the time at which another server may still send it a request.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from kvcalc.serving.batching import Continuous, Scheduling, ServerSetup, Static
 from kvcalc.serving.cache_accounting import Log
 from kvcalc.serving.requests import ArrivalQueue, Clients, Requests
 from kvcalc.timing.calibration import EngineOverheads
+
+Progress: TypeAlias = Callable[[int], None] | None  # receives numbers of further done requests
 
 
 class KVTransfer(NamedTuple):
@@ -172,7 +174,7 @@ def simulate(
     policy: str = "continuous",
     clients: Clients = Clients(),  # noqa: B008
     transfer: KVTransfer | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = None,
 ) -> Served:
     """Serve all requests. Ctrl-C keeps the requests that are done.
 

@@ -298,7 +298,7 @@ def compresses_tokens(model: Model) -> bool:
             pages are not modelled (models/deepseek_v41: records of 528 bytes on some GPUs, windows
             in blocks of 32 or 64, rings of compressor states).
     """
-    if not any(entry.role == "compressor" for entry in model.entries):
+    if "compressor" not in model.roles:
         return False
     if any(entry.is_stored_by_other_layer for entry in model.entries):
         raise UserError(

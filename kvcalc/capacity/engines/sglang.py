@@ -129,7 +129,7 @@ def static_fraction(
     graphs = rules.batch_defaults(memory_bytes)[2 if ranks.tp >= 4 else 1]
     reserve = 512 + 1.5 * chunk + 2 * graphs + 128 * ranks.tp * ranks.pp
     if rules.prefill_graphs and ranks.pp == 1:
-        is_latent = model is not None and any(entry.role == "latent" for entry in model.entries)
+        is_latent = model is not None and "latent" in model.roles
         reserve += 1536 if is_latent else 8 * count_prefill_graphs(chunk)
     if memory > 60 * 1024:
         reserve = max(reserve, 10 * 1024)

@@ -471,7 +471,7 @@ def forward_peak(start: EngineStartup, workspace: int) -> int:
 
 def has_indexer(model: Model) -> bool:
     """Return whether an indexer selects cached tokens."""
-    return any(entry.role == "index_key" for entry in model.entries)
+    return "index_key" in model.roles
 
 
 def latent_width(model: Model, ranks: Parallelism) -> int:

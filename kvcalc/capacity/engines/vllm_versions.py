@@ -153,7 +153,7 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
 
 def _takes_runner_v2(model: Model, group: str, formats: Formats) -> bool:
     family, is_stateful = listed_family(model), has_states(model)
-    if is_stateful or any(weight.expert for _, weight, _ in model.walk()):
+    if is_stateful or model.has_experts:
         is_listed = family in ("deepseek", "granite") and not is_stateful
         return is_listed and group in ("listed", "dense")
     if group == "dense":
