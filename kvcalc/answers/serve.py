@@ -61,10 +61,8 @@ def serve_answer(
     check_number("runs", MAX_RUNS, deployments, scheduling, loads)
     points = [*product(deployments, scheduling, loads)]
     if timeline and len(points) > 1:
-        raise UserError(
-            "--timeline is of one run",
-            "Give one --gpu, --policy, --cache, --rate and --max-concurrency",
-        )
+        hint = "Give one --gpu, --policy, --cache, --rate and --max-concurrency"
+        raise UserError("--timeline is of one run", hint)
     kind = "search" if find_rate else _kind_of_load(loads, load)
     requests = {workload: sample_workload(workload) for workload in loads}
     total = sum(len(requests[workload]) for *_, workload in points) if kind == "run" else None

@@ -20,7 +20,7 @@ accepted draft tokens, whose number is drawn at random, and one more token.
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, compress, repeat
 from math import inf
 from typing import Any, NamedTuple
 
@@ -209,10 +209,8 @@ class Decoding:
         is_done = self.remaining == 0
         completed = []
         if is_done.any():
-            completed = [r for r, done in zip(self.running, is_done, strict=True) if done]
-            self.running = [
-                r for r, done in zip(self.running, is_done, strict=True) if not done
-            ]
+            completed = [*compress(self.running, is_done)]
+            self.running = [*compress(self.running, ~is_done)]
             self.cached = self.cached[~is_done]
             self.remaining = self.remaining[~is_done]
         return CacheGrowth(allocated, stored, allocated_s, stored_s), completed

@@ -106,12 +106,9 @@ def model_from(
     if data.get("peft_type") == "LORA":
         base = printable(data.get("base_model_name_or_path") or "MODEL", 200)
         rank = data.get("r", 8)  # PEFT's default
-        options = f"{shlex.quote(base)} --max-loras 1 --max-lora-rank {rank}"
-        raise UserError(
-            f"is a LoRA adapter of {base}, not a model",
-            f"Write `kvcalc fit {options}`",
-            file_name,
-        )
+        command = f"kvcalc fit {shlex.quote(base)} --max-loras 1 --max-lora-rank {rank}"
+        problem = f"is a LoRA adapter of {base}, not a model"
+        raise UserError(problem, f"Write `{command}`", file_name)
     if draft_keys := Config(data, file_name).table("dflash_config"):
         data = {**data, **draft_keys, "dflash_config": None}
     inner = text_part(data, file_name)

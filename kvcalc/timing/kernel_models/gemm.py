@@ -185,9 +185,6 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
 
     RANGES: ClassVar[str] = """
         t0 0.2 60
-        ec 0.2 1.1
-        p 1 8
-        tr 0.2 30
         bq 0.05 1.2
         pro 0.02 10
         sg 0.01 1
