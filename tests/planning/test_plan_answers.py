@@ -75,14 +75,14 @@ def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:
     words = "plan llama-3.1-8b --rate 1 --input-len 1000 --output-len 100 --gpu h100 --max-gpus 1 --stack datasheet"
     shown = kvcalc(f"{words} --max-tpot 1ms")
     assert "the closest is 1× h100-sxm: TPOT at least 4.52 ms, target 1 ms." in shown.joined
-    assert shown.out.endswith("\n--max-tpot 4.6ms\n")
+    assert shown.joined.endswith("The targets are met with `--max-tpot 4.6ms`.")
 
 
 def test_what_was_timed_comes_nearer_than_what_was_not(kvcalc: Run) -> None:
     """No H100 reads 70 billion weights in 1 ms. The closest miss has the most GPUs, not the best use of the
     memory."""
     words = "plan llama-3.1-70b --gpu h100 --max-gpus 16 --users 64 --context 16k --max-tpot 1ms"
-    assert "\n--max-tpot " in kvcalc(words).out
+    assert "with `--max-tpot " in kvcalc(words).out
     (record,) = kvcalc(f"{words} --format json").records
     assert record["tpot_s"] > 0.001 and record["capacity_sequences"] >= record["max_num_seqs"]
 

@@ -15,11 +15,12 @@ from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
 from kvcalc.report.row_names import split_words
 from kvcalc.report.text.fit_text import format_words, is_measured_on
-from kvcalc.report.text.table_layout import MAX_NOTES, Table
+from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     MAX_WORDS,
     columns,
     distinct_notes,
+    footnotes,
     seconds,
     time_details,
     time_footnotes,
@@ -68,13 +69,15 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
     if not rows:
         return [Table(rows, PLAN_COLUMNS, title, ["", tried])]
     first = rows[0]
-    basis = format_words(rows)
-    basis += ["costs in the unit of --price-per-hour"] if answer.prices else []
-    notes = ["", ", ".join(basis), time_footnotes(rows)[0]]
+    formats = format_words(rows)
+    formats += ["costs in the unit of --price-per-hour"] if answer.prices else []
+    basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
-        notes.append("No GPU with a measured kernel model meets the targets.")
+        accuracy = "No GPU with a measured kernel model meets the targets."
+    notes = [", ".join(formats), basis, accuracy]
     details = [
         tried,
+        *reasons,
         *time_details(rows),
         *_also(answer, rows),
         *distinct_notes(rows, "fallback"),
@@ -88,17 +91,23 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
             text for text in dict.fromkeys(quality) if is_measured_on(first["model"], text)
         ]
     elif fixes := changes_that_help(answer, plan.space):
-        notes.append(f"The targets are met with {join_with_or([f'`{fix}`' for fix in fixes])}.")
+        options = join_with_or([f"`{fix}`" for fix in fixes])
+        notes = [basis, accuracy, f"The targets are met with {options}.", notes[0]]
     if below := answer.cheaper:
         size = "cheaper" if answer.prices else "smaller"
         notes.append(
             f"The closest {size} deployment is {deployment_words(below)}: {reason(below)}."
         )
-    if accuracy := time_footnotes(rows)[1]:
-        notes.insert(3, accuracy)
-    while len(notes) > MAX_NOTES + 1:  # the first line is blank
-        details.append(notes.pop() if first["meets"] else notes.pop(1))
-    return [Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)]
+    return [
+        Table(
+            rows,
+            PLAN_COLUMNS,
+            title,
+            footnotes(*notes),
+            details=details,
+            commands=commands,
+        )
+    ]
 
 
 def _row(record: Record) -> JsonObject:
@@ -211,9 +220,7 @@ def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     limit = f"up to {plan.space.max_gpus} GPUs"
     count = f"All {met}" if met == len(plan.answers) else f"{met} of {len(plan.answers)}"
     title = f"{count} requirements are met with {limit}."
-    notes = (
-        ["", ", ".join(format_words(rows)), *filter(None, time_footnotes(rows))] if rows else []
-    )
+    notes = footnotes(", ".join(format_words(rows)), *time_footnotes(rows)) if rows else []
     details = [f"Each row is the {size} deployment", f"{tried:,} configurations tried"]
     return Table(rows, PLAN_COLUMNS, title, notes, details=details)
 

@@ -216,8 +216,9 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
     rows = predictions_first(_tried(records) if is_sweep else records)
     first = rows[0]
     plain: list[Record] = [{**r, "time_p90_error": None} for r in rows]
+    basis, *other_notes = time_footnotes(plain)
     details = [
-        *pass_details(plain),
+        *pass_details(rows),
         *_per_server(rows, _accuracy),
         *_per_server(rows, _limits),
         *_per_server(rows, _disaggregated),
@@ -248,10 +249,11 @@ def serve_table(records: Records, lengths_note: str = "") -> Table:
         columns,
         _sustained(summaries) if summaries else _served(rows),
         footnotes(
-            time_footnotes(plain)[0],
+            basis,
             *distinct_notes(rows, "fallback"),
             next(iter(accuracy)) if len(accuracy) == 1 else "",
             lengths_note,
+            *other_notes,
         ),
         details=details,
     )

@@ -238,8 +238,8 @@ def time_footnotes(records: Records) -> list[str]:
 
 
 def time_details(records: Records) -> list[str]:
-    """Return the footnotes on times in full, for `--verbose`."""
-    lines = [line for line in time_footnotes(records) if line]
+    """Return notes on the calibrations in full, for `--verbose`."""
+    lines = []
     bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
     if bases:
         lines.append(f"Calibrations: {', '.join(bases)}.".replace(" calibration", ""))
@@ -274,7 +274,6 @@ def pass_details(records: Records) -> list[str]:
     return [
         *time_details(records),
         *node_notes(records),
-        *distinct_notes(records, "fallback"),
         *(f"no KV cache budget: {reason}" for reason in reasons),
     ]
 
