@@ -92,7 +92,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         ]
     elif fixes := changes_that_help(answer, plan.space):
         options = join_with_or([f"`{fix}`" for fix in fixes])
-        notes = [basis, accuracy, f"The targets are met with {options}.", notes[0]]
+        notes = [basis, accuracy or notes[0], f"The targets are met with {options}."]
     if below := answer.cheaper:
         size = "cheaper" if answer.prices else "smaller"
         notes.append(
