@@ -35,19 +35,33 @@ MIN_DECADES = math.log10(6)  # the shortest axis with logarithmic ticks
 
 
 def marker_area(share: float, style: Style) -> float:
-    """Return the area of a marker in square points, for a share from 0 to 1."""
+    """Return the area of a marker in square points.
+
+    With a font of 10 points, `share` 0 gives 30 square points and 1 gives 630.
+
+    Args:
+        share: Relative size of the marker, from 0 to 1.
+        style: Style of the picture. A larger font gives larger markers.
+    """
     return (style.font / 10) ** 2 * (30 + 600 * share)
 
 
 def row_names(chart: Chart) -> list[str]:
-    """Return the names of the rows of bars or cells."""
+    """Return the names left of a chart's bars or of a heat map's rows, broken into lines."""
     names = [s.label for s in chart.series] if chart.is_heat else chart.categories
     width = NAME_LETTERS if len(names) <= FEW_ROWS else 2 * NAME_LETTERS
     return [wrapped(name, width, 3) for name in names]
 
 
 def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
-    """Return a locator of round ticks between two values."""
+    """Return a matplotlib locator that puts round tick values on an axis.
+
+    Args:
+        axis: The axis. Its scale and its value format decide which values are round.
+        low: Smallest value on the axis.
+        high: Largest value on the axis.
+        max_ticks: Maximum number of ticks.
+    """
     from matplotlib.ticker import LogLocator, MaxNLocator, MultipleLocator
 
     is_bytes = axis.tick is bytes_tick and shown_in() == "gib"
@@ -64,14 +78,14 @@ def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
 
 
 class Panel:
-    """The axes of one chart, and the labels that are placed after all sizes are known.
+    """One chart on matplotlib axes, and its labels. The labels move after all sizes are known.
 
     Attributes:
         axes: The matplotlib axes.
         chart: The chart.
         style: Style of the picture.
         axis_specs: The chart's axes that have ticks, by matplotlib's name, `x` or `y`.
-        title: Text of the title.
+        title: The matplotlib text of the title. The page layout sets it; before, it is None.
         end_labels: Labels of lines, right of the axes.
         point_labels: Labels of points, on the axes.
         value_texts: Texts at the ends of bars, or in cells of a heat map.
@@ -80,7 +94,15 @@ class Panel:
     def __init__(
         self, axes: Any, chart: Chart, style: Style, width: float, height: float
     ) -> None:
-        """Draw a chart. The axes and all texts together have `width` by `height` inches."""
+        """Draw the curves, bars or cells of a chart on empty axes.
+
+        Args:
+            axes: The matplotlib axes.
+            chart: The chart.
+            style: Style of the picture.
+            width: Inches that the axes and all texts around them may take horizontally.
+            height: Inches that the axes and all texts around them may take vertically.
+        """
         self.axes = axes
         self.chart = chart
         self.style = style
@@ -153,7 +175,11 @@ class Panel:
         axis.set_major_formatter(lambda value, _: tick(value))
 
     def fit_ticks(self, renderer: Any) -> None:
-        """Reduce the number of ticks until their texts do not touch."""
+        """Reduce the number of ticks on each axis until the tick texts do not touch.
+
+        Args:
+            renderer: The matplotlib renderer that measures texts.
+        """
         for name in self.axis_specs:
             axis = getattr(self.axes, f"{name}axis")
             low, high = axis.get_view_interval()
@@ -237,7 +263,11 @@ class Panel:
         self.point_labels.append(label)
 
     def move_out(self, text: Any) -> None:
-        """Move the label of a point right of the axes."""
+        """Replace the label of a point by a label right of the axes, joined to the point by a line.
+
+        Args:
+            text: One of `point_labels`. The new label is one of `end_labels`.
+        """
         self.point_labels.remove(text)
         text.remove()
         self._label_end(text.get_text(), text.xy, {})
@@ -330,7 +360,11 @@ class Panel:
         axes.set_ylabel(chart.y.title, fontsize=style.font)
 
     def fit_rows(self, renderer: Any) -> None:
-        """Reduce the font sizes of names, bars' texts and cells so that they do not touch."""
+        """Reduce the font sizes of row names, bar texts and cell texts so that they do not touch.
+
+        Args:
+            renderer: The matplotlib renderer that measures texts.
+        """
         (x0, y0), (x1, y1) = self.axes.transData.transform([(0, 0), (1, 1)])
         width, height = abs(x1 - x0), abs(y1 - y0)
         for texts, max_width in (

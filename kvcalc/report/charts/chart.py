@@ -17,21 +17,22 @@ MARKERS = ("points", "hollow")
 
 
 class Series(NamedTuple):
-    """One data series of a chart.
+    """One data series of a chart: a curve, markers, a limit, a part of bars or a heat map's row.
 
     Attributes:
         label: Name in the key or at the end of a line.
-        xs: Positions. Bars, cells and limits have none.
-        ys: Heights, lengths of bars, or depths of cells. A cell of depth -1 does not fit.
+        xs: Horizontal positions. Empty for the kinds `bar`, `cells` and `limit`.
+        ys: Vertical positions, lengths of bars, or shades of cells. A shade is from 0 to 1. The
+            shade -1 marks a cell that does not fit in memory.
         kind: How the series is drawn:
             - lines: `line`, `solid` (never dashed), `dashed`, `edge` (thin) and `quiet` (thin and
               grey)
             - markers: `points` and `hollow`
-            - `limit`: a horizontal line at its only y
+            - `limit`: a horizontal line at its only y; in a bar chart, a vertical line
             - `upright`: a vertical line at its only x
             - `bar`: one part of stacked bars
             - `cells`: one row of a heat map
-        sizes: Areas of markers, from 0 to 1.
+        sizes: Relative areas of markers, from 0 to 1; one value for all markers, or one for each.
         labels: Texts at points, in cells, or at the ends of bars.
         colour: Index into the palette. -1 means the index of the series in the chart.
     """
@@ -46,13 +47,13 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis.
+    """The title, number format, scale and range of one axis.
 
     Attributes:
         title: Quantity and unit.
-        tick: Function that formats a value.
+        tick: Function that formats the value at a tick.
         log: Whether the axis is logarithmic.
-        shown: Values that the axis must include.
+        shown: Values that the range of the axis must include.
     """
 
     title: str
@@ -62,16 +63,16 @@ class Axis(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """One chart of a picture.
+    """One chart of a picture: curves and markers, stacked bars, or a heat map.
 
     Attributes:
         title: Title.
-        subtitle: Assumptions.
+        subtitle: Assumptions, printed below the title.
         x: Horizontal axis.
-        y: Vertical axis.
+        y: Vertical axis. In a bar chart, it is the axis of the bars' lengths.
         series: Data of the chart.
         categories: Names of bars, or of the columns of a heat map. They replace the x axis.
-        picture_head: Title and assumptions of all charts of a picture, in its first chart.
+        picture_head: Title and assumptions of the complete picture. Only its first chart has them.
     """
 
     title: str
@@ -91,8 +92,11 @@ class Chart(NamedTuple):
 def drawable(chart: Chart) -> Chart:
     """Return the chart without control characters and without points that its axes cannot show.
 
+    A logarithmic axis cannot show values of 0 or below. No axis shows None or NaN.
+
     Raises:
-        UserError: The chart has no point that its axes can show, or too many names.
+        UserError: The chart has no point that its axes can show. Or it has more than MAX_CURVES
+            named curves or MAX_NAMES named points.
     """
     series = [_drawable_series(part, chart) for part in chart.series]
     if not any(part.ys for part in series if part.kind != "upright"):
@@ -149,28 +153,34 @@ def tokens_tick(value: float) -> str:
 
 
 def bytes_tick(value: float) -> str:
-    """Return bytes without trailing zeros: 1 GiB, 0.5 GiB."""
+    """Return a number of bytes in the selected unit, without trailing zeros: 1 GiB, 0.5 GiB."""
     return format_bytes(value, 1).replace(".0 ", " ")
 
 
 def whole_tick(value: float) -> str:
-    """Return a count: 1,280."""
+    """Return a number rounded to an integer, with thousands separators: 1280 gives 1,280."""
     return f"{value:,.0f}"
 
 
 def plain_tick(value: float) -> str:
-    """Return a number with four significant digits, or from 1,000 on as a whole number: 0.05,
-    12,345."""
+    """Return a number with four significant digits, or as an integer from 1,000 on.
+
+    Examples: 0.05 gives 0.05, and 12345.6 gives 12,346.
+    """
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def time_tick(value: float) -> str:
-    """Return a time from seconds: 0.002 gives 2 ms."""
+    """Return seconds as text in a suitable unit: 0.002 gives 2 ms."""
     return format_seconds(value) if value else "0"
 
 
 def si_tick(unit: str = "") -> Callable[[float], str]:
-    """Return a function that formats values with decimal prefixes: 1e12 gives 1 T."""
+    """Return a function that formats values with decimal prefixes, such as 1e12 as 1 T.
+
+    Args:
+        unit: Text after the prefix. With `B/s`, 1e12 is 1 TB/s.
+    """
     return lambda value: format_si(value, unit)
 
 
@@ -188,13 +198,14 @@ def bar_chart(
     labels: Sequence[str] = (),
     limits: Mapping[str, float] | None = None,
 ) -> Chart:
-    """Return a chart with one bar per name.
+    """Return a chart with one horizontal bar per name.
 
     Args:
         title: Title.
-        subtitle: Assumptions.
+        subtitle: Assumptions, printed below the title.
         names: Names of the bars.
-        parts: Lengths of the bars, or lengths of stacked parts by name.
+        parts: The length of each bar. For stacked bars, the name of each part and its length in
+            each bar.
         tick: Function that formats a length.
         labels: Texts at the ends of the bars, instead of their lengths.
         limits: Positions of vertical lines through all bars, by name.
@@ -209,11 +220,22 @@ def bar_chart(
 
 
 def limit_line(label: str, value: float) -> Series:
-    """Return a horizontal line across a chart."""
+    """Return a series that is drawn as a line across the complete chart.
+
+    The line is horizontal at the height `value`. In a bar chart, it is vertical at this length.
+
+    Args:
+        label: Name of the line.
+        value: Height or length, in the unit of the axis.
+    """
     return Series(label, (), [value], "limit")
 
 
 def with_picture_head(charts: Sequence[Chart], picture_head: tuple[str, str]) -> list[Chart]:
-    """Return the charts of a picture. The first chart has the common title and the common
-    assumptions of all charts."""
+    """Return the charts of one picture; the first chart gets the picture's title and assumptions.
+
+    Args:
+        charts: The charts of the picture.
+        picture_head: Title and assumptions that all the charts share.
+    """
     return [charts[0]._replace(picture_head=picture_head), *charts[1:]]

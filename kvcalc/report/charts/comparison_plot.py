@@ -37,8 +37,14 @@ MAX_POINTS = 2000  # points of a series; if there are more, every n-th is drawn
 
 
 def measured_chart(records: Records) -> Chart:
-    """Return a chart of the attention or scan of each record, under the roof of the measured
-    ceilings."""
+    """Return a roofline chart with the measured attention of each layer, and its prediction.
+
+    The roof is the bandwidth and the peak that were measured on the same machine. If a layer has
+    linear attention, its point is the scan.
+
+    Args:
+        records: Records of `measure`, one per layer variant, phase and shape.
+    """
     first = records[0]
     bandwidth, peak = first["bandwidth_bytes_per_s"], first["flops_per_s"]
     ridge = peak / bandwidth
@@ -69,7 +75,11 @@ def measured_chart(records: Records) -> Chart:
 
 
 def generation_chart(records: Records) -> Chart:
-    """Return a chart of the time of each generated token, measured and predicted."""
+    """Return a chart of the seconds of each generated token, measured and predicted.
+
+    Args:
+        records: Records of `measure --generate`. Each record has two curves.
+    """
     first = records[0]
     start = first["prompt_len"] + 1
     lengths = range(start, start + first["new_tokens"])
@@ -89,14 +99,17 @@ def generation_chart(records: Records) -> Chart:
 def predicted_against_measured(
     operations: Sequence[tuple[str, Any, Any]], subtitle: str
 ) -> list[Chart]:
-    """Return a chart of predicted over measured times for each operation. Points on the line are
-    exact.
+    """Return a chart per operation, with the predicted time of each row over its measured time.
 
-    Rows without a prediction (NaN) are left out.
+    A point on the diagonal line is an exact prediction. Rows without a prediction (NaN) are left
+    out.
 
     Args:
-        operations: Name, measured and predicted microseconds of each operation.
+        operations: Name of each operation, and the measured and predicted microseconds of its rows.
         subtitle: Description of the rows.
+
+    Raises:
+        UserError: No row has both times.
     """
     x, y = (
         Axis(name, lambda value: seconds(value / 1e6)) for name in ("measured", "predicted")
@@ -126,12 +139,15 @@ def compare_chart(
     records: Records,
     sweep: "Sequence[Sequence[CacheCurve]]",
 ) -> list[Chart]:
-    """Return charts of the figures of each variant, and of their caches over contexts.
+    """Return charts that compare the attention variants of one model.
+
+    Bar charts show the stored cache, the cache bytes that a decode step reads, and its seconds. The
+    last charts show the cache of each variant over contexts.
 
     Args:
         deployments: Deployments of one model.
         records: Records of `compare`, deployment by deployment.
-        sweep: Cache of each variant over contexts, by deployment.
+        sweep: For each deployment, a curve per variant with the cache over contexts.
     """
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known
@@ -204,8 +220,14 @@ POINTS = "A point is a deployment that no other beats in both"
 
 
 def front_chart(answer: "BestConfigs") -> Chart:
-    """Return a chart of TPOT against throughput per GPU, or per cost, with the best deployment and
-    the target."""
+    """Return a chart of the Pareto-optimal deployments: TPOT against throughput.
+
+    Throughput is tokens per second per GPU, or per price of an hour if prices are given. The chart
+    marks the best deployment and the TPOT target.
+
+    Args:
+        answer: The search result for one requirement.
+    """
     front = answer.front
     tpot_s, rates = front.xs.tolist(), front.ys.tolist()
     best = answer.best[0] if answer.best else None

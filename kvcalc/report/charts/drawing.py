@@ -34,7 +34,12 @@ MAX_PAGE_CHARTS = 9  # on a page of a fixed size; a page with more charts grows
 
 
 def save(charts: Sequence[Chart], target: str, style: str = "light") -> None:
-    """Write a picture to a .png, .svg or .pdf file, or print it in characters if target is `-`.
+    """Write a picture to a .png, .svg or .pdf file, or print it with characters if target is `-`.
+
+    Args:
+        charts: The charts of the picture.
+        target: Path of the file, or `-` for the terminal.
+        style: One of STYLES: light, dark or slides.
 
     Raises:
         UserError: The suffix or style is unknown, or the file cannot be written.
@@ -50,7 +55,15 @@ def save(charts: Sequence[Chart], target: str, style: str = "light") -> None:
 
 
 def check_picture(target: str, style: str) -> None:
-    """Raise UserError for an unknown suffix or style, or a place that cannot be written."""
+    """Check that a picture can be written, before anything is computed.
+
+    Args:
+        target: Path of the file, or `-` for the terminal.
+        style: Name of the style.
+
+    Raises:
+        UserError: The suffix or the style is unknown, or the file cannot be written.
+    """
     _find_style(style)
     if target == "-":
         return
@@ -69,12 +82,24 @@ def _find_style(name: str) -> Style:
 
 
 def render(charts: Sequence[Chart], suffix: str, style: str = "light") -> bytes:
-    """Return a picture as bytes; `suffix` is png, svg or pdf."""
+    """Return the content of a picture's file as bytes.
+
+    Args:
+        charts: The charts of the picture.
+        suffix: Format of the file: png, svg or pdf.
+        style: One of STYLES: light, dark or slides.
+    """
     return rendered([charts], suffix, STYLES[style])[0]
 
 
 def rendered(pictures: Iterable[Sequence[Chart]], suffix: str, style: Style) -> list[bytes]:
-    """Return each picture as bytes; `suffix` is png, svg or pdf."""
+    """Return the content of each picture's file as bytes.
+
+    Args:
+        pictures: The charts of each picture.
+        suffix: Format of the files: png, svg or pdf.
+        style: Style of the pictures.
+    """
     with _settings(style):
         return [_file_bytes(figure(charts, style), suffix) for charts in pictures]
 
@@ -87,10 +112,14 @@ def _file_bytes(page: Any, suffix: str) -> bytes:
 
 
 def figure_of(charts: Sequence[Chart], style: str = "light") -> Any:
-    """Return a matplotlib figure, which notebooks show by `_repr_png_`.
+    """Return a picture as a matplotlib figure that a notebook can show.
+
+    Args:
+        charts: The charts of the picture.
+        style: One of STYLES: light, dark or slides.
 
     Raises:
-        UserError: Unknown style.
+        UserError: The style is unknown.
     """
     look = _find_style(style)
 
@@ -128,7 +157,7 @@ def _settings(style: Style) -> Iterator[None]:
 
 
 def figure(charts: Sequence[Chart], style: Style) -> Any:
-    """Return the matplotlib figure of a picture, with every label in place."""
+    """Return a picture as a matplotlib figure in which every label has its final position."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

@@ -38,8 +38,13 @@ WORDING = {
 
 
 def memory_chart(records: Records) -> Chart:
-    """Return a bar chart of one GPU's memory: weights, activations, overhead, cache and the
-    rest."""
+    """Return a chart with one bar per configuration: how the memory of one GPU is used.
+
+    The parts of a bar are weights, activations, overhead, KV cache and unused memory, in bytes.
+
+    Args:
+        records: Records of `fit`, one per configuration.
+    """
     deployed = [{**r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
     parts = {name: [record[key] for record in records] for name, key in PARTS.items()}
     sizes = [record["memory_bytes"] for record in records]
@@ -71,8 +76,13 @@ def _users(record: Record) -> str:
 
 
 def allocations_chart(run: "AllocationRun") -> Chart:
-    """Return a bar chart of the memory of three allocators in tokens, at the end of a script. "Out
-    of reach" is memory that forms no complete slot or page, and all holes except the largest.
+    """Return a chart with one bar per KV cache allocator, in tokens, after the last request.
+
+    The allocators are contiguous slots, first-fit pieces and pages. "Free, out of reach" is free
+    memory that the next single request cannot use. Examples are holes other than the largest hole.
+
+    Args:
+        run: Result of the same requests in all three allocators.
     """
     last = run.records[-1]
     memory, slots, pages = last["memory_tokens"], run.slots, run.pages

@@ -15,7 +15,13 @@ NAME_LINES = 5
 
 
 def wrapped(text: str, width: int, max_lines: int = NAME_LINES) -> str:
-    """Return a text in lines of about equal length and at most `width` characters."""
+    """Return a text broken into lines of about equal length.
+
+    Args:
+        text: The text.
+        width: Maximum number of characters per line.
+        max_lines: Maximum number of lines. A text with more lines ends with `…`.
+    """
     lines = textwrap.wrap(text, width)
     while len(lines) > 1 and len(textwrap.wrap(text, width - 1)) == len(lines):
         width -= 1
@@ -26,21 +32,21 @@ def wrapped(text: str, width: int, max_lines: int = NAME_LINES) -> str:
 
 
 def text_box(text: Any, renderer: Any) -> Any:
-    """Return the box of a text without the arrow of an annotation."""
+    """Return the bounding box of a matplotlib text in pixels, without an annotation's arrow."""
     from matplotlib.text import Text
 
     return Text.get_window_extent(text, renderer)
 
 
 def anchor(text: Any) -> tuple[float, float]:
-    """Return the place of the point to which an annotation belongs."""
+    """Return x and y, in pixels, of the point that a matplotlib annotation labels."""
     transform = text.axes.transData if text.xycoords == "data" else text.xycoords
     x, y = transform.transform(text.xy)
     return float(x), float(y)
 
 
 def lines_on(axes: Any) -> list[tuple[Any, float]]:
-    """Return the path and half the width of each line on the axes."""
+    """Return the path in pixels and half the line width in pixels of each line on the axes."""
     lines = []
     for line in axes.get_lines():
         path = line.get_transform().transform_path(line.get_path())
@@ -49,12 +55,17 @@ def lines_on(axes: Any) -> list[tuple[Any, float]]:
 
 
 def count_crossed(lines: Sequence[tuple[Any, float]], box: Any) -> int:
-    """Return how many lines run through a box."""
+    """Return how many lines cross a box.
+
+    Args:
+        lines: Path and half the line width of each line, in pixels.
+        box: A matplotlib box in pixels.
+    """
     return sum(path.intersects_bbox(box.padded(half), filled=False) for path, half in lines)
 
 
 def markers_on(axes: Any) -> list[Any]:
-    """Return the boxes of all markers on the axes."""
+    """Return the bounding box in pixels of each marker on the axes."""
     from matplotlib.collections import PathCollection
     from matplotlib.transforms import Bbox
 
@@ -79,13 +90,13 @@ SIDES = (0.5, 0.8, 0.2, 0.97, 0.03)
 
 
 class LabelPosition(NamedTuple):
-    """A possible position of a label.
+    """A possible position of a point's label.
 
     Attributes:
-        box: Box of the text with a margin.
-        leader: Places of the line from the marker to the text, with a bend outside other markers.
-            Empty for a label near its marker.
-        centre: Offset of the text's centre from its marker, in pixels.
+        box: Box of the label's text with a margin, in pixels.
+        leader: The (x, y) corners in pixels of the line from the marker to the text. The line bends
+            outside other markers. Empty for a label near its marker, which needs no line.
+        centre: Offset (x, y) of the text's centre from its marker, in pixels.
         distance: Pixels from the box to the marker's edge.
     """
 
@@ -100,15 +111,21 @@ def place_labels(
 ) -> list[Any]:
     """Move the labels of points to free positions, one after the other.
 
-    A label takes the nearest position without a fault, or the position with the smallest fault. The
-    faults are, from the worst on: the label covers something, it may be read as the label of
-    another point, or its line crosses something.
+    A label takes the nearest position without a fault. If there is none, it takes the position with
+    the smallest fault. Faults, from the worst on:
+
+    1. The label covers a marker, a line or another label.
+    2. A reader may take it for the label of another point.
+    3. The line to its marker crosses another line.
 
     Args:
-        end_texts: Annotations right of the axes. Labels avoid their leaders.
+        axes: The matplotlib axes.
+        texts: Annotations of points. They are moved.
+        end_texts: Annotations right of the axes. The labels avoid their lines.
+        renderer: The matplotlib renderer that measures texts.
 
     Returns:
-        The labels without a position at which they cover nothing.
+        The labels whose position still has the first or the third fault.
     """
     from matplotlib.path import Path
 
@@ -189,10 +206,16 @@ def _positions(text: Any, frame: Any, renderer: Any) -> Iterator[LabelPosition]:
 def spread(
     centres: Sequence[float], sizes: Sequence[float], low: float, high: float
 ) -> list[float]:
-    """Return centres of intervals that do not touch, moved as little as possible.
+    """Return new centres of intervals that do not overlap, moved as little as possible.
 
-    Intervals stay within `low` to `high`; if there is no room, they start at `low`.
-    Example: centres 5, 5 of sizes 2, 2 become 4, 6.
+    The intervals stay between `low` and `high`. If they do not all fit, they start at `low`.
+    Example: centres 5 and 5 of sizes 2 and 2 become 4 and 6.
+
+    Args:
+        centres: Desired centre of each interval.
+        sizes: Length of each interval.
+        low: Lower limit of the space.
+        high: Upper limit of the space.
     """
     order = sorted(range(len(centres)), key=lambda index: centres[index])
     ends = list(itertools.accumulate(sizes[index] for index in order))

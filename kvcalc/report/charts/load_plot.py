@@ -40,7 +40,15 @@ BATCH_AXIS = Axis("concurrent sequences", tokens_tick)
 
 
 def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> list[Chart]:
-    """Return the charts of the curves of `latency_sweep`. The request determines their kind."""
+    """Return the charts of `latency`.
+
+    A request with a draft gives the speed-up of speculative decoding. A request with `no_cache`
+    gives FLOPs with and without a cache. Other requests give TPOT and throughput over batch size.
+
+    Args:
+        curves: Result of `latency_sweep` for the request.
+        request: The first request.
+    """
     if request.draft:
         return [speculation_chart(curves, request)]
     if request.no_cache:
@@ -49,9 +57,9 @@ def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> list[Char
 
 
 def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
-    """Return charts of TPOT and of output tokens per second over the batch size.
+    """Return a chart of TPOT and a chart of output tokens per second, both over the batch size.
 
-    A curve ends at the largest batch that fits.
+    Each curve ends at the largest batch that fits in GPU memory.
     """
     curves, undrawn = comparable_curves(curves)
     lengths = [
@@ -89,7 +97,12 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
 
 
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:
-    """Return a chart of the speed-up over the acceptance rate."""
+    """Return a chart of the speed-up of speculative decoding over the acceptance rate.
+
+    Args:
+        curves: A curve for each deployment and number of draft tokens.
+        request: The request, whose batch size and lengths the subtitle names.
+    """
     curves, undrawn = comparable_curves(curves)
     counts = [plural(curve.num_draft_tokens, "draft token") for curve in curves]
     common, names = deployment_names([curve.deployment for curve in curves], counts)
@@ -113,10 +126,13 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
 
 
 def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
-    """Return the curves that one picture may compare, and a note for the subtitle on curves that
-    are left out.
+    """Return the curves to draw, and a note for the subtitle that names the GPUs left out.
 
-    Predictions are not drawn next to bounds. The note is '' if all curves are drawn.
+    If any curve is a prediction, curves of datasheet bounds are left out. The note is '' if all
+    curves are drawn.
+
+    Args:
+        curves: Curves with the attribute `deployment`.
     """
     drawn = [curve for curve in curves if curve.deployment.calibration] or [*curves]
     names = dict.fromkeys(curve.deployment.gpu.name for curve in curves if curve not in drawn)
@@ -126,9 +142,14 @@ def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
 def deployment_names(
     deployments: "Sequence[TimedDeployment]", details: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
-    """Return the model, GPUs and details that all deployments share, and a name for each.
+    """Return a text for the subtitle, and a short name for each deployment.
 
-    The names of a single deployment and of equal deployments are empty.
+    The text has the model, GPUs and details that all deployments share. A name has only values that
+    differ between the deployments. The names are '' if nothing differs.
+
+    Args:
+        deployments: The deployments.
+        details: A further text for each deployment, such as its input and output lengths.
     """
     records = [
         {
@@ -172,7 +193,13 @@ Servers = dict[str, list[tuple[float, Record]]]  # loads and records by name
 
 
 def load_chart(records: Records) -> list[Chart]:
-    """Return TTFT and TPOT over the load, or bars if all servers have one load.
+    """Return charts of TTFT, TPOT, throughput and cost of simulated servers over the load.
+
+    The load is the request rate or the number of clients. If each server has only one load, the
+    charts have a bar per server. If any record is a prediction, datasheet bounds are left out.
+
+    Args:
+        records: Records of `serve`.
 
     Raises:
         UserError: No request was served.
@@ -249,7 +276,13 @@ def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
 
 
 def occupancy_chart(run: "SimulationResult") -> list[Chart]:
-    """Return the allocated and used cache and the batch size of the first rank over time.
+    """Return two charts over the time of a simulated server, for its first data-parallel rank.
+
+    The first chart has the allocated and the used KV cache, as shares of the KV cache budget. The
+    second chart has the number of sequences in the batch.
+
+    Args:
+        run: Result of the simulation.
 
     Raises:
         UserError: No request was served.

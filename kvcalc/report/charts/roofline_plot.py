@@ -40,15 +40,15 @@ Pass = Records
 
 
 class RooflinePoint(NamedTuple):
-    """Operators of one pass with similar intensities.
+    """One marker of a roofline chart: operators of one pass with similar FLOP per byte.
 
     Attributes:
-        kind: Name of the kind of the operators.
-        name: Names of the operators, or their kind.
+        kind: One of KINDS: attention, or GEMMs with weights.
+        name: Names of the operators, or `kind` if there are too many to list.
         x: FLOP per byte.
         y: FLOP per second at the datasheet bound.
-        share: Share of the pass's bound.
-        predicted: FLOP per second as calibrated; 0 without a calibration.
+        share: The operators' share of the pass's time, from 0 to 1.
+        predicted: FLOP per second as the calibration predicts; 0 without a calibration.
         step: Batch size and context of the pass.
     """
 
@@ -62,13 +62,13 @@ class RooflinePoint(NamedTuple):
 
 
 def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
-    """Return charts of the operators of passes under the roofs of their GPUs.
+    """Return roofline charts with the operators of passes, one chart per deployment and phase.
 
-    Each deployment and phase has a separate chart. Charts have equal axes.
+    All charts have the same axes.
 
     Args:
-        passes: Records of each pass; the last record of a pass is its total.
-        gpus: GPUs of the passes.
+        passes: Records of `roofline` for each pass: its operators, then its total.
+        gpus: GPUs of the passes. Their peaks and bandwidths are the roofs.
 
     Raises:
         UserError: A GPU has no matrix peak.
@@ -104,7 +104,13 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
 
 
 def intensity_ends(intensities: Sequence[float]) -> list[float]:
-    """Return the ends of an axis with a ridge point and some intensities."""
+    """Return the smallest and largest FLOP per byte on the horizontal axis of a roofline chart.
+
+    The range includes a margin around the intensities and the usual ridge points.
+
+    Args:
+        intensities: FLOP per byte of the points on the chart.
+    """
     low, high = min([1.5, *intensities]), max([2000.0, *intensities])
     return [low / 3, 2 * high]
 
@@ -251,10 +257,13 @@ def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
 
 
 def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series]:
-    """Return grey series for each peak of a GPU: the roof between two intensities, and its ridge
-    point.
+    """Return the roofline of a GPU for each peak, and a marker at each ridge point, in grey.
 
-    A first intensity of 0 begins each roof just below its ridge point.
+    Args:
+        gpu: The GPU.
+        dtypes: Data types in which the operators compute. Types with equal peaks share a roofline.
+        ends: Smallest and largest FLOP per byte of the rooflines. If the smallest is 0, each
+            roofline begins just below its ridge point.
 
     Raises:
         UserError: The GPU has no matrix peak.
@@ -277,12 +286,13 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
 
 
 def attention_chart(records: Records, gpus: Sequence[Gpu], shape: str) -> Chart:
-    """Return a chart of every variant of attention under the roof of the first GPU.
+    """Return a chart with every attention variant under the roofline of the first GPU.
 
     Args:
-        records: Records of attention on the first GPU.
-        gpus: GPUs. Roofs of GPUs after the first are thin, and begin just below their ridge points.
-        shape: Shape of the layer.
+        records: Records of `roofline` without a model, for the first GPU.
+        gpus: GPUs. Rooflines of GPUs after the first are thin, and begin just below their ridge
+            points.
+        shape: Description of the attention layer, for the subtitle.
     """
     gpu, *others = gpus
     dtypes = _dtypes(records)

@@ -30,16 +30,16 @@ DOTTED = (0, (1, 1))  # dashes of limits
 
 
 class Style(NamedTuple):
-    """How a picture is drawn.
+    """Size, font and colours of a picture.
 
     Attributes:
-        size: Inches of one chart, or of the page if `is_page`.
-        font: Points of the text.
+        size: Width and height in inches: of one chart, or of the page if `is_page`.
+        font: Font size in points.
         ink: Colour of text, axes and limits.
         paper: Colour of the background.
         blue: First colour of the palette.
         dpi: Pixels per inch.
-        is_page: Whether the picture is one page of `size`, such as a slide.
+        is_page: Whether the picture is one page of the given size, such as a slide.
         letters: Characters per line of a label. The layout of the page sets it.
     """
 
@@ -69,17 +69,23 @@ STYLES = {
 
 
 def colour(number: int, style: Style) -> str:
-    """Return the colour of a series. The first colour is the blue of the style."""
+    """Return the colour of the series with index `number`. Index 0 has the style's own blue."""
     place = number % len(PALETTE)
     return PALETTE[place] if place else style.blue
 
 
 def dashes(number: int) -> Any:
-    """Return the dashes of a line. If colours repeat, the dashes differ, so 64 lines can be
-    distinguished."""
+    """Return matplotlib's dash pattern for the line of the series with index `number`.
+
+    The 9th line has the first line's colour again, but other dashes. So 64 lines can be
+    distinguished.
+    """
     return DASHES[(number + number // len(PALETTE)) % len(DASHES)]
 
 
 def marker(number: int) -> str:
-    """Return the marker of points. If colours repeat, the markers differ."""
+    """Return matplotlib's marker symbol for the points of the series with index `number`.
+
+    The 9th series has the first colour again, but another symbol.
+    """
     return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]

@@ -32,12 +32,13 @@ def cache_vs_context(
     batch_sizes: Sequence[int] = (1,),
     gpus: Sequence[Gpu] = (),
 ) -> Chart:
-    """Return a chart of the stored cache over contexts.
+    """Return a chart of the stored KV cache in bytes per GPU over contexts.
 
     Args:
-        curves: Curves over equal contexts.
-        batch_sizes: Numbers of sequences.
-        gpus: GPUs. The memory of each after loading the first model's weights is drawn as a limit.
+        curves: A curve for each model or format, over equal contexts.
+        batch_sizes: Numbers of sequences in the curves, for the subtitle.
+        gpus: GPUs. A line marks the memory that each has left after loading the first model's
+            weights.
     """
     first = curves[0]
     last = first.contexts[-1]
@@ -78,10 +79,10 @@ def _names_by_size(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
-    """Return a chart of the cache of one sequence over parameters. Each model has one point per
-    context.
+    """Return a chart of one sequence's KV cache in bytes over the models' parameters.
 
-    A line joins the models of a family. A second line is proportional to the parameters.
+    Each model has one point per context. If the models are one family, a line joins their points. A
+    further line shows growth in proportion to the parameters.
 
     Raises:
         UserError: There are fewer than two models.
@@ -126,7 +127,14 @@ def _parameters_tick(value: float) -> str:
 
 
 def hierarchy_chart(name: str, levels: Records) -> Chart:
-    """Return a chart of the bandwidth of a GPU's memories over their sizes, with links as lines."""
+    """Return a chart of bandwidth over size for the memories of a GPU, from registers to disk.
+
+    A link has no size, so it is a horizontal line.
+
+    Args:
+        name: Name of the GPU.
+        levels: Records of `memory_levels`.
+    """
     memories = [level for level in levels if level["bytes"]]
     series = [
         Series(
@@ -146,9 +154,10 @@ def hierarchy_chart(name: str, levels: Records) -> Chart:
 
 
 def generation_work_chart(works: "Sequence[GenerationWork]") -> list[Chart]:
-    """Return two charts per model of the FLOPs of each token, without a cache and with it.
+    """Return two charts per model: FLOPs of each generated token without a KV cache, and with it.
 
-    Linear axes show the growth of full attention: quadratic without a cache, linear with it.
+    The axes are linear. Attention over all tokens grows quadratically without a cache, and linearly
+    with it.
     """
     charts = []
     write = si_tick("FLOP")
@@ -190,7 +199,13 @@ def generation_work_chart(works: "Sequence[GenerationWork]") -> list[Chart]:
 def weights_and_cache(
     curves: "Sequence[CacheCurve]", gpus: Sequence[Gpu], batch_size: int
 ) -> Chart:
-    """Return bars of weights and cache at one context, with the memory of each GPU as a limit."""
+    """Return a chart with one bar per model: bytes of its weights and its KV cache.
+
+    Args:
+        curves: A curve per model. Only its first context is drawn.
+        gpus: GPUs. A line marks the memory of each GPU.
+        batch_size: Number of sequences in the cache, for the subtitle.
+    """
     weights = [curve.weight_bytes for curve in curves]
     caches = [curve.stored_bytes[0] for curve in curves]
     sums = [weight + cache for weight, cache in zip(weights, caches, strict=True)]
@@ -219,7 +234,10 @@ def weights_and_cache(
 
 
 def sparse_reads_chart(reads: "SparseReads") -> Chart:
-    """Return a chart of the bytes that a decode step reads per layer, sparse and dense."""
+    """Return a chart of the cache bytes that a decode step reads per layer, over contexts.
+
+    A model with MLA reads its whole cache. A model with DSA reads only a part of it.
+    """
     last = reads.dense.contexts[-1]
     series = []
     for curve, kind in ((reads.dense, "MLA"), (reads.sparse, "DSA")):

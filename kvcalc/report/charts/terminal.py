@@ -22,11 +22,11 @@ UNDRAWN_KINDS = ("limit", "upright")  # kinds that are not drawn as lines or poi
 
 
 def sketch(charts: Sequence[Chart], width: int = 0) -> str:
-    """Return the charts of a picture below each other, with a key below each.
+    """Return a picture drawn with characters: its charts below each other, each with a key.
 
     Args:
         charts: The charts.
-        width: Columns; 0 for the width of the terminal.
+        width: Characters per line; 0 for the width of the terminal.
     """
     columns = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160))
     pictures = []
