@@ -124,6 +124,15 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             for role, width in widths.items()
         ]
 
+    def _index_key(self, is_shared: bool = False) -> CacheEntry:
+        """Return the entry of the index keys, one for each compressed row."""
+        key = CacheEntry("index_key", 1, self.index_head_dim, self.compress_ratio)
+        return replace(
+            key,
+            max_rows_per_query=self.index_candidates,
+            is_stored_by_other_layer=is_shared,
+        )
+
     def cache(self) -> tuple[CacheEntry, ...]:
         """Return the cache entries of one sequence: the window, the compressed rows with their
         index keys, and the buffers of the compressors."""
@@ -133,8 +142,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             return tuple(entries)
         entries += self._rows(ratio, max_rows=max_rows)
         if max_rows:
-            key = CacheEntry("index_key", 1, self.index_head_dim, ratio)
-            entries.append(replace(key, max_rows_per_query=self.index_candidates))
+            entries.append(self._index_key())
         # key-values and gates are stored in the same way
         width = 2 * (self.head_dim + (self.index_head_dim if max_rows else 0))
         entries.append(
@@ -264,14 +272,7 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
         if ratio:
             entries += self._rows(ratio, max_rows=self.index_topk, is_shared=is_shared)
         if self.lends or self.chooses:
-            key = CacheEntry("index_key", 1, self.index_head_dim, ratio)
-            entries.append(
-                replace(
-                    key,
-                    max_rows_per_query=self.index_candidates,
-                    is_stored_by_other_layer=is_shared,
-                )
-            )
+            entries.append(self._index_key(is_shared))
         if self.lends and ratio > 1:
             width = 2 * self.head_dim
             entries.append(CacheEntry("compressor", 1, width, ratio, span=Span.PARTIAL))
