@@ -70,7 +70,7 @@ def _multiply(number: str, unit: int) -> tuple[int, int]:
     return divmod(int(integer + decimals) * unit, shift)
 
 
-def parse_bytes(text: str, noun: str = "size") -> int:
+def parse_bytes(text: str, noun: str) -> int:
     """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError if the
     text is not a size."""
     match = _BYTES.fullmatch(text.strip())

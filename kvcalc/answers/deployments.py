@@ -58,7 +58,7 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
     ]
 
 
-def model_of(name: str, changes: Sequence[str] = ()) -> "Model":
+def model_of(name: str, changes: Sequence[str]) -> "Model":
     """Return the model called `name`, changed by `--set`."""
     from kvcalc.library.checkpoints import load_named
     from kvcalc.library.load import with_changes

@@ -390,7 +390,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         pool: int = plan.pool(cache)
         return plan.needed(count, length, self.options.shared_prefix) <= pool
 
-    def max_length(self, stage: int, max_num_seqs: int | None = None) -> int | None:
+    def max_length(self, stage: int, max_num_seqs: int | None) -> int | None:
         """Return the tokens of the longest requested sequences that fit on a stage; None without a
         limit.
 

@@ -53,7 +53,7 @@ def general_help() -> str:
     return _with_exit_status(lines, width)
 
 
-def command_help(command: str, is_whole: bool = False) -> str:
+def command_help(command: str, is_whole: bool) -> str:
     """Return the help of a command, with its common options or with every option."""
     width = _width()
     parameters = parameters_of(command)

@@ -83,9 +83,7 @@ class Diagnosis(NamedTuple):
         return self.items[key].logged if key in self.items else None
 
 
-def diagnose(
-    boot: Boot, model: str = "", gpu_name: str = "", overrides: Settings | None = None
-) -> Diagnosis:
+def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) -> Diagnosis:
     """Compare a logged engine start with the prediction.
 
     Args:

@@ -295,7 +295,7 @@ class DiagnosisSummary(NamedTuple):
         return records
 
 
-def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary:
+def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
     """Return the figures of a log of vLLM's V0 engine, without a prediction.
 
     Args:
@@ -326,9 +326,7 @@ def summarize_v0(boot: Boot, model: str = "", gpu: str = "") -> DiagnosisSummary
     )
 
 
-def summarize_diagnosis(
-    diagnosis: Diagnosis, users: int = 0, context: int = 0
-) -> DiagnosisSummary:
+def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> DiagnosisSummary:
     """Return the summary of a start.
 
     Args:

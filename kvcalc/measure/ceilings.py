@@ -110,7 +110,7 @@ class Machine(NamedTuple):
             torch.cuda.synchronize(self.device)
 
 
-def find_machine(device: str = "auto", threads: int = 0) -> Machine:
+def find_machine(device: str, threads: int = 0) -> Machine:
     """Return the machine that `--device` names. Raises UserError if it has no such GPU."""
     if device == "cuda" and not torch.cuda.is_available():
         hint = "Use the CPU, or a CUDA build of torch"

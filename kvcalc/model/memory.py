@@ -411,7 +411,7 @@ def assumptions(
     precision: Precision,
     block_size: int,
     parallelism: Parallelism,
-    weights: bool = True,
+    weights: bool,
 ) -> str:
     """Return a phrase with the formats, blocks and ranks of a size.
 

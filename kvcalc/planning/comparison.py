@@ -136,7 +136,7 @@ def compare_records(
     deployment: TimedDeployment,
     contexts: Sequence[int],
     batches: Sequence[int],
-    block_size: int = 16,
+    block_size: int,
 ) -> list[CompareRecord]:
     """Return a record for each variant, batch size and context.
 

@@ -86,9 +86,7 @@ class DeploymentOptions(PlacementOptions, frozen=True):
         return engine_choice(self.engine, self.calibration, self.bounds, self.stack)
 
 
-def engine_choice(
-    engine: str = "vllm", calibration: str = "", bounds: bool = False, stack: str = ""
-) -> EngineChoice:
+def engine_choice(engine: str, calibration: str, bounds: bool, stack: str) -> EngineChoice:
     """Return the engine and the calibration that options name.
 
     Args:

@@ -254,7 +254,7 @@ class RankServer:
         passes: int,
         sequences: int,
         tokens: int,
-        prompt_tokens: int = 0,
+        prompt_tokens: int,
     ) -> None:
         """Record passes of `tokens` tokens each, and advance the time."""
         row = PassRow(

@@ -68,7 +68,7 @@ class Latency(NamedTuple):
 def prefill_passes(
     input_len: int,
     batch_size: int,
-    cached: int = 0,
+    cached: int,
     chunk: int = 0,
     block: int = BLOCK,
     max_points: int = 0,
@@ -204,7 +204,7 @@ def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> 
 def _spent(
     deployment: TimedDeployment,
     batches: Iterable[Batch],
-    all_positions: bool = False,
+    all_positions: bool,
     timed: bool = True,
 ) -> _Spent:
     """Return the total of the passes over `batches`, which may have arrays of passes.
@@ -254,7 +254,7 @@ MAX_POINTS = 512  # steps of a request up to which NumPy is not imported
 
 
 def doubling_context(
-    deployment: TimedDeployment, batch_size: int = 1, all_positions: bool = False
+    deployment: TimedDeployment, batch_size: int, all_positions: bool
 ) -> int | None:
     """Return the smallest context in tokens at which a step without the cache takes twice as long
     as with it.

@@ -84,7 +84,7 @@ def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstr
     assert len(kernel_model.ranges()) <= 10
     for name, r in kernel_model.ranges().items():
         assert 0 < r.minimum <= r.typical <= r.maximum < math.inf, name
-        assert f"{name}" in text, name
+        assert name in text, f"write the meaning of {name} into the docstring of {kernel_model.__name__}"
 
 
 @pytest.mark.parametrize("kernel_model", KERNEL_MODELS)

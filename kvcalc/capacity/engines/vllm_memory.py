@@ -427,7 +427,7 @@ def peak(
     return (32 if is_large else 8) * MIB + largest, name
 
 
-def sampler_peak(start: EngineStartup, has_kernels: bool = False) -> Any:
+def sampler_peak(start: EngineStartup, has_kernels: bool) -> Any:
     """Return the peak bytes of the dummy sample: hidden states of T tokens, logits of n requests,
     and sampling buffers.
 

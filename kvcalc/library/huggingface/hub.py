@@ -77,7 +77,7 @@ class _Listing(msgspec.Struct):
     siblings: list[_Sibling]
 
 
-def load_remote(name: str, changes: list[str] | None = None) -> Model:
+def load_remote(name: str, changes: list[str] | None) -> Model:
     """Return a model that is not on this machine.
 
     Args:

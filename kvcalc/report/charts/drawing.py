@@ -111,7 +111,7 @@ def _file_bytes(page: Any, suffix: str) -> bytes:
     return out.getvalue()
 
 
-def figure_of(charts: Sequence[Chart], style: str = "light") -> Any:
+def figure_of(charts: Sequence[Chart], style: str) -> Any:
     """Return a picture as a matplotlib figure that a notebook can show.
 
     Args:

@@ -73,8 +73,8 @@ WASTES = {
 def fit_table(
     records: Records,
     fits: Sequence[Fit],
-    typed: Mapping[str, str] | None = None,
-    all_experts: bool = False,
+    typed: Mapping[str, str] | None,
+    all_experts: bool,
 ) -> Table:
     """Return a table with one row per configuration, and a sentence about the smallest
     configuration that fits.

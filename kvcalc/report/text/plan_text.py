@@ -230,9 +230,7 @@ DIAGNOSIS_COLUMNS = columns(
 )
 
 
-def diagnosis_table(
-    summary: DiagnosisSummary, log: str = "", number: int = 1, boots: int = 1
-) -> Table:
+def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int) -> Table:
     """Return a table of the memory of one engine start, logged and predicted.
 
     Args:

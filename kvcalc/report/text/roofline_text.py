@@ -64,7 +64,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[T
 def pass_table(
     deployment: TimedDeployment,
     records: Records,
-    turning: ComputeBoundBatches | None = None,
+    turning: ComputeBoundBatches | None,
 ) -> Table:
     """Return the table of one pass: operators with their parts, and the total.
 

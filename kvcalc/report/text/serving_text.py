@@ -209,7 +209,7 @@ EQUAL_RATE_RATIO = 1.1
 MIN_VISIBLE_RATIO = 1.005  # ratio of two figures that do not read as equal
 
 
-def serve_table(records: Records, lengths_note: str = "") -> Table:
+def serve_table(records: Records, lengths_note: str) -> Table:
     """Return the table of servers under load. A sweep has one row per rate that was tried."""
     summaries = predictions_first([r for r in records if r.get("found_rate") is not None])
     is_sweep = 0 < len(summaries) < len(records)
