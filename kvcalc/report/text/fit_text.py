@@ -414,19 +414,14 @@ def placement_lines(record: Record) -> list[str]:
     return lines
 
 
-MAX_SENTENCES = 2
 (FITS,) = columns(MemoryRecord, "fits")
 
 
 def memory_sentences(records: Records) -> list[str]:
-    """Return a sentence about each batch that does not fit, at most MAX_SENTENCES of them."""
+    """Return a warning about each batch that does not fit."""
     short = [record for record in records if record.get("fits") is False]
     some_fit = any(record.get("kv_budget_bytes") for record in records)
-    sentences = list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
-    more = len(sentences) - MAX_SENTENCES
-    if more > 0:
-        sentences[MAX_SENTENCES:] = [f"{more:,} more do{'es' * (more == 1)} not fit."]
-    return sentences
+    return list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
 
 
 def _memory_sentence(record: Record, some_fit: bool) -> str:
