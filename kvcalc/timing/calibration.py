@@ -34,16 +34,18 @@ Us = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Microseconds that an engine adds to the kernels of a pass.
+    """Time that an engine adds to the kernels of a pass, in microseconds except for `prompts`.
 
     Attributes:
         glue_us: Launches, small kernels and gaps, per layer.
-        skew_us: Wait for the slowest rank of an all-reduce, per layer and doubling of the ranks.
+        skew_us: Wait for the slowest rank, per layer and per doubling of the ranks of the largest
+            all-reduce. With 8 ranks, each layer waits 3 · skew_us.
         step_us: Fixed overhead of each pass.
-        sequence_us: Scheduling, sampling, detokenising and sending, per sequence.
-        prompts: Factor on the kernels of a pass with prompts, which run at sustained power.
-        launch_us: Minimum per layer of a pass with prompts. The host launches each kernel, without
-            a CUDA graph.
+        sequence_us: Scheduling, sampling, detokenising and sending, per sequence of a pass.
+        prompts: Factor on the kernel time of a pass that contains prompts, because the GPU then
+            runs at sustained power. 1 adds nothing.
+        launch_us: Minimum kernel time per layer of a pass that contains prompts. Such a pass has no
+            CUDA graph, so the host launches each kernel.
     """
 
     glue_us: Us = 0.0
@@ -55,10 +57,12 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Overheads of older releases, from before a change of the engine's host loop.
+    """Overheads of older engine releases, from before a change of the engine's host loop.
 
     Attributes:
-        versions: Prefixes of these releases' versions.
+        versions: Beginnings of these releases' version strings, such as `0.11.0` or `1.0`.
+        dense: Overheads of dense models.
+        mixture: Overheads of mixtures of experts.
     """
 
     versions: tuple[str, ...]
@@ -67,18 +71,21 @@ class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An engine's overheads and its scheduling.
+    """Overheads and scheduling of one engine, read from `presets/engines/<stack>.yaml`.
 
     Attributes:
+        stack: Name of the engine, such as `vllm`.
         dense: Overheads of dense models.
         mixture: Overheads of mixtures of experts.
+        origin: Source of the measured servers, as text.
         runs: Number of measured servers to which the overheads were fitted.
         decodes_wait: Whether decode steps wait until all waiting prompts are processed.
         whole: Whether a pass takes only whole prompts, never chunks.
-        reserve: Share of its output tokens for which a request reserves cache at its start.
-        path_us: Microseconds that front end and network add to a first token.
+        reserve: Share of its output tokens for which a request reserves KV cache at its start. 0
+            reserves nothing, 1 reserves cache for the complete answer.
+        path_us: Microseconds that front end and network add to a request's first token.
         path_token_us: Microseconds that front end and network add per prompt token.
-        former: Overheads of older releases.
+        former: Overheads of older releases; None if no older release differs.
     """
 
     stack: str
@@ -94,13 +101,19 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     former: FormerOverheads | None = None
 
     def host_overheads(self, mixture: bool) -> HostOverheads:
-        """Return the overheads for dense models, or for mixtures of experts if `mixture`."""
+        """Return the overheads for dense models, or for mixtures of experts if `mixture`
+        is true.
+        """
         return self.mixture if mixture else self.dense
 
     def for_version(self, version: str) -> "EngineOverheads":
-        """Return the engine with the overheads of a release.
+        """Return the engine with the overheads of one release.
 
-        A release that matches no `former` entry has the overheads of the latest release.
+        The result has the overheads in `former` if `version` begins with a string in
+        `former.versions`. Otherwise it has the overheads of the latest release.
+
+        Args:
+            version: Version of the engine, such as `0.11.0`; '' for the latest.
         """
         if self.former and version and version.startswith(self.former.versions):
             return replace(self, dense=self.former.dense, mixture=self.former.mixture)
@@ -108,7 +121,14 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def find_engine_overheads(stack: str) -> EngineOverheads | None:
-    """Return the overheads of an engine, or None. Raises UserError for an invalid file."""
+    """Return the overheads of an engine, or None if no file describes the engine.
+
+    Args:
+        stack: Name of the engine, such as `vllm`.
+
+    Raises:
+        UserError: The engine's file is invalid.
+    """
     path = catalog.preset_files("engines").get(stack)
     return _read_engine(path, path.stat().st_mtime_ns) if path else None
 
@@ -125,17 +145,19 @@ ServedFigure = Literal[
 
 
 class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fitted kernel model. Errors are exp(|ln(predicted/measured)|) − 1: 0.05 is 5%.
+    """A fitted kernel model with its errors.
+
+    The error of a row is exp(|ln(predicted/measured)|) − 1, so 0.05 is 5%.
 
     Attributes:
         law: The kernel model with its parameters.
         rows: Number of measured rows of the fit.
-        median_abs_error: Median on held-out rows.
-        p90_abs_error: 90th percentile on held-out rows.
-        fitted_median_abs_error: Median on the rows of the fit.
-        fitted_p90_abs_error: 90th percentile on the rows of the fit.
-        note: Warning for times of this model, if its rows are slower or faster than the stack
-            usually is.
+        median_abs_error: Median error of rows that were held out of the fit.
+        p90_abs_error: 90th percentile of the errors of held-out rows.
+        fitted_median_abs_error: Median error of the rows of the fit.
+        fitted_p90_abs_error: 90th percentile of the errors of the rows of the fit.
+        note: Warning that is printed with times of this model; '' for no warning. Example: its rows
+            were measured without autotuning.
     """
 
     law: AnyKernelModel
@@ -148,8 +170,16 @@ class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The error of a figure on `rows` measured servers. No kernel model was fitted to these
-    servers."""
+    """Errors of predictions against measurements; 0.05 is 5%.
+
+    In `Calibration.validation` the measurements are whole servers, to which no kernel model was
+    fitted.
+
+    Attributes:
+        rows: Number of measurements.
+        median_abs_error: Median error.
+        p90_abs_error: 90th percentile of the errors.
+    """
 
     rows: Count
     median_abs_error: Error
@@ -157,24 +187,41 @@ class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The held-out errors of the best fit for a kind of data, and the reason why it was refused.
+    """Held-out errors of a kernel model that is not used, because its errors are too large.
 
-    Times of such data are bounds.
+    Operators that need this kernel model get datasheet bounds instead of predictions.
+
+    Attributes:
+        why: Reason for the refusal, as text.
     """
 
     why: str
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The kernel models of one GPU and stack. The fields are the keys of the file.
+    """The kernel models of one GPU with one software stack. The fields are the keys of the YAML
+    file.
+
+    `laws` and `refused` are indexed first by kernel family, such as `gemm` or `decode_attention`,
+    then by kind of data, such as `bfloat16` or `bfloat16/fp8`.
 
     Attributes:
-        laws: Kernel models by family, then by kind of data.
-        glue_us: Overhead per layer in microseconds, if the stack is not a known engine.
-        engine: Overheads to use instead of the overheads of the engine that the stack names.
-        refused: Kinds of data without a kernel model, by family.
-        validation: Errors on measured servers: time per output token of `dense` models and of a
-            `mixture` of experts, mean time to first token (`_ttft`), tokens/s (`_throughput`).
+        gpu: Preset name of the GPU.
+        stack: Name of the software stack, usually an engine such as `vllm`.
+        laws: Kernel models by family and kind of data.
+        version: Versions of the stack that were measured.
+        origin: Source of the measured rows.
+        commit: Commit of the source.
+        license: License of the source.
+        date: Date of the fit or of the source.
+        rows: Number of measured rows to which the kernel models were fitted.
+        glue_us: Overhead per layer in microseconds. It is used only if the stack is not a known
+            engine.
+        engine: Overheads to use instead of the overheads of the engine that `stack` names.
+        validation: Errors against measured servers. `dense` and `mixture` (of experts) are errors
+            of the time per output token. `_ttft` marks the mean time to first token, `_throughput`
+            the tokens per second.
+        refused: Kinds of data whose fit was refused.
     """
 
     gpu: str
@@ -192,20 +239,36 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     refused: dict[str, dict[str, RefusedFit]] = {}
 
     def host_overheads(self, mixture: bool) -> HostOverheads:
-        """Return the engine's overheads for dense models, or for mixtures of experts if
-        `mixture`."""
+        """Return the engine's overheads for dense models, or for mixtures of experts.
+
+        Args:
+            mixture: Whether the model is a mixture of experts.
+        """
         engine = self.engine or find_engine_overheads(self.stack)
         return engine.host_overheads(mixture) if engine else HostOverheads(glue_us=self.glue_us)
 
     def kernel_model(self, family: str, kind: str) -> KernelModel | None:
-        """Return the kernel model of a family for a kind of data or the nearest kind, or None."""
+        """Return the kernel model of a kernel family for a kind of data.
+
+        Without this kind, the nearest measured kind is used. None means that there is no near kind,
+        or that the fit of this kind was refused.
+
+        Args:
+            family: Kernel family, such as `gemm`, `decode_attention` or `moe`.
+            kind: Kind of data, such as `bfloat16` or `fp8_block/triton`.
+        """
         entry = self.find_entry(family, kind)
         return entry.law if entry else None
 
     def find_entry(self, family: str, kind: str) -> KernelModelEntry | None:
-        """Return the kernel model that `kernel_model` returns, with its errors, or None.
+        """Return the kernel model that `kernel_model` returns, together with its errors, or None.
 
-        If a kind was measured with several kernels, the kernel with the most rows counts.
+        If a kind of data was measured with several kernels, the result is the kernel with the most
+        rows.
+
+        Args:
+            family: Kernel family, such as `gemm`, `decode_attention` or `moe`.
+            kind: Kind of data, such as `bfloat16` or `fp8_block/triton`.
         """
         if kind in self.refused.get(family, {}):
             return None
@@ -219,11 +282,18 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return None
 
     def basis_on(self, gpu: Gpu) -> str:
-        """Return whether times on `gpu` are calibrated, or scaled from another GPU."""
+        """Return `calibrated` if the calibration is of `gpu`, or `scaled` if it is of
+        another GPU.
+        """
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
     def check(self, path: str, lines: Lines) -> None:
-        """Check the entries of a file.
+        """Check that each kernel model suits its family and that its parameters are within their
+        ranges.
+
+        Args:
+            path: Path of the calibration file, for the message.
+            lines: Line numbers of the file's keys, for the message.
 
         Raises:
             UserError: An entry is invalid. The message names file, line and key.
@@ -243,13 +313,20 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def stacks_of(gpu: Gpu) -> list[str]:
-    """Return the stacks for which a GPU has calibrations."""
+    """Return the names of the stacks, such as `vllm`, for which a GPU has calibrations, sorted."""
     return sorted(catalog.preset_files(f"calibrations/{gpu.name}"))
 
 
 def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
-    """Return the calibration of a GPU with a stack, or None. Raises UserError for an invalid
-    file."""
+    """Return the calibration of a GPU with a stack, or None if there is no file.
+
+    Args:
+        gpu: The GPU.
+        stack: Name of the stack, such as `vllm`.
+
+    Raises:
+        UserError: The file is invalid.
+    """
     path = catalog.preset_files(f"calibrations/{gpu.name}").get(stack)
     return _read_calibration(path, path.stat().st_mtime_ns) if path else None
 
@@ -257,16 +334,19 @@ def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
 def load_calibration(
     gpu: Gpu, stack: str = "", source: Gpu | None = None, engine: str = "vllm"
 ) -> Calibration | None:
-    """Return the calibration of times on `gpu`, or None for datasheet bounds.
+    """Return the calibration for times on `gpu`. None means that times are datasheet bounds.
 
     Args:
         gpu: The GPU.
-        stack: A calibration's name or YAML file, `datasheet` for none, '' for the engine's own.
-        source: Another GPU. Its calibration is scaled by datasheet figures.
-        engine: The engine. Without a calibration for this GPU, times are bounds.
+        stack: Name or YAML file of a calibration, or `datasheet` for None. '' looks for a
+            calibration with the engine's name.
+        source: Another GPU, whose calibration is used. Times are then scaled by the ratio of the
+            two GPUs' datasheet figures.
+        engine: Name of the engine. If `stack` is '' and this engine has no calibration, the result
+            is None.
 
     Raises:
-        UserError: There is no such calibration, or its file is broken.
+        UserError: There is no calibration called `stack`, or its file is invalid.
     """
     if stack == DATASHEET:
         return None
@@ -299,7 +379,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def to_yaml(calibration: Calibration) -> str:
-    """Return the text of a preset file."""
+    """Return the text of the YAML file of a calibration. `read_calibration` reads this text."""
     import yaml
 
     data: dict[str, Any] = msgspec.to_builtins(calibration)
@@ -320,14 +400,18 @@ def to_yaml(calibration: Calibration) -> str:
 
 
 def preset_path(gpu: Gpu, stack: str) -> Path:
-    """Return the path of a user's calibration. Raises UserError for an unusable name."""
+    """Return the path at which a user's calibration of a GPU and a stack is saved.
+
+    Raises:
+        UserError: The name of the stack cannot be used, such as `datasheet`.
+    """
     if stack == DATASHEET:
         raise UserError("stack 'datasheet' is the name of bounds", "Use another name")
     return catalog.new_path("calibrations", gpu.name, stack)
 
 
 def all_stacks() -> list[str]:
-    """Return all stacks for which any GPU has a calibration."""
+    """Return the names of all stacks for which any GPU has a calibration, sorted."""
     folders = [*catalog.user_folders(), catalog.shipped_folder()]
     return sorted(
         {path.stem for folder in folders for path in (folder / "calibrations").glob("*/*.yaml")}
@@ -335,7 +419,7 @@ def all_stacks() -> list[str]:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """Return the GPU preset that a measured row names, or None."""
+    """Return the GPU preset for the GPU name in a measured row, or None if no preset matches."""
     with suppress(UserError):
         return read(catalog.find(name, "gpus"), Gpu) if name else None
     return None

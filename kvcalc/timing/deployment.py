@@ -46,12 +46,14 @@ MAX_UNMEASURED = 0.01  # share of a pass up to which the error on measured serve
 
 
 class HostTransfer(NamedTuple):
-    """Weights that a pass reads from host memory.
+    """Weights that one pass reads from host memory.
 
     Attributes:
-        read_bytes: Bytes on the host link.
-        seconds: Seconds on the link.
-        basis: `at least` with the documented rate of the link, `predicted` with a measured rate.
+        read_bytes: Bytes on the host link of one GPU per pipeline stage, summed over the stages. A
+            number or an array.
+        seconds: Seconds that the transfer takes, a float or an array.
+        basis: `at least` if the rate of the link is documented, `predicted` if it is measured. None
+            without weights in host memory.
     """
 
     read_bytes: Any = 0
@@ -59,7 +61,11 @@ class HostTransfer(NamedTuple):
     basis: str | None = None
 
     def record(self, host_weights: int) -> HostWeightsRecord:
-        """Return the record keys about `host_weights` bytes of weights in host memory."""
+        """Return the JSON keys about weights in host memory, all with the prefix `cpu_offload_`.
+
+        Args:
+            host_weights: Bytes of each GPU's weights that are in host memory.
+        """
         return {
             "cpu_offload_bytes": host_weights,
             "cpu_offload_read_bytes": round(self.read_bytes),
@@ -69,12 +75,16 @@ class HostTransfer(NamedTuple):
 
 
 class TimedDeployment(msgspec.Struct, frozen=True):
-    """A model on one replica of GPUs, and the time of its passes.
+    """A model on one replica of GPUs, with methods for the time of its passes.
 
     With a calibration, times are predictions of its kernel models and include the engine's
     overhead. Otherwise they are datasheet bounds.
 
     Attributes:
+        model: The model.
+        gpu: The GPU model of all ranks.
+        precision: Requested formats of weights and cache.
+        parallelism: Degrees of parallelism, such as tp and pp.
         mla_form: Form of latent attention: auto, absorbed or expanded.
         calibration: Kernel models; None for datasheet bounds.
         calibrated_on: GPU whose calibration is scaled to this GPU; '' if the calibration is this
@@ -83,7 +93,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             needs over the host link. In a bound, it reads them in parallel with other work; in a
             prediction, after the other work.
         nodes: Number of nodes; 0 for as few as the GPU's link allows.
-        engine: Engine whose memory rules and times hold.
+        engine: Name of the engine whose memory rules and times are used.
         engine_version: Version of the engine; '' for the latest.
         is_server: Whether a server runs the passes. In bounds, prompts are then divided into
             chunks, so that all pipeline stages work at the same time.
@@ -103,14 +113,16 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     is_server: bool = False
 
     def with_calibration(self, calibration: str = "", calibrated_on: str = "") -> Self:
-        """Return the deployment with a calibration.
+        """Return the deployment with another calibration.
 
         Args:
-            calibration: A name or a file; '' for the engine's own, `datasheet` for none.
-            calibrated_on: Another GPU, whose calibration is scaled by datasheet figures.
+            calibration: Name or YAML file of the calibration; '' for the engine's own calibration,
+                `datasheet` for no calibration.
+            calibrated_on: Another GPU. Its calibration is scaled by the two GPUs' datasheet
+                figures. '' uses the calibration of the deployment's own GPU.
 
         Raises:
-            UserError: There is no such calibration, or its file is broken.
+            UserError: There is no such calibration, or its file is invalid.
         """
         source = load_gpu(calibrated_on) if calibrated_on else None
         loaded = load_calibration(self.gpu, calibration, source, self.engine)
@@ -124,7 +136,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def formats(self) -> Formats:
-        """Return the formats of weights and cache.
+        """Return the formats of weights and cache, with all defaults resolved.
 
         Raises:
             UserError: The model cannot have a requested format.
@@ -133,7 +145,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def ranks(self) -> Parallelism:
-        """Return the parallelism, spread over nodes.
+        """Return the parallelism, with the number of ranks per node set if it spans several nodes.
 
         Raises:
             UserError: The rate between nodes is unknown.
@@ -142,7 +154,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def basis(self) -> str:
-        """Return the name of the time model, with the engine version that was measured."""
+        """Return the printed name of the time model, such as `vllm 0.24.0 calibration` or
+        `datasheet`.
+        """
         if not self.calibration:
             return "datasheet"
         source = f" of {self.calibration.gpu}" if self.calibrated_on else ""
@@ -151,15 +165,17 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def time_basis(self) -> str:
-        """Return the basis of the times: calibrated, scaled or bound.
+        """Return how times are obtained: `calibrated`, `scaled` or `bound`.
 
-        Scaled times come from another GPU's calibration.
+        Scaled times use another GPU's calibration. Bounds use the datasheet only.
         """
         return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
     @property
     def identifying_keys(self) -> Record:
-        """Return the record keys that differ between the deployments of a list."""
+        """Return the JSON keys that identify a deployment in a list, such as model, gpu
+        and dtype.
+        """
         ranks, formats = self.parallelism, self.formats
         source = self.calibration.gpu if self.calibration and self.calibrated_on else ""
         nodes = nodes_of(self.ranks, self.gpu, self.nodes)
@@ -178,8 +194,14 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         }
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
-        """Return the operators of a pass through all stages. The model remembers the last
-        passes."""
+        """Return the operators of one pass through all pipeline stages.
+
+        The model remembers the operators of its last few passes, so equal calls are fast.
+
+        Args:
+            batch: Sequences of the pass.
+            all_positions: Whether the LM head runs on all positions, not only on the last ones.
+        """
         ranks = self.ranks
         key = batch, self.precision, ranks, self.mla_form, all_positions
         memo = self.model.memo.setdefault("operators", {})
@@ -196,25 +218,38 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def operator_bounds(
         self, batch: Batch, all_positions: bool = False
     ) -> list[BoundedOperator]:
-        """Return the operators of a pass on one GPU of the slowest pipeline stage, with their
-        bounds."""
+        """Return the operators of one GPU in the slowest pipeline stage, with their datasheet
+        bounds.
+
+        Args:
+            batch: Sequences of the pass.
+            all_positions: Whether the LM head runs on all positions, not only on the last ones.
+        """
         run = self.model, batch, self.precision, self.ranks, self.mla_form, all_positions
         stages = [forward(*run, stage=n) for n in range(self.parallelism.pp)]
         bounds = [roofline(operators, self.gpu, batch.decodes) for operators in stages]
         return max(bounds, key=total_seconds)
 
     def has_time(self, batch: Batch) -> bool:
-        """Return whether a pass has a time. A decode step has a bound even if the GPU has no matrix
-        peaks. Other passes need matrix peaks."""
+        """Return whether `seconds` can time a pass over `batch`.
+
+        A decode step always has a time, because its memory traffic is a bound. Other passes need a
+        GPU with matrix peaks for all their dtypes.
+        """
         return batch.decodes or all(
             self.gpu.computes(o.dtype) for o in self.operators(batch) if o.dtype
         )
 
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
-        """Return the seconds until all sequences of `batch` have passed through all stages.
+        """Return the seconds until all sequences of `batch` have passed through all pipeline
+        stages.
 
-        With pipeline stages, the result is the seconds of a micro-batch. If the batch has arrays,
-        the result is an array.
+        With several pipeline stages, only one micro-batch is timed, as in `timed_batch`. If the
+        batch has arrays, the result is an array.
+
+        Args:
+            batch: Sequences of the pass.
+            all_positions: Whether the LM head runs on all positions, not only on the last ones.
         """
         timed = self.timed_batch(batch)
         operators = self.operators(timed, all_positions)
@@ -226,12 +261,12 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return maximum(bound, host_s) if self.host_weights else bound
 
     def timed_batch(self, batch: Batch) -> Batch:
-        """Return the batch that determines the time of a pass: with pipeline stages, one
-        micro-batch.
+        """Return the part of `batch` that `seconds` times.
 
-        The stages work on different micro-batches at the same time. Bounds take the smallest
-        micro-batch, predictions the largest. The timers of a server divide the batches of
-        predictions themselves.
+        With one pipeline stage, this is the whole batch. With several stages, the stages work on
+        different micro-batches at the same time, so it is one micro-batch. Bounds take the smallest
+        micro-batch, predictions the largest. For predictions of a server it is the whole batch,
+        because the server's timers have divided it already.
         """
         is_predicted = self.calibration is not None
         if self.parallelism.pp == 1 or (self.is_server and is_predicted):
@@ -241,16 +276,19 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def host_transfer(
         self, operators: Sequence[Operator], measured: bool | None = None
     ) -> HostTransfer:
-        """Return the bytes and seconds in which a pass reads weights from host memory.
+        """Return the weights that a pass reads from host memory, and the seconds that this takes.
 
-        Only weights of layers are in host memory. A pass reads the experts that tokens reach.
+        Only weights of layers are in host memory. A pass reads only the experts that its tokens
+        reach.
 
         Args:
             operators: Operators of the pass, through all stages.
-            measured: Whether to use the measured rate of the link; by default only in predictions.
+            measured: Whether to use the measured rate of the host link instead of the documented
+                rate. None uses it for predictions only.
 
         Raises:
-            UserError: Weights are in host memory, and the GPU gives no rate.
+            UserError: Weights are in host memory, but the GPU preset gives no rate of the host
+                link.
         """
         if not self.host_weights:
             return HostTransfer()
@@ -269,18 +307,22 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return HostTransfer(read_bytes, read_bytes / rate, basis)
 
     def uncalibrated_share(self, batch: Batch) -> Any:
-        """Return the share of a pass's time from operators without their own kernel model; 1 for
-        bounds."""
+        """Return the share of a pass's time, from 0 to 1, from operators without their own kernel
+        model.
+
+        0 means that each operator has its own kernel model. The share of a datasheet bound is 1.
+        """
         if not self.calibration:
             return 1.0
         operators = self.operators(batch)
         return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
-        """Return the 90th percentile of the error of such passes on measured servers: 0.05 is 5%.
+        """Return the 90th percentile of the error of such decode steps on measured servers: 0.05 is
+        5%.
 
-        None means that the error is unknown, for example because part of the time is a bound, or
-        because weights are in host memory.
+        None means that the error is unknown. Examples: part of the time is a bound, or weights are
+        in host memory.
         """
         share = self.uncalibrated_share(batch)
         if not self.calibration or self.host_weights or share > MAX_UNMEASURED:
@@ -288,14 +330,22 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:
-        """Return a sentence on dtypes for which the GPU has no unit, or None."""
+        """Return a sentence on dtypes for which the GPU has no matrix unit, or None without such
+        dtypes.
+        """
         first: dict[str, Operator] = {}
         for operator in (operator for batch in batches for operator in self.operators(batch)):
             first.setdefault(operator.dtype, operator)
         return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """Return the bytes of the cache on the GPU with the most cache."""
+        """Return the KV cache bytes on the GPU that stores the most cache.
+
+        Args:
+            context: Tokens of each sequence.
+            batch_size: Number of sequences of the replica.
+            block_size: Tokens per cache block.
+        """
         return cache_size(
             self.model, context, batch_size, self.precision, block_size, self.parallelism
         )
@@ -306,7 +356,13 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return weight_bytes(self.model, self.precision, self.parallelism)
 
     def cost(self, batch: Batch, all_positions: bool = False) -> Cost:
-        """Return FLOPs and bytes of a pass on one GPU of each stage."""
+        """Return the FLOPs and bytes of one pass: for one GPU of each pipeline stage, summed over
+        stages.
+
+        Args:
+            batch: Sequences of the pass.
+            all_positions: Whether the LM head runs on all positions, not only on the last ones.
+        """
         return total(self.operators(batch, all_positions))
 
 
@@ -316,16 +372,18 @@ def _layer_weights(operators: Sequence[Operator]) -> Any:
 
 
 def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
-    """Return the ranks with `per_node` set to the GPUs that one link joins.
+    """Return the ranks with `per_node` set to the number of ranks that one GPU link connects.
 
-    If one link joins all ranks, they are returned unchanged.
+    If one link connects all ranks, they are returned unchanged.
 
     Args:
+        ranks: Parallelism of one replica.
+        gpu: The GPU, which gives the maximum number of GPUs on one link.
         nodes: Number of nodes; 0 for as few as possible.
 
     Raises:
-        UserError: The ranks do not divide over the nodes, or they exceed the link and the GPU gives
-            no rate between nodes.
+        UserError: The ranks do not divide evenly over the nodes. Or one link cannot connect all
+            ranks, and the GPU preset gives no rate between nodes.
     """
     domain, per_node = gpu.link_domain, ranks.gpus
     if nodes:
@@ -350,8 +408,14 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
 
 
 def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
-    """Return the number of nodes of ranks that are spread over nodes. GPUs that a bridge joins in
-    pairs are one node.
+    """Return the number of nodes that the ranks occupy.
+
+    GPUs that a bridge joins in pairs are on one node, unless `nodes` asks for more.
+
+    Args:
+        ranks: Parallelism that `spread_over` returned.
+        gpu: The GPU.
+        nodes: Requested number of nodes; 0 for as few as possible.
     """
     if not ranks.per_node or (gpu.is_bridged and nodes <= 1):
         return 1
@@ -379,10 +443,16 @@ def roofline_records(
     context: int,
     all_positions: bool = False,
 ) -> list[Record]:
-    """Return the records of one decode step or prefill. Raises UserError for an unknown phase.
+    """Return the records of one decode step or one prefill: one per operator, then their total.
 
     Args:
-        all_positions: Whether the LM head runs on all positions, not only the last.
+        phase: `decode` or `prefill`.
+        batch_size: Number of sequences.
+        context: Tokens of each sequence after the pass.
+        all_positions: Whether the LM head runs on all positions, not only on the last ones.
+
+    Raises:
+        UserError: The phase is unknown.
     """
     batch = Batch.of_phase(phase, context, batch_size)
     common = {"phase": phase, "batch_size": batch_size, "context": context}
@@ -398,8 +468,14 @@ def roofline_records(
 def mixed_records(
     deployment: TimedDeployment, text: str, all_positions: bool = False
 ) -> list[Record]:
-    """Return the records of a pass over a mixed batch, such as `500+4x1@4k`. The phase is
-    `mixed`."""
+    """Return the records of a pass over prompts and decodes: one per operator, then their total.
+
+    The key `phase` of each record is `mixed`.
+
+    Args:
+        text: The batch. `500+4x1@4k` is a prompt of 500 tokens and four decodes at 4,096 tokens.
+        all_positions: Whether the LM head runs on all positions, not only on the last ones.
+    """
     batch = Batch.parse(text)
     longest = max(int(g.new + g.past) for g in batch.groups)
     common = {"phase": "mixed", "batch_size": int(batch.sequences), "context": longest}
@@ -421,15 +497,23 @@ def pass_records(
     calibration: Calibration | None = None,
     element: int = 2,
 ) -> list[Record]:
-    """Return one record per operator, for all its runs together, and the total as the last record.
+    """Return one record per operator, with the sum over all its runs, and a total as the last
+    record.
 
-    Each figure of the total is the sum of the records before it. With a calibration, the records
-    include `engine_overhead`, the time that the engine adds to the kernels, and `module_overhead`
-    after the operators of a sparse-attention module, the time that the module takes beyond these
-    operators.
+    With a calibration, two kinds of record are added:
+
+    - `engine_overhead` is the time that the engine adds to the kernels of the pass.
+    - `module_overhead` follows the operators of a sparse-attention module. It is the module's
+      measured time minus the time of these operators.
+
+    Each time in the total is the sum of the times in the other records.
 
     Args:
-        element: Bytes of an activation, for the operations of fused operators.
+        bounds: Operators of the pass, with their bounds.
+        gpu: The GPU.
+        calibration: Kernel models; None for bounds only.
+        element: Bytes of one activation element. It sizes the separate kernels into which the
+            record of a fused operator is divided.
     """
     records = [_operator_record(p, gpu, element) for p in bounds]
     total_record = _total_record(bounds, gpu)

@@ -38,7 +38,12 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
 class ModelFit(NamedTuple):
-    """A fitted kernel model and its robust loss per row."""
+    """A fitted kernel model and its loss.
+
+    Attributes:
+        kernel_model: The kernel model with fitted parameters.
+        loss: Robust loss per row, which the fit minimises; see `FitObjective`.
+    """
 
     kernel_model: KernelModel
     loss: float
@@ -54,18 +59,20 @@ def fit(
     similar_model: KernelModel | None = None,
     **fixed: Any,
 ) -> ModelFit:
-    """Return the kernel model that is closest to the measured microseconds, over all its forms.
+    """Return the kernel model that predicts the measured times best, over all forms in `CHOICES`.
+
+    The fit minimises the loss of `FitObjective`.
 
     Args:
         model_class: Class of the kernel model.
-        machine: The GPU.
-        shape: Arrays [rows], in the order of the kernel model's `us`.
-        measured: Microseconds [rows].
-        weight: Weight of each row; 1 by default.
+        machine: Datasheet figures of the measured GPU.
+        shape: One array [rows] for each size, in the order of the kernel model's `us`.
+        measured: Measured microseconds [rows].
+        weight: Weight of each row [rows]; None for equal weights.
         starts: Number of starting points of the search.
         similar_model: A fitted kernel model for similar data. Its form is used, and the fit stays
             near its parameters.
-        fixed: Fields that are not fitted, such as the bytes of an element.
+        fixed: Fields with fixed values, such as the bytes of an element.
     """
     import numpy as np
 
@@ -120,13 +127,17 @@ def _forms(form_of: KernelModel | type[KernelModel], fixed: Settings) -> list[Se
 class FitObjective(NamedTuple):
     """The loss function that a fit minimises.
 
+    A point contains the logarithms of all fitted parameters. A residual is ln(predicted/measured)
+    of one row.
+
     Attributes:
         residual: Maps points [points, parameters] to residuals [points, rows].
-        weight: Weight of each row.
-        softness: Relative error at which squares become absolute values.
-        typical: The point at which all parameters have their typical value.
-        prior_deviation: Standard deviation of the penalty for distance from the typical point; 0
-            for no penalty.
+        weight: Weight of each row [rows].
+        softness: Residual at which the loss changes from quadratic to linear, so that outliers
+            count less.
+        typical: Point at which all parameters have their typical value.
+        prior_deviation: Standard deviation, in e-folds, of the penalty for distance from `typical`;
+            0 for no penalty.
     """
 
     residual: Callable[[Array], Array]
@@ -136,7 +147,13 @@ class FitObjective(NamedTuple):
     prior_deviation: float
 
     def loss(self, point: Array, residual: Array) -> float:
-        """Return the loss per row, with the penalty for the distance from the typical point."""
+        """Return the mean robust loss of the rows, plus the penalty for distance from the typical
+        point.
+
+        Args:
+            point: Logarithms of the parameters.
+            residual: ln(predicted/measured) of each row at this point.
+        """
         import numpy as np
 
         total = float((self.weight * (np.sqrt(1 + (residual / self.softness) ** 2) - 1)).sum())
@@ -146,7 +163,9 @@ class FitObjective(NamedTuple):
 
 
 def round_parameters(kernel_model: KernelModel) -> KernelModel:
-    """Return the kernel model with parameters rounded to four digits, within their ranges."""
+    """Return the kernel model with parameters rounded to four significant digits, within their
+    ranges.
+    """
     values = {}
     for name, r in kernel_model.ranges().items():
         value = float(f"{getattr(kernel_model, name):.4g}")
@@ -155,8 +174,18 @@ def round_parameters(kernel_model: KernelModel) -> KernelModel:
 
 
 def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Array]:
-    """Return the typical point, and points around it from a Halton sequence. Equal arguments give
-    equal points."""
+    """Return `count` starting points: the typical point, and points around it from a Halton
+    sequence.
+
+    A point contains the logarithms of all fitted parameters. The points are not random: equal
+    arguments give equal points.
+
+    Args:
+        typical: Logarithms of the parameters' typical values.
+        low: Logarithms of the parameters' minimum values.
+        high: Logarithms of the parameters' maximum values.
+        count: Number of points.
+    """
     import numpy as np
 
     points = [typical]
@@ -258,15 +287,18 @@ ERROR_FIELDS = [name for name in KernelModelEntry.__struct_fields__ if name.ends
 
 
 class FittedKernelModel(NamedTuple):
-    """The fit of one family and one kind of data.
+    """The fit of one kernel family, such as `gemm`, to one kind of data, such as `bfloat16`.
 
     Attributes:
-        members: The rows.
-        measured: Microseconds [rows].
-        predicted: Held-out predictions [rows]; NaN without a fit.
-        entry: The fitted kernel model; None if there are too few rows or no kernel model.
-        refused: The errors of a fitted kernel model, if they are too large to use it.
-        why: The reason why `entry` is None.
+        family: Kernel family.
+        kind: Kind of data.
+        members: The measured rows.
+        measured: Measured microseconds [rows].
+        predicted: Microseconds [rows], each predicted by a fit without this row; NaN without a fit.
+        entry: The fitted kernel model with its errors; None if there are too few rows, no kernel
+            model for this kind, or too large errors.
+        refused: Errors of the fitted kernel model, if they are too large to use it.
+        why: Reason why `entry` is None; '' otherwise.
     """
 
     family: str
@@ -290,9 +322,18 @@ def calibrate(
     stack: str,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[FittedKernelModel]:
-    """Return a fit for each family and kind of the rows, which are of one GPU and stack.
+    """Return one fit for each kernel family and each kind of data in the rows.
 
-    Raises UserError if the GPU lacks a figure that kernel models need.
+    Rows of servers and of whole layers are not fitted, and neither are excluded rows.
+
+    Args:
+        rows: Measured rows of one GPU and one stack.
+        gpu: The measured GPU.
+        stack: Name of the measured software, such as `vllm`.
+        progress: Receives a sentence before each fit.
+
+    Raises:
+        UserError: The GPU preset lacks a figure that kernel models need.
     """
     import numpy as np
 
@@ -435,14 +476,24 @@ def _accept_or_refuse(
 
 
 def row_errors(predicted: Array, measured: Array) -> Array:
-    """Return the relative error of each row, exp(|ln(predicted/measured)|) − 1: 0.05 is 5%."""
+    """Return the relative error of each row, exp(|ln(predicted/measured)|) − 1: 0.05 is 5%.
+
+    Args:
+        predicted: Predicted times [rows].
+        measured: Measured times [rows], in the same unit.
+    """
     import numpy as np
 
     return np.exp(np.abs(np.log(predicted / measured))) - 1
 
 
 def median_and_p90(predicted: Array, measured: Array) -> tuple[float, float]:
-    """Return the median and the 90th percentile of `row_errors`, to four digits: 0.05 is 5%."""
+    """Return the median and the 90th percentile of `row_errors`, to four decimals: 0.05 is 5%.
+
+    Args:
+        predicted: Predicted times [rows].
+        measured: Measured times [rows], in the same unit.
+    """
     import numpy as np
 
     error = row_errors(predicted, measured)
@@ -456,13 +507,13 @@ def make_calibration(
     rows: Sequence[MeasuredRow],
     provenance: Settings,
 ) -> Calibration:
-    """Return the calibration of the fits, without errors on measured servers.
+    """Return the calibration that consists of these fits. Its `validation` is empty.
 
     Args:
-        fits: Fits of all families and kinds.
+        fits: Fits of all kernel families and kinds of data.
         gpu: The measured GPU.
-        stack: The measured software.
-        rows: All rows, including rows of servers.
+        stack: Name of the measured software, such as `vllm`.
+        rows: All measured rows, which give the version of the stack.
         provenance: Origin, commit, license and date of the rows. Without a date, today is used.
     """
     versions = sorted({row.version for row in rows if row.op not in SERVING} - {""})
@@ -482,7 +533,10 @@ def _parameters(kernel_model: KernelModel) -> Settings:
 
 
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
-    """Return one record for each family and kind, with nested parameters."""
+    """Return one record for each kernel family and kind of data: rows, errors and parameters.
+
+    A record without a kernel model states the reason under `why`.
+    """
     records: list[Record] = []
     for fitted in fits:
         entry = fitted.entry
@@ -504,14 +558,20 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
 def select_rows(
     tables: Sequence[MeasurementFile], gpu: Gpu, stack: str, note: Callable[[str], None]
 ) -> list[MeasuredRow]:
-    """Return the rows of a GPU and a stack, and all rows that name no GPU or framework.
+    """Return the rows from which a calibration of a GPU and a stack can be fitted.
 
-    All-reduce rows of GPUs with equal links are included. If the stack has no rows of latent
-    attention, rows of another stack with an equal kernel are included. If all rows name a single
-    other framework, these rows are used.
+    These are the rows that name this GPU and this stack, or that leave one of them empty. Three
+    kinds of other rows are added:
+
+    - All-reduce rows of GPUs with an equal interconnect.
+    - Latent-attention rows of other stacks with the same kernel, if vLLM has no such rows itself.
+    - All rows of another framework, if they name no other framework than this one.
 
     Args:
-        note: Receives a sentence for rows that are left out.
+        tables: The files of measured rows.
+        gpu: The GPU to calibrate.
+        stack: Name of the stack, such as `vllm`.
+        note: Receives a sentence for rows that are left out or added.
 
     Raises:
         UserError: The rows are of several other frameworks, or no row remains.

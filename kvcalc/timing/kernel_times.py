@@ -82,13 +82,14 @@ _Group = tuple[Any, Any, Any, Any]  # count, new, past, and query-key pairs of a
 
 
 class KernelTime(NamedTuple):
-    """The time of one run of an operator.
+    """The predicted time of one run of an operator.
 
     Attributes:
-        us: Microseconds, a float or an array. NaN if the kernel model does not apply.
-        entry: The fitted kernel model.
-        is_measured: Whether the model was fitted on this format and these widths. Otherwise it is
-            the nearest kernel model.
+        us: Microseconds, a float or an array. NaN marks points to which the kernel model does not
+            apply.
+        entry: The fitted kernel model that predicts the time.
+        is_measured: Whether the kernel model was fitted to the operator's formats and widths. If
+            false, it is the nearest kernel model.
     """
 
     us: Any
@@ -97,9 +98,11 @@ class KernelTime(NamedTuple):
 
 
 def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
-    """Return whether the kernel model of an operator was fitted on the operator's dtype and format.
+    """Return whether the operator's kernel model was fitted to the operator's dtype and weight
+    format.
 
-    Weight-only formats (awq, int4) and dtypes without measured rows use the model of bf16.
+    It was not for weight-only formats (awq, int4) and for dtypes without measured rows. They use
+    the kernel model of bf16.
     """
     if isinstance(operator.shape, GemmShape):
         kind = _gemm_kind(operator.dtype, operator.shape.format, calibration)
@@ -134,8 +137,14 @@ def _served_gemm(kernel_model: KernelModel, bf16_t0: float | None) -> KernelMode
 
 
 def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
-    """Return the nearest cache format with measured rows, and whether these formats were
-    measured."""
+    """Return the nearest KV cache format with measured rows, and whether `formats` were measured.
+
+    Example: ("fp8",) gives ("fp8", True). ("int8",) has no measured rows and gives ("fp8", False).
+
+    Args:
+        formats: Formats of the cache entries, keys first; empty without a cache, which counts as
+            bfloat16.
+    """
     name = _CACHES.get(formats[0]) if formats else "bfloat16"
     if not name:
         name = "fp8" if FORMATS[formats[0]].bits <= 8 else "bfloat16"
@@ -143,13 +152,13 @@ def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
 
 
 class KernelTimer(NamedTuple):
-    """Times operators with the kernel models of one calibration.
+    """Predicts the times of operators with the kernel models of one calibration.
 
     Attributes:
         parameters: Datasheet figures of the GPU.
         calibration: The kernel models.
-        domain: Number of GPUs of a node; None if one link joins all. Experts that span nodes have
-            no kernel model.
+        domain: Number of GPUs that one link connects; None if one link connects all GPUs. Experts
+            that are spread over more GPUs have no kernel model.
     """
 
     parameters: GpuParameters
@@ -157,8 +166,7 @@ class KernelTimer(NamedTuple):
     domain: int | None = None
 
     def time(self, operator: Operator) -> KernelTime | None:
-        """Return the microseconds of one run of an operator, or None if no kernel model times such
-        operators."""
+        """Return the time of one run of an operator, or None if no kernel model exists for it."""
         shape = operator.shape
         if isinstance(shape, GemmShape):
             kind = _gemm_kind(operator.dtype, shape.format, self.calibration)
@@ -209,15 +217,14 @@ class KernelTimer(NamedTuple):
         return KernelTime(us, entry)
 
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
-        """Return the microseconds that a sparse-attention module takes in addition to its
-        operators.
+        """Return the time that a sparse-attention module takes in addition to its operators.
 
-        None means that there is no kernel model.
+        None means that there is no kernel model for the module.
 
-        The overhead of an MLA module for one token is subtracted, because the engine's overhead per
-        layer, fitted to servers, contains the launches that both modules have. So the difference
-        between a sparse layer and an MLA layer is the measured difference. A prompt counts as its
-        first MAX_DECODE_TOKENS tokens, so that more tokens never take less time.
+        The result is the module's predicted time, minus its operators, minus the overhead of an MLA
+        module for one token. An engine's overhead per layer was fitted to servers with MLA, so it
+        already contains this last part. At most MAX_DECODE_TOKENS tokens of each sequence count, so
+        more tokens never take less time.
 
         Args:
             shape: The module.
@@ -370,13 +377,15 @@ class KernelTimer(NamedTuple):
 def mla_kernels_us(
     kind: str, rows: Sequence[Array], parameters: GpuParameters, calibration: Calibration
 ) -> Array | None:
-    """Return the microseconds of the kernels in measured MLA modules; None without kernel models.
+    """Return the microseconds [rows] of the GEMMs and the attention in measured MLA decode modules.
 
-    The cache may be in the L2, as in the measurement.
+    None means that a required kernel model is missing. The cache may be in the L2, as in the
+    measurement.
 
     Args:
         kind: Formats of the cache and of the projections, such as `bfloat16/fp8_block`.
-        rows: Batch, query heads of the rank and cached tokens of each module.
+        rows: Three arrays [rows]: batch size, query heads of the rank, and cached tokens per
+            sequence.
         parameters: Datasheet figures of the GPU.
         calibration: Kernel models of GEMMs and of latent attention.
     """

@@ -32,12 +32,13 @@ BoundedCost = tuple[Cost, str]  # a minimum cost, and the dtype of its products
 
 
 def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost:
-    """Return the minimum FLOPs and bytes of measured kernels, and the dtype of their products.
+    """Return the minimum FLOPs and bytes of measured kernels, and the dtype of their matrix
+    products.
 
     Args:
         op: Name of the operation, such as `gemm`.
-        kind: Data types, such as `bfloat16` or `bfloat16/fp8`.
-        shape: Arrays [rows], in the order of the operation's columns.
+        kind: Data types of the rows, such as `bfloat16` or `bfloat16/fp8`.
+        shape: One array [rows] for each column of the operation, in the order of `OPERATIONS`.
     """
     cost = OPERATIONS[op].cost
     assert cost, "layers and servers have no rule"
@@ -163,12 +164,15 @@ def _mla_module(kind: str, batch: Array, heads: Array, length: Array) -> Bounded
 
 @cache
 def served_model(path: str) -> Model | None:
-    """Return the preset of a served model, or None. The last component of the path begins with the
-    preset's huggingface_id.
+    """Return the model preset for a served model's path, or None if no preset matches.
 
-    The path of an instruction-tuned or fp8 copy thus gives the preset of its base model. If several
-    presets match, the longest name wins. If names differ only in dots (OPT-1.3B, OPT-13B), the name
-    with the path's dots wins.
+    A preset matches if the path's last component begins with the name in the preset's
+    huggingface_id. So the path of an instruction-tuned or fp8 copy gives the preset of its base
+    model. If several presets match, the longest name wins. If their names differ only in dots
+    (OPT-1.3B, OPT-13B), the name with the path's dots wins.
+
+    Args:
+        path: Model ID or path, such as `meta-llama/Llama-3.1-8B-Instruct`.
     """
     name = path.rsplit("/", 1)[-1]
     best: Model | None = None
@@ -190,8 +194,15 @@ def served_model(path: str) -> Model | None:
 
 @cache
 def layer_kind(path: str, name: str) -> str:
-    """Return the kind of layer with this name; '' gives the most frequent kind. Raises ValueError
-    if there is none."""
+    """Return the kind of layer of a model that a measured row names.
+
+    Args:
+        path: Model ID or path of the row, as for `served_model`.
+        name: Name of the kind of layer, such as `full`; '' gives the model's most frequent kind.
+
+    Raises:
+        ValueError: No preset matches the path, or the model has no such kind of layer.
+    """
     model = served_model(path)
     if model is None:
         raise ValueError(f"model {path!r} is not a preset" if path else "model is empty")
@@ -238,15 +249,16 @@ DTYPES = dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16") | dict.f
 class Operation(NamedTuple):
     """A measured operation: the columns of its rows, and the minimum cost of its kernel.
 
-    Column names are separated by spaces.
+    Each field of columns is a string of column names, separated by spaces.
 
     Attributes:
         counts: Columns of whole numbers of at least 1.
         dtypes: Columns of data types.
         cost: Function that returns the minimum FLOPs and bytes of a kernel, and the dtype of its
-            products. None for layers and servers, which have no minimum.
-        optional: Columns of whole numbers that may be 0.
-        means: Columns of numbers that may be 0 and need not be whole.
+            matrix products. Its arguments are the data types and an array per column. None for
+            layers and servers, which have no such function.
+        optional: Columns of whole numbers that may be 0 or missing.
+        means: Columns of numbers that may be 0 or missing and need not be whole.
     """
 
     counts: str
@@ -285,8 +297,13 @@ SERVING = ("e2e_dense", "e2e_moe")
 
 
 class ServedTimes(NamedTuple):
-    """Times of a server: microseconds per output token and to the first token, means over requests,
-    and tokens/s."""
+    """Mean times and throughput of a server; NaN if unknown.
+
+    Attributes:
+        tpot_us: Microseconds per output token, as a mean over requests.
+        ttft_us: Microseconds to the first token, as a mean over requests.
+        tokens_per_s: Output tokens per second of the whole server.
+    """
 
     tpot_us: float = nan
     ttft_us: float = nan
@@ -294,22 +311,29 @@ class ServedTimes(NamedTuple):
 
 
 class MeasuredRow(NamedTuple):
-    """One valid row.
+    """One valid row of a file of measurements.
 
     Attributes:
-        row_index: Index of the row in its file.
+        row_index: Index of the row in its file, from 0.
+        op: Name of the operation, such as `gemm`.
+        gpu: Name of the GPU in the row; '' if missing.
+        framework: Name of the software stack, such as `vllm`; '' if missing.
         dtype: Data types in the row, such as `bfloat16` or `bfloat16/fp8`.
-        shape: Counts, optional counts, means, and the sizes of a sparse module from its model. If
-            the kernel skips the indexer, the number of index heads is 0.
-        time_us: Measured microseconds.
+        shape: Values of the operation's columns: counts, optional counts, then means. Rows of a
+            sparse module also have the sizes from its model. If the kernel skips the indexer, the
+            number of index heads is 0.
+        time_us: Measured microseconds: of one call, or per output token of a served run.
+        model: Model ID or path; '' if missing.
+        version: Version of the framework; '' if missing.
         kernel: Kernel family or name. For a measured layer, the kind of the layer.
-        cache: Dtype of a served model's cache, or '' if unknown.
+        cache: Data type of a served model's KV cache; '' if unknown.
         is_excluded: Whether the row is an artefact of the measurement or hits a prefix cache. Fits
             do not use such rows.
         client: Load generator of a served run.
-        ttft_us: Mean time to first token of a served run.
+        ttft_us: Mean microseconds to the first token of a served run.
         prefix_cached: Whether a served run hits a prefix cache.
-        bound_us: Roofline bound by the measured ceilings of the machine; NaN if unknown.
+        bound_us: Roofline bound in microseconds, from the machine's measured ceilings; NaN if
+            unknown.
     """
 
     row_index: int
@@ -331,9 +355,9 @@ class MeasuredRow(NamedTuple):
 
     @property
     def served(self) -> ServedTimes:
-        """Return the microseconds and tokens/s of a served run.
+        """Return the measured times and tokens/s of a served run.
 
-        Tokens/s are clients · output / (TTFT + (output − 1) · TPOT).
+        Tokens/s are derived: clients · output_len / (TTFT + (output_len − 1) · TPOT).
         """
         output, clients = self.shape[1:3]
         total_us = self.ttft_us + (output - 1) * self.time_us
@@ -341,13 +365,13 @@ class MeasuredRow(NamedTuple):
 
 
 class MeasurementFile(NamedTuple):
-    """The contents of a file of measured rows.
+    """The contents of a CSV file of measured rows.
 
     Attributes:
         path: Path of the file.
         header: Names of the columns.
-        cells: Cells of every row, as text.
-        lines: Line number of every row.
+        cells: Cells of every row, valid or not, as text.
+        lines: Line number in the file of every row, valid or not.
         rows: Valid rows.
         invalid: Line and problem of each invalid row, such as `line 3: m is empty`.
     """
@@ -361,7 +385,9 @@ class MeasurementFile(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """Return a sentence on the invalid rows, with the first lines; '' without such rows."""
+        """Return a sentence that counts the invalid rows and shows the first few; '' without such
+        rows.
+        """
         count = len(self.invalid)
         if not count:
             return ""
@@ -372,8 +398,12 @@ class MeasurementFile(NamedTuple):
 
 
 def read_rows(path: Path) -> MeasurementFile:
-    """Return the rows of a CSV file. Raises UserError if it is unreadable, names no operation or is
-    too large."""
+    """Return the rows of a CSV file. Invalid rows are listed in the result and raise no error.
+
+    Raises:
+        UserError: The file is unreadable, too large or not CSV. Or it names no operation, or lacks
+            a column that its operation needs.
+    """
 
     text = read_text(path, MAX_BYTES)
     if "\0" in text:
@@ -419,7 +449,11 @@ def read_rows(path: Path) -> MeasurementFile:
 
 
 def columns_of(rows: Sequence[MeasuredRow]) -> tuple[Array, ...]:
-    """Return the shapes of rows of one operation as an array [rows] for each column."""
+    """Return the shapes of rows by column: one array [rows] for each number in `MeasuredRow.shape`.
+
+    Args:
+        rows: Rows of one operation.
+    """
     import numpy as np
 
     return tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
@@ -499,8 +533,15 @@ def _parse_shape(operation: Operation, values: dict[str, str]) -> list[float]:
 def parse_number(
     text: str, name: str, minimum: float = 1, maximum: float = MAX_COUNT, meaning: str = ""
 ) -> float:
-    """Return a finite number. Without a `meaning`, the number must be whole, such as `128` or
-    `128.0`.
+    """Parse a finite number from a cell.
+
+    Args:
+        text: Text of the cell.
+        name: Name of the column, for the error message.
+        minimum: Smallest valid number.
+        maximum: Largest valid number.
+        meaning: Description of valid numbers for the error message, such as `a time above zero`. If
+            it is '', the number must be whole, such as `128` or `128.0`.
 
     Raises:
         ValueError: The text is not such a number. The message states the problem.

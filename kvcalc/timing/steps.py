@@ -40,8 +40,11 @@ MESSAGE_US = 5.0
 
 
 def latency_us(operator: Operator) -> float:
-    """Return the latency of the operator's messages between nodes in microseconds; 0 within a
-    node."""
+    """Return the microseconds that the operator's messages between nodes wait, apart from their
+    bytes.
+
+    The result is 0 if the operator sends nothing to other nodes.
+    """
     if not is_any(operator.cost.inter_node_bytes):
         return 0.0
     shape = operator.shape
@@ -51,14 +54,14 @@ def latency_us(operator: Operator) -> float:
 
 
 class OperatorTime(NamedTuple):
-    """The time of all runs of an operator.
+    """The predicted time of all runs of an operator in one pass.
 
     Attributes:
-        seconds: A float or an array.
-        basis: calibrated or scaled.
-        entry: The fitted kernel model that predicts the time, if there is one.
-        overhead: Set on the last operator of a sparse-attention module: the time that the module
-            takes beyond its operators. `seconds` does not include this time.
+        seconds: Seconds of all runs together, a float or an array.
+        basis: `calibrated`, if a kernel model was fitted to such operators, or `scaled`.
+        entry: The fitted kernel model that predicts the time; None without one.
+        overhead: Set only on the last operator of a sparse-attention module: the time that the
+            module takes in addition to its operators. `seconds` does not include this time.
     """
 
     seconds: Any
@@ -68,7 +71,7 @@ class OperatorTime(NamedTuple):
 
     @property
     def parts(self) -> "tuple[OperatorTime, ...]":
-        """Return the time of the operator, and `overhead` if there is one."""
+        """Return the time itself, followed by `overhead` if it is set."""
         return (self, self.overhead) if self.overhead else (self,)
 
 
@@ -77,10 +80,17 @@ def operator_seconds(
     gpu: Gpu,
     calibration: Calibration,
 ) -> list[OperatorTime]:
-    """Return the predicted seconds of each operator, at least its bound; 0 for an operator without
-    work.
+    """Return the predicted time of each operator of a pass, at least its datasheet bound.
 
-    Raises UserError if the GPU lacks a figure that kernel models need.
+    An operator without work, at some points of an array, takes 0 seconds there.
+
+    Args:
+        operators: Operators of one pass, in order.
+        gpu: The GPU.
+        calibration: Kernel models, of this GPU or of another one.
+
+    Raises:
+        UserError: The GPU preset lacks a figure that kernel models need.
     """
     timer = KernelTimer(figures_of(gpu), calibration, gpu.link_domain)
     times = []
@@ -129,12 +139,13 @@ def operator_seconds(
 
 
 class PassTime(NamedTuple):
-    """The time of a pass.
+    """The predicted time of one pass. Values are floats or arrays.
 
     Attributes:
-        seconds: The whole pass.
-        uncalibrated_share: Share of `seconds` from operators without their own kernel model.
-        engine: Seconds that the engine adds.
+        seconds: Seconds of the whole pass.
+        uncalibrated_share: Share of `seconds`, from 0 to 1, from operators without their own kernel
+            model.
+        engine: Seconds that the engine adds to its operators, which `seconds` includes.
     """
 
     seconds: Any
@@ -147,7 +158,7 @@ def pass_time(
     gpu: Gpu,
     calibration: Calibration,
 ) -> PassTime:
-    """Return the predicted seconds of a pass: the operators and the overhead of the engine."""
+    """Return the predicted time of one pass: its operators, plus the engine's overhead."""
     times = operator_seconds(operators, gpu, calibration)
     return summed_time(operators, times, calibration)
 
@@ -155,7 +166,13 @@ def pass_time(
 def summed_time(
     operators: Sequence[Operator], times: Sequence[OperatorTime], calibration: Calibration
 ) -> PassTime:
-    """Return the seconds of a pass from the times of its operators."""
+    """Return the time of one pass from the times of its operators, plus the engine's overhead.
+
+    Args:
+        operators: Operators of the pass.
+        times: Times that `operator_seconds` returned for these operators.
+        calibration: Calibration with the engine's overheads.
+    """
     parts = [part for time in times for part in time.parts]
     kernels = sum((part.seconds for part in parts), 0.0)
     engine = engine_seconds(operators, calibration, kernels)
@@ -169,19 +186,19 @@ def kernel_seconds(
     gpu: Gpu,
     calibration: Calibration,
 ) -> Any:
-    """Return the seconds of the operators, one after the other."""
+    """Return the seconds of the operators, one after the other, without the engine's overhead."""
     times = operator_seconds(operators, gpu, calibration)
     return sum((part.seconds for time in times for part in time.parts), 0.0)
 
 
 class HostTime(NamedTuple):
-    """Overhead of an engine in the passes of a model.
+    """Overhead of an engine in the passes of one model.
 
     Attributes:
-        fixed: Seconds of each pass.
-        sequence: Seconds of each sequence in a pass.
-        prompts: Factor on the kernels of a pass with prompts.
-        launches: Minimum seconds of the kernels of a pass with prompts.
+        fixed: Seconds added to each pass.
+        sequence: Seconds added for each sequence in a pass.
+        prompts: Factor on the kernel time of a pass that contains prompts; 1 adds nothing.
+        launches: Minimum kernel time in seconds of a pass that contains prompts.
     """
 
     fixed: float
@@ -190,15 +207,19 @@ class HostTime(NamedTuple):
     launches: float
 
     def with_prompts(self, kernels: Any) -> Any:
-        """Return the seconds of the kernels in a pass with prompts."""
+        """Return the kernel time in seconds of a pass that contains prompts.
+
+        Args:
+            kernels: Seconds of the pass's kernels, as predicted without the engine.
+        """
         return maximum(self.prompts * kernels, self.launches)
 
 
 def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
-    """Return the seconds that the engine adds to passes with these operators.
+    """Return the overhead of the engine in passes with these operators.
 
-    The overhead depends on the layers, the ranks of the largest all-reduce, and whether the model
-    is a mixture of experts.
+    The overhead depends on the number of layers, the ranks of the largest all-reduce, and whether
+    the model is a mixture of experts.
     """
     counts: dict[str, int] = {}
     ranks = 1
@@ -220,25 +241,40 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
 
 
 def is_mixture(operators: Sequence[Operator]) -> bool:
-    """Return whether a pass belongs to a mixture of experts. The operators of such a pass have an
-    expected number of experts that is not an int."""
+    """Return whether the operators belong to a mixture of experts.
+
+    Only their expected number of experts is not an int.
+    """
     return any(not isinstance(operator.experts, int) for operator in operators)
 
 
 def engine_seconds(
     operators: Sequence[Operator], calibration: Calibration, kernels: Any
 ) -> Any:
-    """Return the seconds that the engine adds to a pass whose operators take `kernels` seconds."""
+    """Return the seconds that the engine adds to a pass: the sum of `engine_parts`.
+
+    Args:
+        operators: Operators of the pass.
+        calibration: Calibration with the engine's overheads.
+        kernels: Seconds of the operators.
+    """
     return sum(engine_parts(operators, calibration, kernels))
 
 
 def engine_parts(
     operators: Sequence[Operator], calibration: Calibration, kernels: Any
 ) -> tuple[Any, Any, Any]:
-    """Return the parts of `engine_seconds`: for the pass and its layers, for its sequences, and for
-    the kernels of a pass with prompts.
+    """Return the three parts of the engine's overhead in one pass, in seconds.
 
-    If the LM head runs on all positions, a prompt counts as one sequence.
+    They are: the fixed overhead of the pass and its layers; the overhead of all its sequences; and
+    the additional kernel time of a pass that contains prompts.
+
+    If the LM head runs on all positions, a prompt still counts as one sequence.
+
+    Args:
+        operators: Operators of the pass.
+        calibration: Calibration with the engine's overheads.
+        kernels: Seconds of the operators.
     """
     host = host_time_of(operators, calibration)
     positions: Any = 0
@@ -264,9 +300,14 @@ def step_error(
 ) -> float | None:
     """Return the 90th percentile of the error of such decode steps on measured servers: 0.05 is 5%.
 
-    The error is None, because it is unknown, for prompts, calibrations scaled from another GPU,
-    engines without measured servers, ranks on several nodes, dtypes or caches without measured
-    rows, and sparse attention, because too few such servers were measured.
+    None means that the error is unknown. It is unknown in these cases:
+
+    - The pass contains prompts, or no attention.
+    - The calibration is of another GPU.
+    - No servers of this engine were measured.
+    - The ranks are on several nodes.
+    - A dtype or cache format has no measured rows.
+    - The model has sparse attention, because too few such servers were measured.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (
