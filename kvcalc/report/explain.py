@@ -34,7 +34,10 @@ from kvcalc.units import format_bytes, format_si
 
 
 def explain_table(table: Table) -> str:
-    """Return the rows of a table one after the other, with one figure per line."""
+    """Return a table as text for `--explain`, with one line per figure of each record.
+
+    A line has the figure's formula with numbers, or else its meaning.
+    """
     columns = filled_columns(table)
     lines = [table.title.strip(), ""] if table.title else []
     for record in table.records:
@@ -56,9 +59,13 @@ def _explanation(column: Column, record: Record) -> str:
 
 
 def with_numbers(formula: str, record: Record) -> str:
-    """Return a formula with values in place of its keys; '' if the record lacks one of them.
+    """Return a formula with a record's values in place of the keys; '' if the record lacks a value.
 
     Example: `{flops} / {bytes}` gives `2,000 / 1,000 B`.
+
+    Args:
+        formula: Formula with the record's keys in braces.
+        record: Record with the values.
     """
     keys = re.findall(r"\{(\w+)\}", formula)
     if any(record.get(key) is None for key in keys):
@@ -67,8 +74,14 @@ def with_numbers(formula: str, record: Record) -> str:
 
 
 def operand(key: str, value: object) -> str:
-    """Return a value as it is written in a formula: bytes in full, other numbers with six
-    digits."""
+    """Return a record's value as text with its unit, for use in a formula.
+
+    Bytes are written in full, other numbers with six digits.
+
+    Args:
+        key: Key of the record. Its ending gives the unit.
+        value: The value.
+    """
     if not isinstance(value, int | float):
         return str(value)
     texts = {
@@ -81,8 +94,10 @@ def operand(key: str, value: object) -> str:
 
 
 def explain_chart(charts: Sequence[Chart]) -> str:
-    """Return the first and last point of each curve of a picture, and the points with names. Values
-    are formatted as on the axes."""
+    """Return a picture as text for `--explain`: the values of its points, formatted as on the axes.
+
+    The text has the first and the last point of each curve, and every point with a name.
+    """
     return "\n".join(map(_charted, charts))
 
 
@@ -130,8 +145,19 @@ def explain_size(
     block_size: int,
     parallelism: Parallelism,
 ) -> str:
-    """Return the sums from which the figures of a `size` record result. Missing figures are left
-    out."""
+    """Return a text that shows how each figure of a `size` record is computed.
+
+    Figures that are None in the record are left out.
+
+    Args:
+        record: Record of the model for the other arguments.
+        model: The model.
+        context: Tokens per sequence.
+        batch_size: Number of sequences.
+        precision: Data types of weights and cache.
+        block_size: Tokens per block of the cache.
+        parallelism: How the model is split over GPUs. Figures are for the fullest GPU.
+    """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     sequences = parallelism.sequences(batch_size)
@@ -176,9 +202,12 @@ ELEMENTS_OF_ROLES = {
 
 
 def size_formula(rows: Sequence[LayerRows]) -> str:
-    """Return the stored bytes in symbols.
+    """Return the formula of the stored cache bytes, with the names of config.json as symbols.
 
     Example: `2 · layers · kv_heads · head_dim · tokens · batch · bytes`.
+
+    Args:
+        rows: The cache entries of all layers, such as keys, values or latents.
     """
     terms: dict[str, None] = {}
     for row in rows:
@@ -226,7 +255,12 @@ def _row_line(
 
 
 def explain_fit(fitted: Fit, record: Record) -> str:
-    """Return the sums that lead from the memory of a GPU to the number of sequences that fit."""
+    """Return a text with each step from one GPU's memory to the number of sequences that fit.
+
+    Args:
+        fitted: The memory of a deployment.
+        record: Record of `fit` for the deployment.
+    """
     budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
     remaining, margin = fitted.remaining[fitted.estimate], fitted.margin_bytes
     taken = (
@@ -337,7 +371,15 @@ def _bytes(size: int) -> str:
 def explain_roofline(
     deployment: TimedDeployment, batch: Batch, bounds: list[BoundedOperator]
 ) -> str:
-    """Return the sums of each operator of a pass on one GPU. Sums are for one run."""
+    """Return a text that shows how FLOPs, bytes and times of each operator in a pass are computed.
+
+    FLOPs and bytes are of one run of the operator on one GPU. Times are of all runs in the pass.
+
+    Args:
+        deployment: The deployment.
+        batch: Sequences of the pass.
+        bounds: The operators of the pass with their datasheet bounds.
+    """
     model, calibration = deployment.model, deployment.calibration
     groups = [
         f"{g.count:,} × {g.new:,} new tokens after {g.past:,} cached" for g in batch.groups
@@ -511,7 +553,14 @@ PLAN_KEYS = (
 
 
 def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
-    """Return the figures of the best deployment, or of the closest, with their formulas."""
+    """Return a text that shows how the figures of the best deployment are computed.
+
+    If no deployment meets the targets, the text shows the deployment that misses them least.
+
+    Args:
+        answer: The search result for one requirement.
+        space: The deployments that were tried.
+    """
     lines = [sentence(answer, space), ""]
     for point in answer.answers[:1]:
         record = candidate_record(point, answer.prices.get(point.gpu, 0.0))

@@ -45,7 +45,11 @@ RECORD_CLASSES = {
 
 
 def record_class(kind: str) -> type:
-    """Return the class of a kind of records, such as `fit --matrix`."""
+    """Return the TypedDict class that declares a kind of records.
+
+    Args:
+        kind: A key of RECORD_CLASSES: a command with its options, such as `fit --matrix`.
+    """
     module, _, name = RECORD_CLASSES[kind].partition(".")
     record: type = getattr(import_module(f"kvcalc.records.{module}"), name)
     return record
@@ -53,12 +57,17 @@ def record_class(kind: str) -> type:
 
 @cache
 def kinds() -> dict[str, dict[str, Figure]]:
-    """Return the figures of each kind of records, such as `fit --matrix`, by kind and key."""
+    """Return the description of every JSON key, first by kind of records, then by key.
+
+    A kind is a command with the options that change its keys, such as `fit --matrix`.
+    """
     return {kind: figures_of(record_class(kind)) for kind in RECORD_CLASSES}
 
 
 def kinds_of_command(command: str) -> list[str]:
-    """Return the kinds of records of a command, such as `fit` and `fit --matrix`.
+    """Return the kinds of records that a command can print.
+
+    Example: `fit` prints the kinds `fit`, `fit --lengths`, `fit --matrix` and `fit --allocations`.
 
     Raises:
         UserError: The command has no records.
@@ -89,7 +98,7 @@ def schema_of_command(command: str) -> JsonObject:
 
 
 def record_keys(command: str) -> dict[str, Figure]:
-    """Return the keys of a command's records with their meanings, in the order of the records.
+    """Return the description of each JSON key in a command's records, in the order of the records.
 
     Raises:
         UserError: The command has no records.
@@ -104,7 +113,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def json_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """Yield a JSON array, one record per line. A figure that does not exist is null, never NaN."""
+    """Yield the text of a JSON array in pieces, one record per line.
+
+    NaN and infinity are written as null.
+    """
     before = "[\n"
     for record in records:
         try:
@@ -117,12 +129,19 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
 
 
 def to_csv(records: Records) -> str:
-    """Return CSV with the JSON keys as columns. A figure that does not exist is empty."""
+    """Return records as CSV with the JSON keys as columns.
+
+    A value of None or NaN is an empty cell.
+    """
     return "".join(csv_pieces(records))
 
 
 def csv_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the pieces of `to_csv`. An iterator's first record gives the columns."""
+    """Yield the text of `to_csv` in pieces, one row each.
+
+    If `records` is an iterator, the keys of its first record are the columns. Otherwise the columns
+    are the keys of all records.
+    """
     if isinstance(records, Sequence):
         columns = list(dict.fromkeys(key for record in records for key in record))
     else:

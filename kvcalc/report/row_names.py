@@ -30,17 +30,23 @@ SERVER = tuple(WORDING)[:10]
 
 
 def split_words(record: Record) -> str:
-    """Return the parallelism of a replica: tp 2 pp 2; '' on one GPU."""
+    """Return the parallelism of one replica in words, such as `tp 2 pp 2`; '' on one GPU.
+
+    Args:
+        record: Record of a deployment, with keys such as `tensor_parallel_size`.
+    """
     sizes = {name: record.get(f"{kind}_parallel_size", 1) for name, kind in RANKS.items()}
     return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
 class Sides(NamedTuple):
-    """The keys and names that distinguish records.
+    """The keys in which records differ, and a name for each record.
 
     Attributes:
-        keys: Keys. Each key separates records that the earlier keys do not separate.
-        names: Name of each record, written from these keys; empty if one record is compared.
+        keys: Keys, the most important first. Each key separates records that the earlier keys do
+            not separate.
+        names: Name of each record, made of its values of these keys. Empty texts if no key
+            separates the records.
     """
 
     keys: list[str]
@@ -52,10 +58,15 @@ def sides(
     keys: Iterable[str] = DEPLOYMENT,
     wording: Mapping[str, str] = WORDING,
 ) -> Sides:
-    """Return the keys that distinguish records, the most important key first, and a name for each
-    record.
+    """Return the keys in which records differ, and a short name for each record.
 
-    Example: llama on h100 and llama on h200 differ in `gpu` and are called h100 and h200.
+    Example: Records of llama on h100 and llama on h200 differ in `gpu`. Their names are h100 and
+    h200.
+
+    Args:
+        records: The records.
+        keys: Keys to compare, the most important first.
+        wording: A format string for the value of each key, such as `tp {}`.
     """
     distinct: list[str] = []
     rows: list[tuple[object, ...]] = [()] * len(records)
@@ -72,10 +83,11 @@ def sides(
 
 
 def shared_words(records: Records, wording: Mapping[str, str]) -> list[str]:
-    """Return the values that all records share, in words.
+    """Return the values that are equal in all records, in words.
 
     Args:
-        wording: A template of words for each key.
+        records: The records.
+        wording: The keys to compare, with a format string for each value, such as `tp {}`.
     """
     words = []
     for key, text in wording.items():
@@ -86,5 +98,5 @@ def shared_words(records: Records, wording: Mapping[str, str]) -> list[str]:
 
 
 def equal_records(records: Sequence[AnyRecord], first: Record, *keys: str) -> list[AnyRecord]:
-    """Return the records that are equal to `first` under all keys."""
+    """Return the records whose values equal those of the record `first`, for each of the keys."""
     return [r for r in records if all(r.get(key) == first.get(key) for key in keys)]

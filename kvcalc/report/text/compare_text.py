@@ -51,7 +51,13 @@ def size_table(
     stored: Sequence[tuple[Model, Precision, Parallelism]],
     block_size: int,
 ) -> Table:
-    """Return the table of sizes with the assumptions of each model."""
+    """Return the table that `size` prints, with the assumptions on each model as details.
+
+    Args:
+        records: Records of `size`.
+        stored: Each model with its data types and parallelism.
+        block_size: Tokens per block of the cache.
+    """
     has_weights = records[0]["weight_bytes"] is not None
     models = {model.name: model for model, *_ in stored}
     details = [
@@ -137,13 +143,19 @@ def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -
 
 
 def load_words(record: Record) -> str:
-    """Return context and batch size in words: 4,096 tokens, or 8 × 4,096 tokens."""
+    """Return a record's context and batch size in words: 4,096 tokens, or 8 × 4,096 tokens."""
     batch, context = record["batch_size"], record["context"]
     return f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
 
 
 class CompareRow(CompareRecord):
-    """A record of `compare` with the time of its decode step: the prediction, or else the bound."""
+    """A row of the table that `compare` prints: a record with three further values.
+
+    Attributes:
+        step_s: Seconds of a decode step as predicted, or its datasheet bound without a calibration.
+        grade: Published quality of the attention variant, such as `99.8%` or `moderate`.
+        intensity: FLOP per byte of the decode step.
+    """
 
     step_s: Annotated[float, "time of one decode step", "step"]
     grade: Annotated[
@@ -171,7 +183,13 @@ COMPARE_COLUMNS = columns(
 def compare_tables(
     deployments: Sequence[TimedDeployment], records: Records, block_size: int
 ) -> list[Table]:
-    """Return the table of the variants, with their quality in its details."""
+    """Return the table that `compare` prints, as a list of one. A row is an attention variant.
+
+    Args:
+        deployments: Deployments of one model.
+        records: Records of `compare`, deployment by deployment.
+        block_size: Tokens per block of the cache.
+    """
     model, first = deployments[0].model, records[0]
     gpus = [*dict.fromkeys(d.gpu.name for d in deployments)]
     is_timed = first["weight_bytes"] is not None  # otherwise only the dimensions are known
@@ -243,9 +261,14 @@ def _intensity_notes(records: Records) -> list[str]:
 
 
 def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
-    """Return a sentence on the variant of the first deployment that needs the least memory.
+    """Return a sentence on the attention variant with the smallest KV cache.
 
-    A single variant is compared with the model's own attention.
+    The sentence is about the first deployment, context and batch size. A single variant is compared
+    with the model's own attention.
+
+    Args:
+        deployments: Deployments of one model.
+        records: Records of `compare`, deployment by deployment.
     """
     first = records[0]
     equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)

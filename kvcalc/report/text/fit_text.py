@@ -76,14 +76,16 @@ def fit_table(
     typed: Mapping[str, str] | None,
     all_experts: bool,
 ) -> Table:
-    """Return a table with one row per configuration, and a sentence about the smallest
-    configuration that fits.
+    """Return the table that `fit` prints, with one row per configuration.
+
+    The title names the smallest configuration that fits. If none fits, it names the memory that
+    the closest configuration lacks.
 
     Args:
-        records: Records of the configurations.
+        records: Records of `fit`, one per configuration.
         fits: The `Fit` of each record. The smallest configuration that fits is the first.
-        typed: The word for each model in an engine's command line. The fixes are then the engine's
-            own flags.
+        typed: The word for each model in an engine's command line. If given, suggested changes are
+            written as the engine's own flags.
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
     rows = []
@@ -273,18 +275,23 @@ def _missing_sentence(
 
 
 def placement_words(record: Record) -> str:
-    """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
+    """Return a record's GPUs and parallelism in words: 4× h100-sxm with tp 4."""
     split = split_words(record)
     return f"{record['gpus']}× {record['gpu']}" + f" with {split}" * bool(split)
 
 
 def has_different_values(records: Records, key: str) -> bool:
-    """Return whether the records have different values under a key."""
+    """Return whether the records have more than one value of a key."""
     return len({r[key] for r in records}) > 1
 
 
 def basis_line(records: Records, fits: Sequence[Fit]) -> str:
-    """Return the model, formats and settings that all rows share."""
+    """Return a line with the model, data types, engine and memory share that all rows share.
+
+    Args:
+        records: Records of `fit`.
+        fits: The `Fit` of each record.
+    """
     words = format_words(records)
     if not has_different_values(records, "engine"):
         words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
@@ -293,7 +300,7 @@ def basis_line(records: Records, fits: Sequence[Fit]) -> str:
 
 
 def format_words(records: Records) -> list[str]:
-    """Return the model and the formats that all records share."""
+    """Return the model and the data types that all records share, in words: `bf16 weights`."""
     return shared_words(records, FORMAT_WORDING)
 
 
@@ -346,9 +353,13 @@ def _details(
 
 
 def is_measured_on(model: str, quality: str) -> bool:
-    """Return whether a published score was measured on a model.
+    """Return whether a published quality score was measured on a model.
 
     Example: "effectively lossless for Llama-3.1 of all sizes" is true of llama-3.1-70b.
+
+    Args:
+        model: Name of the model.
+        quality: Text on the score, which names the models that were measured.
     """
     published = quality.lower()
     sizes = re.sub(r"-\d+(\.\d+)?b$", "", model)
@@ -356,7 +367,10 @@ def is_measured_on(model: str, quality: str) -> bool:
 
 
 def memory_line(result: Fit) -> str:
-    """Return how the memory of one GPU is used, by name; the sum of the parts is the memory."""
+    """Return a line with all parts of one GPU's memory, such as weights, activations and KV cache.
+
+    The sum of the parts is the GPU's memory.
+    """
     end = f" at the {result.estimate} end" if result.estimate != "middle" else ""
     parts = [f"{name} {format_bytes(size)}" for name, size in result.memory_parts().items()]
     memory = format_bytes(result.budget.memory)
@@ -364,8 +378,14 @@ def memory_line(result: Fit) -> str:
 
 
 def cost_lines(record: Record) -> list[str]:
-    """Return lines with the bytes of one request as a function of its tokens, from each breakpoint
-    on."""
+    """Return lines that give the cache bytes of one request as a function of its tokens.
+
+    Each line holds from a number of tokens on, because a full sliding window changes the function.
+    Example: `A request needs 131,072 bytes per token, in blocks of 16 tokens`.
+
+    Args:
+        record: Record of `fit`, whose key `breakpoints` has the functions.
+    """
     lines = []
     for piece in record["breakpoints"]:
         slope, fixed = piece["bytes_per_token"], piece["fixed_bytes"]
@@ -398,8 +418,13 @@ at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least 
 
 
 def placement_lines(record: Record) -> list[str]:
-    """Return lines on weights and cache in CPU memory, on copies on several GPUs, and on transfers
-    with their times."""
+    """Return lines on what a deployment stores or moves outside one GPU's own memory.
+
+    The lines are about offloading to CPU memory, replicated weights, and the times of transfers.
+
+    Args:
+        record: Record of `fit`, or of `latency` with the same keys.
+    """
     lines = []
     for note in PLACEMENT_NOTES.strip().splitlines():
         parts = []
@@ -418,7 +443,11 @@ def placement_lines(record: Record) -> list[str]:
 
 
 def memory_sentences(records: Records) -> list[str]:
-    """Return a warning about each batch that does not fit."""
+    """Return a warning for each batch that does not fit in GPU memory.
+
+    Args:
+        records: Records of timed batches.
+    """
     short = [record for record in records if record.get("fits") is False]
     some_fit = any(record.get("kv_budget_bytes") for record in records)
     return list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
@@ -446,7 +475,14 @@ def _memory_sentence(record: Record, some_fit: bool) -> str:
 
 
 def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns, with `fits` after the inputs if some batch does not fit."""
+    """Return the columns of a table, with the column `fits` added if some batch does not fit.
+
+    The column `engine` is removed if the column `basis` names the engine in every row.
+
+    Args:
+        records: The rows.
+        columns: The columns.
+    """
     table_columns = without_named_engine(records, columns)
     if not any(record.get("fits") is False for record in records):
         return table_columns
@@ -456,10 +492,13 @@ def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
 
 
 def within_memory(series: Series, max_num_seqs: int | None) -> Series:
-    """Return a curve over batch sizes up to the largest batch that fits.
+    """Return the part of a curve over batch sizes up to the largest batch that fits in memory.
 
-    A curve without a point that fits is dashed, and its label says so. None sets no limit, because
-    the engine's budget is unknown.
+    If no point fits, the complete curve is returned with dashes and a label that says so.
+
+    Args:
+        series: The curve. Its horizontal positions are batch sizes.
+        max_num_seqs: Largest batch that fits; None if unknown, which leaves the curve unchanged.
     """
     if max_num_seqs is None:
         return series
@@ -478,7 +517,10 @@ ALLOCATION_COLUMNS = columns(
 
 
 def allocation_table(run: AllocationRun) -> Table:
-    """Return a table of the steps of three allocators, with the slots and pages of the memory."""
+    """Return the table of `fit --allocations`, with a row per request to three KV cache allocators.
+
+    The allocators are contiguous slots, first-fit pieces and pages.
+    """
     pages, slots = run.pages, run.slots
     num_slots = len(slots.queue) + len(slots.tables)
     wastes = [
@@ -507,7 +549,13 @@ def allocation_table(run: AllocationRun) -> Table:
 
 
 def matrix_table(records: Records) -> Table:
-    """Return a table of the free KV cache, with users down and contexts across."""
+    """Return the table of `fit --matrix`: free KV cache bytes per GPU.
+
+    A row is a number of users, and a column is a context.
+
+    Args:
+        records: Records of one deployment, one per cell.
+    """
     first = records[0]
     texts = ["none of these"]
     if cells := [(r["users"], r["context"]) for r in records if r["fits"]]:
@@ -545,7 +593,11 @@ def _context_name(tokens: int) -> str:
 
 
 def matrix_charts(matrices: Sequence[Records]) -> list[Chart]:
-    """Return a heat map of each deployment's records. A deeper colour means more free memory."""
+    """Return a heat map of free KV cache bytes for each deployment. A deeper colour is more memory.
+
+    Args:
+        matrices: Records of `fit --matrix` for each deployment.
+    """
     size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
     engine = matrices[0][0]["engine"]
     about = f"{unit} of free KV cache per GPU, or missing (−), engine {engine}"

@@ -13,10 +13,14 @@ from kvcalc.units import format_bytes, format_si
 
 @contextmanager
 def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[..., None] | None]:
-    """Show a progress bar if stderr is a terminal, and yield the function that advances it;
-    otherwise yield None.
+    """Show a progress bar on stderr, and yield the function that advances it.
 
-    The function takes `advance`, `completed` and `description`, like `rich.progress`.
+    If stderr is not a terminal, show nothing and yield None. The function takes `advance`,
+    `completed` and `description`, like the method `update` of `rich.progress`.
+
+    Args:
+        unit: Noun for what is counted, such as `requests`.
+        total: Count at which the bar is full; None if unknown.
     """
     import sys
 
@@ -66,8 +70,12 @@ GENERATE_COLUMNS = columns(
 
 
 def measured_table(rows: list[Record], version: str) -> Table:
-    """Return the table of measured layers: times of attention, then of complete layers, and their
-    bytes."""
+    """Return the table that `measure` prints: times and bytes of each measured layer.
+
+    Args:
+        rows: Records of `measure`.
+        version: Version of torch.
+    """
     medians = []
     for phase in dict.fromkeys(r["phase"] for r in rows):
         ratio = median(r["attention_ratio"] for r in rows if r["phase"] == phase)
@@ -111,7 +119,12 @@ def _clock(record: Record, events: str) -> str:
 
 
 def generated_table(rows: list[Record], version: str) -> Table:
-    """Return the table of generations, measured and predicted."""
+    """Return the table of `measure --generate`: total times of generations, measured and predicted.
+
+    Args:
+        rows: Records of `measure --generate`.
+        version: Version of torch.
+    """
     first, without = rows[0], next((r for r in rows if r["mode"] == "uncached"), None)
     title = (
         f"{first['model']} makes {first['new_tokens']:,} tokens in "

@@ -30,7 +30,12 @@ MAX_PRINTED_COMMANDS = 12
 
 
 class PlanRow(PlanRecord):
-    """A record with its split in words, and the users that fit in all replicas."""
+    """A row of the table that `plan` prints: a record with two further values.
+
+    Attributes:
+        split: Parallelism of each replica in words, such as `tp 2`.
+        max_users: Requests that fit in all replicas together, at least; None if unknown.
+    """
 
     split: Annotated[str, "parallelism of each replica", "split"]
     max_users: Annotated[
@@ -53,13 +58,15 @@ PLAN_COLUMNS = columns(
 
 
 def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> list[Table]:
-    """Return tables of the best deployments of one requirement, or of the best deployment of each
-    requirement.
+    """Return the table that `plan` prints, as a list of one.
+
+    For one requirement, the rows are its best deployments. For several requirements, each row is
+    the best deployment of a requirement.
 
     Args:
-        plan: The answers.
-        records: Records of each answer: first the ranked records, then records with datasheet
-            bounds.
+        plan: The search result.
+        records: Records for each requirement: the ranked deployments, then deployments that have
+            only datasheet bounds.
     """
     if len(plan.answers) > 1:
         return [_several(plan, [rows[0] for rows in records if rows])]
@@ -122,7 +129,7 @@ def _row(record: Record) -> JsonObject:
 
 
 def requirement_words(need: Requirement) -> str:
-    """Return the requirement in words: 64 users of 4,096 + 500 tokens within 30 ms TPOT."""
+    """Return load and targets in words: 64 users of 4,096 + 500 tokens within 30 ms TPOT."""
     lengths = need.lengths
     tokens = f"{lengths.context:,}"
     if need.output_len:
@@ -140,7 +147,7 @@ def requirement_words(need: Requirement) -> str:
 
 
 def deployment_words(candidate: Candidate) -> str:
-    """Return the GPUs of a deployment and how they are used: 4× h200 in 2 replicas with tp 2."""
+    """Return GPUs, replicas and parallelism in words: 4× h200 in 2 replicas with tp 2."""
     replicas, prefill = candidate.replicas, candidate.prefill_replicas
     words = [f"{candidate.gpus}× {candidate.gpu}"]
     if replicas > 1 or prefill:
@@ -155,11 +162,14 @@ def deployment_words(candidate: Candidate) -> str:
 
 
 def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
-    """Return a sentence on the best deployment, or on the closest if none meets the targets.
+    """Return a sentence on the best deployment.
+
+    If no deployment meets the targets, the sentence is on the deployment that misses them least.
 
     Args:
-        answer: The best deployments of a requirement.
-        space: The search space, which names the largest number of GPUs.
+        answer: The search result for one requirement.
+        space: The deployments that were tried. If given, a sentence on a miss has the maximum
+            number of GPUs.
     """
     count = space.max_gpus if space else 0
     limit = f" with up to {count} GPU{'s' * (count > 1)}" if space else ""
@@ -231,9 +241,11 @@ DIAGNOSIS_COLUMNS = columns(
 
 
 def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int) -> Table:
-    """Return a table of the memory of one engine start, logged and predicted.
+    """Return the table that `diagnose` prints: each item of memory, as logged and as predicted.
 
     Args:
+        summary: Diagnosis of one engine start.
+        log: Name of the log file.
         number: Number of the start in its log, from 1 on.
         boots: Number of starts in the log.
     """

@@ -27,7 +27,11 @@ from kvcalc.timing.deployment import TimedDeployment
 
 
 class OperatorRow(OperatorRecord):
-    """A record of an operator with its shape."""
+    """A row of the table that `roofline` prints: a record of an operator with its shape.
+
+    Attributes:
+        shape: Sizes of the GEMM or of the attention in words; see the function `shape`.
+    """
 
     shape: Annotated[str | None, "m × k × n, or heads × queries × keys × width", "shape"]
 
@@ -48,9 +52,10 @@ PHASES = {"decode": "a decode step", "prefill": "a prefill"}
 
 
 def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[Table]:
-    """Yield a table per pass.
+    """Yield a table of operators for each pass.
 
-    The batch sizes from which on compute is the limit are computed once per deployment and context.
+    Args:
+        passes: The deployment of each pass, and its records: the operators, then the total.
     """
     turning: dict[tuple[int, int], ComputeBoundBatches] = {}
     for deployment, records in passes:
@@ -66,12 +71,13 @@ def pass_table(
     records: Records,
     turning: ComputeBoundBatches | None,
 ) -> Table:
-    """Return the table of one pass: operators with their parts, and the total.
+    """Return the table of one pass: its operators, their parts, and the total.
 
     Args:
         deployment: Deployment of the pass.
-        records: Records of the operators, the total last.
-        turning: Batch sizes from which on compute is the limit; None to compute them here.
+        records: Records of the operators, then the total.
+        turning: Smallest compute-bound batch sizes of FFN and attention in a decode step, for a
+            note. If None, they are computed here.
     """
     total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
     rows: list[Record] = []
@@ -143,7 +149,13 @@ def _ordered_columns(records: Records) -> list[Column]:
 
 
 def shape(record: Record) -> str | None:
-    """Return m × k × n of a GEMM, or heads × queries × keys × width of attention; else None."""
+    """Return the sizes of an operator as text; None if it is neither a GEMM nor attention.
+
+    A GEMM gives m × k × n. Attention gives heads × queries × keys × width of a head.
+
+    Args:
+        record: Record of the operator.
+    """
     if not record.get("m"):
         return None
     keys = ("heads", "m", "n", "k") if record["heads"] else ("m", "k", "n")
@@ -189,8 +201,16 @@ OPERAND_BYTES = 6
 
 
 class MemoryLevel(TypedDict):
-    """One memory of a GPU or of its machine, such as L2 or disk. A figure that is unknown is
-    null."""
+    """A record of one memory of a GPU or of its server, such as L2 or disk. None means unknown.
+
+    Attributes:
+        level: Name, such as `registers`, `L2` or `disk`.
+        each: Bytes of one unit, which is the memory of one SM.
+        units: Number of units. For another GPU's memory, it is the number of linked GPUs.
+        bytes: Bytes of all units.
+        bytes_per_s: Bandwidth in one direction.
+        seconds: Time to read all bytes once.
+    """
 
     level: Annotated[str, "registers, a cache, memory or disk", "memory"]
     each: Annotated[int | None, Figure("bytes of one SM", "per unit", unit="bytes")]
@@ -214,8 +234,10 @@ HIERARCHY_COLUMNS = columns(MemoryLevel, "level each units bytes bytes_per_s sec
 
 
 def memory_levels(gpu: Gpu) -> Iterator[JsonObject]:
-    """Yield a record per memory, the nearest first. A value is None if the preset gives no
-    figure."""
+    """Yield a `MemoryLevel` record for each memory of a GPU and its server, from registers to disk.
+
+    A value is None if the GPU preset has no figure for it.
+    """
     peak = gpu.vector_peak
     registers = gpu.register_bytes_per_sm
     register_rate = OPERAND_BYTES * peak if peak and registers else None
@@ -244,7 +266,7 @@ def _level(
 
 
 def hierarchy_table(gpu: Gpu) -> Table:
-    """Return the table of a GPU's memories, from registers to disk."""
+    """Return the table of a GPU's memories, from registers to disk, with size and bandwidth."""
     time = seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)
     notes = [
         "",
@@ -267,7 +289,13 @@ ATTENTION_COLUMNS = columns(
 
 
 def attention_table(records: Records) -> Table:
-    """Return a table with a row per variant and GPU, and the layer's shape in a note."""
+    """Return the table that `roofline` prints without a model.
+
+    Each row is an attention variant on a GPU.
+
+    Args:
+        records: Records of `roofline` without a model.
+    """
     ridges = dict.fromkeys(
         f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records
     )

@@ -78,8 +78,14 @@ LOAD_WORDING = {
 
 
 def latency_tables(records: Records) -> list[Table]:
-    """Return tables of the requests, of the requests without a cache, and of speculative
-    decoding."""
+    """Return the tables that `latency` prints.
+
+    The first table has the times of each request. With `--no-cache`, the second compares them with
+    generation without a KV cache. With `--draft`, the last shows speculative decoding.
+
+    Args:
+        records: Records of `latency`.
+    """
     records = predictions_first(records)
     keys = [c.key for c in (*LATENCY, FITS)]
     rows = list({tuple(r.get(key) for key in keys): r for r in records}.values())
@@ -210,7 +216,14 @@ MIN_VISIBLE_RATIO = 1.005  # ratio of two figures that do not read as equal
 
 
 def serve_table(records: Records, lengths_note: str) -> Table:
-    """Return the table of servers under load. A sweep has one row per rate that was tried."""
+    """Return the table that `serve` prints, with a row per simulated server and load.
+
+    If a sweep of rates was simulated, it has a row per rate.
+
+    Args:
+        records: Records of `serve`.
+        lengths_note: Footnote on the lengths of the requests; '' for none.
+    """
     summaries = predictions_first([r for r in records if r.get("found_rate") is not None])
     is_sweep = 0 < len(summaries) < len(records)
     rows = predictions_first(_tried(records) if is_sweep else records)

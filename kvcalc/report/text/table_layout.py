@@ -29,7 +29,7 @@ class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 
     Attributes:
-        key: Key of the record.
+        key: Key of the record whose value the column shows.
         title: Heading.
         show: Function that formats a value.
         right: Whether cells are aligned to the right and never shortened.
@@ -80,13 +80,20 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class CommandLine(str):
-    """A command line, folded so that a shell reads its lines as one command."""
+    """A shell command below a table. If it is long, lines that end with a backslash continue it."""
 
     __slots__ = ()
 
 
 class LaidOutTable(NamedTuple):
-    """The lines of a table, grouped by their emphasis."""
+    """The lines of a printed table, in four groups that differ in emphasis.
+
+    Attributes:
+        title: Lines of the answer sentence.
+        head: The line with the column headings.
+        rows: Lines of the rows.
+        below: Lines of footnotes and command lines.
+    """
 
     title: list[str]
     head: list[str]
@@ -94,17 +101,17 @@ class LaidOutTable(NamedTuple):
     below: list[str]
 
     def lines(self) -> list[str]:
-        """Return all lines."""
+        """Return all lines of the table from top to bottom."""
         return [*self.title, *self.head, *self.rows, *self.below]
 
 
 class ColumnChoice(NamedTuple):
-    """Columns of a table.
+    """The columns of a table by how they are shown. Columns in neither list are left out.
 
     Attributes:
         shown: Columns in the table.
-        remarks: Notes in place of columns whose rows are all equal.
-        wide: Columns for `--wide`.
+        remarks: Notes that replace columns. An example is a column whose rows are all equal.
+        wide: Columns that only `--wide` shows.
     """
 
     shown: list[Column]
@@ -113,13 +120,13 @@ class ColumnChoice(NamedTuple):
 
 
 def lay_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
-    """Return the lines of a table, none longer than `width`.
+    """Return a table as lines of text. Lines are at most `width` characters, except in wide tables.
 
     Args:
         table: The table.
         width: Characters of a line.
-        bands: Whether columns that do not fit continue in a band below, if `table.wide` is set.
-            Otherwise wide tables have long lines.
+        bands: Whether a wide table is divided into bands below each other, so that no line is too
+            long. Without `bands`, a table with `table.wide` has long lines.
     """
     choice = choose_columns(table)
     columns, cells = choice.shown, _cells(table, choice.shown)
@@ -148,18 +155,27 @@ def lay_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Return a text in lines of at most `width` characters. Lines after the first are indented."""
+    """Return a text broken into lines.
+
+    Args:
+        text: The text.
+        width: Maximum number of characters per line.
+        indent: Spaces at the beginning of each line after the first.
+    """
     kept = re.sub(r"(?<=\d) (?=[a-zµA-Z])", NO_BREAK, text)  # a number stays with its unit
     lines = textwrap.wrap(kept, width, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in lines] or [""]
 
 
 def shell_lines(command: str, width: int) -> list[str]:
-    """Return a command line in lines of at most `width` characters. All lines except the last end
-    with a backslash.
+    """Return a shell command broken into lines. All lines except the last end with a backslash.
 
     Lines break before flags, and at spaces if a flag with its value is longer. A line that ends
     inside quotes has no backslash. A word that is longer than a line is not divided.
+
+    Args:
+        command: The shell command in one line.
+        width: Maximum number of characters per line.
     """
     lines: list[str] = []
     line = ""
@@ -233,7 +249,7 @@ def _bands(
 
 
 def filled_columns(table: Table) -> list[Column]:
-    """Return the columns that have a value in some record."""
+    """Return the columns for which at least one record has a value other than None."""
     return [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
 
 
@@ -246,7 +262,11 @@ SAME_FIGURES = {
 
 
 def choose_columns(table: Table) -> ColumnChoice:
-    """Return the columns to show, and remarks that replace columns without further information."""
+    """Return which columns a table shows, and the notes that replace the other columns.
+
+    Without `--wide`, a column is left out if its rows add nothing. An example is an input with the
+    same value in all rows.
+    """
     records = table.records
     choice, inputs = ColumnChoice([], [], []), []
     for column in filled_columns(table):
@@ -303,10 +323,10 @@ PARAMETER_KEYS = ("parameters", "active_parameters", "weight_bytes")
 
 
 def cell_text(column: Column, record: Record) -> str:
-    """Return a record's value as text, or a dash.
+    """Return a record's value for a column as text; a dash if the value is None.
 
-    A bound has ≥ or ≤, a scaled figure ~, and a figure of estimated parameters ≈. `< 1 µs` has no
-    mark.
+    A mark before the value means: ≥ or ≤ a datasheet bound, ~ a time scaled from another GPU, and
+    ≈ a figure of estimated parameters. `< 1 µs` has no mark.
     """
     value = record.get(column.key)
     if value is None:
@@ -325,7 +345,14 @@ def cell_text(column: Column, record: Record) -> str:
 
 
 class TableParts(NamedTuple):
-    """The parts of a table for Markdown and HTML: title, columns, cells of each row and notes."""
+    """The parts of a table for Markdown and HTML.
+
+    Attributes:
+        title: The answer sentence.
+        columns: Columns that are shown.
+        rows: Texts of the cells. The first row has the headings.
+        notes: Footnotes and command lines.
+    """
 
     title: str
     columns: list[Column]
@@ -334,7 +361,10 @@ class TableParts(NamedTuple):
 
 
 def table_parts(table: Table) -> TableParts:
-    """Return the parts of a table with at most MAX_COLUMNS columns, or all with `--wide`."""
+    """Return the parts of a table for Markdown and HTML.
+
+    They have at most MAX_COLUMNS columns, or all columns with `--wide`.
+    """
     choice = choose_columns(table)
     columns = choice.shown if table.wide else choice.shown[:MAX_COLUMNS]
     notes = [note for note in _notes(table, choice, len(columns)) if note]
@@ -384,7 +414,10 @@ def table_html(table: Table) -> str:
 
 
 def svgs_html(charts: Sequence[Chart]) -> list[str]:
-    """Return each chart of a page as inline SVG in the page's own colours, with unique ids."""
+    """Return each chart as inline SVG for an HTML page.
+
+    Its colours are the page's CSS variables, and its ids are unique on the page.
+    """
     from kvcalc.report.charts.drawing import rendered
     from kvcalc.report.charts.series_styles import STYLES
 

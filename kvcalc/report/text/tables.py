@@ -29,45 +29,57 @@ SHORTEST_KERNEL_S = 1e-6
 
 
 def kernel_seconds(value: float) -> str:
-    """Return a time of kernels with three digits, or `< 1 µs`, because no kernel is that short."""
+    """Return seconds of GPU kernels as text with three digits.
+
+    Times from 0 to 1 µs give `< 1 µs`, because no measured kernel is that short.
+    """
     return "< 1 µs" if 0 < value < SHORTEST_KERNEL_S else seconds(value)
 
 
 def digits(value: float) -> str:
-    """Return three significant digits without an exponent: 0.5, 12.3, 1,120."""
+    """Return a number with three significant digits and no exponent: 0.5, 12.3, 1,120."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def whole(value: Any) -> str:
-    """Return an integer in full, and another number with six digits."""
+    """Return an integer in full, or another number with six significant digits, as text."""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
 def ratio(value: float) -> str:
-    """Return a factor: 4×, 56.9×, 1,120×."""
+    """Return a factor as text with three digits: 4×, 56.9×, 1,120×."""
     return f"{digits(value)}×"
 
 
 def percent(value: float) -> str:
-    """Return a share to three digits: 12.9%, 0.0219%."""
+    """Return a share from 0 to 1 in percent with three digits: 0.129 gives 12.9%."""
     return f"{digits(100 * value)}%"
 
 
 def per_token(value: float) -> str:
-    """Return bytes per token, exact below 10 KiB."""
+    """Return a number of bytes per token as text. Whole numbers below 10 KiB are exact."""
     return (
         f"{value:,.0f} B" if value < 10_240 and value == int(value) else format_bytes(value, 1)
     )
 
 
 def basis_name(basis: str) -> str:
-    """Return a basis of times without its version: `vllm 0.24.0 calibration` gives vllm."""
+    """Return the engine of a calibration without its version.
+
+    Example: `vllm 0.24.0 calibration` gives `vllm`.
+
+    Args:
+        basis: Value of the key `basis` in a record: the calibration behind the times.
+    """
     name, _, source = basis.partition(" calibration")
     return name.split()[0] + source
 
 
 def variant_name(variant: str) -> str:
-    """Return the name of a variant in tables. `none` is the model's own attention."""
+    """Return the name of an attention variant for tables.
+
+    `none`, the model's own attention, gives `original`. Other names such as `gqa:8` do not change.
+    """
     return {"none": "original", "": "its own"}.get(variant.lower(), variant)
 
 
@@ -108,16 +120,17 @@ def columns(
     optional: str = "",
     hidden: str = "",
 ) -> tuple[Column, ...]:
-    """Return the columns of a table of records.
+    """Return the columns of a table, with headings and formats from a record class.
 
     Args:
-        record: The class of the records.
-        keys: Keys of the columns in the order of importance. Only `--wide` shows the columns after
-            `|`. A `*` stands for all further keys that have a heading and are not hidden.
+        record: TypedDict class of the records.
+        keys: Keys of the columns in the order of importance, separated by spaces. Only `--wide`
+            shows the columns after `|`. A `*` stands for all further keys that have a heading and
+            are not hidden.
         inputs: Keys of columns with inputs. If all rows have an equal input, a note replaces the
             column.
         optional: Keys of columns that are hidden if model and GPU determine the value.
-        hidden: Keys with a heading that are no columns of this table.
+        hidden: Keys that `*` does not include.
     """
     figures = figures_of(record)
     if "*" in keys:
@@ -146,10 +159,15 @@ def columns(
 
 
 def show(*tables: Table, as_markdown: bool = False) -> None:
-    """Print tables on stdout, in Markdown if `as_markdown`.
+    """Print tables on stdout.
 
-    Plain tables have emphasis on a terminal. Output to a pipe has emphasis only if FORCE_COLOR is
-    set. Lines in a pipe have COLUMNS or WIDTH characters.
+    On a terminal, titles are bold and notes are dim, and a wide table is divided to fit. In a pipe,
+    this holds only if FORCE_COLOR is set. Lines have the width of the terminal, or COLUMNS or WIDTH
+    characters in a pipe.
+
+    Args:
+        tables: The tables.
+        as_markdown: Whether to print Markdown instead of plain text.
     """
     width = shutil.get_terminal_size((WIDTH, 0)).columns
     if as_markdown:
@@ -168,8 +186,14 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
 
 
 def answer_sentence(first: str, *clauses: str) -> str:
-    """Return one sentence: the first clause, and further clauses while the sentence has at most
-    MAX_WORDS words."""
+    """Return the first clause and the further clauses that fit, as one sentence.
+
+    A further clause is left out if the sentence would have more than MAX_WORDS words.
+
+    Args:
+        first: Beginning of the sentence, without a full stop.
+        clauses: Further clauses, the most important first. Each begins with its punctuation.
+    """
     text = first
     for clause in clauses:
         words = [word for word in f"{text}{clause}".split() if any(map(str.isalnum, word))]
@@ -179,28 +203,39 @@ def answer_sentence(first: str, *clauses: str) -> str:
 
 
 def footnotes(*notes: str) -> list[str]:
-    """Return a blank line, and the notes that are not empty, the most important first."""
+    """Return a blank line, then the notes in their order. Empty and repeated notes are left out.
+
+    Args:
+        notes: Notes, the most important first.
+    """
     return ["", *dict.fromkeys(filter(None, notes))]
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: 1 user, 2 users."""
+    """Return a count with its noun in the right number: 1 user, 2 users.
+
+    Args:
+        count: The count.
+        noun: The noun in the singular.
+    """
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def distinct_notes(records: Records, key: str) -> list[str]:
-    """Return the distinct texts that the records have under a key."""
+    """Return the texts that the records have for a key, each only once."""
     return list(dict.fromkeys(r[key] for r in records if r.get(key)))
 
 
 def records_that_fit(records: Records) -> list[Record]:
-    """Return the records of batches that fit in memory or whose budget is unknown."""
+    """Return the records whose batch fits in GPU memory, or for which that is unknown."""
     return [r for r in records if r.get("fits") is not False]
 
 
 def memory_warning(records: Records) -> str:
-    """Return a sentence on how many rows do not fit in memory; '' if all rows fit or no row
-    fits."""
+    """Return a sentence that counts the rows whose batch does not fit in GPU memory.
+
+    If all rows fit or no row fits, return ''.
+    """
     count = len(records) - len(records_that_fit(records))
     if count in (0, len(records)):
         return ""
@@ -208,8 +243,11 @@ def memory_warning(records: Records) -> str:
 
 
 def time_footnotes(records: Records) -> list[str]:
-    """Return lines on the basis of the times, on their accuracy, and on the reason why some times
-    are bounds."""
+    """Return footnotes on the times in records.
+
+    The first footnote is the source of the times. The second is their accuracy, or '' if unknown.
+    The further footnotes say why some times are datasheet bounds.
+    """
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
     names = list_few([*dict.fromkeys(basis_name(r["basis"]) for r in predictions)])
@@ -238,7 +276,10 @@ def time_footnotes(records: Records) -> list[str]:
 
 
 def time_details(records: Records) -> list[str]:
-    """Return notes on the calibrations in full, for `--verbose`."""
+    """Return further notes on the times in records, for `--verbose`.
+
+    They name the calibrations with their versions.
+    """
     lines = []
     bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
     if bases:
@@ -249,11 +290,13 @@ def time_details(records: Records) -> list[str]:
 
 
 def pass_notes(records: Records, *more: str) -> list[str]:
-    """Return the notes of timed batches: the basis of times, then warnings, then accuracy.
+    """Return the footnotes of a table with timed batches.
+
+    The first note is the source of the times. Warnings and the accuracy of the times follow.
 
     Args:
         records: Records of the batches.
-        more: The first warnings.
+        more: Warnings that precede the other warnings.
     """
     unknown = any(r.get("memory_note") for r in records)
     basis, accuracy, *reasons = time_footnotes(records)
@@ -269,7 +312,10 @@ def pass_notes(records: Records, *more: str) -> list[str]:
 
 
 def pass_details(records: Records) -> list[str]:
-    """Return further notes of timed batches, for `--verbose`."""
+    """Return further notes of a table with timed batches, for `--verbose`.
+
+    They are about calibrations, nodes, and engines whose KV cache budget is unknown.
+    """
     reasons = distinct_notes(records, "memory_note")
     return [
         *time_details(records),
@@ -279,33 +325,39 @@ def pass_details(records: Records) -> list[str]:
 
 
 def time_note(records: Records) -> str:
-    """Return the basis of the times and their accuracy in one line, for pictures."""
+    """Return the source and accuracy of the times in one line, for the subtitle of a picture."""
     basis, accuracy, *_ = time_footnotes(records)
     return "; ".join(text.removesuffix(".") for text in (basis, accuracy) if text)
 
 
 def predictions_first(records: Records) -> list[Record]:
-    """Return the records for a table: first the predictions, then the bounds."""
+    """Return the records in another order: predicted times first, then datasheet bounds."""
     return sorted(records, key=lambda record: bool(record["time_basis"] == BOUND))
 
 
 def comparable_records(records: Records) -> list[Record]:
-    """Return the records whose times can be compared with the first record: only predictions, or
-    only bounds."""
+    """Return the records whose times have the same basis as the first record's times.
+
+    They are only predictions, or only datasheet bounds.
+    """
     return [
         r for r in records if (r["time_basis"] == BOUND) == (records[0]["time_basis"] == BOUND)
     ]
 
 
 def without_named_engine(records: Records, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns, without the engine if the basis of times names it in every row."""
+    """Return the columns, without `engine` if the values of `basis` already distinguish engines.
+
+    Args:
+        records: The rows.
+        columns: The columns.
+    """
     is_named = "engine" not in sides(records, ("basis", "engine")).keys
     return [column for column in columns if not (is_named and column.key == "engine")]
 
 
 def node_notes(records: Records) -> list[str]:
-    """Return a line for each deployment that is spread over several nodes, with the rate between
-    the nodes."""
+    """Return a line for each deployment on several nodes, with the bandwidth between its nodes."""
     lines = []
     for r in records:
         if r.get("nodes", 1) > 1:
@@ -329,7 +381,7 @@ GPU_COLUMNS = columns(
 
 
 def model_table(records: Sequence[ModelPresetRecord]) -> Table:
-    """Return the table of model presets."""
+    """Return the table of model presets that `models` prints."""
     notes = [
         "",
         "per token: KV cache of one sequence at 8,192 tokens in bf16, all layers",
@@ -339,7 +391,7 @@ def model_table(records: Sequence[ModelPresetRecord]) -> Table:
 
 
 def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
-    """Return the table of GPU presets."""
+    """Return the table of GPU presets that `gpus` prints."""
     notes = ["", "`kvcalc gpus NAME` shows one GPU with its sources."]
     return Table(records, GPU_COLUMNS, _title(len(records), "GPU"), notes)
 
