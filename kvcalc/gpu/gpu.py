@@ -30,14 +30,17 @@ PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A documented or measured machine with `gpus` GPUs. Other machines have other memories and
-    disks.
+    """A documented or measured machine that contains GPUs of one model.
+
+    Other machines with this GPU may have other memories and disks.
 
     Attributes:
-        memory_bytes: Memory of the whole machine.
+        name: Name of the machine.
+        gpus: Number of GPUs in the machine.
+        memory_bytes: CPU memory of the whole machine.
         disk_bytes: Size of all its disks.
         disk_bytes_per_s: Read rate of all its disks together.
-        link_bytes_per_s: Measured rate of the link between the host's memory and one GPU.
+        link_bytes_per_s: Measured rate in bytes per second between CPU memory and one GPU.
     """
 
     name: str
@@ -51,24 +54,33 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU or accelerator. The fields are the keys of a preset.
 
+    None means that no source gives the figure.
+
     Attributes:
+        name: Name of the preset, such as `h100-sxm`.
+        vendor: Name of the vendor.
         memory_bytes: Memory that the driver reports; for unified memory, the memory of the machine.
-        usable_share: Pairs (GiB, share): the GPU of a machine with at least `GiB` of memory may use
-            this share. Empty if the GPU may use all memory.
         bandwidth_bytes_per_s: Memory bandwidth in bytes per second.
         flops_per_s: Dense matrix peaks in FLOP/s by dtype with fp32 accumulators; a dtype without a
             unit is absent.
+        source: Documents from which the figures are.
+        architecture: Name of the architecture, such as `Hopper`.
+        aliases: Further names of the preset.
+        usable_share: Pairs (GiB, share): the GPU of a machine with at least `GiB` of memory may use
+            this share of it. Empty if the GPU may use all memory.
+        memory_type: Name of the memory technology, such as `HBM3`.
         fp16_accumulate_flops_per_s: Dense matrix peaks with fp16 accumulators, if they are faster.
         vector_flops_per_s: Peaks of the vector units in FLOP/s by dtype.
+        sms: Number of streaming multiprocessors (compute units, cores).
+        register_bytes_per_sm, shared_memory_bytes_per_sm: Bytes of one multiprocessor.
+        shared_memory_bytes_per_s, l2_bytes_per_s: Bytes per second of all multiprocessors together.
+        l2_bytes: Size of the L2 cache.
         link_bytes_per_s: Bytes per second to other GPUs in one direction.
         link_domain: Number of GPUs that the link connects.
         inter_node_bytes_per_s: Bytes per second of one GPU to GPUs on other nodes in one direction.
         host_link_bytes_per_s: Bytes per second to CPU memory in one direction.
-        register_bytes_per_sm, shared_memory_bytes_per_sm: Bytes of one multiprocessor (compute
-            unit, core).
-        shared_memory_bytes_per_s, l2_bytes_per_s: Bytes per second of all multiprocessors together;
-            None if no source gives the rate.
         host: A machine with such GPUs.
+        power_w: Power limit in watts.
         per: Unit that one preset describes: card, die, chip or SoC.
     """
 
@@ -114,8 +126,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return hash(self.name)
 
     def peak(self, dtype: str) -> tuple[float, str]:
-        """Return the dense matrix FLOP/s that products of a dtype can reach at most, and the dtype
-        whose unit they need.
+        """Return the highest dense matrix FLOP/s for products of a dtype, and the dtype of the unit
+        used.
 
         The unit is the unit of the dtype, else the next wider unit. The rate is the fastest
         documented rate with either accumulator, or the rate of a wider unit if it is higher,
@@ -124,6 +136,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         Examples: bf16 on rtx-4080 gives 194.9e12 (fp16 accumulators; 97.5e12 with fp32 ones). int8
         on b300, whose int8 unit is slow, gives the 2,250e12 of bf16. `fp4/int8` on rtx-4090 gives
         int8, as the GPU has no fp4 unit.
+
+        Args:
+            dtype: A dtype, or several separated by `/`, of which the first available one is used.
 
         Raises:
             UserError: The preset gives no peak of this dtype or a wider one.
@@ -137,7 +152,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
 
     def computes(self, dtype: str) -> bool:
-        """Return whether the GPU has a matrix peak for products in a dtype or a wider one."""
+        """Return whether the GPU has a matrix peak for products in `dtype` or a wider dtype."""
         return bool(self._units(dtype))
 
     def _units(self, dtype: str) -> list[str]:
@@ -149,8 +164,11 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def usable_bytes(self) -> int:
-        """Return the memory that the GPU may use: all of it, or the share that its system grants,
-        in whole pages."""
+        """Return the memory bytes that the GPU may use.
+
+        The result is all memory, or the share that the operating system grants, rounded up to whole
+        pages.
+        """
         if not self.usable_share:
             return self.memory_bytes
         reached = [step for step in self.usable_share if step[0] << 30 <= self.memory_bytes]
@@ -162,15 +180,17 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def link(self) -> float | None:
         """Return the bytes per second to another GPU in one direction; None if the preset does not
-        give it."""
+        give it.
+
+        Without a link between GPUs, this is the rate of the host link.
+        """
         return self.link_bytes_per_s or self.host_link_bytes_per_s
 
     def host_rate(self, measured: bool) -> float | None:
-        """Return the bytes per second of the link to the host's memory; None if nothing gives a
-        rate.
+        """Return the bytes per second from CPU memory to one GPU; None if no source gives a rate.
 
         Args:
-            measured: Whether to prefer the measured rate of `host`, for a prediction. A bound takes
+            measured: Whether to prefer the measured rate in `host`, as predictions do. Bounds use
                 the documented rate.
         """
         reached = self.host.link_bytes_per_s if self.host else None
@@ -178,14 +198,18 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def is_bridged(self) -> bool:
-        """Return whether a bridge joins cards in pairs. Other cards are then reached over the host
-        link."""
+        """Return whether a bridge links these cards in pairs. Other cards are reached over the host
+        link.
+        """
         return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
 
     @property
     def inter_domain_rate(self) -> float | None:
-        """Return the bytes per second in one direction to a GPU outside the link domain; None if
-        unknown."""
+        """Return the bytes per second of one GPU to a GPU that its link does not connect, in one
+        direction.
+
+        None means that the rate is unknown.
+        """
         return self.inter_node_bytes_per_s or (
             self.host_link_bytes_per_s if self.is_bridged else None
         )
@@ -197,17 +221,26 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def knee(self) -> float | None:
-        """Return the ridge point in bf16 (or fp16), in FLOP per byte. Products above it are
-        compute-bound."""
+        """Return the ridge point of bf16 (or fp16) products, in FLOP per byte; None without a
+        matrix peak.
+
+        Work with more FLOP per byte is compute-bound, other work is memory-bound.
+        """
         peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
         return peak / self.bandwidth_bytes_per_s if peak else None
 
     def ridge_point_for(self, dtype: str) -> float:
-        """Return the ridge point of products in a dtype. Raises UserError if there is no peak."""
+        """Return the ridge point of products in a dtype, in FLOP per byte.
+
+        Raises:
+            UserError: The GPU has no matrix peak for this dtype or a wider one.
+        """
         return self.peak(dtype)[0] / self.bandwidth_bytes_per_s
 
     def problem(self) -> tuple[str, str]:
-        """Return (key, problem) of the first invalid field, or ('', '')."""
+        """Return the key of the first invalid field and a sentence on its problem; ('', '') without
+        one.
+        """
         for key in ("name", "vendor", "architecture"):
             if not getattr(self, key).isprintable():
                 return key, "has characters that a terminal does not print"
@@ -234,13 +267,13 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class CostBound(NamedTuple):
-    """The bound of one cost.
+    """The datasheet bound of one cost.
 
     Attributes:
         seconds: Minimum seconds, a float or an array.
         bound: Limiting resource: compute, memory or network; '' for arrays, because their elements
             may have different resources.
-        computed_in: dtype of the matrix products; '' without products.
+        computed_in: dtype of the unit that runs the matrix products; '' without products.
     """
 
     seconds: Any
@@ -251,11 +284,19 @@ class CostBound(NamedTuple):
 def cost_bound(
     cost: Cost, dtype: str, gpu: "Gpu | GpuRates", memory_only: bool = False
 ) -> CostBound:
-    """Return the bound of a cost on `gpu` with products in `dtype` ('' for none).
+    """Return the minimum time of a cost on `gpu`, and the resource that limits it.
 
-    Raises UserError if the GPU has no peak for the dtype or a wider one. If `memory_only` is set,
-    products without a peak take no time instead, and the memory time is still a bound. Vector and
-    network work take no time if the GPU gives no rate.
+    Vector and network work take no time if the GPU gives no rate.
+
+    Args:
+        cost: FLOPs and bytes.
+        dtype: dtype of the matrix products; '' without products.
+        gpu: One GPU, or the rates of several GPU models.
+        memory_only: Whether matrix products take no time if the GPU has no peak for them. The
+            memory time then still is a bound.
+
+    Raises:
+        UserError: The GPU has no peak for the dtype or a wider one, and `memory_only` is false.
     """
     computed_in, peak = "", None
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
@@ -279,11 +320,14 @@ def cost_bound(
 
 
 class BoundedOperator(NamedTuple):
-    """An operator with its bound on a GPU. `CostBound` explains the other fields.
+    """An operator with its datasheet bound on a GPU.
 
     Attributes:
-        seconds: Minimum seconds of all runs together.
-        fallback: Dtype of the matrix unit that replaces a missing unit, or ''.
+        operator: The operator.
+        seconds: Minimum seconds of all runs together, a float or an array.
+        bound: Limiting resource: compute, memory or network; '' for arrays.
+        fallback: Dtype of the matrix unit that is used because the GPU lacks the operator's own; ''
+            if the GPU has it.
     """
 
     operator: Operator
@@ -303,7 +347,16 @@ class BoundedOperator(NamedTuple):
 def roofline(
     operators: Sequence[Operator], gpu: Gpu, memory_only: bool = False
 ) -> list[BoundedOperator]:
-    """Return each operator with its bound on `gpu`. Raises UserError if the GPU lacks a peak."""
+    """Return each operator with its datasheet bound on `gpu`.
+
+    Args:
+        operators: Operators of a pass.
+        gpu: The GPU.
+        memory_only: Whether matrix products take no time if the GPU has no peak for them.
+
+    Raises:
+        UserError: The GPU lacks a required matrix peak, and `memory_only` is false.
+    """
     results = []
     for operator in operators:
         seconds, bound, computed_in = cost_bound(
@@ -315,12 +368,18 @@ def roofline(
 
 
 def total_seconds(bounds: Sequence[BoundedOperator]) -> Any:
-    """Return the bound of a pass, the sum of its operators, as a float or an array."""
+    """Return the bound of a pass in seconds: the sum of its operators' bounds, a float or
+    an array.
+    """
     return sum((p.seconds for p in bounds), 0.0)
 
 
 class GpuRates:
-    """Rates of several GPU models as arrays [gpus]. A rate that a GPU does not give is infinite."""
+    """Datasheet rates of several GPU models as arrays [gpus], for `cost_bound`.
+
+    A rate that a GPU does not give is infinite, so it takes no time. The attributes have the names
+    and units of the properties of `Gpu`.
+    """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = gpus
@@ -330,24 +389,31 @@ class GpuRates:
         self.inter_domain_rate = _rates([gpu.inter_domain_rate for gpu in gpus])
 
     def computes(self, dtype: str) -> Any:
-        """Return an array [gpus] that is true for GPUs with a matrix peak for products in a
-        dtype."""
+        """Return a boolean array [gpus]: whether each GPU has a matrix peak for products in
+        `dtype`.
+        """
         import numpy as np
 
         return np.array([gpu.computes(dtype) for gpu in self.gpus])
 
     def peak(self, dtype: str) -> tuple[Any, str]:
-        """Return the matrix FLOP/s of each GPU for products in a dtype; infinite if there is
-        none."""
+        """Return the matrix FLOP/s [gpus] for products in `dtype`, and ''. No peak gives infinity.
+
+        The second item is '' because the GPUs may use different units.
+        """
         return _rates(
             [gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]
         ), ""
 
     def seconds(self, operator: Operator, decodes: bool) -> Any:
-        """Return the bounds of an operator [*points, gpus] in seconds, as in `roofline`.
+        """Return the bounds of an operator in seconds [*points, gpus].
 
         A GPU without a required matrix peak gets NaN, except in decode, where the memory time is a
         bound.
+
+        Args:
+            operator: The operator, whose cost may have arrays [*points].
+            decodes: Whether the pass is a decode step.
         """
         import numpy as np
 
@@ -376,8 +442,11 @@ def total_bound(bounds: Sequence[BoundedOperator]) -> str:
 
 
 def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
-    """Return a sentence about dtypes without a matrix unit on the GPU; '' if it has all required
-    units.
+    """Return a sentence on the dtypes for which the GPU has no matrix unit; '' if it has all units.
+
+    Args:
+        bounds: Operators of a pass with their bounds on the GPU.
+        gpu: The GPU.
     """
     missing: dict[str, dict[str, None]] = {}
     for p in bounds:
@@ -398,8 +467,11 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
 
 
 def mla_form(bounds: Sequence[BoundedOperator]) -> str | None:
-    """Return the form of MLA: absorbed, expanded, mixed (differs between groups), or None without
-    MLA."""
+    """Return the form of latent attention in a pass: absorbed, expanded, mixed, or None without
+    MLA.
+
+    `mixed` means that the form differs between groups of sequences.
+    """
     forms = dict.fromkeys(p.operator.form for p in bounds if p.operator.form)
     return "mixed" if len(forms) > 1 else next(iter(forms), None)
 
@@ -413,12 +485,11 @@ def compute_bound_batch_size(
 ) -> int | None:
     """Return the smallest batch size at which the selected operators together are compute-bound.
 
-    Args:
-        pass_bounds: Function that returns the operators of a pass with a batch size, with bounds.
-        is_selected: Function that selects the operators.
+    None means that they are not compute-bound up to MAX_BATCH sequences.
 
-    Returns:
-        None if they are not compute-bound up to MAX_BATCH.
+    Args:
+        pass_bounds: Function of a batch size. It returns the operators of a pass with their bounds.
+        is_selected: Function that selects operators, such as only the attention.
     """
 
     def is_compute_bound(batch_size: int) -> bool:

@@ -83,13 +83,14 @@ SECOND_KERNELS = ("triton", "flashinfer")
 
 
 class Family(NamedTuple):
-    """Rule that fits the rows of a family.
+    """How the measured rows of one kernel family, such as `gemm`, are fitted.
 
     Attributes:
-        candidates: Function that returns the candidate kernel models of a kind under a stack on a
-            GPU, with their fixed fields; empty if there is no model.
-        kind: Function that returns the kind of rows from their data types and kernel.
-        weight: Function that returns the weight of each row in the fit.
+        candidates: Function of a kind of data, a stack name and a GPU. It returns the kernel models
+            to try, each with its fixed fields; empty if there is no kernel model.
+        kind: Function of a row's data types and kernel name. It returns the kind of data.
+        weight: Function of the rows' shape, one array [rows] for each column. It returns the weight
+            of each row in the fit.
     """
 
     candidates: Callable[[str, str, Gpu], Candidates]
@@ -98,12 +99,14 @@ class Family(NamedTuple):
 
 
 def kind_of(op: str, dtype: str, kernel: str) -> str:
-    """Return the kind of data of measured rows, which selects their kernel model.
+    """Return the kind of data of measured rows, such as `bfloat16` or `fp8_block/triton`.
+
+    A calibration has one kernel model for each kind of data.
 
     Args:
         op: Name of the operation, such as `moe`.
-        dtype: Data types of the rows.
-        kernel: Kernel that the rows name; "" if they name none.
+        dtype: Data types of the rows, such as `bfloat16/fp8`.
+        kernel: Kernel that the rows name; '' if they name none.
     """
     family = FAMILIES.get(op)
     return family.kind(dtype, kernel) if family else dtype

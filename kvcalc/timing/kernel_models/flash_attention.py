@@ -67,15 +67,18 @@ MAX_GROUP = 32
 
 
 class DecodeLaunch(NamedTuple):
-    """One launch of a decode kernel: the tiles that it reads from the caches of all sequences.
+    """One launch of a decode kernel over the caches of all sequences.
+
+    The kernel processes tiles. A tile is up to 64 query heads that read the keys and values of one
+    KV head of one sequence.
 
     Attributes:
         tiles: Number of tiles.
-        length: Tokens of each tile.
+        length: Cached tokens that each tile reads.
         rate: Rate at which one SM reads the cache [bytes/µs].
         tau: Time of a tile in addition to its read [µs].
-        read: Bytes of keys and values.
-        missed: Share of these bytes that the L2 does not store.
+        read: Bytes of keys and values of all sequences.
+        missed: Share of these bytes, from 0 to 1, that is read from memory and not from the L2.
     """
 
     tiles: Array
@@ -91,8 +94,12 @@ def decode_launch(
     machine: GpuParameters,
     shape: tuple[Array, ...],
 ) -> DecodeLaunch:
-    """Return the launch of a decode kernel for a shape. MHA and wide groups have kernels with other
-    rates.
+    """Return the launch of a decode kernel. MHA and wide KV groups have kernels with other rates.
+
+    Args:
+        model: Kernel model with the rates.
+        machine: Datasheet figures of the GPU.
+        shape: batch, q_heads, kv_heads, head_dim, kv_len and window, as numbers or arrays.
     """
     batch, q_heads, kv_heads, head_dim, kv_len, window = shape
     length = attended_tokens(kv_len, window)
@@ -114,23 +121,27 @@ def decode_launch(
 
 
 class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
-    """One decode step of attention, with the write of the new token and the combination of splits.
+    """Time of one decode step of attention, with the write of the new token and the combination of
+    splits.
+
+    `us` takes batch, q_heads, kv_heads, head_dim, kv_len and window (0 for none).
 
     Attributes:
         t0: Launch, prologue and cache write [µs].
         tau: Load, softmax and store of a tile, in every wave [µs].
         r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
-        r64, r256: Factors on `r` at other widths; √r256 at 192.
-        cap: Share of the L2 in which a cache stays between calls.
+        r64, r256: Factors on `r` at head_dim 64 and 256; √r256 at 192.
+        cap: Share of the L2's size at which half of a cache still is in the L2 at the next call;
+            see `missed_share`.
         tramp: Ramp-up and tail of the memory traffic [µs].
-        rx, tx: Factors on `r` and `tau` for MHA and wide groups, which have other kernels.
+        rx, tx: Factors on `r` and `tau` for MHA and wide KV groups, which have other kernels.
         reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
         bytes: Bytes of one cached element.
         wide: Kernels for more than 16 query heads per KV head: `grouped`, or `per_head` for more
             than 32, which read the cache once for each head. `windowed` kernels read it per head
             under a window, with `rx` and `tx`.
         cold: Whether the cache is never in the L2, as in serving.
-        parts: Maximum number of parts into which a kernel splits the cache.
+        parts: Maximum number of parts into which a kernel splits the cache of one sequence.
     """
 
     RANGES: ClassVar[str] = """
@@ -185,13 +196,16 @@ def best_split(
     combine: float,
     max_parts: int = SPLITS[-1],
 ) -> Array:
-    """Return the microseconds with the best number of parts per tile.
+    """Return the microseconds of a decode kernel with the fastest number of parts per tile.
+
+    A tile reads its cached tokens in blocks. A split divides the blocks of each tile among several
+    SMs, and a further kernel combines their results.
 
     Args:
         tiles: Tiles per SM.
         blocks: Blocks of a tile.
-        tile_us: Microseconds of each tile, and of each of its blocks.
-        memory: Microseconds of the memory traffic.
+        tile_us: Two times: fixed microseconds of each tile, and microseconds of each of its blocks.
+        memory: Microseconds of the memory traffic of all tiles.
         combine: Microseconds of the kernel that combines a split, without the time for each part.
         max_parts: Maximum number of parts.
     """
@@ -216,8 +230,10 @@ BLOCKS = {1: (160.0, 160.0, 160.0, 128.0), 2: (128.0, 128.0, 96.0, 80.0)}
 
 
 class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
-    """One decode step of attention with a documented split, with the write of the new token and the
-    combination of splits.
+    """Time of one decode step of attention whose kernel splits the cache by a documented rule.
+
+    The time includes the write of the new token and the combination of the parts. `us` takes the
+    same sizes as in `DecodeAttention`.
 
     Attributes:
         t0, tau, r, r64, r256, rx, tx, cap, reach: As in `DecodeAttention`.
@@ -279,7 +295,7 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
 def split_parts(
     rule: Rule, max_parts: int, tiles: Array, blocks: Array, length: Array, sms: int
 ) -> Array:
-    """Return the number of parts into which a kernel splits each of `tiles` tiles.
+    """Return the number of parts into which a decode kernel splits the cached tokens of each tile.
 
     - flash3_bounded: each SM gets one part, with a tenth to spare (flash-attention,
       hopper/flash_prepare_scheduler.cu).
@@ -292,8 +308,8 @@ def split_parts(
         rule: Rule of the kernel.
         max_parts: Maximum number of parts.
         tiles: Tiles of the launch.
-        blocks: Blocks of each tile.
-        length: Tokens of each tile.
+        blocks: Blocks of cached tokens that each tile reads.
+        length: Cached tokens that each tile reads.
         sms: SMs of the GPU.
     """
     if rule == "xqa":
@@ -315,24 +331,26 @@ BLOCK_THREADS, SM_THREADS = 512, 2048
 
 
 class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
-    """Causal attention of `batch` prompts of seq_len tokens.
+    """Time of causal attention of equal prompts, including the write of their keys and values.
+
+    `us` takes batch, q_heads, kv_heads, head_dim, seq_len and window (0 for none). If tokens are
+    cached before the prompt, it also takes the mean number of keys that a query attends to.
 
     Attributes:
         t0: Launches of attention and of the cache write [µs].
-        ec: Share of the datasheet's bf16 or fp8 peak at head_dim 128.
-        a64, wide: Factors on `ec` at widths up to 64, and over 128.
-        aw: Factor on `ec` under a window.
+        ec: Share of the datasheet's bf16 or fp8 peak that the products reach at head_dim 128.
+        a64, wide: Factors on `ec` at head_dim up to 64, and over 128.
+        aw: Factor on `ec` under a sliding window.
         tau: Time of a tile in addition to its products [µs].
-        tail: Part of the longest tile by which the last SM exceeds the mean.
+        tail: Time by which the last SM ends after the mean of all SMs, as a share of the longest
+            tile's time.
         em: Share of the datasheet's bandwidth that queries and outputs reach; each moves once, in
             two bytes per element.
         ew: Share of the datasheet's bandwidth that the cache write reaches; keys and values are
             read and written in two bytes per element.
         block: Time in which a block of threads writes one token [µs].
         compute: Bytes of an operand of the products.
-        rows: `packed` tiles have the query heads of a KV group, `plain` tiles have one head.
-
-    `us` takes one more array, the mean keys that a query sees, if there is a past.
+        rows: `packed` tiles contain the query heads of a KV group, `plain` tiles contain one head.
     """
 
     RANGES: ClassVar[str] = """

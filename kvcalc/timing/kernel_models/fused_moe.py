@@ -141,8 +141,13 @@ TILE_ROWS = (8, 16, 32, 48, 64, 128)  # rows of the tiles that kernels use
 
 
 class ExpertLoad(NamedTuple):
-    """Load of the busiest rank: pairs, experts with at least one pair, and tiles for each of
-    TILE_ROWS."""
+    """Work of the busiest expert-parallel rank in one MoE layer.
+
+    Attributes:
+        rows: Number of pairs of a token and one of its experts.
+        touched: Number of experts with at least one pair.
+        tiles: Number of tiles if a tile has TILE_ROWS[i] rows, for each i.
+    """
 
     rows: Array
     touched: Array
@@ -150,8 +155,14 @@ class ExpertLoad(NamedTuple):
 
 
 def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> ExpertLoad:
-    """Return the load of the busiest of `ranks` ranks for `tokens` tokens of all ranks, under a
-    uniform router."""
+    """Return the expected load of the busiest of `ranks` ranks under a uniform router.
+
+    Args:
+        tokens: Tokens of all ranks together.
+        top: Experts per token.
+        experts: Number of experts of the layer.
+        ranks: Ranks over which whole experts are spread.
+    """
     local_experts = experts / ranks
     rows = tokens * top / experts
     mean = local_experts * rows
@@ -180,27 +191,30 @@ TilePlan = tuple[Array, Array, Array]  # number of tiles, and rows and columns o
 
 
 class FusedMoe(KernelModel, frozen=True, tag="moe"):
-    """One call of a fused MoE layer on one rank.
-
-    Attributes:
-        t0: Time of all launches [µs].
-        ec: Share of the datasheet's peak that a full wave of tiles reaches.
-        em: Share of the bandwidth that reading expert weights reaches.
-        p: Sharpness of the overlap of compute and memory; 1 means one after the other.
-        r: Rate at which one SM reads operands if all SMs read [bytes/µs].
-        r1: Rate of a single tile, which latency limits [bytes/µs].
-        tau: Prologue and epilogue of a tile [µs].
-        be: Share of the bandwidth that permuting, activating, quantising and summing reach.
-        ts: Time to sort each pair of a token and an expert [µs].
-        bytes: Bytes of one weight, including scales.
-        compute: Bytes of an operand of the products.
-        gated: Whether an expert has two wide matrices.
-        tiles: Rule of the kernel for m × n.
-        tuned: (experts of a rank, I) for which the engine ships tuned tiles.
+    """Time of one call of a fused MoE layer on one rank.
 
     `us` takes tokens, hidden, inter, topk, experts, moe_tp and moe_ep; then the load of the rank:
     pairs, touched experts, and tiles of TILE_ROWS rows each. If these are missing or 0, the load of
     a uniform router is used.
+
+    Attributes:
+        t0: Time of all launches [µs].
+        ec: Share of the datasheet's peak that a full wave of tiles reaches.
+        em: Share of the datasheet's bandwidth that reading expert weights reaches.
+        p: Sharpness of the overlap of compute and memory; 1 means one after the other.
+        r: Rate at which one SM reads operands if all SMs read [bytes/µs].
+        r1: Rate of a single tile, which latency limits [bytes/µs].
+        tau: Prologue and epilogue of a tile [µs].
+        be: Share of the datasheet's bandwidth that permuting, activating, quantising and summing
+            reach.
+        ts: Time to sort each pair of a token and an expert [µs].
+        bytes: Bytes of one weight, including scales.
+        compute: Bytes of an operand of the products.
+        gated: Whether an expert has two wide matrices: gate and up.
+        tiles: Rule by which the kernel selects the m × n tile: `menu` takes the fastest of
+            AUTOTUNED_TILES; the other rules are named after their kernel.
+        tuned: (experts of a rank, intermediate width of a rank) of the layers for which the engine
+            ships tuned tiles.
     """
 
     RANGES: ClassVar[str] = """
@@ -294,8 +308,15 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         return plans
 
     def tile_changes(self, top: int, experts: int, ranks: int) -> tuple[float, ...]:
-        """Return the last number of tokens for each tile of `_tile`. The next tile may take less
-        time.
+        """Return the token counts at which the kernel changes to a larger tile, in ascending order.
+
+        Each count is the last number of tokens with the smaller tile. One more token uses the
+        larger tile, which may take less time. The result is empty for kernels that try all tiles.
+
+        Args:
+            top: Experts per token.
+            experts: Number of experts of the layer.
+            ranks: Ranks over which whole experts are spread.
         """
         tokens_per_row = experts / top  # tokens that give each expert a row
         changes: dict[str, tuple[float, ...]] = {
@@ -374,7 +395,10 @@ ROW_FORMATS = {
 
 
 def moe_kind(dtype: str, kernel: str) -> str:
-    """Return the kind of data of measured expert rows: format, kernel and `ungated`.
+    """Return the kind of data of measured expert rows, such as `fp8_block/triton/ungated`.
+
+    It consists of the weight format, the kernel if it is known, and `ungated` if experts have no
+    gate.
 
     Args:
         dtype: Data type in the rows.
@@ -388,8 +412,14 @@ def moe_kind(dtype: str, kernel: str) -> str:
 
 
 def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
-    """Return the kernel model of a kind of data with its fixed fields; () for a format without
-    rows."""
+    """Return the kernel model for expert rows, with its fixed fields; () for an unknown weight
+    format.
+
+    Args:
+        kind: Kind of data that `moe_kind` returned.
+        stack: Name of the measured stack, such as `vllm`.
+        gpu: Preset name of the measured GPU, for which tuned tiles are looked up.
+    """
     stored, *parts = kind.split("/")
     if stored not in STORED_BYTES:
         return ()
@@ -421,6 +451,9 @@ def expert_kinds(shape: ExpertsShape) -> tuple[str, ...]:
     If a stack has two kernels for a format, it uses the permuting kernel (FlashInfer, CUTLASS) for
     experts that are spread over ranks. OpenAI's mxfp4 kernels are for experts with biases; experts
     without biases use Marlin.
+
+    Args:
+        shape: The experts of one layer.
     """
     kernels = "triton oai marlin cutlass flashinfer"
     if shape.ranks > 1:
@@ -440,7 +473,9 @@ MEASURED_RANKS = 8
 
 
 class AllReduce(KernelModel, frozen=True, tag="allreduce"):
-    """The sum of `bytes` bytes over num_gpus ranks.
+    """Time of an all-reduce, which sums equal arrays of all ranks inside one NVLink domain.
+
+    `us` takes the number of ranks, and the bytes of one rank's array.
 
     Attributes:
         h: Time of each further rank [µs].

@@ -63,18 +63,17 @@ PARTIALS_RATE = 6e6
 
 
 class Gemm(KernelModel, frozen=True, tag="gemm"):
-    """bf16 GEMMs that read their weights from memory.
+    """Time of bf16 GEMMs whose weights are read from memory.
+
+    `us` takes m, n and k, and then bytes per weight if the weights are not stored in bf16.
 
     Attributes:
         t0: Launch, prologue and epilogue [µs].
         ec: Share of the datasheet's dense peak that the products reach.
         em: Share of the datasheet's bandwidth that reading weights reaches.
         p: Sharpness of the overlap of compute and memory; ∞ is a perfect overlap.
-        tr: Time of the second kernel of a split of k [µs].
+        tr: Time of the second kernel, which adds up the parts of a split of k [µs].
         r: Rate at which one SM reads operands [bytes/µs].
-
-    `us` takes one more array, bytes per weight, if the weights are stored in another format than
-    the products compute in.
     """
 
     RANGES: ClassVar[str] = """
@@ -95,8 +94,13 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
     r: float = 1.6e5
 
     def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        """Return microseconds to move `weights` bytes of weights and the bytes of inputs and
-        outputs."""
+        """Return the microseconds of the memory traffic of one call.
+
+        Args:
+            machine: Datasheet figures of the GPU.
+            weights: Bytes of the weights.
+            others: Bytes of inputs and outputs.
+        """
         return (weights + others) / (self.em * machine.memory)
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
@@ -110,17 +114,17 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
         prologue: Any = 0.0,
         stair: Any = 0.0,
     ) -> Array:
-        """Return the least microseconds over all tiles and splits of k.
+        """Return the least microseconds over all launch plans. A plan is a tile and a split of k.
 
         The minimum over tiles comes before the p-norm, which keeps its order. Splits end if none
         can be the best: a split takes at least the time of its products in full waves.
 
         Args:
-            machine: The GPU.
+            machine: Datasheet figures of the GPU.
             shape: m, n, k, and bytes per weight if the weights are stored in another format.
             element_bytes: Bytes of an operand of the products.
             prologue: Microseconds that each wave takes in addition to its products.
-            stair: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
+            stair: Cost of a partial last wave, as in `count_waves`.
         """
         m, n, k, *stored = shape
         weights = n * k * (stored[0] if stored else element_bytes)
@@ -163,24 +167,30 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
 
 
 def count_waves(tiles: Array, stair: Array | float) -> Array:
-    """Return the number of waves for `tiles` tiles per SM, at least one.
+    """Return the number of waves in which the SMs process tiles, at least one.
+
+    Example: 2.25 tiles per SM are 2.25 waves with stair 0, and 3 waves with stair 1.
 
     Args:
         tiles: Tiles per SM.
-        stair: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
+        stair: Cost of a partial last wave, from 0 to 1. At 0 it costs its share of a wave, at 1 a
+            full wave, and between them a linear mix.
     """
     return maximum(1.0, tiles + stair * (ceil(tiles) - tiles))
 
 
 class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
-    """fp8 and fp4 GEMMs with a separate kernel that quantises the bf16 input.
+    """Time of fp8 and fp4 GEMMs with a separate kernel that quantises the bf16 input.
+
+    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format.
 
     Attributes:
+        bytes: Bytes of one operand element, with scales.
         t0: Launches, including the quantising kernel [µs].
         ec, em, p, tr, r: As in `Gemm`.
         bq: Share of the datasheet's bandwidth that quantising reaches.
         pro: Time of scales, prologue and epilogue in each wave [µs].
-        sg: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
+        sg: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
     """
 
     RANGES: ClassVar[str] = """
@@ -207,19 +217,19 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
 
 
 class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
-    """fp8 GEMMs of m × n × k under CUTLASS's fixed dispatch.
+    """Time of fp8 GEMMs under CUTLASS's fixed choice of tiles by the number of rows m.
+
+    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format.
 
     Attributes:
         t0: Launches, including the quantising kernel [µs].
-        ec: Share of the datasheet's fp8 peak.
-        em: Share of the bandwidth that reading weights reaches.
-        p: Sharpness of the overlap of compute and memory.
-        bq: Share of the bandwidth that quantising reaches.
+        ec: Share of the datasheet's fp8 peak that the products reach.
+        em: Share of the datasheet's bandwidth that reading weights reaches.
+        p: Sharpness of the overlap of compute and memory; ∞ is a perfect overlap.
+        bq: Share of the datasheet's bandwidth that quantising reaches.
         row: Time to quantise each row [µs].
         pro: Time of prologue and epilogue of a tile [µs].
-        sg: Part by which a partial last wave counts as a full wave.
-
-    `us` takes one more array, bytes per weight, if the weights are stored in another format.
+        sg: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
     """
 
     RANGES: ClassVar[str] = """
@@ -260,7 +270,7 @@ MIN_L2_US = 50.0
 
 
 def l2_keeps_weights(machine: GpuParameters) -> bool:
-    """Return whether weights stay in the L2 of this GPU between measured calls."""
+    """Return whether this GPU's L2 is so large that weights stay in it between measured calls."""
     return machine.l2 > MIN_L2_US * machine.memory
 
 
@@ -277,11 +287,14 @@ def _resident_us(
 
 
 class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
-    """bf16 GEMMs with weights that may stay in the L2 cache.
+    """Time of bf16 GEMMs whose weights may stay in the L2 cache between measured calls.
+
+    `us` takes m, n and k, and then bytes per weight if the weights are not stored in bf16.
 
     Attributes:
         t0, ec, em, p, tr, r: As in `Gemm`.
-        cap: Share of the L2 up to which the weights of one GEMM stay there until the next call.
+        cap: Share of the L2's size at which half of the weights of one GEMM still are in the L2 at
+            the next call; see `missed_share`.
         l2: Read rate of the L2 [bytes/µs].
         cold: Whether the weights are never in the L2, as in serving.
     """
@@ -299,10 +312,12 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
 
 
 class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resident"):
-    """fp8 and fp4 GEMMs with weights that may stay in the L2 cache.
+    """Time of fp8 and fp4 GEMMs whose weights may stay in the L2 cache between measured calls.
+
+    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format.
 
     Attributes:
-        t0, ec, em, p, tr, r, bq, sg: As in `QuantizedGemm`; there is no `pro`.
+        t0, ec, em, p, tr, r, bq, sg, bytes: As in `QuantizedGemm`; there is no `pro`.
         cap, l2, cold: As in `ResidentGemm`.
     """
 

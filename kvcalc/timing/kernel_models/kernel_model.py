@@ -25,11 +25,11 @@ class GpuParameters(NamedTuple):
 
     Attributes:
         memory: Memory bandwidth [bytes/µs].
-        link: Rate to other GPUs in one direction [bytes/µs].
         bf16, fp8, fp4: Dense matrix peaks [FLOP/µs]. A missing unit has the rate of the next wider
             dtype.
         sms: Number of streaming multiprocessors.
         l2: Size of the L2 cache [bytes].
+        link: Rate to other GPUs in one direction [bytes/µs].
     """
 
     memory: float
@@ -41,8 +41,13 @@ class GpuParameters(NamedTuple):
     fp4: float = 0.0
 
     def peak(self, element_bytes: float) -> float:
-        """Return matrix FLOP per µs by bytes per operand: fp4 below one byte, fp8 for one,
-        otherwise bf16."""
+        """Return the dense matrix peak in FLOP/µs for operands of a width.
+
+        The peak is of fp4 below one byte, of fp8 for one byte, otherwise of bf16.
+
+        Args:
+            element_bytes: Bytes of one operand element, without scales.
+        """
         return self.fp4 if element_bytes < 1 else self.fp8 if element_bytes == 1 else self.bf16
 
 
@@ -50,7 +55,7 @@ def figures_of(gpu: Gpu) -> GpuParameters:
     """Return the datasheet figures of `gpu`, in the units of kernel models.
 
     Raises:
-        UserError: The preset lacks a required figure. Only GPUs with SMs have all figures.
+        UserError: The preset lacks the number of SMs, the size of the L2 or a matrix peak.
     """
     if not gpu.sms or not gpu.l2_bytes:
         missing = "sms" if not gpu.sms else "l2_bytes"
@@ -83,9 +88,12 @@ Array = Any  # a number, or a NumPy array of numbers
 
 
 class Range(NamedTuple):
-    """Range of a parameter, in the unit of the parameter: minimum, maximum and typical value.
+    """Range of one fitted parameter, in the parameter's unit. All three numbers are positive.
 
-    All three are positive.
+    Attributes:
+        minimum: Smallest value that a fit may give.
+        maximum: Largest value that a fit may give.
+        typical: Default value of the field, near which the fit starts.
     """
 
     minimum: float
@@ -99,10 +107,10 @@ class KernelModel(
     """Base class of kernel models. Fields with a range are fitted; other fields select a form.
 
     Attributes:
-        RANGES: A line per parameter: name, minimum and maximum. A subclass inherits the lines of
-            its base. A parameter with the value 0 is not fitted.
-        CHOICES: Alternatives of the other fields, which a fit tries.
-        SOFTNESS: Relative error at which a fit changes from squares to absolute values.
+        RANGES: A line per fitted parameter: its name, minimum and maximum. A subclass inherits the
+            lines of its base class. A parameter with the default value 0 is not fitted.
+        CHOICES: Alternatives for the other fields. A fit tries each of them.
+        SOFTNESS: Relative error at which the loss of a fit changes from quadratic to linear.
         PRIOR_DEVIATION: Number of e-folds from its typical value at which a parameter costs as much
             as an error of SOFTNESS in one row; 0 for no cost.
     """
@@ -113,14 +121,20 @@ class KernelModel(
     PRIOR_DEVIATION: ClassVar[float] = 0.0
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
-        """Return microseconds of one call, for arrays of shapes in the order that the class
-        docstring or `rows` gives."""
+        """Return the microseconds of one call on a GPU.
+
+        Args:
+            machine: Datasheet figures of the GPU.
+            shape: Sizes of the call, as numbers or arrays of equal shape. Their order is the order
+                of the operation's columns in `rows`, unless the class docstring gives another
+                order.
+        """
         raise NotImplementedError
 
     @classmethod
     @cache
     def ranges(cls) -> dict[str, Range]:
-        """Return the range of each fitted parameter, in the order of the fields."""
+        """Return the range of each fitted parameter by name, in the order of the fields."""
         limits: dict[str, tuple[float, float]] = {}
         for base in reversed(cls.__mro__):
             for line in vars(base).get("RANGES", "").strip().splitlines():
@@ -135,18 +149,27 @@ class KernelModel(
 
 
 def attended_tokens(length: Array, window: Array) -> Array:
-    """Return the number of cached tokens that a query sees: `length`, but at most the window.
+    """Return the number of cached tokens that a query attends to: `length`, but at most `window`.
 
-    A window of 0 means no window.
+    Args:
+        length: Cached tokens of the sequence.
+        window: Tokens of the sliding window; 0 for no window.
     """
     return where(window > 0, minimum(length, maximum(window, 1)), length)
 
 
 def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
-    """Return the share of the `read` bytes that the L2 no longer has from an equal earlier call.
+    """Return the share of bytes, from 0 to 1, that must be read from memory and not from the L2.
 
-    The share is 1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: if cap·l2 = read, the
-    share is ½.
+    The call before this one read the same bytes, so part of them may still be in the L2. The share
+    is 1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: it is ½ if `read` is cap·l2. The
+    form and its exponent are assumed; `cap` is fitted.
+
+    Args:
+        read: Bytes that the call reads.
+        cap: Part of the L2 that repeated calls can use. 1 is the whole L2.
+        l2: Size of the L2 in bytes.
+        is_cold: Whether the L2 has none of the bytes, as in serving.
     """
     return 1.0 if is_cold else 1 / (1 + (cap * l2 / read) ** 6)
 
@@ -155,13 +178,27 @@ def width_factor(head_dim: Array, at_64: float, at_256: float) -> Array:
     """Return the factor on a rate that was fitted at head_dim 128.
 
     The factor is at_64 for widths up to 64, 1 up to 128, √at_256 up to 192, and at_256 above 192.
+
+    Args:
+        head_dim: Head width in elements.
+        at_64: Fitted factor at head_dim 64.
+        at_256: Fitted factor at head_dim 256.
     """
     widths = head_dim <= 64, head_dim <= 128, head_dim <= 192
     return select(widths, (at_64, 1.0, at_256**0.5), at_256)
 
 
 def pnorm(p: float, a: Array, b: Array) -> Array:
-    """Return (a^p + b^p)^(1/p) without overflow: max(a, b) times a factor from 1 to 2^(1/p)."""
+    """Return (a^p + b^p)^(1/p), the time of two overlapping activities.
+
+    With p = 1 they run one after the other, which gives a + b. With growing p the result approaches
+    max(a, b), a perfect overlap.
+
+    Args:
+        p: Sharpness of the overlap, at least 1.
+        a: Time of one activity, such as compute.
+        b: Time of the other activity, such as memory traffic, in the same unit.
+    """
     high = maximum(a, b)
     low = minimum(a, b)
     return high * power(1.0 + power(low / maximum(high, 1e-300), p), 1.0 / p)

@@ -61,20 +61,24 @@ COMBINE_US = 2.5  # time of the kernel that combines a split
 
 
 class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
-    """One decode step of latent attention.
+    """Time of one decode step of latent attention (MLA) in the absorbed form.
+
+    `us` takes batch, q_heads of the rank and kv_len.
 
     Attributes:
         t0: Launch, prologue and cache write [µs].
-        tau: Time of a tile in addition to its read [µs].
+        tau: Time of a tile in addition to its read [µs]. A tile is 64 heads of one sequence.
         r: Rate at which one SM reads latents [bytes/µs].
-        ec: Share of the datasheet's bf16 peak.
-        cap: Share of the L2 in which a cache stays between calls.
-        tramp: Ramp of the memory, and the tail [µs].
-        cast: Passes over the whole cache before the attention, in its own bytes. Converting an fp8
-            cache to bf16 reads one and writes two; a bf16 cache needs almost none.
+        ec: Share of the datasheet's bf16 peak that the products reach.
+        cap: Share of the L2's size at which half of a cache still is in the L2 at the next call;
+            see `missed_share`.
+        tramp: Ramp-up and tail of the memory traffic [µs].
+        cast: Memory traffic before the attention, as a multiple of the cache's bytes. Converting an
+            fp8 cache to bf16 reads it once and writes twice its bytes. A bf16 cache needs almost
+            none.
         reach: Share of the datasheet's bandwidth that a long read reaches.
         h32, h64: Relative speed of kernels for 17 to 32 and for 33 to 64 heads, if they use several
-            tiles for one cache.
+            tiles for one cache; 1 is the speed for 16 heads.
         bytes: Bytes of one cached element.
         cold: Whether the cache is never in the L2, as in serving.
     """
@@ -128,22 +132,24 @@ WIDTHS_OF_FORMS = {"expanded": 192 + 128, "absorbed": 576 + 512}
 
 
 class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
-    """Causal latent attention of `batch` prompts of seq_len tokens, with q_heads heads.
+    """Time of causal latent attention of `batch` prompts of seq_len tokens, with q_heads heads.
+
+    `us` takes batch, q_heads and seq_len. With cached tokens before the prompt, or with other
+    widths than DeepSeek-V3's, it takes two more arrays. They are the mean number of keys that a
+    query attends to, and the width of a key and a value together.
 
     Attributes:
         t0: Launches [µs].
-        ec: Share of the datasheet's peak.
-        em: Share of the bandwidth that queries, keys, values and outputs reach.
+        ec: Share of the datasheet's peak that the products reach.
+        em: Share of the datasheet's bandwidth that queries, keys, values and outputs reach.
         tau: Time of a tile in addition to its products [µs].
-        cast: Passes over the latents of all tokens, two bytes per element, in addition to the
-            attention: the cache write, and conversions of an fp8 cache.
+        cast: Memory traffic for the latents of all tokens in addition to the attention, as a
+            multiple of their bytes in bf16. It is the cache write, and conversions of an fp8 cache.
         compute: Bytes of an operand of the products.
         attends: Form of the attention: expanded or absorbed.
-        tiles: Form of the tiles: plain or packed.
-        stair: Part by which a partial last wave counts as a full wave.
-
-    `us` takes batch, q_heads and seq_len. With a past or other widths it takes two more arrays: the
-    mean keys that a query sees, and the width of a key and a value together.
+        tiles: Form of the query tiles: `plain` tiles have rows of one head, `packed` tiles of
+            several.
+        stair: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
     """
 
     RANGES: ClassVar[str] = """
@@ -208,28 +214,31 @@ HOST_RATIO = 1.7
 
 
 class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
-    """One decode step of a DeepSeek-sparse-attention module in one layer.
+    """Time of one decode step of a DeepSeek-sparse-attention module in one layer.
+
+    The module contains projections, indexer, top-k and attention over the selected latents.
+
+    `us` takes batch, q_heads of the rank and kv_len; then the layer's hidden size, q_lora_rank,
+    kv_lora_rank, rope, nope and value widths, index heads (0 without an indexer) and their width,
+    and top-k.
 
     Attributes:
         t0: Launches of projections and attention [µs].
         ti: Time of the indexer's launches [µs].
         t1: Time of small kernels, for each doubling of the sequences [µs].
-        em: Share of the bandwidth that reading weights reaches.
+        em: Share of the datasheet's bandwidth that reading weights reaches.
         a1: Additional time of each sequence [µs].
-        ei: Share of the bandwidth that reading index keys reaches.
+        ei: Share of the datasheet's bandwidth that reading index keys reaches.
         kt: Time of the top-k, in every wave of sequences [µs].
-        ta: Time of an attention tile in addition to its read [µs].
+        ta: Time of an attention tile in addition to its read [µs]. A tile is 64 heads of a
+            sequence.
         ts: Time in which a tile reads one token [µs].
         he: Time in which the host launches a module without an indexer [µs].
-        bytes: Bytes of a weight of the projections.
+        bytes: Bytes of a weight of the projections, with scales.
         graphs: Maximum sequences in a CUDA graph; 0 if all batches use graphs.
-        heads: Number of heads of a sequence that cost as much as the sequence.
+        heads: Number of heads of a sequence that cost as much as the sequence itself.
         walk: `whole` if one SM reads all tokens of a tile, `shared` if all SMs share them.
         host: Host launch time of a module with an indexer, divided by the time without an indexer.
-
-    `us` takes batch, q_heads of the rank and kv_len; then the layer's hidden size, q_lora_rank,
-    kv_lora_rank, rope, nope and value widths, index heads (0 without an indexer) and their width,
-    and top-k.
     """
 
     RANGES: ClassVar[str] = """
@@ -302,26 +311,42 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
     def scores_us(
         self, machine: GpuParameters, batch: Array, length: Array, width: Array
     ) -> Array:
-        """Return the microseconds in which the indexer reads the index keys, without its
-        launches."""
+        """Return the microseconds in which the indexer reads its index keys, without its launches.
+
+        Args:
+            machine: Datasheet figures of the GPU.
+            batch: Number of sequences.
+            length: Cached tokens of each sequence.
+            width: Elements of an index key; each takes one byte.
+        """
         return (width + SCALE) * batch * length / (self.ei * machine.memory)
 
     def top_k_us(
         self, machine: GpuParameters, batch: Array, length: Array, top: Array
     ) -> Array:
-        """Return the microseconds of the top-k of the scores; 0 if all tokens are read anyway."""
+        """Return the microseconds of the top-k over the index scores; 0 if every token is selected
+        anyway.
+
+        Args:
+            machine: Datasheet figures of the GPU.
+            batch: Number of sequences.
+            length: Cached tokens of each sequence.
+            top: Number of tokens that are selected.
+        """
         waves = maximum(1.0, batch / machine.sms)
         return where(length > top, waves * (self.kt + TOP_K_US * length), 0.0)
 
 
 def weights_of(heads: Array, *widths: Array) -> tuple[Array, Array]:
-    """Return the numbers of weights in the projections of one rank, and in its two absorbed
-    matrices.
+    """Return two numbers of weights of a latent-attention module on one rank.
+
+    The first is the number of weights in the projections, including the indexer's. The second is
+    the number of weights in the two absorbed matrices, W_UK and W_UV.
 
     Args:
         heads: Query heads of the rank.
         widths: Hidden size, q_lora_rank, kv_lora_rank, RoPE, NoPE and value widths, index heads (0
-            without an indexer), and their width.
+            without an indexer), and the width of an index key.
     """
     hidden, rank, latent, rope, nope, value, index_heads, index_width = widths
     down = hidden * (rank + latent + rope)
@@ -338,7 +363,12 @@ WIDTHS = (7168, 1536, 512, 64, 128, 128)
 
 
 class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
-    """The overhead of one MLA module in a decode step, in addition to its kernels.
+    """Time of one MLA module in a decode step: its given kernels, plus the small kernels between
+    them.
+
+    The small kernels are norms, RoPE, quantisation, copies and the cache write. Only their overhead
+    is fitted. `us` takes batch, q_heads, kv_len, and the microseconds of the module's GEMMs and
+    attention.
 
     Attributes:
         t0: Fixed microseconds of a module.
@@ -346,8 +376,6 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
         th: Microseconds for each head.
         tb: Microseconds for each token.
         tbh: Microseconds for each head of each token.
-
-    `us` takes batch, q_heads, kv_len, and the microseconds of the module's kernels.
     """
 
     RANGES: ClassVar[str] = """
@@ -367,8 +395,12 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
     tbh: float = 1e-3
 
     def overhead_us(self, tokens: Array, heads: Array) -> Array:
-        """Return the microseconds in addition to the kernels. More tokens than MAX_TOKENS count as
-        MAX_TOKENS."""
+        """Return the microseconds of the small kernels in one decode step.
+
+        Args:
+            tokens: New tokens of all sequences. More than MAX_TOKENS count as MAX_TOKENS.
+            heads: Query heads of the rank.
+        """
         tokens = clip(tokens, 1, MAX_TOKENS)
         fixed = self.t0 + self.t1 * log2(tokens) + self.th * heads
         return fixed + tokens * (self.tb + self.tbh * heads)
