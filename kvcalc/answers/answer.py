@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Print lines on stdout. Long lines are wrapped on a terminal, but not in a pipe."""
+    """Print a text of several lines on stdout.
+
+    Long lines are wrapped on a terminal, but not in a pipe.
+    """
     output = visible(text)
     if sys.stdout.isatty():
         lines = []
@@ -40,7 +43,7 @@ def _wrapped(line: str, indent: int = 0) -> list[str]:
 
 
 def note(text: str) -> None:
-    """Print a note on stderr."""
+    """Print a note about the answer on stderr, after the word `note:`."""
     print_to_stderr(f"note: {printable(text, 1000)}")
 
 
@@ -50,7 +53,12 @@ def print_to_stderr(line: str) -> None:
 
 
 def save_text(target: str, content: str) -> None:
-    """Write a file and report it on stderr; `-` is stdout."""
+    """Write a text file, and report its path on stderr.
+
+    Args:
+        target: Path of the file; `-` writes to stdout, without a report.
+        content: The text.
+    """
     from kvcalc.library.files import write_text
 
     write_text(target, content)
@@ -65,9 +73,17 @@ MAX_TABLE_ROWS = 20_000
 
 
 class LazyRecords(Sequence[Record]):
-    """Records that are computed each time they are read, because there may be many."""
+    """Records that are computed again each time they are read, because they may be too many to
+    store.
+    """
 
     def __init__(self, make_records: Callable[[], Iterable[Record]], length: int) -> None:
+        """Keep the function that computes the records.
+
+        Args:
+            make_records: Function that yields all records.
+            length: Number of records.
+        """
         self.make_records = make_records
         self.length = length
 
@@ -82,11 +98,12 @@ class LazyRecords(Sequence[Record]):
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
-    """The records of an answer. `str` gives the command's table. A notebook shows the table as
-    HTML.
+    """The answer of a command: its records, and how they are printed and drawn.
 
-    Attributes are the JSON keys of the main record, in bytes, FLOPs and seconds. The main record is
-    the total of a pass, otherwise the first. `dir(answer)` lists the keys.
+    `str(answer)` is the command's table, and a notebook shows it as HTML. Each JSON key of the main
+    record is an attribute, such as `answer.kv_cache_bytes`. Units are bytes, FLOPs and seconds. The
+    main record is the total for `roofline`, otherwise the first record. `dir(answer)` lists the
+    keys.
     """
 
     _records: Records
@@ -101,15 +118,23 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     _is_silent: bool = False  # whether a file on stdout takes the place of the records
 
     def records(self) -> list[dict[str, Any]]:
-        """Return all flat records, as `--format json` prints them, for pandas or polars."""
+        """Return all records as flat dictionaries, as `--format json` prints them."""
         return deepcopy([dict(record) for record in self._records])
 
     def to_pandas(self) -> "DataFrame":
-        """Return all records as a pandas DataFrame. Raise UserError if pandas is missing."""
+        """Return all records as a pandas DataFrame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
         return self._data_frame("pandas")
 
     def to_polars(self) -> Any:
-        """Return all records as a polars DataFrame. Raise UserError if polars is missing."""
+        """Return all records as a polars DataFrame.
+
+        Raises:
+            UserError: polars is not installed.
+        """
         return self._data_frame("polars", infer_schema_length=None)
 
     def _data_frame(self, library: str, **options: Any) -> Any:
@@ -121,10 +146,15 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         return module.DataFrame(self.records(), **options)
 
     def plot(self, style: str = "light") -> "Figure":
-        """Return the command's picture; `.savefig("a.png")` saves it.
+        """Return the picture that `--plot` draws, as a matplotlib figure.
+
+        `answer.plot().savefig("a.png")` saves it.
 
         Args:
             style: light, dark or slides.
+
+        Raises:
+            UserError: The answer has no picture, or the style is unknown.
         """
         from kvcalc.report.charts.drawing import figure_of
 

@@ -42,7 +42,14 @@ ERROR_NOTE = "error of a row: exp(|ln(predicted/measured)|) − 1"
 
 
 class SourceOptions(Question, frozen=True):
-    """The source of measured rows. The calibration file contains it."""
+    """The origin of measured rows, which the calibration file states.
+
+    Attributes:
+        origin: Where the rows come from.
+        commit: Commit of the rows.
+        license_: License of the rows.
+        date: Date of the fit; '' for today.
+    """
 
     origin: str = ""
     commit: str = ""
@@ -59,7 +66,17 @@ def run(
     all_stacks: bool = False,
     source: SourceOptions,
 ) -> Answer:
-    """Fit the time models to measured rows."""
+    """Fit the time models to measured rows, and write them to calibration files.
+
+    Args:
+        rows: CSV files of measured rows.
+        gpu: Measured GPU: preset or YAML file.
+        stack: Measured software, such as `vllm`.
+        out: YAML file to write, or a folder with `all_stacks`; '' for the folder of the user's
+            presets.
+        all_stacks: Whether to fit every GPU and software that the rows name.
+        source: Origin of the rows.
+    """
     provenance = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
     if all_stacks:
         if gpu or stack:
@@ -94,7 +111,18 @@ def _fit_stack(
 def calibrate_stack(
     paths: list[Path], gpu: Gpu, stack: str, out: str, provenance: Settings
 ) -> Answer:
-    """Fit the time models of a GPU and stack, write them, and return parameters and errors."""
+    """Fit the time models of a GPU and its software, write them, and return parameters and errors.
+
+    Args:
+        paths: CSV files of measured rows.
+        gpu: Measured GPU.
+        stack: Measured software, such as `vllm`.
+        out: YAML file to write; '' for the folder of the user's presets, `-` for stdout.
+        provenance: Origin of the rows, which the file states.
+
+    Raises:
+        UserError: The rows are too few for every time model.
+    """
     path = out or str(preset_path(gpu, stack))
     rows = select_rows([read_rows(path) for path in paths], gpu, stack, note)
     fits, text = _fit_stack(gpu, stack, rows, provenance, note)
@@ -165,7 +193,15 @@ def _parameters(record: Record) -> str:
 
 
 class ValidationOptions(Question, frozen=True):
-    """How measured rows are compared with predictions."""
+    """How predictions are compared with measured rows.
+
+    Attributes:
+        by: Keys by which rows are grouped, separated by commas. Each group has one error.
+        predictions: CSV file to write with every row and its prediction; '' for none.
+        fail_above: Median error of a group, in percent, above which the exit status is 1.
+        stack: Calibration for all rows; '' for the calibration of each row's own framework.
+        calibration_from: GPU whose calibrations are scaled to the measured GPUs; '' for their own.
+    """
 
     by: str = "op,gpu,framework,dtype"
     predictions: str = ""
@@ -175,8 +211,14 @@ class ValidationOptions(Question, frozen=True):
 
 
 def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
-    """Compare predictions with measured rows. The exit status is 1 if an error exceeds
-    `--fail-above`."""
+    """Compare predictions with measured rows.
+
+    The exit status is 1 if the median error of a group exceeds `--fail-above`.
+
+    Args:
+        rows: CSV files of measured rows.
+        options: How they are compared.
+    """
     limit = options.fail_above
     source = load_gpu(options.calibration_from) if options.calibration_from else None
     validations = validate(map(read_rows, rows), options.stack, source)

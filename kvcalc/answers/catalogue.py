@@ -22,7 +22,14 @@ def run_models(
     attention: str = "",
     import_: str = "",
 ) -> Answer:
-    """List model presets, or show one in full."""
+    """List model presets, or show one in full.
+
+    Args:
+        model_name: Model to show in full, a list of models, or a part of names; '' for all.
+        family: List only models of this family.
+        attention: List only models with this attention: mla, gqa or window.
+        import_: A config.json that is printed as a preset.
+    """
     from kvcalc.library.huggingface.notes import preset_text_of
     from kvcalc.library.load import all_models, beginning, load_model, model_record
     from kvcalc.report.text.tables import model_table
@@ -68,7 +75,12 @@ def run_gpus(
     *,
     vendor: str = "",
 ) -> Answer:
-    """List GPU presets, or show one in full."""
+    """List GPU presets, or show one in full.
+
+    Args:
+        gpu_name: GPU to show in full, a list of GPUs, or a part of names; '' for all.
+        vendor: List only GPUs of this vendor or architecture.
+    """
     from kvcalc.library.load import all_gpus, beginning, load_gpu
 
     if "," in gpu_name:
@@ -111,7 +123,7 @@ def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
 
 
 def run_schema(command: str) -> None:
-    """Print the JSON Schema of a command's records."""
+    """Print the JSON Schema of the records that a command prints."""
     from kvcalc.report.export import schema_of_command
 
     print(json.dumps(schema_of_command(command), indent=2, ensure_ascii=False))

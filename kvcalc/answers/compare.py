@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 class VariantOptions(Question, frozen=True):
-    """Variants of the attention; empty for the default variants."""
+    """The attention variants to compare.
+
+    Attributes:
+        variants: Names, such as `none` (the model's own attention), `mha` or `gqa:8`. () for the
+            default variants of the model.
+    """
 
     variants: tuple[str, ...] = ()
 
@@ -36,7 +41,15 @@ def run(
     deploying: list[DeploymentOptions],
     dimensions: DimensionOptions,
 ) -> Answer:
-    """Compare variants of a model's attention."""
+    """Compare variants of a model's attention.
+
+    Args:
+        model: Name or file of the model; '' if `dimensions` are given.
+        compared: The variants.
+        shapes: Contexts and batch sizes.
+        deploying: Deployments.
+        dimensions: Sizes of the layers, instead of a model.
+    """
     if not model and dimensions == DimensionOptions():
         raise UserError(
             "compare takes a model, or --layers, --heads, --kv-heads and --head-dim",
@@ -61,11 +74,19 @@ def compare_answer(
     shapes: Sequence[SizeOptions],
     is_typed: bool = False,
 ) -> Answer:
-    """Return a record for each deployment, variant and shape. The first variant is the reference.
+    """Return a record for each deployment, attention variant and shape.
+
+    The first variant is the reference of the reductions.
 
     Args:
-        names: Names of variants; empty for the default variants.
-        is_typed: Whether the user gave dimensions of layers instead of a model.
+        deployments: Deployments of one model.
+        names: Names of variants; empty for the model's default variants.
+        shapes: Contexts and batch sizes.
+        is_typed: Whether the user gave dimensions of layers instead of a model. Records then have
+            no weights and no times.
+
+    Raises:
+        UserError: The deployments have different models.
     """
     from kvcalc.planning.comparison import compare_records, of_dimensions, usual_variants
     from kvcalc.planning.variants import variant

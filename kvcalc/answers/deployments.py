@@ -32,8 +32,10 @@ Sharding = TypeVar("Sharding", bound=ShardingOptions)
 
 
 def model_words(names: Sequence[str]) -> list[str]:
-    """Return the items of comma-separated lists of models. The name of a file may contain a
-    comma."""
+    """Return the single model names in a list of words.
+
+    A word may be a comma-separated list. If a word is the path of a file, it may contain a comma.
+    """
     words: list[str] = []
     for name in names:
         words += [name] if os.path.exists(name) else items_of(name)  # noqa: PTH110
@@ -41,10 +43,14 @@ def model_words(names: Sequence[str]) -> list[str]:
 
 
 def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]":
-    """Return the models named by words and comma-separated lists, changed by `--set`.
+    """Return the models that the words name.
 
-    Models with equal names are named by the typed words, because answers are listed by name.
-    Example: `a/m.json` and `b/m.json` are both called `m`.
+    If two models have the same name, each gets its word as a name. Example: `a/m.json` and
+    `b/m.json` are both called `m`.
+
+    Args:
+        names: Words, each a model or a comma-separated list of models.
+        changes: Changes of the models' fields by `--set`, such as `layers=40`.
     """
     from msgspec.structs import replace
 
@@ -59,7 +65,12 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
 
 
 def model_of(name: str, changes: Sequence[str]) -> "Model":
-    """Return the model called `name`, changed by `--set`."""
+    """Return a model by preset name, file or Hub name.
+
+    Args:
+        name: The name.
+        changes: Changes of the model's fields by `--set`, such as `layers=40`.
+    """
     from kvcalc.library.checkpoints import load_named
     from kvcalc.library.load import with_changes
 
@@ -71,7 +82,14 @@ def model_of(name: str, changes: Sequence[str]) -> "Model":
 def typed_dimensions(
     options: "DimensionOptions", models: Sequence[str], changes: Sequence[str]
 ) -> "Dimensions | None":
-    """Return the dimensions if no model is named; None if a model is named.
+    """Return the dimensions of the layers that the user gave instead of a model.
+
+    Return None if the user named a model.
+
+    Args:
+        options: The dimensions; all 0 if none are given.
+        models: Names of models.
+        changes: Changes of a model's fields by `--set`.
 
     Raises:
         UserError: Both a model and dimensions are given, or neither.
@@ -99,7 +117,7 @@ def typed_dimensions(
 
 
 def gpu_words(names: str) -> list[str]:
-    """Return the items of a list of GPUs; `all` is every preset."""
+    """Return the names in a comma-separated list of GPUs. `all` stands for every GPU preset."""
     from kvcalc.library.load import all_gpus
 
     words = []
@@ -111,7 +129,12 @@ def gpu_words(names: str) -> list[str]:
 
 
 def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
-    """Return the GPUs of a list. If times are needed, `all` leaves out GPUs without a peak."""
+    """Return the GPUs that the options name.
+
+    Args:
+        options: The options. `memory` and `inter_node_bandwidth` replace values of each GPU.
+        is_timed: Whether the answer has times. Then `all` leaves out GPUs without a compute peak.
+    """
     from kvcalc.library.load import load_gpu, with_memory, with_rate_between
 
     gpus = []
@@ -123,11 +146,13 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
 
 
 def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
-    """Return a GPU of this machine, the bytes in use on each GPU, and notes on the processes that
-    use them.
+    """Return a GPU of this machine, the bytes in use on each GPU, and notes on their processes.
 
-    Of the GPUs that have the model of the first GPU, the `num_gpus` with the least memory in use
-    are selected. The bytes are the largest number in use on a selected GPU.
+    The `num_gpus` GPUs with the least memory in use are selected. They have the same model as the
+    machine's first GPU. The bytes are the largest number in use on one of them.
+
+    Args:
+        num_gpus: Number of GPUs that the deployment needs.
 
     Raises:
         UserError: The machine has no GPU, or too few.
@@ -159,12 +184,18 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
 
 
 def precision_of(options: ShardingOptions) -> "Precision":
+    """Return the data types of weights and cache that the options name."""
     from kvcalc.model.precision import Precision
 
     return Precision(options.dtype, options.kv_cache_dtype, options.quantization)
 
 
 def parallelism_of(options: ShardingOptions) -> "Parallelism":
+    """Return the tensor, pipeline, data, expert and context parallelism that the options name.
+
+    Raises:
+        UserError: Both forms of expert parallelism are given.
+    """
     from kvcalc.layers.batch import Parallelism
 
     ep = options.ep
@@ -176,7 +207,14 @@ def parallelism_of(options: ShardingOptions) -> "Parallelism":
 
 
 def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[Sharding]:
-    """Return the options; `--tp auto` is replaced by the sizes that divide all models."""
+    """Return options in which `--tp auto` is replaced by fixed numbers of GPUs.
+
+    An item with `--tp auto` becomes an item for each of AUTO_TP that divides all models.
+
+    Args:
+        options: The options. Items without `--tp auto` do not change.
+        models: The models.
+    """
     from msgspec.structs import replace
 
     from kvcalc.model.pipeline import check
@@ -196,7 +234,7 @@ def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[
 
 
 def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "list[Stored]":
-    """Return each model with each precision and parallelism."""
+    """Return each model with the data types and the parallelism of each item of `options`."""
     return [
         (model, precision_of(option), parallelism_of(option))
         for model, option in product(models, split_sizes(options, models))
@@ -204,7 +242,7 @@ def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "li
 
 
 def axes_of(shapes: "Iterable[ContextOptions]") -> tuple[list[int], list[int]]:
-    """Return each context and each batch size once."""
+    """Return the contexts, then the batch sizes of the shapes, each value once."""
     contexts = dict.fromkeys(shape.context for shape in shapes)
     return list(contexts), list(dict.fromkeys(shape.batch_size for shape in shapes))
 
@@ -212,9 +250,14 @@ def axes_of(shapes: "Iterable[ContextOptions]") -> tuple[list[int], list[int]]:
 def deployment_of(
     model: "Model", gpu: "Gpu", options: DeploymentOptions, kind: Any = None
 ) -> "TimedDeployment":
-    """Return a model on a GPU.
+    """Return a model on one replica of GPUs, with the options' engine and calibration.
+
+    If an engine does not support a float32 checkpoint, the precision is the dtype that it loads.
 
     Args:
+        model: The model.
+        gpu: The GPU.
+        options: The options.
         kind: The class of the result, by default `TimedDeployment`.
     """
     from kvcalc.timing.deployment import TimedDeployment
@@ -243,7 +286,11 @@ def deployments_of(
 ) -> "list[TimedDeployment]":
     """Return a deployment for each combination of model, GPU and item of `options`.
 
-    `--tp auto` gives one deployment for each size that divides all models.
+    With `--tp auto`, there is a deployment for each number of GPUs that divides all models.
+
+    Args:
+        names: Words, each a model or a comma-separated list of models.
+        options: The options. The first item names the GPUs and the changes of models.
     """
     models = models_of(names, options[0].set_)
     return [
@@ -255,9 +302,10 @@ def deployments_of(
 
 
 def remarks(models: "Iterable[Model]", longest: int) -> list[str]:
-    """Return the notes of models, and notes about contexts beyond their maximum.
+    """Return the models' own notes, and a note on each model whose maximum context is exceeded.
 
     Args:
+        models: The models.
         longest: Longest context in tokens.
     """
     names_by_note: dict[str, list[str]] = {}

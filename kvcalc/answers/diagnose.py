@@ -8,7 +8,19 @@ FLAGS = ("dtype", "kv_cache_dtype", "quantization", "tp")
 
 
 class DiagnoseOptions(Question, frozen=True):
-    """Values that replace values in the log, the users that must fit, and the start to diagnose."""
+    """Options of `diagnose`. '' and 0 leave a value to the log.
+
+    Attributes:
+        model: Model, if the log has only its path.
+        gpu: GPU, if the log does not name it.
+        dtype: Data type of weights and compute, instead of the log's.
+        kv_cache_dtype: Data type of the cache, instead of the log's.
+        quantization: Format of the weights, instead of the log's.
+        tp: Tensor-parallel size, instead of the log's.
+        users: Concurrent users that must fit.
+        context: Tokens of each user.
+        boot: Number of the engine start in the log, from 1 on; 0 for all.
+    """
 
     model: str = ""
     gpu: str = ""
@@ -27,7 +39,13 @@ def run(
     options: DiagnoseOptions,
     save: str = "",
 ) -> Answer:
-    """Explain the memory of an engine from its start-up log, and suggest changes."""
+    """Explain the memory of an engine from its start-up log, and suggest changes.
+
+    Args:
+        logs: Log files; `-` is stdin.
+        options: Values that replace values in the log, and the users that must fit.
+        save: File for the measured overheads, which `fit --from-log` reads; '' for none.
+    """
     from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots
     from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0

@@ -36,12 +36,12 @@ MAX_LAYERS = 1 << 17  # layers of all pipeline stages
 
 
 class TypedWords(NamedTuple):
-    """The typed words of a request, from which the command that repeats it is written.
+    """The words of a request as the user typed them. Suggested commands repeat them.
 
     Attributes:
         names: Typed word for each model and GPU, by its name.
-        extra_words: Options of `fit` that no engine's command line has.
-        has_all_experts: Whether expert parallelism covers all GPUs.
+        extra_words: Options of `fit` that no engine's command line has, such as `--memory`.
+        has_all_experts: Whether the request has `--enable-expert-parallel`.
         stated: Options stated in an engine's command line; empty without a command line.
         notes: Notes about the command line.
     """
@@ -64,7 +64,18 @@ def run(
     file: str = "",
     emit: str = "",
 ) -> Answer:
-    """Compute how many users and tokens fit. The exit status is 1 if nothing fits."""
+    """Compute how many users and tokens fit. The exit status is 1 if nothing fits.
+
+    Args:
+        models: Models, or the words of an engine's command line such as `vllm serve …`.
+        fit_values: Typed values of `FitQuestion`, by name.
+        placing: Typed values of `PlacementOptions`, by name.
+        studies: Lengths of requests for `--lengths`.
+        allocations: Script of allocation steps to simulate, or its file; '' for none.
+        matrix: Whether to answer with a matrix of users and contexts.
+        file: Docker Compose or Kubernetes file with servers; '' for none.
+        emit: Form in which a deployment is printed: vllm, docker, compose or kubernetes.
+    """
     if not models and not file:
         line = "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k"
         raise UserError("MODEL… is missing", f"Write `{line}`, or a file with -f")
@@ -132,7 +143,15 @@ def _file_answer(
 def fit_points(
     models: Sequence[str], placing: Settings, fit_values: Settings
 ) -> "tuple[list[Point], TypedWords]":
-    """Return each deployment with its options, and the typed words of the request."""
+    """Return each deployment with its fit options, and the words that the user typed.
+
+    There is a deployment for each combination of model, GPU and listed option.
+
+    Args:
+        models: Models, or the words of an engine's command line such as `vllm serve …`.
+        placing: Typed values of `PlacementOptions`, by name.
+        fit_values: Typed values of `FitQuestion`, by name.
+    """
     from kvcalc.capacity.fit_options import read_fit_options
     from kvcalc.library.load import AUTO, with_memory
     from kvcalc.timing.deployment import TimedDeployment
@@ -225,7 +244,17 @@ def fit_answer(
     allocations: str = "",
     emit: str = "",
 ) -> Answer:
-    """Return the capacity of each deployment, the smallest that fits first."""
+    """Return the capacity of each deployment, the smallest that fits first.
+
+    Args:
+        points: Each deployment with its options.
+        studies: Lengths of requests for `--lengths`.
+        words: The words that the user typed.
+        allocations: Script of allocation steps, or its file. If given, the answer is their
+            simulation in the first deployment.
+        emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
+            for a table.
+    """
     from kvcalc.capacity.allocations import read_lengths
     from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.capacity.deployment_fit import at_longest_length

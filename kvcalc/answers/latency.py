@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 def run(
     models: list[str], *, requests: list[LatencyOptions], deploying: list[DeploymentOptions]
 ) -> Answer:
-    """Predict TTFT, TPOT and end-to-end time of one request."""
+    """Predict TTFT, TPOT and end-to-end time of one request.
+
+    Args:
+        models: Models, each word a name or a comma-separated list.
+        requests: Lengths and batch sizes of the requests.
+        deploying: Deployments.
+    """
     return latency_answer(deployments_of(models, deploying), requests)
 
 
 def latency_answer(
     deployments: "Sequence[TimedDeployment]", requests: Sequence[LatencyOptions]
 ) -> Answer:
-    """Return the times of each request on each deployment."""
+    """Return TTFT, TPOT and end-to-end seconds of each request on each deployment."""
     from kvcalc.report.text.serving_text import latency_tables
     from kvcalc.serving.request_latency import latency_records
 

@@ -45,10 +45,13 @@ from kvcalc.timing import deployment
 def takes_options(
     *questions: type[Question],
 ) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
-    """Return a decorator that lets a method take the options of questions, and describes them in
-    its docstring.
+    """Return a decorator for methods of `Deployment` that take the options of question classes.
 
-    The method gets a dictionary of the options. Positional arguments are the first options.
+    The decorated method takes each option by keyword, or the first options by position. The
+    decorator collects them in a dictionary, and adds the options' help to the method's docstring.
+
+    Args:
+        questions: Classes whose fields are the options.
     """
     parameters = [p for question in questions for p in parameters_in(question)]
     names = [p.name for p in parameters]
@@ -70,14 +73,15 @@ def takes_options(
 
 
 class Deployment(deployment.TimedDeployment, frozen=True):
-    """A model on GPUs. Each method is the command of the same name and raises the same errors.
+    """A model on GPUs. Each method does what the command of the same name does.
 
-    An option is a text as on the command line or a Python value. A list makes more records if the
-    option takes a list.
+    The methods take the command's options as keyword arguments, and raise the command's errors. A
+    value is a text as on the command line, or a Python value. A list adds records if the option
+    takes a list.
 
     Attributes:
-        file_precision: Precision of `size`, if it differs: an engine loads a float32 checkpoint in
-            another dtype.
+        file_precision: Data types for `size`, if they differ from the engine's. An engine loads a
+            float32 checkpoint in another dtype. None if they do not differ.
     """
 
     file_precision: Precision | None = None
@@ -110,7 +114,10 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(PassOptions, ContextOptions)
     def roofline(self, options: Settings) -> Answer:
-        """Compute FLOPs, bytes and bound of each operator. Attributes are keys of the total."""
+        """Compute FLOPs, bytes and bound of each operator in a pass.
+
+        The answer's attributes are the keys of the total.
+        """
         return roofline_answer(
             [self], read_question(PassOptions, options), read_questions(ContextOptions, options)
         )
@@ -119,8 +126,8 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     def serve(self, options: Settings) -> Answer:
         """Simulate a server: `throughput_tokens_per_s`, `ttft_p50_s`, `tpot_p99_s` and more.
 
-        Without rate, requests and max_concurrency, the first record is the sustained rate. One
-        record for each rate that was tried follows.
+        Without rate, requests and max_concurrency, the first record is the highest sustained rate.
+        Further records follow, one for each rate that was tried.
         """
         scheduling = read_questions(SchedulingOptions, options)
         settings = read_question(ServerSettings, options)
@@ -148,11 +155,18 @@ DEPLOYING = frozenset(DeploymentOptions.__struct_fields__)
 
 
 def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deployment:
-    """Return a model on GPUs, by names or objects, with the options of the command line.
+    """Return a deployment: a model on GPUs.
+
+    Example: `deploy("llama-3.1-70b", "h100", tp=4)`.
 
     Args:
+        model: Model, or its name or file.
+        gpu: GPU, or its name or file.
         options: Fields of `DeploymentOptions`, such as tp, pp, dp, ep, dcp, dtype, kv_cache_dtype,
             quantization, memory, nodes, engine, bounds and calibration.
+
+    Raises:
+        UserError: An option is unknown, invalid or a list, or the model cannot be split so.
     """
     check_known(options, DEPLOYING)
     deploying = read_questions(DeploymentOptions, options)
@@ -200,11 +214,13 @@ compare = _command(Deployment.compare)
 
 
 def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> Answer:
-    """Find the five best deployments. Attributes of the answer are keys of the best deployment.
+    """Find the five best deployments for a load and its latency targets.
+
+    The answer's attributes are the keys of the best deployment.
 
     Args:
-        models: A model or a list.
-        options: Settings of `kvcalc plan`, each a word, a number or a list: users and context, or
+        models: A model or a list of models.
+        options: Options of `kvcalc plan`, each a word, a number or a list: users and context, or
             rate, input_len and output_len; max_ttft, max_tpot (`50ms`), min_throughput; gpu,
             max_gpus (16), quantization, price_per_hour and more.
     """

@@ -28,10 +28,10 @@ PROMPT, OUTPUT = 2000, 500  # tokens of the request that the page times
 
 
 class PageRequest(NamedTuple):
-    """The subject of a page.
+    """What a report page is about: the command words that its sections repeat, and the load.
 
     Attributes:
-        model: The model and how it is stored and sharded, as words of a command line.
+        model: The model with its data types and parallelism, as words of a command line.
         run: The GPU and engine, as words of a command line.
         context: Tokens of each user.
         users: Concurrent users.
@@ -44,7 +44,13 @@ class PageRequest(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A heading, a command, and the command's answer."""
+    """A section of the report page.
+
+    Attributes:
+        title: Heading.
+        command: Command line that prints the section's table.
+        answer: The command's answer, with table and picture.
+    """
 
     title: str
     command: str
@@ -52,7 +58,11 @@ class Section(NamedTuple):
 
 
 def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
-    """Return the page as HTML.
+    """Return the report page on a deployment as HTML.
+
+    Args:
+        deployment: The deployment.
+        request: The load, and the command words that the page shows.
 
     Raises:
         UserError: The model cannot run in this deployment.
@@ -83,7 +93,11 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
 
 
 def page_explained(deployment: TimedDeployment, request: PageRequest) -> str:
-    """Return the formulas of the page's figures, section by section.
+    """Return a text with the formulas of the report page's figures, section by section.
+
+    Args:
+        deployment: The deployment.
+        request: The load, and the command words that the text shows.
 
     Raises:
         UserError: The model cannot run in this deployment.

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class StandardFigure(NamedTuple):
-    """A standard figure.
+    """A picture that `kvcalc plot` can draw.
 
     Attributes:
-        summary: Text in the list of figures.
-        formula: Text of `--explain`.
+        summary: Text in the list of pictures.
+        formula: First line of `--explain`.
         models: Names of the models that it shows by default, separated by spaces.
-        context: Default context in tokens.
+        context: Default context in tokens, or a comma-separated list.
     """
 
     summary: str
@@ -79,7 +79,16 @@ FIGURES = {
 
 
 class FigureOptions(Question, frozen=True):
-    """The models, GPUs and axes of a figure."""
+    """The GPUs, contexts, batch sizes and data types in a picture of `kvcalc plot`.
+
+    Attributes:
+        gpu: GPU names.
+        context: Tokens per sequence. If contexts are an axis, the axis ends at the largest. () for
+            the picture's default.
+        batch_size: Numbers of sequences.
+        dtype: Data type of the weights. Only the first is used.
+        kv_cache_dtype: Data type of the cache. Only the first is used.
+    """
 
     gpu: tuple[str, ...] = ("h100",)
     context: Annotated[tuple[int, ...], parse_tokens] = ()
@@ -98,7 +107,17 @@ def run_plot(
     input_: str = "",
     explain: bool = False,
 ) -> None:
-    """Draw a standard figure."""
+    """Draw a picture, such as the KV cache over context.
+
+    Args:
+        kind: Name of the picture, a key of FIGURES; '' prints the list of pictures.
+        models: Models; empty for the picture's default models.
+        figure: GPUs, contexts, batch sizes and data types.
+        plot: File to write; `-` draws in the terminal.
+        style: light, dark or slides.
+        input_: CSV file of measured rows, for the picture `measured`.
+        explain: Whether to print the values and their formula instead.
+    """
     if not kind:
         for name, shown_figure in FIGURES.items():
             print(f"kvcalc plot {name:<22}{shown_figure.summary}")
@@ -180,7 +199,12 @@ def _measured_chart(models: list[str], rows: str) -> "list[Chart]":
 
 
 class PageOptions(Question, frozen=True):
-    """The load for which the report page is written."""
+    """The load for which the report page is written.
+
+    Attributes:
+        context: Tokens of each user.
+        users: Concurrent users.
+    """
 
     context: Tokens = 8192
     users: int = 8
@@ -194,7 +218,15 @@ def run_report(
     page: PageOptions,
     explain: bool = False,
 ) -> None:
-    """Write one self-contained HTML page."""
+    """Write a report page on one deployment as a single HTML file.
+
+    Args:
+        model: Name or file of the model.
+        output: HTML file to write; `-` prints it.
+        deploying: The deployment, in a list of one.
+        page: The load.
+        explain: Whether to print the formulas of the page's figures instead.
+    """
     from kvcalc.answers.page import PageRequest, html_page, page_explained
     from kvcalc.library.files import destination
 

@@ -24,7 +24,17 @@ def run(
     emit: str = "",
     set_: list[str] = [],  # noqa: B006
 ) -> Answer:
-    """Find the best deployments. The exit status is 1 if no deployment meets the targets."""
+    """Find the best deployments. The exit status is 1 if no deployment meets the targets.
+
+    Args:
+        models: Models, each word a name or a comma-separated list.
+        need: Typed values of `Requirement`, by name.
+        space: Typed values of `SpaceOptions`, by name.
+        points: File for every configuration that was tried; '' for none.
+        jobs: Has no effect. Old scripts may use it.
+        emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes.
+        set_: Changes of the models' fields, such as `layers=40`.
+    """
     loaded = models_of(models, set_)
     return plan_answer(loaded, need | space, points, emit)
 
@@ -35,13 +45,14 @@ def plan_answer(
     points: str = "",
     emit: str = "",
 ) -> Answer:
-    """Return the best deployments of each requirement.
+    """Return the best deployments for each combination of a load and its targets.
 
     Args:
-        options: Values of `Requirement` and `SpaceOptions` by name.
-        points: Path of a file to which all tried configurations are written.
-        emit: Form in which the best deployment is printed instead of tables, such as a command
-            line.
+        models: The models.
+        options: Typed values of `Requirement` and `SpaceOptions`, by name.
+        points: File for every configuration that was tried; '' for none.
+        emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes; ''
+            for a table.
     """
     from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.planning.best_configs import answer_records

@@ -24,8 +24,10 @@ GpuOrName = Gpu | str | Path
 
 
 def load_model(name: str | Path) -> Model:
-    """Return a model by preset name, YAML or GGUF file, config.json or its folder, or
-    `hf:org/name`.
+    """Return a model by name.
+
+    Args:
+        name: Preset name, YAML or GGUF file, config.json or its folder, or `hf:org/name`.
 
     Raises:
         UserError: The name is unknown, or the file cannot be read.
@@ -50,23 +52,37 @@ def _operators(values: Iterable[Operator]) -> list[Operator]:
 
 
 def as_model(value: ModelOrName) -> Model:
-    """Return a model from a model or a name."""
+    """Return `value` if it is a model. If it is a name or a file, return the model it names."""
     return value if isinstance(value, Model) else load_model(value)
 
 
 def as_gpu(value: GpuOrName) -> Gpu:
-    """Return a GPU from a GPU or a name."""
+    """Return `value` if it is a GPU. If it is a name or a file, return the GPU it names."""
     return value if isinstance(value, Gpu) else load_gpu(value)
 
 
 def as_tokens(value: int | str, noun: str) -> int:
-    """Return a number of tokens from an int or a text such as `4k`."""
+    """Return a number of tokens from an integer or a text such as `4k`, which is 4096.
+
+    Args:
+        value: The integer or text.
+        noun: Name of the value in an error message, such as `context`.
+    """
     number: int = parse_tokens(value, noun) if isinstance(value, str) else plain(value)
     return number
 
 
 def of_kind(value: Value, noun: str, *kinds: type) -> Value:
-    """Return the value unchanged. Raises UserError if its type is none of `kinds`."""
+    """Return the value unchanged, after a check of its type.
+
+    Args:
+        value: The value.
+        noun: What the value should be, for the error message.
+        kinds: The types that are allowed.
+
+    Raises:
+        UserError: The value has another type.
+    """
     if not isinstance(value, kinds):
         raise UserError(f"{value!r:.80} is no {noun}")
     return value
@@ -88,8 +104,13 @@ READERS: dict[str, Callable[[Any], Any]] = {
 def accepts_names(function: Callable[..., Value]) -> Callable[..., Value]:
     """Return a function that also takes names of models and GPUs, and tokens as text.
 
+    The types of the other arguments in READERS are checked.
+
+    Args:
+        function: Function of models, GPUs and integers.
+
     Raises:
-        UserError: An argument has another type. The arguments in READERS are checked.
+        UserError: When the function is called, an argument has a wrong type or an unknown name.
     """
     signature = inspect.signature(function)
 

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 
 class PassOptions(Question, frozen=True):
-    """The options that select a pass: prefill, decode or a mixed batch."""
+    """The forward pass that `roofline` shows.
+
+    Attributes:
+        phase: decode or prefill.
+        batch: A mixed pass instead, such as `500+4x1@4k`: one prompt of 500 tokens, and four
+            decodes after 4,096 tokens. '' for a pass of one phase.
+        head: Positions for which the LM head is computed: last or all.
+    """
 
     phase: str = "decode"
     batch: str = ""
@@ -38,7 +45,15 @@ def run(
     shapes: list[ContextOptions],
     deploying: list[DeploymentOptions],
 ) -> Answer:
-    """Show FLOPs, bytes, intensity and bound of each operator."""
+    """Show FLOPs, bytes, intensity and bound of each operator in a pass.
+
+    Args:
+        models: Models, each word a name or a comma-separated list. If empty, the answer is about
+            attention variants without a model.
+        pass_: The pass.
+        shapes: Contexts and batch sizes.
+        deploying: Deployments.
+    """
     if not models:
         precisions = list(dict.fromkeys(map(precision_of, deploying)))
         return _attention_answer(gpus_of(deploying[0]), shapes, precisions)
@@ -50,7 +65,13 @@ def roofline_answer(
     pass_: PassOptions,
     shapes: Sequence[ContextOptions],
 ) -> Answer:
-    """Return the operators of one pass of each deployment and shape, and their total."""
+    """Return the operators and the total of one pass, for each deployment and shape.
+
+    Args:
+        deployments: The deployments.
+        pass_: The pass.
+        shapes: Contexts and batch sizes. A mixed pass has its own, and replaces them.
+    """
     from kvcalc.capacity.fit_records import pass_with_memory
     from kvcalc.layers.batch import Batch
     from kvcalc.report.text.roofline_text import pass_tables

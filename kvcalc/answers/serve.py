@@ -32,7 +32,17 @@ def run(
     timeline: str = "",
     deploying: list[DeploymentOptions],
 ) -> Answer:
-    """Simulate a server under load, pass by pass."""
+    """Simulate a server under load, pass by pass.
+
+    Args:
+        models: Models, each word a name or a comma-separated list.
+        load: Typed values of `Workload`, by name.
+        scheduling: Batching policies and kinds of cache.
+        settings: Limits and latency targets of the server.
+        find_rate: Whether to find the highest rate that meets the latency targets.
+        timeline: CSV file for every pass; '' for none.
+        deploying: Deployments.
+    """
     return serve_answer(
         deployments_of(models, deploying), load, scheduling, settings, find_rate, timeline
     )
@@ -46,10 +56,16 @@ def serve_answer(
     find_rate: bool = False,
     timeline: str = "",
 ) -> Answer:
-    """Return the figures of each server under each load.
+    """Return latencies, throughput and cache use of each simulated server under each load.
 
     Args:
-        load: Values of `Workload` by name. Without a rate, a trace or clients, rates are swept.
+        deployments: The deployments.
+        load: Typed values of `Workload`, by name. Without a rate, a trace or clients, several rates
+            are tried.
+        scheduling: Batching policies and kinds of cache.
+        settings: Limits and latency targets of the server.
+        find_rate: Whether to find the highest rate that meets the latency targets.
+        timeline: CSV file for every pass; '' for none.
     """
     from kvcalc.report.text.measure_text import progress_bar
     from kvcalc.report.text.serving_text import serve_table

@@ -38,7 +38,14 @@ def run(
     sharding: list[ShardingOptions],
     dimensions: DimensionOptions,
 ) -> Answer:
-    """Compute KV cache size and compare it with the weights."""
+    """Compute KV cache size and compare it with the weights.
+
+    Args:
+        models: Models, each word a name or a comma-separated list; empty if `dimensions` are given.
+        shapes: Contexts, batch sizes and block sizes.
+        sharding: Data types and parallelism.
+        dimensions: Sizes of the layers, instead of a model.
+    """
     changes = sharding[0].set_
     typed = typed_dimensions(dimensions, models, changes)
     loaded = [typed.model()] if typed else models_of(models, changes)
@@ -52,9 +59,11 @@ def size_answer(
     gpus: "Sequence[Gpu]" = (),
     make_record: Callable[..., Any] | None = None,
 ) -> Answer:
-    """Return the cache size of each stored model at each context and batch size.
+    """Return the cache bytes of each model at each context and batch size.
 
     Args:
+        variants: Each model with its data types and parallelism.
+        shapes: Contexts, batch sizes and block sizes.
         gpus: GPUs whose memory the picture shows.
         make_record: Function that makes a record, by default `size_record`.
     """
