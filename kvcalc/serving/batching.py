@@ -44,7 +44,7 @@ from kvcalc.serving.step_timers import (
 
 
 class Limits(NamedTuple):
-    """Limits of one data-parallel rank.
+    """Scheduler limits of one data-parallel rank.
 
     Attributes:
         max_num_seqs: Maximum number of concurrent sequences.
@@ -62,10 +62,12 @@ class Scheduling(NamedTuple):
         decodes_wait: Whether passes with prompts contain no decodes and come first (SGLang).
         whole_prompts: Whether a prompt is processed in one pass, together with other prompts up to
             the maximum tokens of a pass (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
-        reserve: Share of the output tokens for which cache must be free when a request is admitted.
-            With 1 no request is ever preempted.
-        wait_passes: Maximum number of decode passes during which prompts wait for more prompts.
-        wait_share: Share of a pass that prompts must fill to end the wait.
+        reserve: Share of a request's output tokens for which cache must be free when the request is
+            admitted. 0 needs none. With 1 no request is ever preempted.
+        wait_passes: Maximum number of decode passes during which prompts wait for more prompts; 0
+            if prompts never wait.
+        wait_share: Share of the maximum tokens of a pass that waiting prompts must fill to end the
+            wait.
     """
 
     decodes_wait: bool = False
@@ -80,17 +82,18 @@ MIXED = Scheduling()
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A request in the system.
+    """A request that has reached the server and is not done: it waits, is in prefill, or decodes.
 
     Attributes:
+        index: Index of the request among the requests of its rank.
         target: Tokens to cache before the request decodes.
-        cached: Cached tokens. While the request decodes, the number at the beginning of its
-            decoding. The number is above 0 for a waiting request whose prompt was computed on a
-            prefill rank.
-        generated: Generated tokens. While the request decodes, the number at the beginning of its
-            decoding.
-        order: Sequence number of the last admission of the request; 0 before the first admission.
-        reserved: Bytes reserved for the request.
+        cached: Cached tokens. While the request decodes, this is the number at the beginning of its
+            decoding. It is above 0 for a waiting request whose prompt a prefill rank computed.
+        generated: Generated tokens. While the request decodes, this is the number at the beginning
+            of its decoding.
+        order: Number of admissions of the rank up to the request's last admission; 0 before its
+            first.
+        reserved: KV cache bytes reserved for the request.
     """
 
     index: int
@@ -102,9 +105,15 @@ class RunningRequest:
 
 
 class Decoding:
-    """The decoding sequences as arrays. A sequence gains one token per pass, or more with a draft.
+    """The decoding sequences of one rank, with their token counts as arrays.
+
+    Per pass, each sequence gains one token, or several with a draft.
 
     Attributes:
+        pool: KV cache memory of the rank.
+        drafting: Settings of speculative decoding; None without a draft.
+        log: Log that counts the verified drafts.
+        rng: Random generator for the accepted draft tokens; None without a draft.
         running: The sequences, in the order in which they began to decode.
         cached: Cached tokens of each sequence.
         remaining: Tokens that each sequence still has to generate.
@@ -124,12 +133,12 @@ class Decoding:
 
     @property
     def context(self) -> int:
-        """Return the total number of cached tokens."""
+        """Return the cached tokens of all sequences together."""
         return int(self.cached.sum())
 
     @property
     def needed(self) -> int:
-        """Return the bytes allocated after one more token of each sequence."""
+        """Return the KV cache bytes that are allocated once each sequence has one more token."""
         return int(self.pool.allocated[self.cached + 1].sum())
 
     @property
@@ -141,17 +150,22 @@ class Decoding:
         return int(self.pool.stored_bytes[self.cached].sum())
 
     def join(self, request: RunningRequest, answer_tokens: int) -> None:
-        """Add a sequence that decodes `answer_tokens` tokens, from the next pass on."""
+        """Add a sequence, which decodes from the next pass on.
+
+        Args:
+            request: The request, whose prompt is cached.
+            answer_tokens: Tokens that the sequence still has to generate.
+        """
         self.running.append(request)
         self.cached = np.append(self.cached, request.cached)
         self.remaining = np.append(self.remaining, answer_tokens)
 
     def newest(self) -> int:
-        """Return the order of the sequence that joined last; −1 without sequences."""
+        """Return the `order` of the sequence that joined last; −1 without sequences."""
         return self.running[-1].order if self.running else -1
 
     def take_out(self) -> RunningRequest:
-        """Remove the sequence that joined last, with its counts of tokens updated."""
+        """Remove and return the sequence that joined last, with its token counts updated."""
         request = self.running.pop()
         cached = int(self.cached[-1])
         request.generated += cached - request.cached
@@ -161,9 +175,13 @@ class Decoding:
         return request
 
     def in_a_row(self, max_passes: int, free_bytes: int) -> int:
-        """Return the number of passes until a sequence is done or `free_bytes` are exceeded.
+        """Return the number of passes until a sequence is done or the free memory is exceeded.
 
         The number is at least 1 and at most `max_passes`. With a draft it is 1.
+
+        Args:
+            max_passes: Maximum result.
+            free_bytes: KV cache bytes that the decoding sequences may allocate together.
         """
         passes = 1 if self.drafting else min(int(self.remaining.min()), max_passes)
         if passes == 1:
@@ -178,9 +196,11 @@ class Decoding:
     def grow(
         self, passes: int, line: StepTimeSegment, other_allocated: int, other_stored: int
     ) -> tuple[CacheGrowth, list[RunningRequest]]:
-        """Simulate `passes` passes; return their bytes and the completed requests.
+        """Simulate consecutive decode passes. Return their cache bytes and the requests that are
+        done.
 
         Args:
+            passes: Number of passes.
             line: Times of the passes.
             other_allocated: Allocated bytes of requests that do not decode.
             other_stored: Stored bytes of requests that do not decode.
@@ -220,7 +240,12 @@ class ServerSetup(NamedTuple):
     """The settings of a simulated server that all its ranks share.
 
     Attributes:
-        prefix_hit_rate: Share of each prompt that a rank's prefix cache finds; 0 without caches.
+        pool: KV cache memory of one rank.
+        steps: Timer of the passes.
+        limits: Scheduler limits of one rank.
+        scheduling: How the engine fills its passes.
+        prefix_hit_rate: Share of each prompt that a rank's prefix cache contains; 0 without a
+            prefix cache.
     """
 
     pool: Pool
@@ -231,7 +256,17 @@ class ServerSetup(NamedTuple):
 
 
 class RankServer:
-    """Base class of a rank: the state that static and continuous batching share."""
+    """Base class of one simulated data-parallel rank, with the state of both kinds of batching.
+
+    Attributes:
+        waiting: Requests that wait for admission.
+        queue: Requests that have not arrived yet.
+        log: Log of the rank.
+        pool: KV cache memory of the rank.
+        steps: Timer of the passes.
+        limits: Scheduler limits of the rank.
+        now: Simulated time in seconds.
+    """
 
     waiting: Any
 
@@ -274,14 +309,20 @@ class RankServer:
 
 
 class Static(RankServer):
-    """A data-parallel rank with static batching."""
+    """One data-parallel rank with static batching: a batch runs until its last answer is
+    complete.
+    """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         super().__init__(queue, setup)
         self.waiting: deque[int] = deque()
 
     def run(self) -> bool:
-        """Simulate one batch. Returns False if all requests are done."""
+        """Simulate the next batch, with all its passes.
+
+        Returns:
+            False if all requests are done.
+        """
         if not self.waiting:
             self.now = max(self.now, self.queue.next_s)
         self.waiting += self.queue.admit(self.now)
@@ -349,16 +390,21 @@ class Static(RankServer):
 
 
 class Continuous(RankServer):
-    """A data-parallel rank with continuous batching.
+    """One data-parallel rank with continuous batching: the batch is chosen again before every pass.
 
     Attributes:
         waiting: Requests that wait for admission. Preempted requests come first.
-        prefixes: The prefix cache. None if the server has no prefix cache.
-        prefill_bytes: Allocated bytes of requests whose prompts are being processed, minus shared
-            bytes.
+        prefilling: Admitted requests whose prompts are being processed.
+        decoding: Requests that decode.
+        scheduling: How the engine fills its passes.
+        prefixes: The prefix cache; None if the server has no prefix cache.
+        allocated: Allocated bytes of a request, indexed by its tokens.
+        stored_bytes: Stored bytes of a request, indexed by its tokens.
+        admitted: Number of admissions so far.
+        prefill_bytes: Allocated bytes of `prefilling`, minus all bytes that running requests share.
         reserved: Bytes reserved for admitted requests.
         waited: Consecutive decode passes for which prompts have waited for more prompts.
-        horizon: Time up to which all arrivals are known.
+        horizon: Time in seconds up to which all arrivals are known.
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
@@ -379,11 +425,14 @@ class Continuous(RankServer):
         return bool(self.decoding.count or self.prefilling or self.waiting)
 
     def next_pass_s(self) -> float:
-        """Return the time in seconds of the next known pass."""
+        """Return the simulated time in seconds at which the next pass begins, as far as known.
+
+        The time is infinite if no request is known.
+        """
         return self.now if self.is_busy else max(self.now, self.queue.next_s)
 
     def run(self) -> bool:
-        """Simulate one pass, or consecutive passes in which only lengths change.
+        """Simulate one pass, or consecutive passes in which only sequence lengths change.
 
         Returns:
             False if all requests are done.

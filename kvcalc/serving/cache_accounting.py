@@ -22,18 +22,19 @@ TIMES = ("arrived", "scheduled", "decode_scheduled", "first", "finished")
 
 
 class Pool(NamedTuple):
-    """The cache memory of one data-parallel rank.
+    """The KV cache memory of one data-parallel rank. Bytes are of its GPU with the most cache.
 
-    Allocated bytes never shrink while a request grows.
+    Requests have allocated bytes, which nothing else can use, and stored bytes, which contain
+    tokens. A request's allocated bytes never shrink while it grows.
 
     Attributes:
         budget: KV cache budget in bytes.
-        allocated: Allocated bytes of a request, indexed by its tokens (int64).
-        stored_bytes: Stored bytes of a request, indexed by its tokens (int64).
+        allocated: Allocated bytes of a request, as an int64 array indexed by its tokens.
+        stored_bytes: Stored bytes of a request, as an int64 array indexed by its tokens.
         longest: Maximum tokens of a request, independent of free memory.
         shared_block_bytes: Allocated bytes of a block that requests with a common prefix share.
-        shared_block_stored: Stored bytes of a block that requests with a common prefix share.
-        block_size: Tokens of a block that requests with a common prefix share.
+        shared_block_stored: Stored bytes of such a block.
+        block_size: Tokens of such a block.
     """
 
     budget: int
@@ -45,8 +46,11 @@ class Pool(NamedTuple):
     block_size: int = DEFAULT_BLOCK_SIZE
 
     def fits(self, tokens: Any) -> Any:
-        """Return whether requests with `tokens` cached tokens (an array) fit into the empty
-        cache."""
+        """Return whether a request with `tokens` cached tokens fits into the empty cache.
+
+        Args:
+            tokens: Array of token counts. The result is a boolean array of the same shape.
+        """
         allocated = self.allocated[tokens.clip(max=len(self.allocated) - 1)]
         return (tokens <= self.longest) & (allocated <= self.budget)
 
@@ -58,16 +62,18 @@ def make_pool(
     max_tokens: int,
     draft_slots: int = 0,
 ) -> Pool:
-    """Return the pool of requests that store at most `max_tokens` tokens.
+    """Return the KV cache memory for requests that store at most `max_tokens` tokens.
 
     Args:
         capacity: The KV cache budget, and the engine's layout of the cache.
-        cache: `paged` or `contiguous`.
-        max_model_len: Tokens of the longest request, which `contiguous` reserves.
+        cache: `paged` allocates blocks as a request grows. `contiguous` reserves `max_model_len`
+            tokens when a request is admitted.
+        max_model_len: Maximum tokens of a request.
+        max_tokens: Maximum tokens for which bytes are tabulated.
         draft_slots: Slots for draft tokens behind the tokens of a request.
 
     Raises:
-        UserError: Not even one reservation fits.
+        UserError: Not even one contiguous reservation fits.
     """
     layout, content, kv_budget = capacity.plan, capacity.content, capacity.kv_budget
     block_size = layout.block_size or DEFAULT_BLOCK_SIZE
@@ -98,19 +104,23 @@ def shared_block(layout: CacheLayout, block_size: int) -> int:
 
     The result is the mean over many blocks, because a compressed layer stores less than one row per
     token.
+
+    Args:
+        layout: Layout of the KV cache.
+        block_size: Tokens per block.
     """
     tokens = MEAN_BLOCKS * block_size
     return (layout.needed(2, tokens) - layout.needed(2, tokens, tokens)) // MEAN_BLOCKS
 
 
 class CacheGrowth(NamedTuple):
-    """Bytes of some consecutive steps.
+    """KV cache bytes of one rank during consecutive passes.
 
     Attributes:
-        allocated: Bytes allocated after the last step, which is also their maximum.
-        stored_bytes: Bytes stored after the last step.
-        allocated_byte_s: Allocated bytes times seconds, summed over the steps.
-        stored_byte_s: Stored bytes times seconds, summed over the steps.
+        allocated: Bytes allocated after the last pass, which is also their maximum.
+        stored_bytes: Bytes stored after the last pass.
+        allocated_byte_s: Sum over the passes of allocated bytes times the pass's seconds.
+        stored_byte_s: Sum over the passes of stored bytes times the pass's seconds.
     """
 
     allocated: int
@@ -120,21 +130,30 @@ class CacheGrowth(NamedTuple):
 
 
 def constant_growth(allocated: int, stored_bytes: int, seconds: float) -> CacheGrowth:
-    """Return the bytes of one step that lasts `seconds`."""
+    """Return the cache bytes of passes that take `seconds` and leave both bytes unchanged.
+
+    Args:
+        allocated: Allocated bytes.
+        stored_bytes: Stored bytes.
+        seconds: Seconds of the passes together.
+    """
     return CacheGrowth(allocated, stored_bytes, allocated * seconds, stored_bytes * seconds)
 
 
 class PassRow(NamedTuple):
-    """One row of the timeline: consecutive passes over the same sequences, and the state after
-    them.
+    """One row of the timeline: consecutive passes of one rank over the same sequences.
 
     Attributes:
+        rank: Index of the data-parallel rank.
+        start_s: Simulated time at which the first pass begins.
+        duration_s: Seconds of all passes together.
         passes: Number of passes.
+        sequences: Sequences in each pass.
         tokens: Tokens of each pass.
         prefill_tokens: Prompt tokens of each pass.
         waiting: Requests that are not admitted.
-        kv_allocated_bytes: Allocated bytes of one GPU.
-        kv_stored_bytes: Stored bytes of one GPU.
+        kv_allocated_bytes: Allocated KV cache bytes of one GPU after the last pass.
+        kv_stored_bytes: Stored KV cache bytes of one GPU after the last pass.
     """
 
     rank: int
@@ -150,10 +169,11 @@ class PassRow(NamedTuple):
 
 
 class Log:
-    """The log of a run: times of every request as arrays, and sums over the passes.
+    """Times of requests as arrays, and sums over the passes, of one simulated rank or of a whole
+    run.
 
-    A time is NaN if a request did not reach this state. If the timeline is full, every second row
-    is dropped.
+    A time is NaN if a request did not reach this state. If the timeline `rows` is full, every
+    second row is dropped.
 
     Attributes:
         arrived: Seconds at which each request was sent.
@@ -163,16 +183,26 @@ class Log:
         first: Seconds at which each request has its first token.
         finished: Seconds at which each request has its last token.
         rejected: Whether each request can never fit.
+        rank: Index of the rank.
+        rows: The timeline.
+        num_rows: Number of rows before rows were dropped.
+        stride: Number of recorded rows for which one row of `rows` stands.
+        passes: Number of passes.
         slots: Token slots of all passes.
         padded: Token slots that contain padding.
         prefill_tokens: Prompt tokens, including recomputed tokens.
         decode_tokens: Tokens of decoding sequences, including draft tokens.
         found_tokens: Prompt tokens found in a prefix cache.
+        preemptions: Number of preemptions.
+        recomputed_tokens: Tokens whose cache was dropped by a preemption and computed again.
         verified: Verifications of drafts, counted per sequence.
         yielded: Tokens that the verifications produced.
+        peak: Maximum allocated KV cache bytes.
+        largest: Maximum number of sequences in a pass.
         allocated_byte_s: Allocated bytes, integrated over time.
         stored_byte_s: Stored bytes, integrated over time.
-        stride: Number of rows that one row of the timeline represents.
+        busy_s: Seconds of all passes together.
+        sequences_s: Sum over the passes of sequences times the pass's seconds.
     """
 
     def __init__(self, count: int, rank: int = 0) -> None:
@@ -191,10 +221,13 @@ class Log:
         self.busy_s = self.sequences_s = 0.0
 
     def for_rank(self, rank: int, num_ranks: int) -> "Log":
-        """Return the log of a rank.
+        """Return a new log for one rank, which writes the times of its requests into this log.
 
-        The arrays of times are views of this log: every `num_ranks`-th request from request `rank`
-        on.
+        A rank has every `num_ranks`-th request, from request `rank` on.
+
+        Args:
+            rank: Index of the rank.
+            num_ranks: Number of ranks that share the requests.
         """
         log = Log(0, rank)
         for name in (*TIMES, "rejected"):
@@ -202,7 +235,12 @@ class Log:
         return log
 
     def add(self, row: PassRow, growth: CacheGrowth) -> None:
-        """Record consecutive passes."""
+        """Record consecutive passes: their timeline row, and the sums over passes.
+
+        Args:
+            row: Row of the timeline.
+            growth: KV cache bytes during the passes.
+        """
         prompt = row.prefill_tokens
         self.passes += row.passes
         self.slots += row.tokens * row.passes
@@ -223,19 +261,29 @@ class Log:
 
 
 def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
-    """Return how many tokens of a prompt a prefix cache contains: the whole blocks in the share
-    `rate`.
+    """Return the prompt tokens that a prefix cache contains: the whole blocks within a share.
 
     Example: 0.9 of 1,000 tokens are 56 blocks of 16, so 896 tokens are found.
+
+    Args:
+        rate: Share of the prompt, from 0 to 1.
+        prompt: Tokens of the prompt.
+        block_size: Tokens per block.
     """
     return int(round(rate * prompt, 6)) // block_size * block_size
 
 
 class PrefixCache:
-    """A prefix cache that contains the share `rate` of every prompt.
+    """A prefix cache that contains the leading share `rate` of every prompt.
+
+    All prompts begin with one common prefix, so the longest prefix in use is stored once.
 
     Attributes:
-        blocks: Leading blocks of the prefix that each running request uses.
+        rate: Share of each prompt that is cached, from 0 to 1.
+        block_size: Tokens per block.
+        block_bytes: Allocated bytes of a shared block.
+        block_stored: Stored bytes of a shared block.
+        blocks: Number of leading prefix blocks in use, by the index of each running request.
         users: Number of running requests, by the number of blocks that they use.
         shared_blocks: Number of blocks that running requests save by sharing.
     """
@@ -255,19 +303,31 @@ class PrefixCache:
         return self.shared_blocks * self.block_stored
 
     def cached_tokens(self, prompt: int) -> int:
-        """Return how many tokens of a prompt of `prompt` tokens are cached."""
+        """Return the tokens of a prompt that are cached. At least one token is left to compute.
+
+        Args:
+            prompt: Tokens of the prompt.
+        """
         return min(hit_tokens(self.rate, prompt, self.block_size), prompt - 1)
 
     def shared_bytes(self, cached: int) -> int:
-        """Return the bytes of the first `cached` tokens that running requests use."""
+        """Return the allocated bytes of a cached prefix that running requests already use.
+
+        Args:
+            cached: Tokens of the prefix.
+        """
         blocks = -(-cached // self.block_size)
         return min(blocks, max(self.users, default=0)) * self.block_bytes
 
     def use(self, index: int, tokens: int) -> int:
-        """Set the number of leading prefix tokens that a request uses.
+        """Set the number of leading prefix tokens that a request uses; 0 when it leaves.
+
+        Args:
+            index: Index of the request.
+            tokens: Number of leading tokens.
 
         Returns:
-            Bytes newly shared with other running requests; negative if fewer bytes are shared.
+            Allocated bytes newly shared with other running requests; negative if fewer are shared.
         """
         blocks = -(-tokens // self.block_size)
         previous = self.blocks.pop(index, 0)

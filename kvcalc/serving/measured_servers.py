@@ -50,8 +50,14 @@ FP4 = {"fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4"}
 
 
 def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
-    """Return the bound of the microseconds per output token of a server; NaN for an unknown model
-    or unsuitable ranks."""
+    """Return the datasheet bound of a measured server's time per output token, in microseconds.
+
+    NaN means that the model is unknown, or that the row's ranks cannot run it.
+
+    Args:
+        row: Measured row of a server.
+        gpu: The GPU of the row.
+    """
     model = served_model(row.model)
     if model is None:
         return nan
@@ -70,7 +76,7 @@ def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
 
 
 def precision_of(row: MeasuredRow, model: Model) -> Precision:
-    """Return the formats of weights and cache in a measured run.
+    """Return the formats of weights and cache in a measured run of a server.
 
     A checkpoint that is published quantised runs as published. There is one exception: a run in fp4
     of a checkpoint in a wider format uses an NVFP4 checkpoint. Example: DeepSeek-R1 is published in
@@ -78,6 +84,10 @@ def precision_of(row: MeasuredRow, model: Model) -> Precision:
 
     A checkpoint that is not quantised runs in the row's format. Mixtures of experts and Qwen in fp8
     then have scales for blocks of 128 × 128.
+
+    Args:
+        row: Measured row of a server.
+        model: The model that the row names.
     """
     quantization = ""
     has_four_bits = any(stored_format(scheme.format).bits == 4 for scheme in model.quantization)
@@ -109,7 +119,7 @@ def _model_key(row: MeasuredRow) -> str:
 
 
 def ranks_of(row: MeasuredRow) -> Parallelism:
-    """Return the parallelism of a measured run."""
+    """Return the parallelism of a measured run of a server: its tp and ep."""
     tp, *ep = map(int, row.shape[3:])
     return Parallelism(tp=tp, ep=max([1, *ep]))
 
@@ -127,18 +137,19 @@ PASS_TOKENS = {
 
 
 class PublishedRun(NamedTuple):
-    """The load and the settings of a measured run.
+    """The load and the settings of a measured run of a server.
 
     Attributes:
         input_len: Nominal tokens of a prompt.
         output_len: Nominal tokens of an answer.
-        clients: Number of clients.
+        clients: Number of clients, each with one request at a time.
         max_tokens: Maximum tokens of a pass.
         max_num_seqs: Maximum number of concurrent sequences.
         scheduling: How the engine fills its passes.
         rounds: Prompts per client.
-        min_share: Minimum length as a share of the nominal length.
-        prefix_hit_rate: Share of each prompt that a prefix cache stores.
+        min_share: Minimum length as a share of the nominal length. Lengths are uniform between
+            them; 1 means that all lengths are nominal.
+        prefix_hit_rate: Share of each prompt that a prefix cache contains.
     """
 
     input_len: int
@@ -158,7 +169,12 @@ class PublishedRun(NamedTuple):
 
 
 def published_run(row: MeasuredRow, engine: EngineOverheads | None) -> PublishedRun:
-    """Return the load and the settings of a measured run, from its scripts or its own figures."""
+    """Return the load and the settings of a measured run, from its scripts or its own figures.
+
+    Args:
+        row: Measured row of a server.
+        engine: Overheads of the engine, which give its scheduling; None for an unknown engine.
+    """
     isl, osl, clients = map(int, row.shape[:3])
     name = _model_key(row)
     is_small_llama = name.startswith("llama318b")
@@ -209,7 +225,13 @@ MIN_MAX_LEN, MIN_MAX_TOKENS, MIN_MAX_NUM_SEQS = 9300, 16384, 128
 def served_times(
     rows: Sequence[MeasuredRow], gpu: Gpu, calibration: Calibration
 ) -> list[ServedTimes]:
-    """Return the figures of each run under a calibration; NaN if the model is unknown."""
+    """Return the simulated times and tokens/s of each measured server; NaN if the model is unknown.
+
+    Args:
+        rows: Measured rows of servers.
+        gpu: The GPU of the rows.
+        calibration: Kernel models that time the passes.
+    """
     times = [ServedTimes()] * len(rows)
     engine = calibration.engine or find_engine_overheads(calibration.stack)
     servers: dict[Any, dict[int, PublishedRun]] = {}  # runs that one server can simulate
@@ -276,10 +298,15 @@ def _simulate(
 def steps_validated(
     calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]
 ) -> dict[Any, ErrorStatistics]:
-    """Return the errors of TPOT, TTFT and tokens/s, for dense models and for mixtures of experts.
+    """Return the errors of simulated servers, under the keys of `Calibration.validation`.
 
-    Runs that hit a prefix cache or contain measurement artefacts are left out. A kind of model with
-    fewer than MIN_RUNS runs is left out too.
+    Runs that hit a prefix cache or contain measurement artefacts are left out. An error from fewer
+    than MIN_RUNS runs is left out too.
+
+    Args:
+        calibration: Kernel models that time the passes.
+        gpu: The GPU of the rows.
+        rows: Measured rows; only rows of servers are used.
     """
     validated: dict[Any, ErrorStatistics] = {}
     for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):

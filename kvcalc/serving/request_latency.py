@@ -46,11 +46,13 @@ FEW_KINDS, SMALL_BLOCK_WEIGHT = 4, 8
 class Latency(NamedTuple):
     """Times in seconds, matrix FLOPs and bytes of a batch of equal requests.
 
+    FLOPs and bytes are of one GPU of each pipeline stage, summed over the stages.
+
     Attributes:
         ttft_s: Time to the first token. None if the GPU has no matrix peak, which a prefill needs.
-        tpot_s: Mean time per further token.
-        tpot_first_s: Time of the first decode step.
-        tpot_last_s: Time of the last decode step.
+        tpot_s: Mean time per further token. None if there is no further token.
+        tpot_first_s: Time of the first decode step; None without a decode step.
+        tpot_last_s: Time of the last decode step; None without a decode step.
         e2e_s: Time to the last token. None if ttft_s is None.
         flops: Matrix FLOPs of all passes.
         bytes: Bytes moved by all passes.
@@ -73,10 +75,18 @@ def prefill_passes(
     block: int = BLOCK,
     max_points: int = 0,
 ) -> Iterator[Batch]:
-    """Yield the passes that process a prompt behind `cached` tokens of a shared prefix.
+    """Yield the passes that process the prompts of a batch.
 
-    There is one pass, or one pass per chunk of `chunk` tokens. Chunks of equal size come as arrays
-    of at most `block` passes.
+    There is one pass for the whole prompts, or one pass per chunk. Chunks of equal size come as
+    arrays of at most `block` passes.
+
+    Args:
+        input_len: Prompt tokens of each sequence, including `cached`.
+        batch_size: Number of sequences.
+        cached: Leading prompt tokens that are in the cache already (prefix hit).
+        chunk: New tokens of each sequence per pass; 0 for the whole prompt.
+        block: Maximum number of passes in one array.
+        max_points: Up to this many passes are returned without NumPy.
     """
     chunk = chunk or input_len
     chunks, remainder = divmod(input_len - cached, chunk)
@@ -103,8 +113,12 @@ def request(
     """Return the latency of a batch of equal requests.
 
     Args:
+        deployment: Model on one replica of GPUs.
+        input_len: Prompt tokens of each request.
+        output_len: Output tokens of each request.
+        batch_size: Number of requests.
         cached: Leading prompt tokens that are in the cache already (prefix hit).
-        chunk: Tokens per pass of the prefill; 0 for the whole prompt.
+        chunk: Prompt tokens of each request per pass of the prefill; 0 for the whole prompt.
         max_points: If at most this many passes are timed together, NumPy is not used.
         no_cache: Whether each step recomputes all tokens.
         all_positions: Whether the LM head runs on all positions instead of the last one.
@@ -142,8 +156,8 @@ def request(
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
     """Return the tokens of one sequence that pass through the layers, with and without a cache.
 
-    For n input and m output tokens, n + m − 1 tokens pass with a cache, and Σ (n … n + m − 1)
-    without. The difference is redundant work.
+    For n input and m output tokens, n + m − 1 tokens pass with a cache. Without a cache, the passes
+    have n, n + 1, … n + m − 1 tokens, so their sum passes. The difference is redundant work.
     """
     last = input_len + output_len - 1
     return last, (input_len + last) * output_len // 2
@@ -170,15 +184,16 @@ class _Spent(NamedTuple):
 
 
 def passes_in_one(model: Model) -> int:
-    """Return the weight of a pass of this model: 1, or more if the model has many kinds of layers.
+    """Return the cost of timing one pass of this model, in passes of a simple model: at least 1.
 
-    kvcalc needs proportionally longer to time such a pass.
+    kvcalc needs proportionally longer to time a pass of a model with many kinds of layers. Example:
+    a model with 8 kinds of layers gives 2.
     """
     return max(1, len(model.kinds) // FEW_KINDS)
 
 
 def block_of(model: Model) -> int:
-    """Return the number of passes that are timed in one call.
+    """Return the number of passes of this model that are timed in one call, as one array.
 
     Models with many kinds of layers get smaller blocks, because their arrays need much memory.
     """
@@ -189,6 +204,9 @@ def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> 
     """Yield the integers from `first` to `end` − 1 as arrays of at most `block` elements.
 
     Args:
+        first: First integer.
+        end: Last integer, plus one.
+        block: Maximum length of an array.
         max_points: If there are at most this many integers, they are one `Points` object, which
             needs no NumPy.
     """
@@ -243,8 +261,14 @@ def _exact_sum(values: Num, count: int) -> int:
 
 
 def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: int) -> float:
-    """Return the price of 10^6 output tokens of a replica that makes `tokens` tokens in
-    `seconds`."""
+    """Return the price of 10^6 output tokens, in the currency of `price_per_hour`.
+
+    Args:
+        price_per_hour: Price of one GPU per hour.
+        gpus: Number of GPUs.
+        seconds: Seconds in which the GPUs generate `tokens`.
+        tokens: Output tokens.
+    """
     return price_per_hour * gpus * seconds / 3600 / tokens * 1e6
 
 
@@ -256,10 +280,15 @@ MAX_POINTS = 512  # steps of a request up to which NumPy is not imported
 def doubling_context(
     deployment: TimedDeployment, batch_size: int, all_positions: bool
 ) -> int | None:
-    """Return the smallest context in tokens at which a step without the cache takes twice as long
-    as with it.
+    """Return the smallest context at which a step without the cache takes twice as long as with it.
 
-    Return None if there is no such context up to 2^20 tokens or up to the model's maximum.
+    The context is in tokens per sequence. None means that there is no such context up to 2^20
+    tokens or up to the model's maximum.
+
+    Args:
+        deployment: Model on one replica of GPUs.
+        batch_size: Number of sequences.
+        all_positions: Whether the LM head of the step without the cache runs on all positions.
     """
 
     def doubled(context: int) -> bool:
@@ -275,7 +304,7 @@ def doubling_context(
 def latency_records(
     requests: Sequence[tuple[TimedDeployment, LatencyOptions]],
 ) -> list[Record]:
-    """Return the `latency_record` of each request.
+    """Return the record of each request or batch, as `latency_record` describes it.
 
     Raises:
         UserError: All requests together take more than MAX_PASSES passes. A pass through a model
@@ -303,7 +332,7 @@ def latency_records(
 
 
 def latency_record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return one configuration as a flat record, with the keys of `LatencyRecord`.
+    """Return the latency of one batch as a flat record, with the keys of `LatencyRecord`.
 
     - `uncached_ttft_s` is TTFT without the cached prefix; None without a prefix.
     - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
@@ -416,7 +445,9 @@ def _no_cache_fields(
 
 
 def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment:
-    """Return the deployment with the offloaded part of its weights in host memory."""
+    """Return the deployment with `host_weights` set to the bytes that `cpu_offload_gb` moves to CPU
+    memory.
+    """
     if not options.cpu_offload_gb:
         return replace(deployment, host_weights=0)
     model = stored_as(deployment.model, deployment.precision)
@@ -427,8 +458,14 @@ def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> T
 
 
 def drafting(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment | None:
-    """Return the deployment of the draft model with the settings of the target; None without a
-    draft."""
+    """Return the deployment of the draft model, with the GPUs and settings of the target.
+
+    None means that the options name no draft.
+
+    Args:
+        deployment: The target: the model whose output the draft proposes.
+        options: Options that may name a draft.
+    """
     if not options.draft:
         return None
     return replace(
@@ -463,7 +500,9 @@ def _speculative(
 
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return the keys of `batch_memory` for the requests. The draft is loaded too."""
+    """Return the record keys of `batch_memory`: the memory that the batch and the draft
+    model need.
+    """
     is_mtp = options.draft == "mtp"
     draft = draft_model(deployment.model, options.draft) if options.draft else None
     return batch_memory(

@@ -41,7 +41,7 @@ AZURE_COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests as arrays of one length.
+    """Requests of a server, as arrays of equal length.
 
     Attributes:
         arrival_s: Seconds of arrival, sorted (float64).
@@ -58,25 +58,30 @@ class Requests:
 
     @property
     def max_tokens(self) -> int:
-        """Return the tokens of the longest prompt and of the longest answer together."""
+        """Return an upper bound of a request's tokens: the longest prompt plus the
+        longest answer.
+        """
         return int(self.input_len.max() + self.output_len.max())
 
     @property
     def rate(self) -> float:
-        """Return the arrivals per second, from the first to the last arrival; 0 if all requests
-        arrive together."""
+        """Return the mean requests per second from the first to the last arrival; 0 if all arrive
+        together.
+        """
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span if span else 0.0
 
     def select(self, index: Any) -> "Requests":
-        """Return the requests of a slice, or of an array of indices."""
+        """Return the requests at a slice, or at an array of indices."""
         return Requests(*(column[index] for column in vars(self).values()))
 
 
 def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) -> Requests:
-    """Return the first `max_rows` requests of a trace.
+    """Return the first `max_rows` requests of a trace, a CSV file with arrivals and lengths.
 
     Args:
+        path: Path of the file.
+        max_rows: Maximum number of requests.
         timed: Whether arrivals are required. Otherwise missing arrivals are 0.
 
     Raises:
@@ -161,11 +166,15 @@ def _tokens(name: str, text: str, line: str) -> int:
 
 
 def length_sampler(text: str, name: str, is_spread: bool = False) -> Callable[[Any, int], Any]:
-    """Return a function of a random generator and a count, which returns lengths as int64.
+    """Return a function that draws lengths in tokens.
+
+    The function takes a NumPy random generator and the number of lengths. It returns an int64
+    array.
 
     Args:
-        text: `1000`, `uniform:a,b` or `lognormal:mean,p99`.
-        is_spread: Whether a fixed length n is uniform from 0.8 · n to n, as in InferenceX.
+        text: Distribution: `1000` (fixed), `uniform:LOW,HIGH` or `lognormal:MEAN,P99`, in tokens.
+        name: Name of the option, for error messages.
+        is_spread: Whether a fixed length n is drawn uniformly from 0.8 · n to n, as in InferenceX.
 
     Raises:
         UserError: The text is not a distribution.
@@ -207,7 +216,7 @@ def _parse_length(text: str, name: str) -> int:
 
 
 def sample_workload(load: Workload) -> Requests:
-    """Return the requests of a workload, read from a trace or drawn.
+    """Return the requests of a workload, read from its trace or drawn at random.
 
     Intervals are gamma distributed with shape `burstiness` and mean 1/rate, as in vLLM's benchmark.
     A burstiness of 1 is a Poisson process. Below 1, requests come in bursts; above 1, they come
@@ -243,10 +252,11 @@ def sample_workload(load: Workload) -> Requests:
 
 
 class Clients(NamedTuple):
-    """The clients who send requests.
+    """The clients that send requests to a server.
 
     Attributes:
-        concurrency: Number of clients with one request at a time each; 0 for no limit.
+        concurrency: Number of clients with one request at a time each; 0 if requests do not wait
+            for answers.
         think_s: Seconds from an answer to the client's next request.
         path_s: Seconds outside the engine that a user waits: network, HTTP, tokenising, and the way
             back of the first token.
@@ -262,6 +272,10 @@ class Clients(NamedTuple):
         """Return the clients of one rank; at least one if their number is limited.
 
         Example: 10 clients on 4 ranks give 3, 3, 2, 2.
+
+        Args:
+            rank: Index of the rank.
+            num_ranks: Number of ranks among which the clients are divided.
         """
         if not self.concurrency:
             return self
@@ -269,7 +283,9 @@ class Clients(NamedTuple):
         return self._replace(concurrency=max(1, clients + (rank < remainder)))
 
     def with_path_of(self, engine: EngineOverheads | None) -> "Clients":
-        """Return the clients with `path_s` and `path_s_per_token` of an engine."""
+        """Return the clients with the `path_s` and `path_s_per_token` of an engine, or unchanged
+        for None.
+        """
         if not engine:
             return self
         return self._replace(
@@ -278,14 +294,22 @@ class Clients(NamedTuple):
 
 
 class ArrivalQueue:
-    """Admits requests in the order in which they reach the engine.
+    """The requests of one rank that have not reached its engine yet, in the order of their arrival.
 
-    A request that could never fit is rejected immediately.
+    A request that could never fit is rejected when it arrives.
 
     Attributes:
-        is_computed: Whether the prompts of the requests are already computed.
-        done: Number of requests that are done.
-        answers: Times of a closed loop's answers in seconds, sorted.
+        is_computed: Whether the prompts of the requests are already computed, on a prefill rank.
+        log: Log of the rank.
+        num_ranks: Number of ranks that share the requests.
+        inputs: Prompt tokens of each request.
+        outputs: Answer tokens of each request.
+        fits: Whether each request can fit into the empty cache.
+        clients: Clients of the rank.
+        due: Earliest seconds at which each request is sent.
+        done: Number of requests that are done or rejected.
+        answers: Times in seconds at which clients that wait for answers got them, sorted.
+        coming: Heap of the known arrivals: (arrival in seconds, index, sent in seconds).
     """
 
     is_computed = False
@@ -323,11 +347,20 @@ class ArrivalQueue:
         self.coming: list[tuple[float, int, float]] = list(zip(*columns, strict=True))
 
     def request(self, index: int) -> int:
-        """Return the index of a request among the requests of all ranks."""
+        """Return the index of a request among the requests of all ranks.
+
+        Args:
+            index: Index of the request on this rank.
+        """
         return self.log.rank + index * self.num_ranks
 
     def admit(self, now: float) -> list[int]:
-        """Return the requests that have arrived by `now`, without requests that can never fit."""
+        """Return the indices of the requests that have arrived by `now` and can fit. Record the
+        others as rejected.
+
+        Args:
+            now: Simulated time in seconds.
+        """
         admitted: list[int] = []
         while self.next_s <= now:
             arrival, index, sent = heappop(self.coming)
@@ -341,27 +374,41 @@ class ArrivalQueue:
 
     @property
     def next_s(self) -> float:
-        """Return the time of the next known request in seconds.
+        """Return the time in seconds at which the next known request arrives.
 
         The time is infinite if no request arrives before another request is done.
         """
         return self.coming[0][0] if self.coming else inf
 
     def record_done(self, index: int, now: float) -> None:
-        """Record that a request is done at the time `now`."""
+        """Record that a request is done.
+
+        Args:
+            index: Index of the request on this rank.
+            now: Simulated time in seconds.
+        """
         self.log.finished[index] = now
         self.record_answer(now)
 
     def add_arrival(self, arrival: float, index: int, sent: float) -> None:
-        """Add a request that was sent at `sent` and reaches the engine at `arrival`, in seconds."""
+        """Add a request that will reach the engine.
+
+        Args:
+            arrival: Seconds at which it reaches the engine.
+            index: Index of the request on this rank.
+            sent: Seconds at which its client sent it.
+        """
         heappush(self.coming, (arrival, index, sent))
 
     def record_answer(self, now: float) -> None:
-        """Record that a client has its answer. A client of a closed loop then sends its next
+        """Record that a client has its answer. A client that waits for answers then sends its next
         request.
 
         Disaggregated servers may report a later answer first. An earlier answer is then inserted
         before the later answers, and the requests that follow them are shifted.
+
+        Args:
+            now: Simulated time in seconds of the answer.
         """
         self.done += 1
         clients, position = self.clients, bisect(self.answers, now)
@@ -381,11 +428,18 @@ class ArrivalQueue:
 
     @property
     def is_open(self) -> bool:
-        """Return whether any request is not yet done."""
+        """Return whether any request of the rank is not yet done."""
         return self.done < len(self.due)
 
 
 def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
-    """Return the clients, with the seconds that a request takes to reach the engine."""
+    """Return the clients of a workload.
+
+    Benchmark clients also have the seconds that a request takes to reach the engine.
+
+    Args:
+        load: The workload.
+        engine: Overheads of the engine, which give these seconds; None for no such time.
+    """
     clients = Clients(load.max_concurrency, load.think_time)
     return clients.with_path_of(engine) if load.is_benchmark else clients

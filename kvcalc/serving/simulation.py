@@ -32,11 +32,12 @@ Progress: TypeAlias = Callable[[int], None] | None  # receives numbers of furthe
 
 
 class KVTransfer(NamedTuple):
-    """The prefill replicas and their link.
+    """The prefill replicas of a disaggregated server, and their link to the decode replica.
 
     Attributes:
         replicas: Number of prefill replicas, in addition to the decode replica.
-        seconds: Returns the seconds that the cache of a prompt of `n` tokens takes on the link.
+        seconds: Function of a prompt's tokens. It returns the seconds that the prompt's cache takes
+            on the link.
     """
 
     replicas: int
@@ -44,10 +45,11 @@ class KVTransfer(NamedTuple):
 
 
 class DecodeArrivals(ArrivalQueue):
-    """Admits requests whose prompts were computed on prefill ranks.
+    """Arrivals at one decode rank: requests whose prompts were computed on prefill ranks.
 
     Attributes:
-        senders: Arrivals of the prefill ranks. The senders are notified of completed requests.
+        senders: Arrivals of all prefill ranks. A sender learns of each completed request, so that
+            its clients can send the next one.
     """
 
     is_computed = True
@@ -59,12 +61,12 @@ class DecodeArrivals(ArrivalQueue):
 
 
 class PrefillArrivals(ArrivalQueue):
-    """Admits requests for their first token, then sends them to a decode rank.
+    """Arrivals at one prefill rank. After its first token, a request moves to a decode rank.
 
     Attributes:
-        receivers: Arrivals of the decode ranks.
-        transfer_s: Returns the seconds in which the cache of a prompt of `n` tokens crosses the
-            link.
+        receivers: Arrivals of all decode ranks.
+        transfer_s: Function of a prompt's tokens. It returns the seconds that the prompt's cache
+            takes on the link.
     """
 
     receivers: list[DecodeArrivals]
@@ -73,7 +75,12 @@ class PrefillArrivals(ArrivalQueue):
     def record_done(self, index: int, now: float) -> None:
         """Send a computed prompt to its decode rank.
 
-        An answer of one token is complete when this token reaches the user.
+        An answer of one token needs no decode rank. It is complete when this token reaches the
+        user.
+
+        Args:
+            index: Index of the request on this prefill rank.
+            now: Simulated time in seconds at which the prompt is computed.
         """
         arrival = now + self.transfer_s(self.inputs[index])
         self.log.first[index] = arrival
@@ -87,8 +94,16 @@ class PrefillArrivals(ArrivalQueue):
 
 
 class DisaggregatedServer:
-    """The prefill ranks and the decode ranks of a disaggregated deployment. The logs of both share
-    the times of the requests. The timer states the number of ranks of a replica."""
+    """All prefill ranks and decode ranks of a disaggregated deployment.
+
+    The logs of both share the times of the requests.
+
+    Attributes:
+        is_closed: Whether clients wait for answers before they send new requests.
+        senders: Arrivals of the prefill ranks.
+        prompts: The prefill ranks.
+        decodes: The decode ranks.
+    """
 
     def __init__(
         self,
@@ -126,7 +141,11 @@ class DisaggregatedServer:
         return sum(sender.done for sender in self.senders)
 
     def run(self) -> bool:
-        """Run the server that is furthest behind. Returns False if all requests are done."""
+        """Run the rank that is furthest behind in simulated time.
+
+        Returns:
+            False if all requests are done.
+        """
         servers = [*self.prompts, *self.decodes]
         times = [server.next_pass_s() for server in servers]
         index = times.index(min(times))
@@ -139,7 +158,7 @@ class DisaggregatedServer:
 
 
 def scheduling_of(engine: EngineOverheads | None) -> Scheduling:
-    """Return how an engine fills its passes."""
+    """Return how an engine fills its passes; vLLM's way if the engine is None."""
     return (
         Scheduling(engine.decodes_wait, engine.whole, engine.reserve)
         if engine
@@ -154,6 +173,7 @@ class Served(NamedTuple):
     """The result of a simulation.
 
     Attributes:
+        requests: All requests.
         times: Log with the times of all requests.
         logs: Log of each rank. Rank r of n processes every n-th request from request r on.
         is_complete: False if Ctrl-C ended the simulation before all requests were done.
@@ -176,11 +196,16 @@ def simulate(
     transfer: KVTransfer | None = None,
     progress: Progress = None,
 ) -> Served:
-    """Serve all requests. Ctrl-C keeps the requests that are done.
+    """Simulate a server until all requests are done. Ctrl-C ends it and keeps the requests done so
+    far.
 
     Args:
-        transfer: Prefill replicas of a disaggregated server.
-        progress: Called from time to time with the number of further requests that are done.
+        requests: Requests to serve.
+        setup: Settings of the server.
+        policy: Batching policy: `continuous` or `static`.
+        clients: Clients that send the requests.
+        transfer: Prefill replicas of a disaggregated server; None for a usual server.
+        progress: Called from time to time with the number of requests done since its last call.
 
     Raises:
         UserError: The maximum tokens of a pass do not allow one token of every sequence.

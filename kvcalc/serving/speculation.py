@@ -24,20 +24,27 @@ MAX_BATCH = 1 << 14  # sequences up to which speculation is checked for a loss
 
 
 def expected_tokens(acceptance: float, drafted: int) -> float:
-    """Return the mean tokens of a step, (1 − a^(k+1))/(1 − a); k + 1 if every token is accepted."""
+    """Return the mean number of tokens that a sequence gains in one step of speculative decoding.
+
+    It is (1 − a^(k+1)) / (1 − a) for acceptance a and k draft tokens, or k + 1 if a is 1.
+
+    Args:
+        acceptance: Probability, from 0 to 1, that a draft token is accepted.
+        drafted: Draft tokens per step.
+    """
     if acceptance == 1:
         return float(drafted + 1)
     return (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
 
 
 class Drafting(NamedTuple):
-    """Settings of speculative decoding.
+    """Settings of speculative decoding on a simulated server.
 
     Attributes:
-        draft: The draft model.
+        draft: The draft model on the GPUs of the target.
         drafted: Draft tokens per step.
-        acceptance: Probability with which a draft token is accepted.
-        seed: Seed of the accepted tokens.
+        acceptance: Probability, from 0 to 1, that a draft token is accepted.
+        seed: Seed of the random numbers that decide which draft tokens are accepted.
     """
 
     draft: TimedDeployment
@@ -46,23 +53,27 @@ class Drafting(NamedTuple):
     seed: int = 0
 
     def draw_tokens(self, rng: Any, count: int) -> Any:
-        """Return how many tokens each of `count` sequences gains in one step, as an array.
+        """Return the number of tokens that each sequence gains in one step, as an array [count].
 
-        A sequence gains the tokens before the first rejection, and one token of the verification.
+        A sequence gains the draft tokens before the first rejection, and one token of the
+        verification.
+
+        Args:
+            rng: NumPy random generator.
+            count: Number of sequences.
         """
         accepted = rng.random((count, self.drafted)) < self.acceptance
         return accepted.cumprod(axis=1).sum(axis=1) + 1
 
 
 class StepTimes(NamedTuple):
-    """Seconds of one step of speculative decoding. The times are arrays if the batch size is an
-    array.
+    """Times of one step of speculative decoding. Times are arrays if the batch size is an array.
 
     Attributes:
-        drafted: Draft tokens.
-        plain_s: Seconds of a decode pass without a draft.
-        draft_s: Seconds of the drafting passes.
-        verify_s: Seconds of the verifying pass.
+        drafted: Draft tokens per step.
+        plain_s: Seconds of a decode step without speculation.
+        draft_s: Seconds of all drafting passes of the step.
+        verify_s: Seconds of the pass in which the target verifies the draft tokens.
     """
 
     drafted: int
@@ -71,19 +82,31 @@ class StepTimes(NamedTuple):
     verify_s: Any
 
     def per_token(self, acceptance: float) -> Any:
-        """Return the seconds per token of each sequence."""
+        """Return the mean seconds per output token of each sequence.
+
+        Args:
+            acceptance: Probability, from 0 to 1, that a draft token is accepted.
+        """
         return (self.draft_s + self.verify_s) / expected_tokens(acceptance, self.drafted)
 
     def speedup(self, acceptance: float) -> Any:
-        """Return the speed-up over plain decode; below 1 if speculation costs more than it
-        saves."""
+        """Return the speed-up over decoding without speculation; below 1 if speculation is slower.
+
+        Args:
+            acceptance: Probability, from 0 to 1, that a draft token is accepted.
+        """
         return self.plain_s / self.per_token(acceptance)
 
 
 def verification(count: Num, drafted: Num, context: int) -> Batch:
-    """Return the pass that verifies `drafted` tokens of each sequence.
+    """Return the pass in which the target verifies the draft tokens of each sequence.
 
-    The pass has drafted + 1 queries per sequence. The context is `context` after the first query.
+    The pass has drafted + 1 new tokens per sequence: the last accepted token and the draft tokens.
+
+    Args:
+        count: Number of sequences.
+        drafted: Draft tokens per sequence.
+        context: Tokens of each sequence, including the first of the new tokens.
     """
     return Batch((Sequences(count, drafted + 1, context - 1),))
 
@@ -95,7 +118,15 @@ def step_times(
     batch_size: Num,
     drafted: int,
 ) -> StepTimes:
-    """Return the seconds of a step of speculative decoding at `context`, and of a plain step."""
+    """Return the times of one step of speculative decoding, and of one step without speculation.
+
+    Args:
+        target: Deployment of the model that verifies.
+        draft: Deployment of the draft model.
+        context: Tokens of each sequence.
+        batch_size: Number of sequences; may be an array.
+        drafted: Draft tokens per step.
+    """
     decode = Batch.decode(context, batch_size)
     verify = verification(batch_size, drafted, context)
     return StepTimes(
@@ -113,7 +144,16 @@ def best_drafted(
     batch_size: int,
     acceptance: float,
 ) -> StepTimes:
-    """Return the times of the step with the fastest number of draft tokens, from 1 to 16."""
+    """Return the times of a step with the number of draft tokens, from 1 to 16, that is fastest per
+    token.
+
+    Args:
+        target: Deployment of the model that verifies.
+        draft: Deployment of the draft model.
+        context: Tokens of each sequence.
+        batch_size: Number of sequences.
+        acceptance: Probability, from 0 to 1, that a draft token is accepted.
+    """
     numbers = range(1, MAX_BEST_DRAFTED + 1)
     drafted = float_array(numbers)
     tokens = float_array([expected_tokens(acceptance, number) for number in numbers])
@@ -133,7 +173,15 @@ def break_even_batch(
 ) -> int | None:
     """Return the smallest batch size at which speculation is slower than plain decoding.
 
-    Only powers of two are tried. Return None if speculation is faster up to MAX_BATCH.
+    Only powers of two are tried. None means that speculation is not slower up to MAX_BATCH
+    sequences.
+
+    Args:
+        target: Deployment of the model that verifies.
+        draft: Deployment of the draft model.
+        context: Tokens of each sequence.
+        drafted: Draft tokens per step.
+        acceptance: Probability, from 0 to 1, that a draft token is accepted.
     """
     batches = [1 << n for n in range(MAX_BATCH.bit_length())]
     times = step_times(target, draft, context, float_array(batches), drafted)
@@ -149,10 +197,12 @@ def float_array(values: Sequence[float]) -> Any:
 
 
 def draft_model(target: Model, name: str) -> Model:
-    """Return the draft called `name`.
+    """Return the draft model for speculative decoding.
 
-    The name is a model, `layers=N` (the first N layers of the target), or `mtp` (the
-    multi-token-prediction layers of the target).
+    Args:
+        target: The model whose output the draft proposes.
+        name: A model, `layers=N` (the first N layers of the target), or `mtp` (the
+            multi-token-prediction layers of the target).
 
     Raises:
         UserError: The target lacks these layers, the draft has another vocabulary, or the draft

@@ -162,12 +162,11 @@ def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
     """Return the share of bytes, from 0 to 1, that must be read from memory and not from the L2.
 
     The call before this one read the same bytes, so part of them may still be in the L2. The share
-    is 1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: it is ½ if `read` is cap·l2. The
-    form and its exponent are assumed; `cap` is fitted.
+    is 1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: it is ½ if `read` is cap·l2.
 
     Args:
         read: Bytes that the call reads.
-        cap: Part of the L2 that repeated calls can use. 1 is the whole L2.
+        cap: Fitted part of the L2 that repeated calls can use. 1 is the whole L2.
         l2: Size of the L2 in bytes.
         is_cold: Whether the L2 has none of the bytes, as in serving.
     """
