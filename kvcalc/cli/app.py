@@ -12,10 +12,14 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and exit.
+    """Run the command line in `sys.argv` and exit.
 
-    The exit status is 0 if the command is done, 1 if the answer is no, 2 if the request is invalid,
-    and 130 after Ctrl-C.
+    Exit status:
+
+    - 0: the command is done
+    - 1: the answer is no, or a check failed
+    - 2: the request is invalid
+    - 130: Ctrl-C
     """
     # start-up makes many classes and no garbage; the search for garbage costs 5 % of a short run
     gc.set_threshold(100_000)

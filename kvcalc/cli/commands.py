@@ -42,7 +42,7 @@ FLAGS = {
 
 
 def function_of(command: str) -> Callable[..., Any]:
-    """Return the function of a command, importing its file."""
+    """Return the Python function that answers a command. Its module is imported only now."""
     module, _, name = ENTRIES[command]["run"].rpartition(".")
     run: Callable[..., Any] = getattr(import_module(f"kvcalc.{module}"), name)
     return run
@@ -59,7 +59,12 @@ def _all_parameters(command: str) -> list[Parameter]:
 
 
 def build(only: str = "") -> "typer.Typer":
-    """Return the application with all commands, or with one command because that starts faster."""
+    """Return the typer application that parses the command line.
+
+    Args:
+        only: Name of one command, because an application with only this command starts faster. ''
+            or an unknown name gives all commands.
+    """
     import typer
 
     app = typer.Typer(

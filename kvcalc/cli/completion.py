@@ -23,14 +23,24 @@ VARIABLE = "_KVCALC_COMPLETE"
 
 
 class Word(NamedTuple):
-    """A word that completion offers, and its meaning."""
+    """A word that shell completion offers.
+
+    Attributes:
+        text: The word.
+        help: Its meaning, which zsh and fish show; '' if it needs none.
+    """
 
     text: str
     help: str = ""
 
 
 def answer(instruction: str) -> int:
-    """Answer `complete_SHELL` or `source_SHELL` of the protocol. Return the exit status."""
+    """Answer a request of the shell, and return the exit status.
+
+    Args:
+        instruction: `complete_SHELL` prints the words that may follow. `source_SHELL` prints the
+            completion script. SHELL is one of SHELLS.
+    """
     action, _, shell = instruction.partition("_")
     if action == "source":
         return show(shell)
@@ -47,7 +57,12 @@ def answer(instruction: str) -> int:
 
 
 def candidates(args: list[str], typed: str) -> list[Word]:
-    """Return the words that may replace `typed`, after the words `args`."""
+    """Return the words that may complete a command line.
+
+    Args:
+        args: The words before the incomplete word, without `kvcalc`.
+        typed: The incomplete word; '' if a new word begins.
+    """
     from kvcalc.cli.commands import COMMANDS, FLAGS, parameters_of
 
     option, equals, rest = typed.partition("=")
@@ -140,7 +155,11 @@ def _for_zsh(words: list[Word]) -> str:
 
 
 def show(shell: str = "") -> int:
-    """Print the completion script of a shell, by default of $SHELL."""
+    """Print the completion script of a shell, and return the exit status.
+
+    Args:
+        shell: One of SHELLS; '' for the shell in the variable SHELL.
+    """
     from typer._completion_shared import get_completion_script
 
     name = _check_shell(shell)
@@ -149,7 +168,11 @@ def show(shell: str = "") -> int:
 
 
 def install(shell: str = "") -> int:
-    """Write the completion script to the place where the shell looks for it."""
+    """Install the completion script of a shell, and return the exit status.
+
+    Args:
+        shell: One of SHELLS; '' for the shell in the variable SHELL.
+    """
     from typer._completion_shared import install as install_script
 
     name, path = install_script(_check_shell(shell), "kvcalc", VARIABLE)

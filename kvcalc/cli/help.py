@@ -32,13 +32,13 @@ SIMILARITY = 0.7  # a name that shares fewer letters is another word
 
 
 def first_steps() -> str:
-    """Return the output of `kvcalc` without words: commands to try first."""
+    """Return what `kvcalc` prints without words: five commands to try first."""
     lines = [f"{line:<48}{text}" for line, text in FIRST_STEPS.items()]
     return "\n".join([*lines, f"{'kvcalc --help':<48}all commands"]) + "\n"
 
 
 def general_help() -> str:
-    """Return the help of `kvcalc`: all commands."""
+    """Return what `kvcalc --help` prints: all commands, and the options of `kvcalc` itself."""
     width = _width()
     lines = ["kvcalc COMMAND …", "", *wrapped(ABOUT, width), "", "Try first:"]
     lines += [f"  {line}" for line in FIRST_STEPS]
@@ -54,7 +54,13 @@ def general_help() -> str:
 
 
 def command_help(command: str, is_whole: bool) -> str:
-    """Return the help of a command, with its common options or with every option."""
+    """Return the help of a command.
+
+    Args:
+        command: Name of the command.
+        is_whole: Whether to list every option, as `--help-all` does. Otherwise a command with many
+            options lists only the common ones.
+    """
     width = _width()
     parameters = parameters_of(command)
     arguments = [p for p in parameters if p.is_argument]
@@ -86,7 +92,10 @@ def _with_exit_status(lines: list[str], width: int) -> str:
 
 
 def panels(options: Iterable[Parameter]) -> dict[str, list[Parameter]]:
-    """Return the options of each group, in the order of PANELS."""
+    """Return the options by their heading in help, in the order of PANELS.
+
+    Common options have the first heading.
+    """
     groups: dict[str, list[Parameter]] = {panel: [] for panel in PANELS}
     for parameter in options:
         option = parameter.option
@@ -104,13 +113,16 @@ def _row(name: str, text: str, width: int, indent: int) -> list[str]:
 
 
 def spelling(option: Parameter) -> str:
-    """Return all names of an option and the placeholder of its value."""
+    """Return an option as help writes it: all its names, and a placeholder such as TOKENS."""
     names = ", ".join(option.names)
     return names if option.is_flag else f"{names} {option.placeholder}"
 
 
 def meaning(option: Parameter) -> str:
-    """Return the description of an option and its default."""
+    """Return an option's description as help writes it, with the default in brackets.
+
+    A default that is empty or 0 is not written.
+    """
     default, text = option.default, option.option.help
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
@@ -124,7 +136,12 @@ FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")
 
 
 def parser_message(error: Any, command: str) -> str:
-    """Return an error of the parser in one line: the problem, then the text to type."""
+    """Return the message of a parse error in one line: the problem, then the text to type.
+
+    Args:
+        error: Exception of typer's parser.
+        command: The first word of the command line. It may be no command.
+    """
     text = printable(error.format_message(), 600)
     text = text.replace("is not a valid int.", "is not a whole number.")
     text = text.replace("is not a valid float.", "is not a number.")

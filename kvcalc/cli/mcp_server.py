@@ -21,7 +21,7 @@ TOOLS = ("size", "fit", "plan", "latency", "compare", "diagnose")
 
 
 def run() -> None:
-    """Serve tools until stdin closes.
+    """Serve commands as tools of the Model Context Protocol until stdin closes.
 
     Raises:
         UserError: The MCP Python SDK is not installed.
@@ -75,7 +75,11 @@ def make_server() -> "Server":
 
 
 def call(command: str, values: JsonObject) -> Any:
-    """Return the answer of a command. `values` has its options by name.
+    """Return the answer of a command.
+
+    Args:
+        command: Name of the command.
+        values: Values of its options and arguments, by name.
 
     Raises:
         UserError: A name is unknown or a value is invalid.
@@ -87,7 +91,7 @@ def call(command: str, values: JsonObject) -> Any:
 
 
 def input_schema(command: str) -> JsonObject:
-    """Return the JSON Schema of a command's arguments and options."""
+    """Return the JSON Schema of a command's arguments and options, without hidden options."""
     parameters = parameters_in(function_of(command))
     return {
         "type": "object",
@@ -112,7 +116,7 @@ def _option_schema(parameter: Parameter) -> JsonObject:
 
 
 def output_schema(command: str) -> JsonObject:
-    """Return the JSON Schema of a tool's structured content."""
+    """Return the JSON Schema of what a tool returns: the records of its command."""
     schema = schema_of_command(command)
     records = schema["anyOf"][-1]
     properties = {"records": records, "exit_status": {"type": "integer"}}

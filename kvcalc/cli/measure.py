@@ -29,11 +29,19 @@ class MeasureOptions(Question, frozen=True):
     """The options of `measure`: what to measure, on which device, and how long.
 
     Attributes:
-        context, batch_size: Contexts and batch sizes; () means defaults for the device and the
-            phase.
-        generate: Tokens to generate, with the cache and without, instead of layers.
-        rows: File of measured rows.
-        save_gpu: Name for the preset of this machine.
+        context, batch_size: Contexts in tokens and batch sizes; () means defaults for the device
+            and the phase.
+        device: `auto` (a GPU if there is one), `cuda` or `cpu`.
+        dtype: Data type; `auto` is bf16 on a GPU and fp32 on a CPU.
+        threads: CPU threads; 0 for all free cores.
+        seconds: Seconds per measurement; 0 for the default of the device.
+        seed: Seed of random weights and inputs.
+        generate: Tokens to generate, with the cache and without, instead of single layers. 0
+            measures layers.
+        prompt_len: Prompt tokens of generations.
+        phase: decode, prefill or both.
+        rows: CSV file to write with the measured rows; '' for none.
+        save_gpu: Name of a GPU preset to write with the measured ceilings; '' for none.
         calibration: Whether to measure and fit the time models of a new GPU.
     """
 
@@ -59,7 +67,14 @@ def run(
     options: MeasureOptions,
     set_: list[str] = [],  # noqa: B006
 ) -> Answer:
-    """Time the layers on this machine and compare them with the prediction."""
+    """Time layers on this machine, and compare the times with the predictions.
+
+    Args:
+        model: Name or file of the model; '' for a standard layer.
+        variant: Attention variants to measure, such as `mla` or `gqa:4`.
+        options: What to measure, on which device, and how long.
+        set_: Changes of the model's fields, such as `layers=40`.
+    """
     from kvcalc.measure import require_torch
 
     _check(options, "model" if model else "--variant" if variant else "")

@@ -11,7 +11,12 @@ from kvcalc.question.size_options import Output, Printing
 
 
 def print_answer(answer: Answer, output: Printing) -> int:
-    """Print an answer, draw its picture, and return its exit status."""
+    """Print an answer, draw its picture if requested, and return the command's exit status.
+
+    Args:
+        answer: The answer.
+        output: Format of the output, and file of the picture.
+    """
     for text in dict.fromkeys(answer._notes):
         note(text)
     picture = output.plot if isinstance(output, Output) else ""

@@ -11,7 +11,16 @@ AUTO = 0  # `--tp auto`
 
 
 def gpu_count(text: str, name: str, low: int = 1) -> int:
-    """Return a number of GPUs of at least `low`."""
+    """Return the number of GPUs in a text.
+
+    Args:
+        text: The text.
+        name: Name of the option, for the error message.
+        low: Smallest valid number.
+
+    Raises:
+        UserError: The text is not a whole number of at least `low`.
+    """
     if not (text.isascii() and text.isdigit() and low <= int(text[:10]) < 10**9):
         hint = f"Give a whole number from {low} up"
         raise UserError(f"{name} {text!r} is not a number of GPUs", hint)
@@ -23,12 +32,27 @@ def _tp(text: str, name: str) -> int:
 
 
 def lower(text: str, name: str) -> str:
-    """Return a name in lower case."""
+    """Return an option's text in lower case and without surrounding spaces. `name` is not used."""
     return text.strip().lower()
 
 
 class ShardingOptions(Question, frozen=True):
-    """How a model is stored and split over GPUs. Data types and tensor parallelism are lists."""
+    """How a model is stored, and how it is split over GPUs.
+
+    On the command line, data types, `quantization` and `tp` may be comma-separated lists.
+
+    Attributes:
+        dtype: Data type of weights and compute; `auto` is as published.
+        kv_cache_dtype: Data type of the KV cache.
+        quantization: Format of quantized weights; '' for none or as published.
+        set_: Changes of the model's fields, such as `layers=40`.
+        tp: GPUs for tensor parallelism; 0 is the text `auto`.
+        pp: GPUs for pipeline parallelism.
+        dp: Groups for data parallelism.
+        ep: GPUs for expert parallelism.
+        enable_expert_parallel: Whether the experts are spread over all tp · dp GPUs.
+        dcp: GPUs for decode context parallelism.
+    """
 
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -43,7 +67,15 @@ class ShardingOptions(Question, frozen=True):
 
 
 class PlacementOptions(ShardingOptions, frozen=True):
-    """How a model is placed on GPUs."""
+    """The GPUs on which a model is placed, with the options of `ShardingOptions`.
+
+    Attributes:
+        gpu: Comma-separated GPU presets or files; `all`, or `auto` for this machine.
+        memory: Usable memory of a GPU, such as `36GiB`; '' for the preset's.
+        nodes: Number of nodes; 0 for as few as the interconnect allows.
+        inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`; '' for the
+            preset's.
+    """
 
     gpu: str = "h100"
     memory: str = ""
@@ -52,12 +84,13 @@ class PlacementOptions(ShardingOptions, frozen=True):
 
 
 class EngineChoice(NamedTuple):
-    """An engine, and the calibration of its times.
+    """An engine, and the calibration that predicts its times.
 
     Attributes:
-        engine: One of ENGINE_NAMES. `none` counts content only and answers with bounds.
-        calibration: A name or a file. '' means the engine's own calibration, `datasheet` means
-            bounds.
+        engine: One of ENGINE_NAMES. With `none`, only the cache's content is counted, without an
+            engine's memory rules, and times are datasheet bounds.
+        calibration: Name or file of a calibration. '' means the engine's own, `datasheet` means
+            datasheet bounds.
     """
 
     engine: str
@@ -65,7 +98,18 @@ class EngineChoice(NamedTuple):
 
 
 class DeploymentOptions(PlacementOptions, frozen=True):
-    """How a model is deployed, and how its times are predicted."""
+    """How a model is deployed, and how its times are predicted.
+
+    Attributes:
+        engine: One of ENGINE_NAMES.
+        engine_version: Version of the engine; '' for the latest.
+        bounds: Whether times are datasheet bounds instead of predictions.
+        calibration: Name or file of a calibration; '' for the engine's own.
+        calibration_from: GPU whose calibration is scaled to this GPU; '' for none.
+        mixed: Has no effect. Old scripts may use it.
+        stack: Former option for engine or calibration; see `engine_choice`.
+        mla_form: Form of latent attention: auto, absorbed or expanded.
+    """
 
     engine: Annotated[str, lower] = "vllm"
     engine_version: str = ""
@@ -82,7 +126,7 @@ class DeploymentOptions(PlacementOptions, frozen=True):
 
     @property
     def choice(self) -> EngineChoice:
-        """Return the engine, and the calibration of its times."""
+        """Return the engine, and the calibration that predicts its times."""
         return engine_choice(self.engine, self.calibration, self.bounds, self.stack)
 
 
@@ -90,11 +134,14 @@ def engine_choice(engine: str, calibration: str, bounds: bool, stack: str) -> En
     """Return the engine and the calibration that options name.
 
     Args:
+        engine: Value of `--engine`.
+        calibration: Value of `--calibration`: a name or a file; '' for the engine's own.
+        bounds: Whether `--bounds` is given, so that times are datasheet bounds.
         stack: Value of the former option `--stack`. `datasheet` means `--bounds`, an engine's name
             means `--engine`, any other value means `--calibration`.
 
     Raises:
-        UserError: The engine is unknown, or the options exclude each other.
+        UserError: `--bounds` and `--calibration` are both given.
     """
     if bounds and calibration:
         raise UserError("--bounds and --calibration cannot be combined", "Remove one of them")

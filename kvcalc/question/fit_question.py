@@ -21,13 +21,14 @@ class EngineSettings(Question, frozen=True):
     """The settings of an engine that affect its memory.
 
     Attributes:
-        block_size: Tokens of a block; 0 for the engine's own.
+        block_size: Tokens of a KV cache block; 0 for the engine's own.
         max_num_batched_tokens: Tokens of one pass (llama.cpp: its micro-batch).
         max_in_flight_batches: Number of passes that are scheduled before the first of them is done.
         num_speculative_tokens: Draft tokens per pass that verifies them.
-        mamba_cache_mode: "none" or "align". With "align", prefix caching stores a second state
-            page, and `mamba_checkpoint_blocks` further pages.
-        mamba_ssm_cache_dtype: "" for the choice of model and engine.
+        mamba_cache_mode: "none" or "align". With "align", prefix caching stores a second page of
+            the recurrent state per sequence, and `mamba_checkpoint_blocks` further pages.
+        mamba_checkpoint_blocks: Number of these further pages.
+        mamba_ssm_cache_dtype: Data type of recurrent states; "" for the choice of model and engine.
         hybrid: Whether layers with windows free the memory of tokens outside the window.
         kv_unified: Whether llama.cpp's sequences share one cache.
         swa_full: Whether llama.cpp's layers with a window store the whole context.
@@ -35,7 +36,8 @@ class EngineSettings(Question, frozen=True):
             the cache.
         n_gpu_layers: Layers that llama.cpp puts on the GPU: first the LM head, then the last
             layers; -1 for all.
-        n_cpu_moe, cpu_moe: First layers whose experts stay in host memory, or all of them.
+        n_cpu_moe: Number of layers, from the first on, whose experts stay in host memory.
+        cpu_moe: Whether the experts of all layers stay in host memory.
     """
 
     block_size: int = 0
@@ -56,8 +58,10 @@ class EngineSettings(Question, frozen=True):
 
     @property
     def in_flight(self) -> int:
-        """Return the tokens that are scheduled but not done: max_num_batched_tokens ·
-        max_in_flight_batches."""
+        """Return the tokens in passes that are scheduled but not done.
+
+        They are max_num_batched_tokens · max_in_flight_batches.
+        """
         return self.max_num_batched_tokens * self.max_in_flight_batches
 
 
@@ -72,17 +76,26 @@ class FitQuestion(EngineSettings, frozen=True):
             fit. None means the engine's default; then one sequence must fit.
         require: Sequences that must fit, if this is more than `max_num_seqs`.
         users: Sequences that must fit, instead of `max_num_seqs`.
-        max_loras: Slots for adapters of `max_lora_rank`.
+        from_log: File of overheads that `diagnose --save` measured.
+        budget: Estimate of the KV cache budget that decides what fits: low, middle or high. "" is
+            low if `require` is set, else middle.
+        enforce_eager: Whether the engine runs without CUDA graphs and compilation.
+        max_loras: Slots for LoRA adapters of `max_lora_rank`.
         limit_mm_per_prompt: Maximum items of each modality in a prompt, as `image=0` or in JSON.
-        budget: Estimate in the memory range that the answer uses. "" is the low end if `require` is
-            set, else the middle.
-        utilization_of: Memory that the share refers to: total, free after context and
-            collectives, or remaining after all other memory terms.
+        gpu_memory_utilization: Share of the GPU memory for the engine, above 0 and at most 1.
+        utilization_of: Memory that `gpu_memory_utilization` refers to: total, free after context
+            and collectives, or remaining after all other parts of memory.
+        kv_cache_memory_bytes: Bytes of the cache per GPU, instead of the computed budget.
+        num_gpu_blocks_override: Number of KV cache blocks, instead of the computed number.
         memory_in_use: Bytes of each GPU that other processes use.
-        weight_bytes, activation_bytes, overhead_bytes: Bytes that replace the computed weights,
-            activations and overhead.
-        kv_offloading_bytes: Host memory for the cache, per GPU.
+        weight_bytes, activation_bytes, overhead_bytes: Bytes per GPU that replace the computed
+            weights, activations and overhead.
+        shared_prefix: Leading tokens that all sequences share in the cache.
+        mtp: Whether the multi-token prediction layers are loaded.
+        draft: Name of a draft model.
+        cpu_offload_gb: GiB of each GPU's weights in CPU memory.
         disk_bandwidth: Bytes per second to read weights; 0 if unknown.
+        kv_offloading_bytes: Bytes of host memory for the cache, per GPU.
     """
 
     engine: Annotated[str, lower] = "vllm"
@@ -117,7 +130,13 @@ class FitQuestion(EngineSettings, frozen=True):
 
 
 class StudyOptions(Question, frozen=True):
-    """Lengths of requests, for which `fit` computes the waste of memory allocators."""
+    """Lengths of requests, for which `fit` computes the waste of memory allocators.
+
+    Attributes:
+        lengths: List of tokens per sequence such as `5,3,4`, a file, or a distribution such as
+            `lognormal:MEAN,P99`; '' for no study.
+        seed: Seed of random lengths and of the simulated allocator.
+    """
 
     lengths: str = ""
     seed: int = 0

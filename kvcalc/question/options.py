@@ -58,12 +58,12 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         takes: Placeholder of the value in help. If empty, it follows from the type.
         panel: The group in `--help-all`, one of PANELS.
         is_common: Whether `--help` shows the option.
-        choices: All valid values.
-        words: Values that completion offers, or the name of a list that completion knows.
+        choices: All valid values; () if values are not limited to a list.
+        words: Values that shell completion offers, or the name of a list that completion knows.
         called: Names that other tools give the option, without dashes, for suggestions.
-        list_order: Above 0, a list makes one question for each item. With several lists, the list
-            with the smallest number changes fastest.
-        min, max: Smallest and largest number, if there is a `max`.
+        list_order: 0 if the option takes no list. Otherwise a list makes one question per item.
+            With several lists, the list with the smallest number changes fastest.
+        min, max: Smallest and largest number. Without a `max`, there are no limits.
         is_output: Whether the value is a file to write.
         is_hidden: Whether help and completion leave the option out.
     """
@@ -84,8 +84,10 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Base class of questions: options that belong together. Raises UserError for a value outside
-    its limits."""
+    """Base class of questions. A question is a group of options that belong together.
+
+    Its fields are the options. It raises UserError if a value is outside the option's limits.
+    """
 
     def __post_init__(self) -> None:
         for parameter in parameters_in(type(self)):
@@ -97,8 +99,12 @@ class Parameter(NamedTuple):
     """An option or argument of a question or a command.
 
     Attributes:
+        name: Name of the field or of the function's parameter.
+        type: Type of the value.
+        default: Default value; `inspect.Parameter.empty` if a value is required.
+        option: Entry of `options.json`.
         parse: Function of a text and the option's name that returns the value or raises UserError.
-            Without it, the text is converted to the type of the field.
+            Without it, the text is converted to `type`.
         is_argument: Whether it is a word without a name, such as MODEL.
     """
 
@@ -111,10 +117,12 @@ class Parameter(NamedTuple):
 
     @property
     def is_required(self) -> bool:
+        """Return whether the user must give a value."""
         return self.default is inspect.Parameter.empty
 
     @property
     def is_flag(self) -> bool:
+        """Return whether the option takes no value, such as `--wide`."""
         return self.type is bool
 
     @property
@@ -124,23 +132,27 @@ class Parameter(NamedTuple):
 
     @property
     def is_tuple(self) -> bool:
-        """Return whether a comma-separated list is one value."""
+        """Return whether the value is a tuple, which the user writes as a comma-separated list."""
         return get_origin(self.type) is tuple
 
     @property
     def is_text(self) -> bool:
-        """Return whether the command line leaves the value as a text."""
+        """Return whether typer passes the value as text, because this module converts it."""
         return bool(self.parse or self.option.list_order or self.is_tuple)
 
     @property
     def declarations(self) -> list[str]:
-        """Return the names as the parser takes them: `--on/--off` is one declaration."""
+        """Return the option's names in the form that typer takes; empty for an argument.
+
+        `--on/--off` is one item.
+        """
         usual = "--" + self.name.strip("_").replace("_", "-")
         names = [] if self.is_argument else (self.option.names or usual).split()
         return [f" {name}" if name.startswith("/") else name for name in names]
 
     @property
     def names(self) -> list[str]:
+        """Return the option's names, such as `--wide`. `--on/--off` gives two names."""
         names = [name for names in self.declarations for name in names.split("/")]
         return [name.strip() for name in names if name.strip()]
 
@@ -152,7 +164,11 @@ class Parameter(NamedTuple):
         return self.option.takes or numbers.get(kind, "WORD")
 
     def check(self, value: Any) -> None:
-        """Raise UserError if the value is outside the option's limits."""
+        """Check that a value is one of the option's choices and within its limits.
+
+        Raises:
+            UserError: It is not.
+        """
         if self.is_tuple and isinstance(value, tuple):
             for item in value:
                 self.check(item)
@@ -170,14 +186,17 @@ class Parameter(NamedTuple):
             raise UserError(f"{text} is not a {number} from {option.min} to {option.max:,}")
 
     def is_default(self, value: Any) -> bool:
-        """Return whether a value leaves the option at its default.
+        """Return whether a given value means that the option keeps its default.
 
-        The values are None, and "" if the default is empty (0, "" or None).
+        None does. "" does if the default is empty, which is 0, "" or None.
         """
         return value is None or (isinstance(value, str) and not value and not self.default)
 
     def read(self, value: Any) -> Any:
-        """Return the value of an option from a text or a Python value.
+        """Return a given value in the type of the option.
+
+        Args:
+            value: A text as on the command line, or a Python value.
 
         Raises:
             UserError: The value has an invalid form, or is a list although the option takes one
@@ -193,7 +212,14 @@ class Parameter(NamedTuple):
         return self.read_item(value)
 
     def read_item(self, value: Any) -> Any:
-        """Return the value of one item of a list, in the type of the option."""
+        """Return a value in the type of the option, or of the items if the option takes a list.
+
+        Args:
+            value: A text as on the command line, or a Python value. It is a single item.
+
+        Raises:
+            UserError: The value has an invalid form.
+        """
         name, value = spelled(self.name), plain(value)
         if isinstance(value, msgspec.Struct):
             return value
@@ -217,10 +243,15 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 
 def option_of(owner: Any, name: str) -> Option:
-    """Return the entry of an option.
+    """Return the entry of `options.json` for an option.
 
-    The entry `NAME` applies to all owners. The entry `OWNER.NAME` replaces parts of it for one
-    question or one module of a command.
+    The entry `NAME` is for all questions and commands. If there is an entry `OWNER.NAME`, its keys
+    replace the keys of `NAME`.
+
+    Args:
+        owner: Question class, or function of a command. OWNER is the name of the class or of one of
+            its bases, or the name of the function's module.
+        name: Name of the option.
     """
     if isinstance(owner, type):
         owners = [base.__name__ for base in reversed(owner.__mro__)]
@@ -235,9 +266,13 @@ def option_of(owner: Any, name: str) -> Option:
 
 @cache
 def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
-    """Return the options of a command or a question. A question is replaced by its options.
+    """Return the options and arguments of a command's function, or the options of a question class.
 
-    Parameters of a command that are not keyword-only are arguments.
+    If a parameter of the function is a question, the list has the options of the question instead.
+    Parameters that are not keyword-only are arguments.
+
+    Args:
+        run: The function or the class.
     """
     parameters: list[Parameter] = []
     for parameter in inspect.signature(run).parameters.values():
@@ -260,16 +295,29 @@ def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
 
 
 def question_in(annotation: Any) -> type[Question] | None:
-    """Return the question class in an annotation: `Q`, `list[Q]` or `Annotated[dict, Q]`."""
+    """Return the question class in an annotation, or None if there is none.
+
+    For a question class Q, annotations are `Q`, `list[Q]` or `Annotated[dict, Q]`.
+    """
     spec = get_args(annotation)[-1] if get_args(annotation) else annotation
     return spec if isinstance(spec, type) and issubclass(spec, Question) else None
 
 
 def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments of `run` from the typed values of its options.
+    """Return the keyword arguments with which to call a command's function.
 
-    A parameter `Q` is one question, `list[Q]` has a question for each combination of lists, and
-    `Annotated[dict, Q]` has the values as they were typed.
+    If a parameter is annotated with a question class Q, the argument depends on the annotation:
+
+    - `Q`: one question
+    - `list[Q]`: a question for each combination of the lists in the values
+    - `Annotated[dict, Q]`: the typed values of the question's options, by name
+
+    Args:
+        run: Function of the command.
+        values: Typed values of the options, by name.
+
+    Raises:
+        UserError: A value is invalid.
     """
     arguments = {}
     own = {parameter.name: parameter for parameter in parameters_in(run)}
@@ -294,7 +342,11 @@ Spec = TypeVar("Spec", bound=Question)
 
 
 def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
-    """Return a question from values by option name. The value None keeps the default.
+    """Return a question with the given values. The value None keeps an option's default.
+
+    Args:
+        spec: Class of the question.
+        values: Texts or Python values of the options, by name.
 
     Raises:
         UserError: A value is invalid, or is a list.
@@ -304,9 +356,17 @@ def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
 
 
 def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
-    """Return a question for each combination of the lists, `list_order` 1 fastest.
+    """Return a question for each combination of the lists in the values.
 
-    Example: context 1k,2k and batch_size 1,8 give (1024, 1), (2048, 1), (1024, 8), (2048, 8).
+    The option with `list_order` 1 changes fastest. Example: context 1k,2k and batch_size 1,8 give
+    (1024, 1), (2048, 1), (1024, 8), (2048, 8).
+
+    Args:
+        spec: Class of the questions.
+        values: Texts or Python values of the options, by name.
+
+    Raises:
+        UserError: A value is invalid, or there are more than MAX_QUESTIONS combinations.
     """
     lists = {}
     for p in sorted(_typed_parameters(spec, values), key=lambda p: -p.option.list_order):
@@ -326,6 +386,10 @@ def _typed_parameters(spec: type[Question], values: Mapping[str, Any]) -> list[P
 def items_of(value: Any, name: str = "list") -> list[Any]:
     """Return the items of a comma-separated text or a Python list. A number is one item.
 
+    Args:
+        value: The text, list or number.
+        name: Name of the option, for error messages.
+
     Raises:
         UserError: The list is empty, has an empty item, or is one number with thousands separators
             such as 8,000.
@@ -344,14 +408,31 @@ def items_of(value: Any, name: str = "list") -> list[Any]:
 
 
 def check_number(name: str, limit: int, *lists: Sequence[Any]) -> None:
-    """Raise UserError if lists of options have more than `limit` combinations."""
+    """Check that lists of options do not have too many combinations.
+
+    Args:
+        name: Plural noun for the combinations in the error message, such as `rows`.
+        limit: Maximum number of combinations.
+        lists: The lists.
+
+    Raises:
+        UserError: There are more than `limit` combinations.
+    """
     combinations = prod(map(len, lists))
     if combinations > limit:
         raise UserError(f"{combinations:,} {name}; the maximum is {limit:,}", "Shorten a list")
 
 
 def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
-    """Raise UserError, with the nearest names, if a name is not a known option."""
+    """Check that given names are names of options.
+
+    Args:
+        names: The given names.
+        names_of_options: All valid names.
+
+    Raises:
+        UserError: A name is unknown. The error suggests the nearest names.
+    """
     options = list(names_of_options)
     for name in names:
         if name not in options:
@@ -359,23 +440,47 @@ def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
 
 
 def spelled(name: str) -> str:
-    """Return an option's name as it is written in messages."""
+    """Return a field's name as messages write the option: `max_model_len` gives `max-model-len`."""
     return name.strip("_").replace("_", "-")
 
 
 def tokens_or_none(text: str, name: str) -> int:
-    """Return a token count of at least 0 from a text."""
+    """Return the number of tokens in a text such as `4k`; 0 is allowed.
+
+    Args:
+        text: The text.
+        name: Name of the option, for the error message.
+
+    Raises:
+        UserError: The text is not a number of tokens.
+    """
     return parse_tokens(text, name, minimum=0)
 
 
 def bytes_or_none(text: str, name: str) -> int:
-    """Return a number of bytes of at least 0 from a text."""
+    """Return the number of bytes in a text such as `4GiB`; 0 is allowed.
+
+    Args:
+        text: The text.
+        name: Name of the option, for the error message.
+
+    Raises:
+        UserError: The text is not a number of bytes.
+    """
     return 0 if text.strip() == "0" else parse_bytes(text, name)
 
 
 def host_bytes(text: str, name: str) -> int:
-    """Return a number of bytes in host memory from a text. Raises UserError for a small number
-    without a unit."""
+    """Return the number of bytes in a text such as `40GiB`, for an option about a large memory.
+
+    Args:
+        text: The text.
+        name: Name of the option, for the error message.
+
+    Raises:
+        UserError: The text is not a number of bytes. Or it has no unit and is below
+            MIN_HOST_BYTES, as `40` is, because the user probably means GiB.
+    """
     size = bytes_or_none(text, name)
     if 0 < size < MIN_HOST_BYTES and text.strip().isdigit():
         raise UserError(f"{name} {text!r} is {size:,} bytes", f"Write {text.strip()}GiB")
@@ -383,12 +488,28 @@ def host_bytes(text: str, name: str) -> int:
 
 
 def seconds_or_none(text: str, name: str) -> float:
-    """Return seconds from a text such as `50ms`; 0 is allowed and means no time."""
+    """Return the seconds in a text such as `50ms`; 0 is allowed and means that no time is set.
+
+    Args:
+        text: The text.
+        name: Name of the option, for the error message.
+
+    Raises:
+        UserError: The text is not a time.
+    """
     return 0.0 if text.strip() in ("0", "0.0") else parse_seconds(text, name)
 
 
 def memory_share(text: str, name: str) -> float:
-    """Return a share of the memory from a text. Raises UserError unless it is above 0."""
+    """Return the share of memory in a text, such as 0.9.
+
+    Args:
+        text: The text.
+        name: Name of the option, for the error message.
+
+    Raises:
+        UserError: The text is not a number above 0 and at most 1.
+    """
     value = number_or_nan(text)
     if not 0 < value <= 1:
         raise UserError(f"{name} {text} is not above 0 and at most 1", "Write 0.9 for 90%")
@@ -396,8 +517,15 @@ def memory_share(text: str, name: str) -> float:
 
 
 def parse_number(text: str, name: str) -> float:
-    """Return a finite number of at least 0 from a text. Raises UserError if the text is not such a
-    number."""
+    """Return the number in a text.
+
+    Args:
+        text: The text.
+        name: Name of the option, for the error message.
+
+    Raises:
+        UserError: The text is not a number from 0 to below 10^15.
+    """
     value = number_or_nan(text)
     if not 0 <= value < 1e15:
         raise UserError(f"{name} {text!r} is not a number from 0 up")
@@ -405,7 +533,7 @@ def parse_number(text: str, name: str) -> float:
 
 
 def number_or_nan(text: str) -> float:
-    """Return the number in a text; NaN if there is none."""
+    """Return the number in a text, or NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -22,7 +22,7 @@ class RequestLengths(msgspec.Struct, frozen=True):
         prompt: Tokens before the first output token.
         context: Tokens of the sequence at the end of the request.
         output: Output tokens; 0 if unknown. If unknown, a step is timed at the full context.
-        cached: Tokens of the prompt that are a cached prefix.
+        cached: Leading tokens of the prompt that are in a prefix cache.
     """
 
     prompt: int
@@ -32,24 +32,26 @@ class RequestLengths(msgspec.Struct, frozen=True):
 
     @property
     def middle(self) -> int:
-        """Return the tokens of the sequence half-way through the answer.
+        """Return the tokens of the sequence when half of the output is generated.
 
-        If the output length is unknown, return the tokens at the end.
+        If the output length is unknown, return `context`.
         """
         return self.prompt + max(1, self.output // 2) if self.output else self.context
 
 
 class Requirement(Question, frozen=True, kw_only=True):
-    """The load and the targets of a plan. 0 means that the user did not give the figure.
+    """The load of a plan, and its targets for latency and throughput. 0 means not given.
 
     Attributes:
         users: Concurrent sequences over all replicas.
         context: Tokens of each request; alternatively, input_len and output_len.
+        input_len: Prompt tokens of each request.
+        output_len: Output tokens of each request.
         rate: Requests per second, instead of users.
         max_ttft: Maximum seconds to the first token.
         max_tpot: Maximum seconds per further token.
         min_throughput: Minimum output tokens per second of all replicas.
-        prefix_hit_rate: Share of each prompt that is cached.
+        prefix_hit_rate: Share of each prompt that is in a prefix cache, from 0 to below 1.
     """
 
     users: Tokens = 0
@@ -104,7 +106,10 @@ class Requirement(Question, frozen=True, kw_only=True):
 
     @property
     def time_limits(self) -> dict[str, float]:
-        """Return the requested time limits in seconds: `ttft`, `tpot` or both."""
+        """Return the latency targets in seconds, by `ttft` and `tpot`.
+
+        Targets that are not given are left out.
+        """
         limits = {"ttft": self.max_ttft, "tpot": self.max_tpot}
         return {time: limit for time, limit in limits.items() if limit}
 
@@ -120,7 +125,12 @@ class Requirement(Question, frozen=True, kw_only=True):
         )
 
     def sequence_counts(self, max_replicas: int) -> set[int]:
-        """Return the numbers of sequences per replica to try with at most `max_replicas`."""
+        """Return the numbers of concurrent sequences per replica that `plan` tries.
+
+        If `users` are given, they are divided by each number of replicas up to `max_replicas`.
+        Example: 10 users and at most 3 replicas give 10, 5 and 4. Otherwise, SEQUENCE_COUNTS are
+        tried.
+        """
         if not self.users:
             return set(SEQUENCE_COUNTS)
         replicas = range(1, min(max_replicas, self.users) + 1)
@@ -133,8 +143,29 @@ GpuCounts = Annotated[Sizes, gpu_count]
 
 
 class SpaceOptions(Question, frozen=True):
-    """The deployments to try: every combination of the items of the tuples. () means every possible
-    size."""
+    """The deployments that `plan` tries: every combination of the items of the tuples.
+
+    () means every possible size.
+
+    Attributes:
+        gpu: GPU presets or files; `all` for every preset.
+        max_gpus: Maximum number of GPUs of all replicas together.
+        tp, pp, ep: GPUs of a replica for tensor, pipeline and expert parallelism.
+        dp: Data-parallel groups of a replica.
+        nodes: Number of nodes; 0 for as few as the interconnect allows.
+        inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`.
+        dtype, kv_cache_dtype, quantization: Data types of weights and cache, and weight formats.
+        engine, engine_version, bounds, calibration, calibration_from, mixed, stack: As in
+            `DeploymentOptions`.
+        gpu_memory_utilization: Share of GPU memory for the engine; 0 for the engine's default.
+        max_num_batched_tokens: Tokens of one pass; 0 for the engine's default.
+        enforce_eager: Whether the engine runs without CUDA graphs and compilation.
+        draft: Drafts for speculative decoding; () for none.
+        num_speculative_tokens: Draft tokens per step.
+        acceptance_rate: Shares of draft tokens that are accepted.
+        disaggregate: Whether to try prefill on separate replicas too.
+        price_per_hour: Price of a GPU per hour, as `2.5`, or for each GPU model as `h100=2.5`.
+    """
 
     gpu: Names = ("all",)
     max_gpus: int = 16

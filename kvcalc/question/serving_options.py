@@ -24,7 +24,16 @@ def _as_typed(text: str, name: str) -> str:
 
 
 def check_draft(draft: str, num_tokens: int, acceptance: float | None) -> None:
-    """Raise UserError if options of speculative decoding are given without a draft."""
+    """Check that options of speculative decoding are given only with a draft.
+
+    Args:
+        draft: Name of the draft; '' for none.
+        num_tokens: Draft tokens per step; 0 if not given.
+        acceptance: Share of draft tokens that is accepted; None if not given.
+
+    Raises:
+        UserError: One of the options is given without a draft.
+    """
     if not draft and (num_tokens or acceptance is not None):
         raise UserError(
             "num-speculative-tokens and acceptance-rate are of a draft, and there is none"
@@ -32,11 +41,21 @@ def check_draft(draft: str, num_tokens: int, acceptance: float | None) -> None:
 
 
 class LatencyOptions(Question, frozen=True):
-    """A batch of equal requests.
+    """A batch of equal requests, which `latency` times.
 
     Attributes:
-        num_speculative_tokens: Draft tokens per step; 0 for the best number. Needs a draft.
-        acceptance_rate: Acceptance rate of a draft token; None for 0.8. Needs a draft.
+        input_len: Prompt tokens of each request.
+        output_len: Output tokens of each request.
+        batch_size: Number of concurrent requests.
+        no_cache: Whether to time the same generation without a KV cache too.
+        head: Positions of the LM head without a cache: `last` or `all`.
+        prefix_len: Leading prompt tokens that are cached already.
+        max_num_batched_tokens: Tokens per prefill chunk; 0 for the whole prompt.
+        draft: Draft for speculative decoding: a model, `layers=N` or `mtp`; '' for none.
+        num_speculative_tokens: Draft tokens per step; 0 for the fastest number. Needs a draft.
+        acceptance_rate: Share of draft tokens that is accepted; None for 0.8. Needs a draft.
+        cpu_offload_gb: GiB of each GPU's weights in CPU memory.
+        price_per_hour: Price of one GPU per hour; 0 if unknown.
     """
 
     input_len: Tokens = 2000
@@ -66,28 +85,37 @@ class LatencyOptions(Question, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """Return the number of complete chunks of the prompt."""
+        """Return the number of complete prefill chunks of the prompt."""
         return self.input_len // (self.max_num_batched_tokens or self.input_len)
 
     @property
     def context(self) -> int:
-        """Return the tokens of a sequence at its end, prompt and answer together."""
+        """Return the tokens of a sequence at the end: prompt and output together."""
         return self.input_len + self.output_len
 
     @property
     def mid_length(self) -> int:
-        """Return the tokens of a sequence half-way through its answer."""
+        """Return the tokens of a sequence when half of its output is generated."""
         return self.input_len + max(1, self.output_len // 2)
 
 
 def check_steps(name: str, count: int, max_count: int = MAX_STEPS) -> None:
-    """Raise UserError if `count` is above `max_count`."""
+    """Check that a request does not need too many passes to be timed.
+
+    Args:
+        name: Plural noun for the passes in the error message, such as `chunks of the prompt`.
+        count: Number of passes.
+        max_count: Maximum number of passes.
+
+    Raises:
+        UserError: `count` is above `max_count`.
+    """
     if count > max_count:
         raise UserError(f"{count:,} {name} are more than the {max_count:,} that are timed")
 
 
 class Workload(Question, frozen=True):
-    """The requests of a server: a trace, or requests drawn at a rate.
+    """The requests that a simulated server receives: a trace, or random requests.
 
     Benchmark clients send prompts through the engine's front end, so the front end's time is part
     of TTFT. The clients send warm-up requests first. Default lengths have the mean and 99th
@@ -95,14 +123,20 @@ class Workload(Question, frozen=True):
     (github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_conv.csv).
 
     Attributes:
-        requests: File of a trace; '' draws requests.
+        requests: File of a trace; '' for random requests.
         rate: Requests per second. If infinite, all requests arrive at time 0.
-        max_concurrency: Clients in a closed loop; 0 for an open loop.
+        burstiness: Burstiness of random arrivals: 1 is Poisson, below 1 is burstier.
+        max_concurrency: Number of clients, each of which waits for an answer before its next
+            request. 0 for requests that do not wait.
         num_prompts: Number of requests; 0 for 1000, or for all requests of a trace.
+        input_len, output_len: Prompt and output tokens: a number, or a distribution such as
+            `uniform:100,2000` or `lognormal:MEAN,P99`.
+        seed: Seed of random arrivals and lengths.
         client: '' derives the client from the other options. `inferencex` sends 10 prompts per
             client, each after the previous answer, without a prefix cache. Lengths are uniform
             between 0.8 times the nominal length and the nominal length. `aiperf` differs from
             `inferencex` only in its lengths, which are exactly the nominal lengths.
+        think_time: Seconds that a client waits between an answer and its next request.
         prefix_hit_rate: Share of each prompt that is already in a prefix cache. All prompts begin
             with one prefix, which is stored once.
     """
@@ -139,17 +173,23 @@ class Workload(Question, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Return the name of the client that sends the requests."""
+        """Return which client sends the requests: `open`, `closed`, `inferencex` or `aiperf`.
+
+        An open client sends requests without waiting for answers. A closed client waits for each.
+        """
         return self.client or (CLOSED if self.max_concurrency else OPEN)
 
     @property
     def is_open(self) -> bool:
-        """Return whether requests arrive over time, independently of the server."""
+        """Return whether requests arrive over time without waiting for answers.
+
+        It is false if clients wait for answers, or if all requests arrive at time 0.
+        """
         return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
 
     @property
     def is_benchmark(self) -> bool:
-        """Return whether the client is a benchmark that sends its own requests."""
+        """Return whether the client is a benchmark program, `inferencex` or `aiperf`."""
         return self.client in (INFERENCEX, AIPERF)
 
 
@@ -160,14 +200,19 @@ class ServerSettings(Question, frozen=True):
         max_num_seqs: Concurrent sequences of the whole replica; None for the engine's default.
         max_num_batched_tokens: Tokens of a pass of one data-parallel rank; 0 for the engine's
             default.
-        max_model_len: Tokens of a request; 0 for the longest request.
-        kv_cache_memory_bytes: Bytes of the cache; None means the budget that `fit` computes.
-        slo_ttft: Latency target in seconds; 0 sets no target.
-        slo_tpot: Latency target in seconds per token; 0 sets no target.
-        draft: Name of a draft, as in `draft_model`; '' for none.
+        max_model_len: Maximum tokens of a request; 0 for the tokens of the longest request.
+        block_size: Tokens of a KV cache block; 0 for the engine's default.
+        gpu_memory_utilization: Share of GPU memory for the engine; 0 for the engine's default.
+        kv_cache_memory_bytes: Bytes of the cache per GPU; None for the budget that `fit` computes.
+        slo_ttft: Target for TTFT in seconds; 0 sets no target.
+        slo_tpot: Target for TPOT in seconds per token; 0 sets no target.
+        price_per_hour: Price of one GPU per hour; 0 if unknown.
+        draft: Draft for speculative decoding: a model, `layers=N` or `mtp`; '' for none.
         num_speculative_tokens: Draft tokens per step. 0 means the number of prediction layers, or
             for other drafts the number that is fastest for a single request.
-        acceptance_rate: Acceptance rate of a draft token; None for 0.8.
+        acceptance_rate: Share of draft tokens that is accepted; None for 0.8.
+        disaggregate: Whether separate replicas compute the prompts.
+        prefill_replicas: Number of these replicas.
     """
 
     max_num_seqs: int | None = None
@@ -196,7 +241,14 @@ class ServerSettings(Question, frozen=True):
 
 
 class SchedulingOptions(Question, frozen=True):
-    """How a server batches and stores its cache."""
+    """How a server forms batches, and how it allocates its KV cache.
+
+    Attributes:
+        policy: `continuous` admits a request at any pass. `static` completes a batch before it
+            admits the next.
+        cache: `paged` allocates blocks as a sequence grows. `contiguous` reserves the maximum
+            length for each sequence.
+    """
 
     policy: str = "continuous"
     cache: str = "paged"

@@ -5,7 +5,15 @@ from kvcalc.question.options import Question, Tokens
 
 
 class Printing(Question, frozen=True):
-    """How records are printed."""
+    """How an answer is printed.
+
+    Attributes:
+        format: table, json, csv or markdown.
+        wide: Whether all columns are shown.
+        verbose: Whether all notes are shown.
+        units: Units of bytes: gib (2^30), si (10^9) or bytes (exact).
+        explain: Whether the formulas of the figures are printed instead.
+    """
 
     format: str = "table"
     wide: bool = False
@@ -15,12 +23,17 @@ class Printing(Question, frozen=True):
 
     @property
     def is_table(self) -> bool:
-        """Return whether the answer is printed as a table, with a sentence above it."""
+        """Return whether the format is a table, plain or in Markdown, with a sentence above it."""
         return self.format in ("table", "markdown")
 
 
 class Output(Printing, frozen=True):
-    """How records are printed and drawn."""
+    """How an answer is printed, and whether its picture is drawn.
+
+    Attributes:
+        plot: File of the picture; `-` draws it in the terminal, '' draws none.
+        style: Style of the picture: light, dark or slides.
+    """
 
     plot: str = ""
     style: str = "light"
@@ -32,21 +45,43 @@ class Output(Printing, frozen=True):
 
 
 class ContextOptions(Question, frozen=True):
-    """A context and a batch size. In records, the context changes fastest."""
+    """The context and the batch size of a pass or of a cache.
+
+    If both are lists, records with different contexts follow each other first.
+
+    Attributes:
+        context: Cached tokens per sequence.
+        batch_size: Number of concurrent sequences.
+    """
 
     context: Tokens = 4096
     batch_size: Tokens = 1
 
 
 class SizeOptions(ContextOptions, frozen=True):
-    """A context, a batch size and the blocks of the cache."""
+    """The context, the batch size and the block size of a cache.
+
+    Attributes:
+        block_size: Tokens of a KV cache block.
+    """
 
     block_size: Tokens = 16
 
 
 class DimensionOptions(Question, frozen=True):
-    """The dimensions of a model whose layers are all equal; 0 means that the user did not give the
-    value."""
+    """The dimensions of a model with equal layers, given instead of a model. 0 means not given.
+
+    Attributes:
+        layers: Number of layers with their own KV cache.
+        kv_heads: KV heads per layer.
+        head_dim: Width of one key or value.
+        hidden_size: Width of the model. It gives the cache of MHA if `kv_heads` and `head_dim` are
+            not given.
+        heads: Query heads.
+        sliding_window: Tokens of the sliding window.
+        kv_lora_rank: Width of MLA's latent, which replaces the KV heads.
+        qk_rope_head_dim: Width of MLA's RoPE key.
+    """
 
     layers: int = 0
     kv_heads: int = 0
