@@ -27,7 +27,8 @@ NUMBERS = (int, float)
 class Points(tuple[Any, ...]):
     """A few numbers that behave like a NumPy array [points], without importing NumPy.
 
-    Operators apply to each number. Together with a NumPy array, the result is a NumPy array.
+    Operators such as + and ≥ apply to each number. Together with a NumPy array, the result is a
+    NumPy array.
     """
 
     __slots__ = ()
@@ -44,7 +45,7 @@ class Points(tuple[Any, ...]):
         return all(self)
 
     def astype(self, *_: Any, **__: Any) -> "Points":
-        """Return the numbers as floats."""
+        """Return the numbers as floats. All arguments are ignored."""
         return Points(map(float, self))
 
 
@@ -105,12 +106,21 @@ where = _function(lambda condition, a, b: a if condition else b, "where")
 
 
 def clip(value: Value, low: float, high: float) -> Value:
-    """Return the value limited to the range from `low` to `high`."""
+    """Return the value limited to the range from `low` to `high`; element by element for
+    an array.
+    """
     return minimum(maximum(value, low), high)
 
 
 def select(conditions: Sequence[Value], values: Sequence[Value], default: Value) -> Value:
-    """Return the value that belongs to the first true condition, otherwise the default."""
+    """Return the value of the first true condition, otherwise the default; element by element for
+    arrays.
+
+    Args:
+        conditions: Conditions, in order.
+        values: Value for each condition.
+        default: Value if no condition is true.
+    """
     result = default
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
         result = where(condition, value, result)
@@ -118,19 +128,19 @@ def select(conditions: Sequence[Value], values: Sequence[Value], default: Value)
 
 
 def is_any(condition: Value) -> bool:
-    """Return whether a condition is true, at any point of an array."""
+    """Return whether a condition is true, for an array at one element at least."""
     return bool(condition.any() if hasattr(condition, "any") else condition)
 
 
 def as_float(value: Value) -> Value:
-    """Return a number or an array of numbers as floats."""
+    """Return a number as a float, or the elements of an array as floats."""
     return float(value) if isinstance(value, NUMBERS) else value.astype(float)
 
 
 def least_over(
     choices: Iterable[tuple[float, ...]], cost: Callable[..., Value], like: Value
 ) -> Value:
-    """Return the minimum of `cost(*choice)` over the choices.
+    """Return the minimum of `cost(*choice)` over all choices; element by element for arrays.
 
     Args:
         choices: Numbers of each choice, such as the rows and columns of a tile.
@@ -147,7 +157,7 @@ def least_over(
 
 
 def floor_div(a: Num, b: int) -> Num:
-    """Return ⌊a/b⌋ of an int or an array of whole numbers."""
+    """Return ⌊a/b⌋ of a whole number, or of an array of whole numbers."""
     if b == 1 or isinstance(a, int):
         return a // b if b > 1 else a
     # exact below 2^53, and faster than // on arrays
@@ -155,17 +165,17 @@ def floor_div(a: Num, b: int) -> Num:
 
 
 def ceil_div(a: Num, b: int) -> Num:
-    """Return ⌈a/b⌉ of an int or an array of whole numbers."""
+    """Return ⌈a/b⌉ of a whole number, or of an array of whole numbers."""
     return -floor_div(-a, b)
 
 
 def rounded_up(a: Any) -> Any:
-    """Return ⌈a⌉ as an int, or an array as int64."""
+    """Return ⌈a⌉ of a number as an int, or of an array as int64."""
     return -rounded_down(-a)
 
 
 def rounded_down(a: Any) -> Any:
-    """Return ⌊a⌋ as an int, or an array as int64."""
+    """Return ⌊a⌋ of a number as an int, or of an array as int64."""
     if isinstance(a, NUMBERS):
         return math.floor(a)
     import numpy as np
@@ -174,12 +184,17 @@ def rounded_down(a: Any) -> Any:
 
 
 def doublings(n: int) -> int:
-    """Return ⌈log2 n⌉, the number of doublings from 1 to at least n."""
+    """Return ⌈log2 n⌉, the number of doublings from 1 to at least n. Example: 5 gives 3."""
     return (n - 1).bit_length()
 
 
 def by_number(a: Num, rule: Callable[[int], int]) -> Num:
-    """Apply `rule` to an int, or to each distinct number of an array once."""
+    """Return `rule(a)` for an int, or an array with the rule's result for each element.
+
+    Args:
+        a: An int or an array of whole numbers.
+        rule: Function that takes only an int. It is called once for each distinct number.
+    """
     if isinstance(a, int):
         return rule(a)
     import numpy as np
@@ -189,11 +204,12 @@ def by_number(a: Num, rule: Callable[[int], int]) -> Num:
 
 
 def at_least(a: Num, bound: int) -> Num:
-    """Return 1 if a ≥ bound, otherwise 0."""
+    """Return 1 if a ≥ bound, otherwise 0; element by element for an array."""
     return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
 
 
 def array_of(value: Num) -> Num:
-    """Return an int unchanged, and an array as float64, which is exact for whole numbers up to
-    2^53."""
+    """Return an int unchanged, or an array as float64, which is exact for whole numbers
+    up to 2^53.
+    """
     return value if isinstance(value, int) else value.astype("float64", copy=False)

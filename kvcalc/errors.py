@@ -26,17 +26,26 @@ def visible(text: str) -> str:
 
 
 def shown_briefly(value: object, printer: "Any", cycle: bool) -> None:
-    """Show an object in a notebook as its `str`, because all its fields would fill the page."""
+    """Write `str(value)` in an IPython notebook, because all fields of the object would fill the
+    page.
+
+    A class uses this function as its `_repr_pretty_`.
+
+    Args:
+        value: Object to show.
+        printer: IPython's printer, which receives the text.
+        cycle: Whether the object contains itself; unused.
+    """
     printer.text(str(value))
 
 
 class UserError(Exception):
-    """A request that cannot be answered.
+    """A request that kvcalc cannot answer because of its input. It is printed without a traceback.
 
     Attributes:
         what: The problem.
-        hint: The text to type instead, or the nearest valid input.
-        where: The place of the problem, such as a file and a key.
+        hint: The text to type instead, or the nearest valid input; '' without a hint.
+        where: The place of the problem, such as a file and a key; '' without a place.
     """
 
     def __init__(self, what: str, hint: str = "", where: str = "") -> None:
@@ -53,7 +62,12 @@ class UserError(Exception):
 
 
 def list_few(names: Sequence[str], max_names: int = 4) -> str:
-    """Return the first names of a list, and the number of further names."""
+    """Return the first names of a list as text, such as `a, b, c, d and 3 more`.
+
+    Args:
+        names: All names.
+        max_names: Number of names to write, if there are at least two more names.
+    """
     shown = names if len(names) <= max_names + 1 else names[:max_names]
     return ", ".join(shown) + (
         f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
@@ -66,8 +80,10 @@ def nearest(
     max_names: int = 5,
     printed_names: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a hint with the known names that are closest to `name`, or all of them if they are
-    few.
+    """Return a hint with the known names that are closest to an unknown name.
+
+    Without a close name, the hint has all known names if they are few. Otherwise it is ''. Example:
+    `Did you mean h100-sxm?`
 
     Args:
         name: The unknown name.

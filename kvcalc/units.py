@@ -27,9 +27,15 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
-    """Return the token count in `text`: digits, or a binary suffix (`4k` = 4096).
+    """Parse a token count: digits, or a number with a binary suffix (`4k` = 4096).
 
-    Raises UserError below the minimum or above 10^12.
+    Args:
+        text: The text.
+        noun: Name of the quantity for error messages, such as `input length`.
+        minimum: Smallest valid count.
+
+    Raises:
+        UserError: The text is not a whole number, or it is below the minimum or above 10^12.
     """
     match = _TOKENS.fullmatch(text.strip().replace("_", ""))
     if not match or len(text) > 40:
@@ -43,16 +49,24 @@ def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy number as a Python number; a whole float becomes an int. Other values are
-    unchanged."""
+    """Return a NumPy number as a Python number, and a whole float as an int. Other values are
+    unchanged.
+    """
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def check_whole(words: Sequence[str], noun: str) -> None:
-    """Raise UserError if the items of a list are parts of one number with thousands separators,
-    such as 8,000."""
+    """Check that a list of words is not one number with thousands separators, such as 8,000.
+
+    Args:
+        words: Items of the list, such as `["8", "000"]`.
+        noun: Name of the quantity for the error message.
+
+    Raises:
+        UserError: The items are parts of one number.
+    """
     if any(re.fullmatch(r"0\d\d", word) for word in words[1:]):
         raise UserError(
             f"{noun} {','.join(words)!r} is a list",
@@ -71,8 +85,15 @@ def _multiply(number: str, unit: int) -> tuple[int, int]:
 
 
 def parse_bytes(text: str, noun: str) -> int:
-    """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError if the
-    text is not a size."""
+    """Parse a number of bytes: digits, decimal `40GB` or binary `40GiB`.
+
+    Args:
+        text: The text.
+        noun: Name of the quantity for error messages.
+
+    Raises:
+        UserError: The text is not a size from 1 to 2^60 bytes.
+    """
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(
@@ -87,13 +108,28 @@ def parse_bytes(text: str, noun: str) -> int:
 
 
 def parse_rate(text: str, noun: str = "rate") -> int:
-    """Return bytes per second. The suffix `/s` is optional: 7GB/s."""
+    """Parse bytes per second, such as `7GB/s`. The suffix `/s` is optional.
+
+    Args:
+        text: The text.
+        noun: Name of the quantity for error messages.
+
+    Raises:
+        UserError: The text is not a rate.
+    """
     return parse_bytes(text.strip().removesuffix("/s"), noun)
 
 
 def parse_seconds(text: str, noun: str = "time") -> float:
-    """Return seconds from `50ms`, `0.05s`, `300us`, `2min` or a bare number. Raises UserError if
-    not above 0."""
+    """Parse a time in seconds: `50ms`, `0.05s`, `300us`, `2min`, or a number of seconds.
+
+    Args:
+        text: The text.
+        noun: Name of the quantity for error messages.
+
+    Raises:
+        UserError: The text is not a time above 0.
+    """
     match = _SECONDS.fullmatch(text.strip().lower())
     value = float(match[1]) * _SECOND[match[2]] if match and len(text) <= 40 else 0.0
     if not 0 < value < float("inf"):
@@ -103,8 +139,11 @@ def parse_seconds(text: str, noun: str = "time") -> float:
 
 @contextmanager
 def bytes_shown_in(units: str) -> Iterator[None]:
-    """Make `format_bytes` write binary units (`gib`), decimal units (`si`) or whole bytes (`bytes`)
-    in a block."""
+    """Make `format_bytes` use another unit system within a `with` block.
+
+    Args:
+        units: `gib` (binary units), `si` (decimal units) or `bytes` (whole bytes).
+    """
     token = _BYTE_UNITS.set(units)
     try:
         yield
@@ -118,9 +157,14 @@ def shown_in() -> str:
 
 
 def format_bytes(count: float, digits: int = 2) -> str:
-    """Return bytes in binary units: 1536 gives '1.50 KiB', 2^30 gives '1.00 GiB'.
+    """Return a number of bytes as text in binary units: 1536 gives '1.50 KiB', 2^30 gives '1.00
+    GiB'.
 
     In a `bytes_shown_in` block, 2^30 gives '1.07 GB' (si) or '1,073,741,824 B' (bytes).
+
+    Args:
+        count: Number of bytes.
+        digits: Digits after the decimal point.
     """
     if count < 0:
         return f"−{format_bytes(-count, digits)}"
@@ -136,16 +180,23 @@ def format_bytes(count: float, digits: int = 2) -> str:
 
 
 def scale_of(count: float) -> tuple[int, str]:
-    """Return the bytes of the unit that `format_bytes` uses for `count` bytes, and the name of the
-    unit."""
+    """Return the unit that `format_bytes` uses for `count` bytes: its size in bytes, and its name.
+
+    Example: 1536 gives (1024, 'KiB').
+    """
     base, steps = UNITS[_BYTE_UNITS.get()]
     name = format_bytes(count).rpartition(" ")[2]
     return (base ** (steps.index(name) + 1), name) if name in steps else (1, "B")
 
 
 def format_si(value: float, unit: str = "", digits: int = 3) -> str:
-    """Return a value with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' gives
-    '3.35 TB/s'."""
+    """Return a value as text with a decimal prefix: 3.35e12 and 'B/s' give '3.35 TB/s'.
+
+    Args:
+        value: Value without a prefix.
+        unit: Unit that follows the prefix.
+        digits: Number of significant digits.
+    """
     rounded = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits
     for power, prefix in zip(range(18, 0, -3), "EPTGMk", strict=True):
         if rounded >= 10**power:
@@ -154,7 +205,7 @@ def format_si(value: float, unit: str = "", digits: int = 3) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Return a duration with three digits and its own unit: 4.59 ms, 12.3 µs, 1,840 s."""
+    """Return a duration as text with three significant digits: 4.59 ms, 12.3 µs, 1,840 s."""
     rounded = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
     if rounded >= 1000:
         return f"{rounded:,.0f} s"
@@ -165,7 +216,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_count(value: int) -> str:
-    """Return a parameter count as 8030261248 → '8.03B', 124439808 → '124.4M'."""
+    """Return a number of parameters as text: 8030261248 gives '8.03B', 124439808 gives '124.4M'."""
     for power, suffix, digits in ((12, "T", 3), (9, "B", 2), (6, "M", 1), (3, "K", 1)):
         if value >= 10**power:
             return f"{value / 10**power:.{digits}f}{suffix}"

@@ -138,7 +138,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         int8, as the GPU has no fp4 unit.
 
         Args:
-            dtype: A dtype, or several separated by `/`, of which the first available one is used.
+            dtype: A dtype, or several separated by `/`. The first one with a unit is used.
 
         Raises:
             UserError: The preset gives no peak of this dtype or a wider one.

@@ -9,7 +9,11 @@ from kvcalc.errors import UserError
 
 
 def require_torch() -> None:
-    """Raise UserError with the command to type if torch is not installed."""
+    """Check that torch is installed.
+
+    Raises:
+        UserError: torch is not installed. The message has the command that installs it.
+    """
     if find_spec("torch") is None:
         raise UserError(
             "`kvcalc measure` runs torch, which is not installed",

@@ -32,7 +32,11 @@ MLA = (512, 64, 128)
 
 
 def gpu_name(device: str) -> str:
-    """Return the preset name of a device, or the vendor's name if there is no preset."""
+    """Return the preset name of a GPU, or `device` unchanged if there is no preset.
+
+    Args:
+        device: The vendor's name of the device, such as `NVIDIA H100 80GB HBM3`.
+    """
     gpu = driver_gpu(device, memory_bytes=0)
     return gpu.name if gpu else device
 
@@ -43,8 +47,14 @@ def _common_columns(op: str, device: str) -> Record:
 
 
 def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]:
-    """Return the CSV rows of measured cases. A case gives no row if the CSV format does not have
-    its operation."""
+    """Return one row of measurements, in the columns of the CSV format, for each measured case.
+
+    A case gives no row if the CSV format does not have its operation.
+
+    Args:
+        results: Cases with their records. None is in the place of a case for generations, which
+            give no row either.
+    """
     rows = (_row(case, record) for case, record in results if case)
     return [row for row in rows if row]
 
@@ -92,8 +102,13 @@ def _row(case: Case, record: Record) -> Record:
 
 
 class RowFamily(NamedTuple):
-    """One family of kernels: the CSV columns of its shapes, the candidate shapes, and the number of
-    rows to measure."""
+    """Kernel calls of one family to select from, such as `gemm`.
+
+    Attributes:
+        columns: CSV columns of the sizes of a call.
+        shapes: Candidate calls: the sizes in these columns.
+        rows: Maximum number of calls to measure.
+    """
 
     columns: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -141,7 +156,13 @@ FP8_MAX = 448.0  # maximum of torch.float8_e4m3fn
 
 
 class Shape(NamedTuple):
-    """A kernel call to time: operation, dtype, and the sizes in the columns of its family."""
+    """One kernel call to time.
+
+    Attributes:
+        op: Operation, a key of FAMILIES, such as `gemm`.
+        dtype: Data type of the operands, such as `bfloat16`.
+        counts: Sizes of the call, in the order of its family's columns.
+    """
 
     op: str
     dtype: str
@@ -155,7 +176,9 @@ class Shape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all tensors of the call, including intermediate results."""
+        """Return an estimate of the bytes of all tensors of the call, including intermediate
+        results.
+        """
         if self.op == "gemm":
             m, n, k = self.counts
             return 2 * (2 * m * k + n * k + m * n)
@@ -165,7 +188,10 @@ class Shape(NamedTuple):
 
 
 def plan_shapes(machine: Machine, gpu: Gpu) -> list[Shape]:
-    """Return the shapes to measure for each family and dtype.
+    """Return the kernel calls to measure for each kernel family and dtype.
+
+    Only calls that fit in free memory and take at most MAX_BOUND_S seconds by their bound are
+    selected. They are spaced evenly in the logarithm of the bound.
 
     Args:
         machine: The machine to measure on.
@@ -199,14 +225,14 @@ def measure_shapes(
     warn: Callable[[str], None],
     progress: Progress,
 ) -> Iterator[Record]:
-    """Yield measured rows in the CSV format.
+    """Yield one row of measurements, in the columns of the CSV format, for each kernel call.
 
     Args:
         shapes: Kernel calls to time.
         machine: The machine to measure on.
         seconds: Time to spend on each call.
-        warn: Receives a message for each shape that this machine cannot run.
-        progress: Receives the next step and the number of finished steps.
+        warn: Receives a message for each call that this machine cannot run, which gives no row.
+        progress: Receives the name of the next call and the number of finished calls.
     """
     for done, shape in enumerate(shapes):
         progress(f"{shape.op} {shape.dtype}", done)

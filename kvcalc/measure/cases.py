@@ -30,8 +30,12 @@ MAX_COMPARED = 256  # tokens of the comparison with and without a cache
 
 
 def standard_model(heads: int) -> Model:
-    """Return a model with one MHA layer without FFN. The layer has `heads` heads of width 128, and
-    the hidden size is heads · 128."""
+    """Return a model with one MHA layer without an FFN, the layer that is measured if no model is
+    given.
+
+    Args:
+        heads: Number of heads of width 128. The hidden size is heads · 128.
+    """
     mixer = Grouped(num_attention_heads=heads, num_key_value_heads=heads, head_dim=128)
     kinds = {"full": Layer(parts=(mixer,))}
     model = Model(name="standard", hidden_size=heads * 128, vocab_size=1, layers=1, kinds=kinds)
@@ -39,19 +43,31 @@ def standard_model(heads: int) -> Model:
 
 
 def variant_layers(base: Model, text: str) -> Model:
-    """Return a model with the layers of a variant: one of `NAMES`, or a form of `compare` such as
-    gqa:4.
+    """Return a model with only the layers of an attention variant that are measured.
 
-    The model has two layers if they share a cache, otherwise one layer. Raises UserError for an
-    unknown form.
+    The model has two layers if they share a cache, otherwise one layer.
+
+    Args:
+        base: Model of one layer, whose attention the variant replaces.
+        text: One of `NAMES`, or a variant in the notation of `compare`, such as `gqa:4`.
+
+    Raises:
+        UserError: The variant is unknown.
     """
     layers = 2 if "cla" in _form(base, text) else 1
     return variant_model(replace(base, layers=layers), text)
 
 
 def variant_model(model: Model, text: str) -> Model:
-    """Return `model` with the variant in every attention layer. Raises UserError for an unknown
-    form."""
+    """Return `model` with an attention variant in every attention layer.
+
+    Args:
+        model: Model whose attention the variant replaces.
+        text: One of `NAMES`, or a variant in the notation of `compare`, such as `gqa:4`.
+
+    Raises:
+        UserError: The variant is unknown, or it changes the dtype of the cache.
+    """
     form = _form(model, text)
     if form == "recurrent":
         return _recurrent(model)
@@ -71,7 +87,11 @@ def _form(model: Model, text: str) -> str:
 
 
 def base_of(model: Model) -> Model:
-    """Return a model of one layer, the first attention layer, which variants replace."""
+    """Return a model with only the first attention layer of `model`, which variants replace.
+
+    Raises:
+        UserError: The model has no attention.
+    """
     for kind in model.order:
         if any(part.attends for part in model.kinds[kind].mixers):
             return _bare(model, kind)
@@ -79,9 +99,9 @@ def base_of(model: Model) -> Model:
 
 
 def stacks_of(model: Model) -> dict[str, Model]:
-    """Return one stack of layers for each kind of layer in the model.
+    """Return the models to measure, by kind of layer: each has one layer of its kind, without FFN.
 
-    A layer that reads another layer's cache is preceded by that layer.
+    If the layer reads another layer's cache, this other layer comes before it.
     """
     stacks: dict[str, Model] = {}
     owner = ""
@@ -128,10 +148,15 @@ def _recurrent(model: Model) -> Model:
 
 
 class Case(NamedTuple):
-    """One case to measure: layers of a variant in a phase, with context and batch size.
+    """One measurement: layers of a variant in one phase, with a context and a batch size.
 
-    Decode writes token `context` after context − 1 cached tokens. Prefill passes `context` tokens
-    into an empty cache. `variant` is the printed name.
+    Attributes:
+        variant: Printed name of the variant or the kind of layer.
+        model: Model with only the layers to measure.
+        phase: `decode` writes token `context` after context − 1 cached tokens. `prefill` passes
+            `context` tokens into an empty cache.
+        batch_size: Number of sequences.
+        context: Tokens of each sequence after the pass.
     """
 
     variant: str
@@ -155,8 +180,11 @@ class Case(NamedTuple):
 
 
 def build_mixers(model: Model) -> list[Mixer]:
-    """Return the torch mixer of each layer. Raises UserError if kvcalc has no torch layer for a
-    mixer."""
+    """Return the torch mixer (attention or recurrence) of each layer, in the order of the layers.
+
+    Raises:
+        UserError: kvcalc has no torch layer for a mixer.
+    """
     mixers = []
     for kind in model.order:
         layer = model.kinds[kind]
@@ -172,7 +200,13 @@ def build_mixers(model: Model) -> list[Mixer]:
 
 
 class LayerStack:
-    """The mixers of a case in order, with random weights and inputs."""
+    """The torch mixers of a case in order, with random weights and inputs.
+
+    Args:
+        case: The layers, the phase and the sizes.
+        machine: The machine to measure on.
+        dtype: Data type of weights and inputs, a key of DTYPES.
+    """
 
     def __init__(self, case: Case, machine: Machine, dtype: str) -> None:
         self.case = case
@@ -188,7 +222,11 @@ class LayerStack:
         return model_caches(case.model, case.batch_size, case.context, x.dtype, x.device)
 
     def step(self, caches: Sequence[LayerCache]) -> Tensor:
-        """Run whole layers: projections, cache write, attention or scan, output projection."""
+        """Run all layers: projections, cache write, attention or scan, output projection.
+
+        Args:
+            caches: Caches that `caches` returned. They are overwritten.
+        """
         return self._outputs(self.x, caches, self.case.past)
 
     def _outputs(self, x: Tensor, caches: Sequence[LayerCache | None], past: int) -> Tensor:
@@ -197,11 +235,12 @@ class LayerStack:
         return x
 
     def cache_error(self) -> float:
-        """Return the largest difference between the last token's output with and without a cache,
-        divided by the largest output.
+        """Return the largest difference that the cache makes to the last token's output, as a
+        share.
 
-        One pass has all tokens and no cache. The other pass has one new token after cached tokens.
-        At most 256 tokens of one sequence are used.
+        One pass has all tokens and no cache. Another pass has one new token after cached tokens.
+        The largest difference of their outputs is divided by the largest output; 0 means equal
+        outputs. At most 256 tokens of one sequence are used.
         """
         model, tokens = self.case.model, min(self.case.context, MAX_COMPARED)
         x = self.x.new_empty(1, tokens, model.hidden_size).normal_()
@@ -216,7 +255,7 @@ class LayerStack:
         return float((cached - whole).abs().max() / whole.abs().max())
 
     def core(self) -> Callable[[Sequence[LayerCache]], None]:
-        """Return a function that runs only attention (or the scan) of each layer.
+        """Return a function of the caches that runs only attention (or the scan) of each layer.
 
         The projections are computed once, before the function runs.
         """
@@ -231,14 +270,17 @@ class LayerStack:
 
 
 class AllocatorState(ctypes.Structure):
-    """Result of mallinfo2(3) of the GNU C library, in the order of its manual."""
+    """Result of mallinfo2(3) of the GNU C library: ten numbers, in the order of its manual."""
 
     _fields_ = (("values", ctypes.c_size_t * 10),)
 
 
 def allocator_bytes(machine: Machine) -> int:
-    """Return the bytes in use by the allocator: torch's on a GPU, otherwise the allocator of the
-    GNU C library. Return 0 if torch uses another allocator."""
+    """Return the bytes that torch's memory allocator has in use.
+
+    On a GPU this is torch's allocator, otherwise the allocator of the GNU C library. The result is
+    0 if torch uses another allocator, because its bytes are unknown.
+    """
     if machine.cuda:
         return torch.cuda.memory_allocated(machine.device)
     if "mimalloc" in torch.__config__.show().lower():

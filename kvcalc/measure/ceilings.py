@@ -48,11 +48,12 @@ class Machine(NamedTuple):
 
     Attributes:
         device: Torch device.
-        name: The vendor's name.
+        name: The vendor's name of the GPU or CPU.
+        memory_bytes: Size of the GPU's memory, or of the system's memory for a CPU.
         cache_bytes: Size of the last-level cache (the L2 of a GPU).
         threads: CPU threads; 0 on a GPU.
         sms: Streaming multiprocessors; on a CPU, its threads.
-        share: Share of the CPU time of all cores that this process can get.
+        share: Share of the CPU time of all cores, from 0 to 1, that this process can get.
     """
 
     device: torch.device
@@ -69,7 +70,9 @@ class Machine(NamedTuple):
 
     @property
     def clock(self) -> str:
-        """Return the clock that measures times: events (GPU), cpu (one thread) or wall."""
+        """Return the name of the clock that measures times: events (GPU), cpu (one
+        thread) or wall.
+        """
         return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
 
     @property
@@ -83,12 +86,13 @@ class Machine(NamedTuple):
         }
 
     def now(self) -> float:
-        """Return the time of the clock in seconds, or of the wall clock if events are used."""
+        """Return the time of the clock in seconds. If the clock is `events`, use the wall clock."""
         return time.thread_time() if self.clock == "cpu" else time.perf_counter()
 
     def free_bytes(self) -> int:
         """Return the bytes that a measurement may use: 90 % of the free memory of the device or
-        system."""
+        system.
+        """
         if self.cuda:
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
@@ -96,10 +100,14 @@ class Machine(NamedTuple):
         return int(free * 0.9)
 
     def copies(self, read_bytes: int, needed_bytes: int) -> int:
-        """Return the number of copies of the data over which the calls rotate. With this number,
-        each call reads its data from memory, not from a cache.
+        """Return the number of copies of the data, so that each call reads its data from memory.
 
-        All copies of `needed_bytes` take at most half of the free memory.
+        The calls use the copies in turn, so a copy has left the caches before it is read again. All
+        copies take at most half of the free memory, and there are at most MAX_COPIES.
+
+        Args:
+            read_bytes: Bytes that one call reads.
+            needed_bytes: Bytes that one copy takes.
         """
         copies = -(-PAST_CACHE * self.cache_bytes // max(1, read_bytes))
         return max(1, min(copies, MAX_COPIES, self.free_bytes() // (2 * needed_bytes)))
@@ -111,7 +119,15 @@ class Machine(NamedTuple):
 
 
 def find_machine(device: str, threads: int = 0) -> Machine:
-    """Return the machine that `--device` names. Raises UserError if it has no such GPU."""
+    """Return the machine to measure on.
+
+    Args:
+        device: `cpu`, `cuda`, or `auto` for a GPU if there is one and otherwise the CPU.
+        threads: Number of CPU threads; 0 for all cores, or for one if other programs use the cores.
+
+    Raises:
+        UserError: There is no such GPU, or there are far fewer cores than threads.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         hint = "Use the CPU, or a CUDA build of torch"
         raise UserError("torch sees no CUDA GPU on this machine", hint)
@@ -135,11 +151,15 @@ def find_machine(device: str, threads: int = 0) -> Machine:
 
 @cache
 def core_share(cores: int) -> float:
-    """Return the share of all cores that this process gets; 1 if no other program runs.
+    """Return the share of all cores, from 0 to 1, that this process gets; 1 if no other program
+    runs.
 
     The share is CPU seconds ÷ (wall seconds · cores) of matrix products on all cores, measured
     once. If the share is well below 1, several threads are slower than one, because each product
     waits for its slowest thread.
+
+    Args:
+        cores: Number of cores.
     """
     threads_before = torch.get_num_threads()
     torch.set_num_threads(cores)
@@ -154,7 +174,7 @@ def core_share(cores: int) -> float:
 
 
 def seed_random(seed: int) -> None:
-    """Set the seed of all random weights and inputs."""
+    """Set the seed of torch's random weights and inputs."""
     torch.manual_seed(seed)
 
 
@@ -194,10 +214,11 @@ Step = Callable[[], object]
 
 
 class Timing(NamedTuple):
-    """Median seconds of one call.
+    """Measured time of one call.
 
     Attributes:
-        spread: (90th − 10th percentile) / median.
+        median: Median seconds over all repeats.
+        spread: (90th − 10th percentile) / median of the repeats; 0.05 is 5%.
         graph: Whether a CUDA graph was replayed.
     """
 
@@ -207,10 +228,15 @@ class Timing(NamedTuple):
 
 
 def time_calls(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
-    """Return the time of one of `calls`, which run one after the other for about `seconds`.
+    """Return the time of one call, measured over repeats of all calls one after the other.
 
     Calls on different inputs prevent that a call finds its data in the last-level cache. There are
     at least five repeats, or three if they take longer than three times `seconds`.
+
+    Args:
+        calls: Functions that do equal work on different inputs.
+        machine: The machine to measure on.
+        seconds: Approximate time to spend on all repeats.
     """
 
     def step() -> None:
@@ -237,7 +263,12 @@ def time_calls(calls: Sequence[Step], machine: Machine, seconds: float) -> Timin
 
 
 def time_once(step: Step, machine: Machine) -> float:
-    """Return the seconds of one call without a warm-up, including the wait for the GPU."""
+    """Return the seconds of one call without a warm-up, including the wait for the GPU.
+
+    Args:
+        step: The call.
+        machine: The machine to measure on.
+    """
     machine.synchronize()
     begun = machine.now()
     step()
@@ -294,7 +325,7 @@ class Ceilings(NamedTuple):
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Return the higher of the copy rate and the read rate."""
+        """Return the higher of the copy rate and the read rate, in bytes per second."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
 
@@ -304,7 +335,14 @@ def measure_ceilings(
     progress: Callable[[str], None],
     seconds: float,
 ) -> Ceilings:
-    """Measure the ceilings; `progress` receives the name of each next step."""
+    """Measure the machine's memory bandwidth, matrix rates and launch time, and return them.
+
+    Args:
+        machine: The machine to measure on.
+        dtypes: Dtypes whose matrix rates are measured, keys of DTYPES.
+        progress: Receives the name of each measurement before it starts.
+        seconds: Approximate time to spend on each measurement.
+    """
     progress("bandwidth")
     copy, read = bandwidth(machine, seconds)
     rates = {}
@@ -317,7 +355,12 @@ def measure_ceilings(
 
 
 def bandwidth(machine: Machine, seconds: float) -> tuple[float, float]:
-    """Return bytes per second of a copy and of a pure read."""
+    """Return the memory bytes per second of a copy (read and written) and of a pure read.
+
+    Args:
+        machine: The machine to measure on.
+        seconds: Approximate time to spend on each of them.
+    """
     size = min(max(256 << 20, 8 * machine.cache_bytes), machine.free_bytes() // 4, 4 << 30)
     source = torch.ones(size // 4096 // 4, 4096, device=machine.device)
     target, vector = torch.empty_like(source), torch.ones(4096, device=machine.device)
@@ -329,7 +372,13 @@ def bandwidth(machine: Machine, seconds: float) -> tuple[float, float]:
 
 
 def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
-    """Return the FLOP/s of the best square product."""
+    """Return the FLOP/s of the best square matrix product.
+
+    Args:
+        machine: The machine to measure on.
+        dtype: Data type of the product, a key of DTYPES.
+        seconds: Approximate time to spend on each size.
+    """
     best = 0.0
     size = SMALLEST_PRODUCT
     elapsed_s = 0.0
@@ -349,6 +398,11 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
     """Return a GPU preset of this machine with the measured ceilings.
 
     On a CPU, vector work has the fp32 rate, because the same units run vectors and products.
+
+    Args:
+        machine: The measured machine.
+        ceilings: Its measured ceilings.
+        name: Name of the preset.
     """
     source = Source(
         document=f"kvcalc {__version__} measure, torch {torch.__version__}, {machine.name}",
@@ -373,7 +427,14 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
 
 
 def preset_path(name: str) -> Path:
-    """Return the path of a new GPU preset. Raises UserError if the name is invalid or in use."""
+    """Return the path at which a new GPU preset is saved.
+
+    Args:
+        name: Name of the new preset.
+
+    Raises:
+        UserError: The name is invalid or in use.
+    """
     path = catalog.new_path("gpus", name)
     try:
         existing = catalog.find(name, "gpus")
@@ -384,6 +445,10 @@ def preset_path(name: str) -> Path:
 
 
 def save(gpu: Gpu, path: Path) -> None:
-    """Write the preset and create its folder. Raises UserError if writing fails."""
+    """Write a GPU preset to a file, and create its folder.
+
+    Raises:
+        UserError: Writing fails.
+    """
     make_folder(path.parent)
     write_text(path, to_yaml(gpu))

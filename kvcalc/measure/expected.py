@@ -36,10 +36,13 @@ KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
 
 
 class Bound(NamedTuple):
-    """Bound of operators under the measured ceilings.
+    """Roofline bound of some operators under the measured ceilings.
 
     Attributes:
+        seconds: Sum of the operators' minimum seconds.
         limit: The limiting resource: memory or compute.
+        bytes: Bytes that the operators move.
+        flops: Matrix FLOPs of the operators.
     """
 
     seconds: float
@@ -49,14 +52,23 @@ class Bound(NamedTuple):
 
 
 def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
-    """Return the sum of the operators' bounds."""
+    """Return the roofline bound of operators that run one after the other.
+
+    Args:
+        operators: The operators.
+        gpu: The measured ceilings as a preset.
+    """
     points = roofline(operators, gpu)
     cost = total(operators)
     return Bound(total_seconds(points), total_bound(points), int(cost.bytes), int(cost.flops))
 
 
 class OperationCount(TorchDispatchMode):
-    """Counts the torch operations that run in this context, including views."""
+    """Context that counts the torch operations that run in it, including views.
+
+    Attributes:
+        calls: Number of operations so far.
+    """
 
     calls = 0
 
@@ -68,7 +80,7 @@ class OperationCount(TorchDispatchMode):
 
 
 def count_operations(step: Callable[[], object]) -> int:
-    """Run `step` once and return the number of its operations."""
+    """Run `step` once and return the number of torch operations that it runs."""
     with torch.no_grad(), OperationCount() as count:
         step()
     return count.calls
@@ -78,10 +90,10 @@ class MachineRates(NamedTuple):
     """Rates of this machine during a measurement.
 
     Attributes:
-        rows: Ascending numbers of rows of the timed products x [rows, k] · W [k, n].
+        rows: Ascending numbers of rows of the timed matrix products x [rows, k] · W [k, n].
         product_s: Seconds per element of W, for each number of rows.
         attention_s: Seconds per element of keys and values in attention of one new token, by the
-            number of query heads per key.
+            number of query heads per KV head.
         vector_s: Seconds per vector FLOP of an activation function.
         host_s: Seconds of the host per torch operation.
         gpu: The measured ceilings as a preset.
@@ -97,16 +109,25 @@ class MachineRates(NamedTuple):
     is_cuda: bool
 
     def product_seconds(self, rows: float, elements: float) -> float:
-        """Return the seconds of a product whose weights have `elements` elements.
+        """Return the predicted seconds of one matrix product x · W.
 
         Between measured numbers of rows the time is linear. Above the largest it grows with the
         rows. Below the smallest it is constant.
+
+        Args:
+            rows: Number of rows of x.
+            elements: Number of elements of W.
         """
         per_element = float(np.interp(rows, self.rows, self.product_s))
         return per_element * elements * max(1.0, rows / self.rows[-1])
 
     def pass_seconds(self, operators: Sequence[Operator], calls: int) -> float:
-        """Return the predicted seconds of a pass with `calls` torch operations."""
+        """Return the predicted seconds of a pass.
+
+        Args:
+            operators: Operators of the pass.
+            calls: Number of torch operations of the pass, which the host must launch.
+        """
         work = sum(op.count * self._operator_seconds(op) for op in operators)
         host = calls * self.host_s
         return max(work, host) if self.is_cuda else work + host
@@ -148,15 +169,20 @@ class MachineRates(NamedTuple):
 
 
 def heads_per_key(shape: AttentionShape, absorbed: bool) -> int:
-    """Return the number of query heads that read one key. In the absorbed form, all heads read one
-    latent."""
+    """Return the number of query heads that read one key.
+
+    Args:
+        shape: Shape of the attention.
+        absorbed: Whether latent attention runs in the absorbed form, in which all heads read one
+            latent.
+    """
     if shape.kv_heads:
         return shape.heads // shape.kv_heads
     return shape.heads if absorbed else 1
 
 
 def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
-    """Return the number of query heads that read one key, for each attention of a pass."""
+    """Return the different numbers of query heads that read one key in the attention of a pass."""
     return {
         heads_per_key(operator.shape, operator.form == "absorbed")
         for operator in operators
@@ -165,10 +191,17 @@ def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
 
 
 class RateSampler:
-    """Takes samples of the machine's rates.
+    """Takes samples of the machine's rates between the measured steps.
 
     Products use the matrices of one layer after the other, so each use reads its weights from
     memory.
+
+    Attributes:
+        machine: The machine to measure on.
+        rows: Numbers of rows of the products, ascending.
+        layers: Weight matrices of each layer.
+        heads: Numbers of query heads per key of the sampled attention.
+        samples: Rates of each sample so far: vector, host, products, attention.
     """
 
     def __init__(
@@ -210,7 +243,11 @@ class RateSampler:
         self.samples.append([vector_s, statistics.median(hosts), *products])
 
     def rates(self, gpu: Gpu) -> MachineRates:
-        """Return the medians of all samples."""
+        """Return the median of each rate over all samples.
+
+        Args:
+            gpu: The measured ceilings as a preset.
+        """
         columns = zip(*self.samples, strict=True)
         vector_s, host_s, *products = (statistics.median(column) for column in columns)
         attention_s = dict(zip(self.heads, products[len(self.rows) :], strict=True))

@@ -39,11 +39,12 @@ Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 
 
 class Mode(NamedTuple):
-    """A way to generate.
+    """One way in which tokens are generated.
 
     Attributes:
-        name: `cached`, which passes one new token in each step, or `uncached`.
-        head: Positions of the LM head: last or all.
+        name: `cached`, which passes one new token in each step after the first, or `uncached`,
+            which passes all tokens in each step.
+        head: Positions on which the LM head runs: last or all.
     """
 
     name: str
@@ -55,15 +56,15 @@ MODES = (CACHED, Mode("uncached"), Mode("uncached", "all"))
 
 
 class GenerationRequest(NamedTuple):
-    """One generation: `new_tokens` after a random prompt, for `batch_size` sequences, in each mode.
+    """One generation to measure: new tokens after a random prompt, in each of MODES.
 
     Attributes:
         model: Model to build.
-        prompt_len: Prompt tokens.
-        new_tokens: Generated tokens.
-        batch_size: Sequences.
-        dtype: Type of weights and cache.
-        variant: Printed name of the model.
+        prompt_len: Prompt tokens of each sequence.
+        new_tokens: Generated tokens of each sequence.
+        batch_size: Number of sequences.
+        dtype: Data type of weights and cache, a key of DTYPES.
+        variant: Printed name of the attention variant; '' for the model's own attention.
     """
 
     model: Model
@@ -84,15 +85,19 @@ class GenerationRequest(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes of the cache at the end of the generation."""
+        """Return the predicted bytes of the KV cache at the end of the generation."""
         precision = Precision(self.dtype)
         return cache_size(self.model, self.tokens, self.batch_size, precision).stored
 
     def operators(self, mode: Mode, step: int) -> tuple[Operator, ...]:
-        """Return the operators of a step. With a cache, the first step has the prompt and later
-        steps have one token. Without a cache, every step has all tokens.
+        """Return the operators of one step.
 
-        MLA is absorbed for one new token and expanded otherwise.
+        With a cache, the first step has the prompt and later steps have one token. Without a cache,
+        every step has all tokens. MLA is absorbed for one new token and expanded otherwise.
+
+        Args:
+            mode: With or without a cache.
+            step: Index of the step, from 0.
         """
         length = self.prompt_len + step
         is_decode = length == 1 or bool(mode == CACHED and step)
@@ -107,13 +112,19 @@ class GenerationRequest(NamedTuple):
 
     @property
     def rows(self) -> set[int]:
-        """Return the row counts of x for which the rates of matrix products x · W are measured."""
+        """Return the numbers of rows of x for which the times of matrix products x · W are
+        measured.
+        """
         lengths = 1, self.prompt_len, self.tokens - 1
         return {*FEW_ROWS, *(self.batch_size * tokens for tokens in lengths)}
 
 
 def check(request: GenerationRequest, machine: Machine) -> None:
-    """Raise UserError if the decoder has too few positions or does not fit in memory."""
+    """Check that a generation can run on this machine.
+
+    Raises:
+        UserError: The decoder has too few positions, or does not fit in memory.
+    """
     model = request.model
     if model.position_embeddings and request.tokens - 1 > model.position_embeddings:
         raise UserError(
@@ -131,13 +142,17 @@ def check(request: GenerationRequest, machine: Machine) -> None:
 
 
 class GenerationRun:
-    """One mode in progress.
+    """One generation in one mode, in progress.
 
     Attributes:
-        tokens: Prompt and generated tokens, [B, prompt + new].
-        calls: Numbers of torch operations in the first pass, and in each later pass of a cached
-            mode.
-        seconds: Measured seconds of every step.
+        request: The generation.
+        mode: With or without a cache.
+        decoder: The decoder in torch.
+        machine: The machine to measure on.
+        tokens: Prompt and generated tokens, [batch_size, prompt_len + new_tokens].
+        cache: One cache per layer; None without a cache.
+        calls: Number of torch operations of the first pass. With a cache, also of each later pass.
+        seconds: Measured seconds of every step so far.
     """
 
     def __init__(
@@ -169,7 +184,7 @@ class GenerationRun:
         return logits[:, -1].argmax(-1)
 
     def step(self) -> None:
-        """Generate one more token."""
+        """Generate one more token of each sequence, and record its time."""
         step = len(self.seconds)
         length = self.request.prompt_len + step
         past = length - 1 if self.cache is not None and step else 0
@@ -180,7 +195,12 @@ class GenerationRun:
         self.seconds.append(time_once(write_token, self.machine))
 
     def record(self, steps: int, rates: MachineRates) -> Record:
-        """Return the record of the first `steps` tokens."""
+        """Return the record of the first `steps` steps: measured times, predictions and bounds.
+
+        Args:
+            steps: Number of steps, at least 1.
+            rates: Rates of the machine, from which times are predicted.
+        """
         request, mode, machine = self.request, self.mode, self.machine
         measured = self.seconds[:steps]
         predicted, bounds = [], []
@@ -222,16 +242,16 @@ def run_generation(
     progress: Progress,
     done: int = 0,
 ) -> Iterator[Record]:
-    """Yield one record per mode in MODES, first of generation with the cache.
+    """Yield one record per mode in MODES, first the mode with the cache.
 
     If Ctrl-C interrupts, yield records of the tokens that all modes have generated, then raise
     KeyboardInterrupt.
 
     Args:
-        request: What to generate.
+        request: The generation.
         machine: The machine to measure on.
         gpu: The measured ceilings as a preset.
-        progress: Receives the next step and the number of finished steps.
+        progress: Receives the name of the next step and the number of finished steps.
         done: Number of steps that earlier generations have finished. The progress continues from
             this number.
     """

@@ -54,19 +54,30 @@ Result = tuple[Case | None, Record]
 
 
 class MeasureSettings(NamedTuple):
-    """The dtype of weights, products and cache, and the seconds for each measurement of a case."""
+    """Settings of all measured cases.
+
+    Attributes:
+        dtype: Data type of weights, products and cache, a key of DTYPES.
+        seconds: Approximate seconds to spend on each time of a case.
+    """
 
     dtype: str
     seconds: float
 
     def cache_bytes(self, case: Case) -> int:
-        """Return the predicted cache bytes of a case."""
+        """Return the predicted KV cache bytes of a case."""
         precision = Precision(self.dtype)
         return cache_size(case.model, case.context, case.batch_size, precision).stored
 
 
 def operators_of(case: Case, dtype: str) -> list[Operator]:
-    """Return the operators of one pass. MLA is absorbed in decode and expanded in prefill."""
+    """Return the operators of one pass of a case. MLA is absorbed in decode and expanded in
+    prefill.
+
+    Args:
+        case: The layers, the phase and the sizes.
+        dtype: Data type of weights, products and cache.
+    """
     form = "absorbed" if case.new == 1 else "expanded"
     batch = Batch.prefill(case.new, case.batch_size, case.past)
     operators = forward(case.model, batch, Precision(dtype), mla_form=form)
@@ -74,7 +85,9 @@ def operators_of(case: Case, dtype: str) -> list[Operator]:
 
 
 def needed_bytes(case: Case, settings: MeasureSettings) -> int:
-    """Return the bytes of weights, cache and an estimate of the largest intermediate tensors."""
+    """Return the memory bytes that a case needs: weights, cache, and estimated intermediate
+    tensors.
+    """
     model, tokens = case.model, case.batch_size * case.new
     weights = [w for kind in model.order for w in model.layer_weights(kind)]
     elements = sum(w.elements + 4 * tokens * w.outputs for w in weights)
@@ -86,8 +99,17 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
 def measure(
     case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
-    """Measure one case and return its record: times of complete layers, and of only attention (or
-    the scan)."""
+    """Measure one case and return its record.
+
+    The record has times, predictions and bounds of complete layers, and of only their attention (or
+    scan).
+
+    Args:
+        case: The layers, the phase and the sizes.
+        settings: Data type and time to spend.
+        machine: The machine to measure on.
+        ceilings: Measured ceilings of the machine.
+    """
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
     layer = operators_of(case, dtype)
     core = [operator for operator in layer if operator.role is Role.CORE]
@@ -180,13 +202,18 @@ def measure_cases(
     ceilings: Ceilings,
     progress: Progress,
 ) -> Iterator[Result]:
-    """Yield each case that fits, with its record.
+    """Yield each case that fits in memory, with its record.
 
-    After `mha`, the records of other variants with equal sizes have their speed-up over it.
+    After a case of the variant `mha`, the records of other variants with the same phase, batch size
+    and context have their speed-up over it.
 
     Args:
+        cases: Cases to measure.
+        settings: Data type and time to spend.
+        machine: The machine to measure on.
         warn: Receives a message for each case that does not fit.
-        progress: Receives the next step and the number of finished cases.
+        ceilings: Measured ceilings of the machine.
+        progress: Receives the name of the next case and the number of finished cases.
     """
     mha: dict[Any, Record] = {}
     for number, case in enumerate(cases):
@@ -221,7 +248,14 @@ def run_generations(
     ceilings: Ceilings,
     progress: Progress,
 ) -> Iterator[Result]:
-    """Yield (None, record) for each record of the generations. None is in the place of a case."""
+    """Yield (None, record) for each generation and each mode. None is in the place of a case.
+
+    Args:
+        requests: Generations to measure.
+        machine: The machine to measure on.
+        ceilings: Measured ceilings of the machine.
+        progress: Receives the name of the next step and the number of finished steps.
+    """
     gpu = as_gpu(machine, ceilings)
     done = 0
     for request in requests:
@@ -249,8 +283,16 @@ CONTEXTS = {
 
 
 def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSettings:
-    """Return the settings of a measurement, by default for the device. Raises UserError for an
-    unsupported dtype."""
+    """Return the settings of a measurement, with defaults that depend on the device.
+
+    Args:
+        machine: The machine to measure on.
+        dtype: Requested data type; `auto` for bf16 on a GPU and fp32 on a CPU.
+        seconds: Approximate seconds to spend on each time of a case; 0 for the device's default.
+
+    Raises:
+        UserError: The data type is not supported.
+    """
     name = canonical(dtype)
     if name == "auto":
         name = "bf16" if machine.cuda else "fp32"
@@ -261,8 +303,17 @@ def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSet
 
 
 def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
-    """Return the models to measure by printed name: one for each kind of layer, or variants of one
-    layer."""
+    """Return the models whose layers are measured, by printed name.
+
+    Without variants there is one for each kind of layer in `model`. With variants there is one for
+    each variant.
+
+    Args:
+        model: Model whose layers are measured or replaced; None for a standard MHA layer, which
+            gives all variants in NAMES by default.
+        variants: Names of attention variants, also several in one text, separated by commas.
+        machine: The machine to measure on, which sets the size of the standard layer.
+    """
     names = _names(variants)
     if model is not None and not names:
         return stacks_of(model)
@@ -277,10 +328,17 @@ def plan_cases(
     contexts: Sequence[int],
     batches: Sequence[int],
 ) -> list[Case]:
-    """Return the cases in the order variant, phase, batch size, context.
+    """Return the cases to measure, in the order variant, phase, batch size, context.
 
-    Empty lists mean the defaults of the device. Raises UserError if kvcalc has no torch layer for a
-    layer.
+    Args:
+        models: Models by printed name, as `stacks` returns them.
+        phase: `decode`, `prefill` or `both`.
+        machine: The machine to measure on.
+        contexts: Tokens of each sequence; empty for the device's defaults.
+        batches: Batch sizes; empty for the device's defaults.
+
+    Raises:
+        UserError: kvcalc has no torch layer for a layer.
     """
     device = machine.device.type
     cases = []
@@ -305,10 +363,21 @@ def generation_requests(
     dtype: str,
     machine: Machine,
 ) -> list[GenerationRequest]:
-    """Return a generation for each decoder, prompt length and batch size.
+    """Return one generation for each decoder, prompt length and batch size.
 
-    The decoders are the model (GPT-2 small by default) or its variants. Raises UserError for an
-    unknown variant, a layer that kvcalc does not have in torch, or a generation that does not fit.
+    Args:
+        model: Model to build; None for GPT-2 small.
+        variants: Attention variants of the model, each of which gives one decoder. Empty for the
+            model itself.
+        prompt_lens: Prompt tokens of each sequence.
+        new_tokens: Generated tokens of each sequence.
+        batch_sizes: Numbers of sequences; empty for 1.
+        dtype: Data type of weights and cache, a key of DTYPES.
+        machine: The machine to measure on.
+
+    Raises:
+        UserError: A variant is unknown, kvcalc has no torch layer for a layer, or a generation does
+            not fit in memory.
     """
     model = model or load_model("gpt2")
     model = replace(model, quantization=(), kv_cache_dtype=None)

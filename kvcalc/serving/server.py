@@ -40,12 +40,13 @@ PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
 def summary(
     served: Served, budget: int, slo_ttft: float = 0.0, slo_tpot: float = 0.0
 ) -> Record:
-    """Return the metrics of a run.
+    """Return the metrics of a simulated run, such as throughput, latency percentiles and goodput.
 
     Args:
-        budget: KV cache budget in bytes.
-        slo_ttft: Latency target in seconds; 0 sets no target.
-        slo_tpot: Latency target in seconds per token; 0 sets no target.
+        served: The simulated run.
+        budget: KV cache budget in bytes of one rank's GPU with the most cache.
+        slo_ttft: Target of the time to first token in seconds; 0 for no target.
+        slo_tpot: Target of the time per output token in seconds; 0 for no target.
     """
     requests, logs, times = served.requests, served.logs, served.times
 
@@ -115,8 +116,15 @@ def mean(values: Any) -> float | None:
 
 
 def mean_and_percentiles(name: str, values: Any) -> dict[str, float | None]:
-    """Return mean and percentiles (linear between ranks) of seconds, with keys that begin with
-    `name`."""
+    """Return the mean and the percentiles 50, 90 and 99 of an array of seconds; None if it is
+    empty.
+
+    Percentiles are interpolated linearly between ranks.
+
+    Args:
+        name: Beginning of the keys. `ttft` gives `ttft_mean_s`, `ttft_p50_s` and so on.
+        values: Array of seconds.
+    """
     figures = {f"{name}_mean_s": mean(values)}
     for percentile in PERCENTILES:
         value = float(np.percentile(values, percentile)) if values.size else None
@@ -136,7 +144,11 @@ ERRORS = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}
 
 
 def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
-    """Return the capacity of a replica, as in `fit`.
+    """Return the KV cache capacity of a replica, as `fit` computes it.
+
+    Args:
+        deployment: Model on one replica of GPUs.
+        options: Memory options of the engine.
 
     Raises:
         UserError: No memory is left for a cache.
@@ -153,14 +165,17 @@ def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
 
 
 def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Requests:
-    """Return a backlog: requests that all wait from the start, with the lengths of a load or its
-    trace.
+    """Return a backlog: many requests that all wait from the start.
 
-    The number of requests in the backlog does not depend on the number of requests of the load. The
-    first `max_num_seqs` requests need only a random part of their output tokens, as if they had
-    begun earlier. Otherwise answers of equal length would all end in the same step, and the next
-    answers would begin together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but
-    with Poisson arrivals it serves 35.9.
+    Their lengths are those of the workload or its trace. The first `max_num_seqs` requests need
+    only a random part of their output tokens, as if they had begun earlier. Otherwise answers of
+    equal length would all end in the same step, and the next answers would begin together. Example:
+    gpt-oss-20b on an H100 would serve 39.4 requests/s, but with Poisson arrivals it serves 35.9.
+
+    Args:
+        load: Workload that defines the lengths. Its number of requests does not matter.
+        requests: Requests of the workload, which are repeated if they are from a trace.
+        max_num_seqs: Maximum number of concurrent sequences of the server.
     """
     started = min(max_num_seqs, MAX_STARTED_REQUESTS)
     count = STEADY_REQUESTS + REQUESTS_PER_STARTED * started
@@ -175,11 +190,15 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
 
 
 def saturated_rate(served: Served, started: int) -> float | None:
-    """Return the requests per second that a server completed of a backlog; None if it completed no
-    request.
+    """Return the requests per second that a server completes while requests always wait.
 
-    Counting begins when the first concurrent requests are done, and ends when the last request
-    starts. If all requests of the backlog run concurrently, the whole run counts.
+    None means that it completed no request. Counting begins when the first concurrent requests are
+    done, and ends when the last request starts. If all requests of the backlog run concurrently,
+    the whole run counts.
+
+    Args:
+        served: Simulated run of a backlog.
+        started: Number of requests of the backlog that had begun earlier.
     """
     finished = _sorted_times(served, "finished")
     if not len(finished):
@@ -200,7 +219,14 @@ def _sorted_times(served: Served, name: str) -> Any:
 
 
 class SimulationResult(NamedTuple):
-    """A simulated run: its record, logs, memory and limits."""
+    """A simulated run of a workload.
+
+    Attributes:
+        record: Metrics and settings, as printed.
+        served: Times of all requests, and logs of all ranks.
+        pool: KV cache memory of one rank.
+        limits: Scheduler limits of one rank.
+    """
 
     record: Record
     served: Served
@@ -209,15 +235,24 @@ class SimulationResult(NamedTuple):
 
 
 class Server:
-    """A server that is set up for workloads that differ in their rate only.
+    """A simulated server, set up for workloads that differ in their rate only.
 
     Args:
+        deployment: Model on one replica of GPUs.
         requests: Requests of the workload, at any rate.
+        load: The workload.
+        settings: Settings of the server and latency targets.
+        policy: Batching policy: `continuous` or `static`.
+        cache: Cache memory of a request: `paged` or `contiguous`.
 
     Attributes:
-        drafting: Settings of speculative decoding. None without a draft.
-        capacity: Memory of the cache.
-        transfer: Prefill replicas of a disaggregated server.
+        drafting: Settings of speculative decoding; None without a draft.
+        capacity: KV cache budget and layout.
+        limits: Scheduler limits of one rank.
+        engine: Overheads of the engine; None for datasheet bounds or an unknown engine.
+        scheduling: How the engine fills its passes.
+        steps: Timer of the passes.
+        transfer: Prefill replicas of a disaggregated server; None for a usual server.
         saturation_rate: Requests per second that the server completes while requests always wait.
             None if it serves none of the requests.
 
@@ -277,7 +312,13 @@ class Server:
         load: Workload,
         progress: Progress = None,
     ) -> SimulationResult:
-        """Simulate the requests of a workload."""
+        """Simulate the requests of a workload.
+
+        Args:
+            requests: Requests to serve.
+            load: Workload from which the requests were drawn.
+            progress: Called from time to time with the number of requests done since its last call.
+        """
         clients = clients_of(load, self.engine)
         served, pool = self._simulate(requests, clients, progress)
         return SimulationResult(self._record(load, clients, served), served, pool, self.limits)
@@ -477,10 +518,16 @@ def _queue_diverges(
 def server_errors(
     deployment: TimedDeployment, step: Batch, is_disaggregated: bool
 ) -> dict[str, float | None]:
-    """Return the 90th percentile of each figure's error against measured servers.
+    """Return the 90th percentiles of the errors against measured servers: 0.05 is 5%.
 
-    An error is None if unknown: for disaggregated servers, and for steps without an error in
-    `latency`. `time_p90_error` is the error of the time per output token, as in `latency`.
+    The keys are `time_p90_error`, `tpot_p90_error`, `ttft_p90_error` and `throughput_p90_error`.
+    The first two are equal. An error is None if unknown: for disaggregated servers, and for steps
+    whose error `latency` does not know either.
+
+    Args:
+        deployment: Model on one replica of GPUs.
+        step: A typical decode step of the server.
+        is_disaggregated: Whether separate replicas process prompts.
     """
     calibration = deployment.calibration
     errors: dict[str, float | None] = dict.fromkeys(("time", *ERRORS))
@@ -503,21 +550,31 @@ MIN_RATE = 1e-3
 
 
 class Sweep:
-    """A server simulated at rates up to saturation and beyond, and the rate that it sustains.
+    """A search for the highest request rate that a server sustains.
 
-    The sustained rate is the highest rate, to 2%, at which 99% of the requests meet the goals of
-    the settings. The sustained rate is at most 95% of the saturation rate. Each rate is rounded to
-    three digits and simulated once. Ctrl-C ends the search and keeps the rates already tried.
+    The server is simulated at rates up to saturation and beyond. It sustains a rate if 99% of the
+    requests meet the latency targets in `settings`, and the rate is at most 95% of the saturation
+    rate. The result is exact to 2%. Each rate is rounded to three digits and simulated once. Ctrl-C
+    ends the search and keeps the rates already tried.
+
+    Args:
+        deployment: Model on one replica of GPUs.
+        load: Workload without a rate.
+        settings: Settings of the server and latency targets.
+        policy: Batching policy: `continuous` or `static`.
+        cache: Cache memory of a request: `paged` or `contiguous`.
+        progress: Called from time to time with the number of requests done since its last call.
 
     Attributes:
-        runs: The runs by rate.
+        server: The server.
+        runs: The simulated runs, by rate in requests per second.
         sustained: The run at the highest rate that the server sustains. Its record has the rate as
-            `found_rate`; 0 if not even single requests meet the goals.
+            `found_rate`; 0 if not even single requests meet the targets.
         tried: A run for each rate that was tried, from the lowest rate on.
         is_complete: Whether the search ended without Ctrl-C.
 
     Raises:
-        UserError: The load already has arrival times or a rate, or is a closed loop.
+        UserError: The load already has arrival times or a rate, or its clients wait for answers.
     """
 
     def __init__(

@@ -190,7 +190,7 @@ def break_even_batch(
 
 
 def float_array(values: Sequence[float]) -> Any:
-    """Return numbers as an array of floats."""
+    """Return the numbers as a NumPy array of floats."""
     import numpy as np
 
     return np.array(values, dtype=float)

@@ -47,13 +47,13 @@ Chunks: TypeAlias = tuple[tuple[int, int], ...]  # (new, past) of each chunk of 
 
 
 class StepTimeSegment(NamedTuple):
-    """Consecutive decode passes over the same sequences.
+    """Times of consecutive decode passes over the same sequences.
 
     Attributes:
         first: Seconds of the first pass.
         increase_s: Seconds by which each pass takes longer than the previous pass.
-        passes: Number of passes for which this holds.
-        exact_seconds: Seconds of each pass, if they do not grow linearly.
+        passes: Number of passes for which these times hold.
+        exact_seconds: Seconds of each pass if they do not grow linearly; otherwise empty.
     """
 
     first: float
@@ -62,14 +62,15 @@ class StepTimeSegment(NamedTuple):
     exact_seconds: Sequence[float] = ()
 
     def seconds(self, passes: int) -> float:
-        """Return the seconds of the first `passes` passes."""
+        """Return the seconds of the first `passes` passes together."""
         if self.exact_seconds:
             return sum(self.exact_seconds[:passes])
         return passes * self.first + self.increase_s * passes * (passes - 1) / 2
 
     def passes_until(self, max_passes: int, seconds: float) -> int:
-        """Return the smallest number of passes that end at or after `seconds`; at most
-        `max_passes`."""
+        """Return the smallest number of passes that take at least `seconds`; at most
+        `max_passes`.
+        """
         return bisect_left(range(1, max_passes), seconds, key=self.seconds) + 1
 
 
@@ -83,6 +84,11 @@ def largest_micro_batch(
 
     Example: with 2 stages, chunks of 900, 500 and 300 tokens and 5 decodes give chunks of 900 and
     300 tokens and 3 decodes.
+
+    Args:
+        deployment: Model on one replica of GPUs.
+        chunks: (new tokens, cached tokens before them) of each chunk of a prompt in the pass.
+        count: Number of decoding sequences in the pass.
     """
     stages = deployment.parallelism.pp
     if stages == 1 or not deployment.calibration:
@@ -94,9 +100,11 @@ class StepTimer:
     """Computes the times of passes of one data-parallel rank. Every other rank runs an equal batch.
 
     Attributes:
-        queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
-        stages: Pipeline stages. The stages work on different micro-batches at the same time.
-        drafting: How the server speculates. None without a draft.
+        deployment: Model on one replica of GPUs.
+        queries: New tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
+        stages: Pipeline stages, which work on different micro-batches at the same time.
+        ranks: Number of data-parallel ranks.
+        drafting: Settings of speculative decoding; None without a draft.
     """
 
     drafting: Drafting | None = None
@@ -110,10 +118,14 @@ class StepTimer:
         self._prompts: dict[Chunks, float] = {}
 
     def reset(self) -> None:
-        """Discard the state of the last simulated run."""
+        """Discard the state of the last simulated run, so that equal runs get equal times."""
 
     def prefill(self, chunks: Chunks) -> float:
-        """Return the seconds of a pass that has only prompts."""
+        """Return the seconds of a pass that contains only prompts.
+
+        Args:
+            chunks: (new tokens, cached tokens before them) of each chunk of a prompt.
+        """
         chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         if chunks not in self._prompts:
             groups = tuple(
@@ -124,9 +136,11 @@ class StepTimer:
         return self._prompts[chunks]
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the seconds of consecutive decode passes.
+        """Return the times of consecutive decode passes over the same sequences.
 
-        In the first pass, the sequences have `context` tokens on average.
+        Args:
+            count: Number of sequences of the rank.
+            context: Mean tokens of the sequences in the first pass, including the new token.
         """
         _, count = largest_micro_batch(self.deployment, (), count)
         spacing = SPACING if count > 1 else 1
@@ -152,9 +166,16 @@ class StepTimer:
 
 
 def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
-    """Return whole numbers from `first` to at least `last` that grow by `ratio`, or at least by 1.
+    """Return ascending whole numbers from `first` to at least `last`.
 
-    Up to `dense` they grow by 1. Example: geometric_points(1, 10, 1.5, 4) is 1, 2, 3, 4, 6, 9, 14.
+    Up to `dense` they grow by 1, then by the factor `ratio`, but at least by 1. Example:
+    geometric_points(1, 10, 1.5, 4) is 1, 2, 3, 4, 6, 9, 14.
+
+    Args:
+        first: First number.
+        last: Number that the last point reaches or exceeds.
+        ratio: Ratio of neighbouring points.
+        dense: Number up to which every whole number is a point.
     """
     points = [first]
     while points[-1] < last:
@@ -164,10 +185,10 @@ def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> lis
 
 
 def driving_quantity(operator: Operator) -> str:
-    """Return the quantity that determines the time of an operator.
+    """Return the name of the quantity on which the time of an operator depends.
 
-    The quantity is TOKENS (tokens of the pass), HEAD (sequences that need the LM head) or GROUP
-    (each group of sequences).
+    It is TOKENS (tokens of the pass), HEAD (positions on which the LM head runs) or GROUP (the
+    number and lengths of the sequences, for attention and scans).
     """
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD
@@ -182,7 +203,15 @@ def _index_below(points: Sequence[float], x: float) -> int:
 
 
 def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
-    """Return the value at `x` on straight lines between the points."""
+    """Return the value at `x`, on straight lines between the points.
+
+    Beyond the last point, the last line continues.
+
+    Args:
+        points: Ascending positions.
+        values: Value at each point.
+        x: Position of the result.
+    """
     index = _index_below(points, x)
     low, high = points[index], points[index + 1]
     first = values[index]
@@ -190,10 +219,11 @@ def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
 
 
 def make_table(points: Sequence[int], seconds: Any) -> Callable[[float], float]:
-    """Return a function that interpolates between the points.
+    """Return a function that interpolates seconds linearly between points.
 
     Args:
-        seconds: Seconds of each point, or of all points.
+        points: Ascending positions, such as numbers of tokens.
+        seconds: Seconds at each point, or one number for all points.
     """
     return partial(interpolate, points, np.broadcast_to(seconds, (len(points),)).tolist())
 
@@ -202,10 +232,11 @@ class InterpolatedStepTimer(StepTimer):
     """Computes the times of passes from tables, also of passes with both prompts and decodes.
 
     Args:
+        deployment: Model on one replica of GPUs.
         max_len: Maximum tokens of a sequence.
         max_tokens: Maximum tokens of a pass.
         max_num_seqs: Maximum number of sequences of a pass.
-        queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
+        queries: New tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
     """
 
     def __init__(
@@ -235,7 +266,9 @@ class InterpolatedStepTimer(StepTimer):
 
     @cached_property
     def host(self) -> HostTime:
-        """Return the time that the engine adds to the kernels of a pass."""
+        """Return the time that the engine adds to the kernels of a pass; zero for
+        datasheet bounds.
+        """
         if not self.deployment.calibration:
             return HostTime(0.0, 0.0, 1.0, 0.0)
         batch = Batch((Sequences(np.ones(1), 1, 0),))
@@ -258,9 +291,12 @@ class InterpolatedStepTimer(StepTimer):
         return float(host.with_prompts(kernels)) + host.fixed + host.sequence * len(chunks)
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
-        """Return the seconds of a pass with chunks of prompts and `count` decodes.
+        """Return the seconds of a pass with both chunks of prompts and decodes.
 
-        `context` is the mean context of the decodes after the pass.
+        Args:
+            chunks: (new tokens, cached tokens before them) of each chunk of a prompt.
+            count: Number of decoding sequences of the rank; 0 for prompts only.
+            context: Mean tokens of the decoding sequences, including the new token.
         """
         if not count:
             return self.prefill(chunks)
@@ -373,8 +409,9 @@ class SpeculativeStepTimer(StepTimer):
     decode pass per draft token.
 
     Attributes:
-        target: Timer of the model. A sequence has one query per draft token, plus one.
+        target: Timer of the model. A sequence has one new token per draft token, plus one.
         draft: Timer of the draft model.
+        drafting: Settings of speculative decoding.
     """
 
     def __init__(
@@ -390,12 +427,23 @@ class SpeculativeStepTimer(StepTimer):
         self.draft.reset()
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
-        """Return the seconds of a pass with chunks of prompts and `count` decodes."""
+        """Return the seconds of a pass with both chunks of prompts and decodes, drafting included.
+
+        Args:
+            chunks: (new tokens, cached tokens before them) of each chunk of a prompt.
+            count: Number of decoding sequences of the rank; 0 for prompts only.
+            context: Mean tokens of the decoding sequences, including the first new token.
+        """
         seconds = self.target.mixed(chunks, count, context) + self.draft.prefill(chunks)
         return seconds + (self._draft_seconds(count, context) if count else 0.0)
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the seconds of one pass that has only decodes."""
+        """Return the time of one pass that contains only decodes, drafting included.
+
+        Args:
+            count: Number of sequences of the rank.
+            context: Mean tokens of the sequences, including the first new token.
+        """
         seconds = self.target.line(count, context).first + self._draft_seconds(count, context)
         return StepTimeSegment(seconds)
 

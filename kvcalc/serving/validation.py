@@ -89,15 +89,17 @@ def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> Bo
 
 
 class Validation(NamedTuple):
-    """Rows with their bounds and predictions in microseconds, NaN if unknown.
+    """One file of measured rows, with bounds and predictions for each valid row.
+
+    Times are microseconds; NaN if unknown.
 
     Attributes:
-        table: The rows.
-        bound: Bounds [rows].
-        calibrated: Predictions [rows].
+        table: The file of measured rows.
+        bound: Datasheet bounds [rows].
+        calibrated: Predictions of a calibration [rows].
         gpus: Name of each row's GPU: the name of its preset, or the name in the row if there is no
             preset.
-        unknown: Lines of rows with an unknown GPU, by GPU and operation.
+        unknown: Line numbers of rows with an unknown GPU, by (GPU, operation).
         served: TPOT, TTFT and tokens/s of each simulated server, by the index of its row.
     """
 
@@ -112,15 +114,16 @@ class Validation(NamedTuple):
 def validate(
     tables: Iterable[MeasurementFile], stack: str = "", source: Gpu | None = None
 ) -> list[Validation]:
-    """Return the tables with bounds and predictions.
+    """Return each file of measured rows with bounds and predictions.
 
     Args:
         tables: Files of rows, as `read_rows` returns them.
-        stack: Calibration to use instead of each row's framework.
-        source: GPU whose calibration all GPUs use.
+        stack: Stack whose calibration is used for all rows; '' for the framework in each row.
+        source: GPU whose calibration is scaled to all GPUs; None for each GPU's own calibration.
 
     Raises:
-        UserError: There is no calibration with this name or for this GPU, or a file is invalid.
+        UserError: No GPU has a calibration for this stack, or the source GPU has none, or a
+            calibration file is invalid.
     """
     stacks = [*all_stacks(), DATASHEET]
     if stack and stack not in stacks:
@@ -200,7 +203,11 @@ PAIRS = {"roofline": [0, 1], "ttft": [3, 5], "throughput": [4, 6]}
 
 
 def remarks(v: Validation) -> list[str]:
-    """Return sentences on the invalid rows and unknown GPUs of a file, with the first lines."""
+    """Return sentences on the rows of a file that were not compared: invalid rows and unknown GPUs.
+
+    Args:
+        v: The file with its predictions.
+    """
     sentences = [v.table.remark] if v.table.invalid else []
     for (name, op), lines in v.unknown.items():
         about = f"{len(lines):,} rows of {op} (lines {', '.join(lines[:MAX_LINES])} …)"
@@ -211,9 +218,14 @@ def remarks(v: Validation) -> list[str]:
 def error_records(
     validations: Iterable[Validation], by: Sequence[str] = KEYS[:4]
 ) -> list[Record]:
-    """Return the errors of each group of rows, in order of the groups' names.
+    """Return one record of errors for each group of measured rows, sorted by the groups' names.
 
-    Raises UserError for an unknown key.
+    Args:
+        validations: Files of rows with bounds and predictions.
+        by: Columns of KEYS. Rows that are equal in these columns are one group.
+
+    Raises:
+        UserError: `by` has a name that is not in KEYS.
     """
     unknown = [key for key in by if key not in KEYS]
     if unknown:
@@ -264,10 +276,11 @@ SERVER_COLUMNS = ("calibrated_ttft_us", "calibrated_tokens_per_s")  # if a file 
 
 
 def predictions_csv(validations: Sequence[Validation]) -> str:
-    """Return the files' rows as CSV with the columns op, roofline_us and calibrated_us, empty if
-    unknown.
+    """Return all rows of the files as CSV, with added columns for bounds and predictions.
 
-    If a file has rows of servers, mean time to first token and tokens/s follow.
+    The columns `op`, `roofline_us` and `calibrated_us` are added; the last two are empty if
+    unknown. If a file has rows of servers, the simulated mean time to first token and tokens/s
+    follow.
     """
     names = dict.fromkeys(name for v in validations for name in v.table.header)
     added = [*PREDICTED_COLUMNS]

@@ -367,7 +367,7 @@ def _read_calibration(path: Path, modified_ns: int) -> Calibration:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the checked calibration in a YAML file.
+    """Return the calibration in a YAML file, after a check of all its entries.
 
     Raises:
         UserError: An entry is invalid. The message names file, line and key.

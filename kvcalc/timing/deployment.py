@@ -131,7 +131,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return this deployment with `is_server` set."""
+        """Return this deployment with `is_server` set: its passes are then timed as a server's."""
         return replace(self, is_server=True)
 
     @property

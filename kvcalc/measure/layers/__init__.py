@@ -19,7 +19,17 @@ MIXERS: dict[type[Sublayer], type[Mixer]] = {
 def build_mixer(
     spec: Sublayer, hidden_size: int, rotates: bool = True, shares_cache: bool = False
 ) -> Mixer:
-    """Return the torch layer of a mixer. Raises UserError if no torch layer supports its fields."""
+    """Return the torch layer of a mixer (attention or recurrence).
+
+    Args:
+        spec: Specification of the mixer.
+        hidden_size: Width of the layer's input and output.
+        rotates: Whether the layer applies rotary positions.
+        shares_cache: Whether the layer reads the cache of the layer before it.
+
+    Raises:
+        UserError: No torch layer supports the mixer or its fields.
+    """
     layer_class = MIXERS.get(type(spec))
     stores_cache = spec.storing(own=True) == spec
     if shares_cache and (not isinstance(spec, Grouped) or spec.sliding_window):

@@ -30,12 +30,18 @@ FILL_ELEMENTS = 1 << 20
 
 
 class CacheRows:
-    """The rows of one cache entry for sequences of up to `capacity` tokens.
+    """Stored rows of one cache entry, such as the keys of a layer, for sequences of limited length.
 
-    `dtype` is the dtype of entries that do not fix a dtype.
+    Args:
+        entry: Specification of the cache entry.
+        batch: Number of sequences.
+        capacity: Maximum tokens of a sequence.
+        dtype: Data type of the rows, if the entry does not fix another.
+        device: Torch device.
 
     Attributes:
-        tensor: The stored rows, [B, h, rows, w].
+        tensor: The stored rows, [batch, heads, rows, width].
+        limit: Number of rows of the ring, if the entry stores only the last tokens; otherwise 0.
     """
 
     def __init__(
@@ -53,12 +59,16 @@ class CacheRows:
         self.tensor = torch.zeros(shape, dtype=dtype, device=device)
 
     def append(self, rows: Tensor, past: int) -> Tensor:
-        """Write rows [B, h, n, w] after `past` tokens, and return the rows that they attend to.
+        """Write the rows of new tokens, and return all rows that the new tokens attend to.
 
         One new token overwrites the oldest row of a ring and reads the ring in any order, because
         keys include their positions. Several new tokens read the last limit − 1 rows and their own
         rows. The new rows are written after they are read, because the first queries still attend
         to rows that the last new tokens replace.
+
+        Args:
+            rows: Rows of the new tokens, [batch, heads, new tokens, width].
+            past: Number of tokens before them.
         """
         new = rows.shape[2]
         end = past + new
@@ -83,7 +93,7 @@ class CacheRows:
         return torch.arange(start, end, device=self.tensor.device) % self.limit
 
     def read(self, tokens: int) -> Tensor:
-        """Return the rows stored after `tokens` tokens, [B, h, rows, w]."""
+        """Return the rows that are stored after `tokens` tokens, [batch, heads, rows, width]."""
         return self.tensor[:, :, : min(tokens, self.limit or tokens)]
 
 
@@ -93,8 +103,17 @@ LayerCache = tuple[CacheRows, ...]  # rows and states in the order of the layer'
 def model_caches(
     model: Model, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
 ) -> list[LayerCache]:
-    """Return one cache per layer. A layer that shares a cache gets the cache of the layer
-    before it."""
+    """Return one empty cache per layer of a model, in the order of the layers.
+
+    A layer that shares a cache gets the cache of the layer before it.
+
+    Args:
+        model: The model.
+        batch: Number of sequences.
+        capacity: Maximum tokens of a sequence.
+        dtype: Data type of the cache, if an entry does not fix another.
+        device: Torch device.
+    """
     caches: list[LayerCache] = []
     for kind in model.order:
         layer = model.kinds[kind]
@@ -107,18 +126,20 @@ def model_caches(
 
 
 def cache_tensors(caches: Iterable[LayerCache]) -> list[Tensor]:
-    """Return the tensors of all caches. The tensors of a shared cache occur once."""
+    """Return the tensors of all layers' caches. The tensors of a shared cache occur once."""
     return [rows.tensor for cache in dict.fromkeys(caches) for rows in cache]
 
 
 def storage_bytes(caches: Iterable[LayerCache]) -> int:
-    """Return the bytes of all tensors; a shared cache counts once."""
+    """Return the bytes of the tensors of all layers' caches; a shared cache counts once."""
     return sum(tensor.untyped_storage().nbytes() for tensor in cache_tensors(caches))
 
 
 def fill(caches: Iterable[LayerCache]) -> None:
-    """Fill caches with random rows. The same 2^20 elements are repeated, which is fast and enough
-    for timing."""
+    """Fill the caches of all layers with random rows, so that they can be read in a measurement.
+
+    The same 2^20 elements are repeated, which is fast and enough for timing.
+    """
     for tensor in cache_tensors(caches):
         flat = tensor.view(-1)
         values = torch.randn(min(flat.numel(), FILL_ELEMENTS), device=tensor.device)
@@ -132,8 +153,11 @@ Prepared = tuple[Tensor, ...]
 
 
 class Parameters(nn.Module):
-    """Random parameters for the weights of a part: `name` [outputs, inputs] or [outputs], and
-    `name_bias`."""
+    """Random parameters for the weights of one part of a layer.
+
+    A weight called `name` becomes a parameter `name` [outputs, inputs] or, for a vector, [outputs].
+    If it has a bias, this is a parameter `name_bias`.
+    """
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()
@@ -152,26 +176,41 @@ class Parameters(nn.Module):
         return self.get_parameter(name)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return x [..., inputs] · Wᵀ as [..., outputs], plus the bias if the part has one."""
+        """Return x [..., inputs] · Wᵀ as [..., outputs], plus the bias if the weight has one.
+
+        Args:
+            name: Name of the weight W.
+            x: Input.
+        """
         return F.linear(x, self[name], self._parameters.get(f"{name}_bias"))
 
     def normed(self, name: str, x: Tensor) -> Tensor:
-        """Return the RMSNorm of x with the weight `name`, or x if the part has no such weight."""
+        """Return the RMSNorm of x over its last axis, or x unchanged if there is no such weight.
+
+        Args:
+            name: Name of the norm's weight.
+            x: Input [..., width].
+        """
         return rms_norm(x, self[name]) if name in self._parameters else x
 
 
 class Mixer(nn.Module):
-    """A mixer in three steps, so that its core can be timed separately.
+    """Base class of attention and recurrence in torch, in three steps, so that its core can be
+    timed.
 
     - prepare: projections and positions of the new tokens.
     - core: writes the new rows to the cache, then attends or scans.
     - finish: the output projection.
 
-    The cache stores `past` tokens before the call. Without a cache, `past` is 0.
+    The argument `past` of all methods is the number of tokens before the new tokens. The cache
+    already has their rows. Without a cache, `past` is 0.
 
     Attributes:
+        refused: Fields of the specification that the torch layer does not support.
+        spec: Specification of the mixer.
         shares_cache: Whether the layer reads the cache of the layer before it.
-        refused: Fields of the part that the torch layer does not support.
+        weights: Parameters of the mixer.
+        rotates: Whether the layer applies rotary positions.
     """
 
     refused: tuple[str, ...] = ()
@@ -194,18 +233,33 @@ class Mixer(nn.Module):
         self.rotates = rotates
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return the inputs of the core for x [B, n, D]."""
+        """Return the tensors that the core and the output projection need, from the new tokens.
+
+        Args:
+            x: New tokens [batch, new tokens, hidden size].
+            past: Number of tokens before them.
+        """
         raise NotImplementedError
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
         """Write the rows of the new tokens to the cache, and return the attention outputs.
 
-        The outputs are [B, H, n, e] with value width e.
+        The outputs are [batch, query heads, new tokens, value width].
+
+        Args:
+            prepared: Tensors that `prepare` returned.
+            cache: Cache of the layer; None without a cache.
+            past: Number of tokens before the new tokens.
         """
         raise NotImplementedError
 
     def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:
-        """Return the output [B, n, D]."""
+        """Return the output of the layer, [batch, new tokens, hidden size].
+
+        Args:
+            mixed: Tensor that `core` returned.
+            prepared: Tensors that `prepare` returned.
+        """
         return self.linear("o", join_heads(mixed))
 
     def forward(self, x: Tensor, cache: LayerCache | None = None, past: int = 0) -> Tensor:
@@ -213,18 +267,31 @@ class Mixer(nn.Module):
         return self.finish(self.core(prepared, cache, past), prepared)
 
     def rotated(self, x: Tensor, past: int) -> Tensor:
-        """Return x [..., n, d] with rotary positions, if the layer has them."""
+        """Return x [..., tokens, width] with rotary positions from `past` on, if the layer has
+        positions.
+        """
         return rotate(x, past) if self.rotates and x.shape[-1] else x
 
 
 def append_rows(cache: LayerCache | None, index: int, rows: Tensor, past: int) -> Tensor:
-    """Write new rows [B, h, n, w] of one cache entry, and return the rows [B, h, S, w] that they
-    attend to."""
+    """Write rows of new tokens to one cache entry, and return all rows that the tokens attend to.
+
+    Args:
+        cache: Cache of the layer. If it is None, the result is `rows`.
+        index: Index of the cache entry in the layer, such as 0 for keys.
+        rows: Rows of the new tokens, [batch, heads, new tokens, width].
+        past: Number of tokens before them.
+    """
     return rows if cache is None else cache[index].append(rows, past)
 
 
 def rotate(x: Tensor, past: int) -> Tensor:
-    """Return x [..., n, d] with rotary positions past … past + n − 1, halves paired (GPT-NeoX)."""
+    """Return x with rotary positions. The two halves of the width form the pairs (GPT-NeoX).
+
+    Args:
+        x: Queries or keys [..., tokens, width].
+        past: Position of the first token.
+    """
     end = past + x.shape[-2]
     tables = _rotary_tables(1 << (end - 1).bit_length(), x.shape[-1], x.dtype, x.device)
     cos, sin = (table[past:end] for table in tables)
@@ -243,22 +310,26 @@ def _rotary_tables(
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x / √(mean x² + ε) · weight over the last axis."""
+    """Return x / √(mean(x²) + NORM_EPSILON) · weight, with the mean over the last axis."""
     return F.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Reshape [B, n, h·d] to [B, h, n, d], with one axis for the h heads."""
+    """Return x [batch, tokens, heads · width] as [batch, heads, tokens, width]."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """Reshape [B, h, n, d] to [B, n, h·d]."""
+    """Return x [batch, heads, tokens, width] as [batch, tokens, heads · width]."""
     return x.transpose(1, 2).flatten(2)
 
 
 class FeedForwardLayer(nn.Module):
-    """FFN from [B, n, D] to [B, n, D]: down(silu(gate) · up), or down(gelu(up))."""
+    """Dense feed-forward network: down(silu(gate(x)) · up(x)) if gated, otherwise
+    down(gelu(up(x))).
+
+    Input and output are [batch, tokens, hidden size].
+    """
 
     def __init__(self, spec: Dense, hidden_size: int) -> None:
         super().__init__()

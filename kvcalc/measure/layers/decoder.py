@@ -29,7 +29,9 @@ OUTER_WEIGHTS = {"embedding", "position_embedding", "final_norm", "lm_head"}
 
 
 class DecoderBlock(nn.Module):
-    """One layer: its parts in order, each after a norm."""
+    """One layer of a decoder. Its parts, such as attention and FFN, run in order, each after a
+    norm.
+    """
 
     def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
@@ -61,7 +63,13 @@ def _part(model: Model, layer: Layer, part: Sublayer) -> nn.Module:
 
 
 class Norm(nn.Module):
-    """`count` norms of the hidden size: RMSNorm or LayerNorm, as the model requires."""
+    """Several norms of the hidden size, as one module: RMSNorm, LayerNorm or none, as the model
+    requires.
+
+    Args:
+        model: Model that defines the kind of norm.
+        count: Number of norms. A call selects one of them by its index.
+    """
 
     def __init__(self, model: Model, count: int) -> None:
         super().__init__()
@@ -80,8 +88,12 @@ class Norm(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Map token ids [B, n] after `past` cached tokens to logits [B, 1, V], or [B, n, V] for all
-    positions."""
+    """A whole decoder in torch with random weights, from token ids to logits.
+
+    It maps token ids [batch, new tokens] to logits [batch, 1, vocabulary] of the last token, or to
+    logits of all new tokens if `all_positions` is true. `past` is the number of cached tokens
+    before the new tokens.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -101,7 +113,12 @@ class Decoder(nn.Module):
         self.head = Parameters([outer["lm_head"]]) if "lm_head" in outer else None
 
     def caches(self, batch: int, capacity: int) -> list[LayerCache]:
-        """Return one empty cache per layer."""
+        """Return one empty cache per layer, in the order of the layers.
+
+        Args:
+            batch: Number of sequences.
+            capacity: Maximum tokens of a sequence.
+        """
         table = self.embedding.weight
         return model_caches(self.model, batch, capacity, table.dtype, table.device)
 

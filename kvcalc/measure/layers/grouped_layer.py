@@ -32,8 +32,11 @@ DT_RANGE = 1e-3, 1e-1
 
 
 class GatedDeltaNetLayer(Mixer):
-    """Gated delta net: hk key heads of width dk and hv value heads of width dv; hv / hk value heads
-    share q and k."""
+    """Gated delta net (linear attention with a recurrent state) in torch.
+
+    It has hk key heads of width dk and hv value heads of width dv. hv / hk value heads share one
+    query and key.
+    """
 
     def __init__(self, *options: Any) -> None:
         super().__init__(*options)
@@ -42,9 +45,11 @@ class GatedDeltaNetLayer(Mixer):
         dt_bias.uniform_(*map(math.log, DT_RANGE)).exp_().expm1_().log_()
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return the inputs of the convolution, and the gates.
+        """Return the inputs of the convolution and the gates, for B sequences of n new tokens.
 
-        q and k together are [B, hk, n, 2·dk], v is [B, hv, n, dv], β and g are [B, hv, n].
+        They are, in this order: queries and keys together [B, hk, n, 2·dk], values [B, hv, n, dv],
+        the step size β [B, hv, n], the logarithm of the decay [B, hv, n], and the output gate [B,
+        hv, n, dv]. The class docstring defines the letters.
         """
         heads = self.spec.linear_num_value_heads
         qk = split_heads(self.linear("qk", x), self.spec.linear_num_key_heads)
@@ -54,8 +59,12 @@ class GatedDeltaNetLayer(Mixer):
         return qk, v, step.sigmoid(), -a_log.exp() * F.softplus(decay + dt_bias), gate
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Return convolution and scan as [B, hv, n, dv]. Without a cache, all states start at
-        zero."""
+        """Return the results of convolution and scan, [sequences, value heads, new tokens, value
+        width].
+
+        The states in the cache advance by the new tokens. Without a cache, all states start at
+        zero.
+        """
         spec = self.spec
         qk, v, step, decay, _ = prepared
         states = [rows.tensor for rows in cache] if cache is not None else [None] * 3
@@ -76,9 +85,13 @@ class GatedDeltaNetLayer(Mixer):
         return mixed.to(v.dtype)
 
     def convolved(self, name: str, x: Tensor, state: Tensor | None) -> Tensor:
-        """Return the causal convolution of each channel of x [B, h, n, w].
+        """Return the causal convolution of each channel over the tokens, in the shape of x.
 
-        The state [B, h, kernel − 1, w] advances by n columns.
+        Args:
+            name: Name of the filter weights.
+            x: Input [batch, heads, new tokens, width].
+            state: Last inputs of earlier tokens, [batch, heads, kernel − 1, width]. It advances by
+                the new tokens. None means zeros.
         """
         batch, heads, n, width = x.shape
         kernel = self.spec.linear_conv_kernel_dim
@@ -100,7 +113,19 @@ class GatedDeltaNetLayer(Mixer):
 def scan(
     q: Tensor, k: Tensor, v: Tensor, step: Tensor, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs [B, h, n, dv] and the last state, in chunks of 64 tokens."""
+    """Return the outputs [B, h, n, dv] of the gated delta rule, and the state after the last token.
+
+    The tokens are processed in chunks of 64. B is the number of sequences, h the heads, n the new
+    tokens, dk and dv the widths of keys and values.
+
+    Args:
+        q: Queries [B, h, n, dk].
+        k: Keys [B, h, n, dk].
+        v: Values [B, h, n, dv].
+        step: Step size β of each token, from 0 to 1 [B, h, n].
+        decay: Logarithm of the decay of each token, at most 0 [B, h, n].
+        state: State before the first token [B, h, dk, dv].
+    """
     outputs = []
     inputs = (tensor.split(CHUNK, 2) for tensor in (q, k, v, step, decay))
     for chunk in zip(*inputs, strict=True):
@@ -138,9 +163,16 @@ def attend(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """Return causal attention of the last n positions.
+    """Return causal attention of the last n of S tokens, [B, H, n, e].
 
-    For one position on a CPU, plain products read the cache faster than the fused kernel.
+    For one token on a CPU, plain products read the cache faster than the fused kernel.
+
+    Args:
+        q: Queries [B, H, n, d]: B sequences, H query heads, head width d.
+        k: Keys [B, G, S, d] of G KV heads.
+        v: Values [B, G, S, e] of width e.
+        window: Tokens of the sliding window; 0 for none.
+        scale: Factor on the scores; None for 1/√d.
     """
     n, tokens = q.shape[2], k.shape[2]
     if n == 1:
@@ -160,8 +192,17 @@ def attend(
 
 
 def visible_mask(n: int, tokens: int, window: int, device: torch.device) -> Tensor:
-    """Return a mask [n, tokens]: query i attends to key j if tokens − n + i − window < j ≤ tokens −
-    n + i."""
+    """Return a boolean mask [n, tokens] that is true if a query attends to a key.
+
+    Query i of the last n tokens has position p = tokens − n + i. It attends to key j if p − window
+    < j ≤ p, or without a window if j ≤ p.
+
+    Args:
+        n: Number of queries.
+        tokens: Number of keys.
+        window: Tokens of the sliding window; 0 for none.
+        device: Torch device.
+    """
     own = torch.arange(tokens - n, tokens, device=device)[:, None]
     positions = torch.arange(tokens, device=device)[None, :]
     mask = positions <= own
@@ -171,7 +212,15 @@ def visible_mask(n: int, tokens: int, window: int, device: torch.device) -> Tens
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None
 ) -> Tensor:
-    """Return attention under `mask`, [n, S] or [B, 1, n, S], or causal attention without one."""
+    """Return attention of q over k and v under a mask, or causal attention without a mask.
+
+    Args:
+        q: Queries [B, H, n, d]: B sequences, H query heads, n new tokens, head width d.
+        k: Keys [B, G, S, d] of G KV heads and S tokens.
+        v: Values [B, G, S, e] of width e.
+        mask: True if a query attends to a key, [n, S] or [B, 1, n, S].
+        scale: Factor on the scores; None for 1/√d.
+    """
     return F.scaled_dot_product_attention(
         q,
         k,
@@ -197,7 +246,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 class GroupedLayer(Mixer):
-    """Grouped-query attention of queries [B, H, n, d] over keys and values of G heads."""
+    """Grouped-query attention in torch. H query heads share the keys and values of G KV heads."""
 
     refused: tuple[str, ...] = (
         "attention_chunk_size",
@@ -215,8 +264,12 @@ class GroupedLayer(Mixer):
     )
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return q [B, H, n, d], and unless the layer shares a cache, k [B, G, n, d] with
-        positions and v [B, G, n, e]."""
+        """Return queries, keys and values of the new tokens; only queries if the layer shares a
+        cache.
+
+        Queries are [batch, query heads, new tokens, width], keys and values [batch, KV heads, new
+        tokens, width]. Queries and keys have rotary positions.
+        """
         q = self._positioned("q", x, self.spec.num_attention_heads, past)
         if self.shares_cache:
             return (q,)
@@ -235,9 +288,10 @@ class GroupedLayer(Mixer):
         return self.rotated(split, past)
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Write the new rows to the cache and return attention over all stored rows, [B, H, n, e].
+        """Write the new rows to the cache and return attention over all stored rows.
 
-        A layer that shares a cache only reads it.
+        A layer that shares a cache only reads it. The result is [batch, query heads, new tokens,
+        value width].
         """
         q, *rows = prepared
         if self.shares_cache and cache is not None:

@@ -28,8 +28,12 @@ MAX_SCORED = 1 << 26  # elements of index scores in one operation
 
 
 class LatentLayer(Mixer):
-    """MLA in torch. r is kv_lora_rank; dn and dr are the key widths without and with positions; dv
-    is v_head_dim."""
+    """Multi-head latent attention (MLA) in torch.
+
+    In the methods' shapes, B is the number of sequences, H the query heads, n the new tokens and S
+    all tokens. r is kv_lora_rank. dn and dr are the key widths without and with positions. dv is
+    v_head_dim.
+    """
 
     refused: tuple[str, ...] = ("sliding_window", "output_gate", "q_up_size", "sinks")
 
@@ -38,9 +42,17 @@ class LatentLayer(Mixer):
         return float(self.spec.qk_nope_head_dim + self.spec.qk_rope_head_dim) ** -0.5
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return two parts of the queries, [B, H, n, dn or r] and [B, H, n, dr], the rows of the
-        new tokens, latent [B, 1, n, r] and RoPE key [B, 1, n, dr], and the input of the query
-        projection: [B, n, q_lora_rank], or x."""
+        """Return queries and cache rows of the new tokens, as five tensors.
+
+        - Queries without positions, [B, H, n, dn]. If there is one new token, they are already
+          multiplied by W_UK, [B, H, 1, r].
+        - Queries with positions, [B, H, n, dr].
+        - Latents to cache, [B, 1, n, r].
+        - RoPE keys to cache, [B, 1, n, dr].
+        - Input of the query projection, [B, n, q_lora_rank], or x.
+
+        The class docstring defines the letters.
+        """
         spec = self.spec
         query_input, name = x, "q"
         if spec.q_lora_rank:
@@ -73,7 +85,15 @@ class LatentLayer(Mixer):
         return attend(q, k, v, scale=self.scale)
 
     def absorbed(self, prepared: Prepared, latents: Tensor, keys: Tensor) -> Tensor:
-        """Attend to the shared rows with all heads in one product; return [B, H, 1, r]."""
+        """Return attention of all heads to the shared latents, for one new token, as [B, H, 1, r].
+
+        The class docstring defines the letters.
+
+        Args:
+            prepared: Tensors that `prepare` returned.
+            latents: All latents [B, 1, S, r].
+            keys: All RoPE keys [B, 1, S, dr].
+        """
         q, q_rope = prepared[:2]
         scores = q.transpose(1, 2) @ latents.transpose(2, 3)  # [B, 1, H, S]
         if keys.shape[-1]:
@@ -81,7 +101,16 @@ class LatentLayer(Mixer):
         return ((scores * self.scale).softmax(-1) @ latents).transpose(1, 2)
 
     def expanded(self, prepared: Prepared, latents: Tensor, keys: Tensor) -> Prepared:
-        """Return queries, keys [B, H, S, dn + dr] and values [B, H, S, dv] of every token."""
+        """Return the queries of the new tokens, and per-head keys and values of all tokens.
+
+        They are [B, H, n, dn + dr], [B, H, S, dn + dr] and [B, H, S, dv]. The class docstring
+        defines the letters.
+
+        Args:
+            prepared: Tensors that `prepare` returned.
+            latents: All latents [B, 1, S, r].
+            keys: All RoPE keys [B, 1, S, dr].
+        """
         spec = self.spec
         up = split_heads(self.linear("kv_up", latents[:, 0]), spec.num_attention_heads)
         k, v = up.split((spec.qk_nope_head_dim, spec.v_head_dim), -1)
@@ -89,8 +118,10 @@ class LatentLayer(Mixer):
         return torch.cat(prepared[:2], -1), torch.cat((k, keys), -1), v
 
     def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:
-        """Return [B, n, D]. In the absorbed form, `mixed` [B, H, 1, r] is first multiplied by
-        W_UV."""
+        """Return the output of the layer, [batch, new tokens, hidden size].
+
+        In the absorbed form, `mixed` has latents and is first multiplied by W_UV.
+        """
         if mixed.shape[2] == 1:
             values = self._up()[:, self.spec.qk_nope_head_dim :]
             mixed = torch.einsum("bhnr,hvr->bhnv", mixed, values)
@@ -98,14 +129,19 @@ class LatentLayer(Mixer):
 
 
 class SparseLayer(LatentLayer):
-    """DSA in torch. Hi is index_n_heads; di is index_head_dim."""
+    """DeepSeek sparse attention (DSA) in torch: MLA over the tokens that an indexer selects.
+
+    In the methods' shapes, Hi is index_n_heads and di is index_head_dim.
+    """
 
     refused = (*LatentLayer.refused, "indexer", "index_pool")
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return the inputs of MLA and of the indexer.
+        """Return the tensors that MLA needs, without its last one, then three tensors of the
+        indexer.
 
-        The indexer has queries [B, Hi, n, di], a key [B, 1, n, di] and head weights [B, n, Hi].
+        The indexer has queries [B, Hi, n, di], a key [B, 1, n, di] and head weights [B, n, Hi], for
+        B sequences of n new tokens. The class docstring defines the other letters.
         """
         spec = self.spec
         *rows, query_input = super().prepare(x, past)
@@ -149,22 +185,41 @@ class SparseLayer(LatentLayer):
 
 
 def gathered_rows(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the rows at `positions` [B, 1, k] of x [B, 1, S, w] as [B, 1, k, w]."""
+    """Return the rows of x at given positions, [B, 1, k, w].
+
+    Args:
+        x: Rows [B, 1, S, w] of B sequences of S tokens, with width w.
+        positions: k positions of each sequence [B, 1, k].
+    """
     sequences = zip(x[:, 0], positions[:, 0], strict=True)
     return torch.stack([rows.index_select(0, indices) for rows, indices in sequences])[:, None]
 
 
 def index_scores(queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
-    """Return Σ_h weights[b, t, h] · ReLU(queries[b, h, t] · keys[b, s]) as [B, n, S]."""
+    """Return the indexer's score of each token s for each query t, [B, n, S].
+
+    The score is Σ_h weights[b, t, h] · ReLU(queries[b, h, t] · keys[b, s]), summed over the index
+    heads h of sequence b.
+
+    Args:
+        queries: Index queries [B, Hi, n, di]: B sequences, Hi index heads, n queries, width di.
+        keys: Index keys [B, S, di] of S tokens.
+        weights: Weight of each head [B, n, Hi].
+    """
     dots = torch.relu_(queries.flatten(1, 2) @ keys.transpose(1, 2))
     dots = dots.unflatten(1, queries.shape[1:3])  # [B, Hi, n, S]
     return torch.einsum("bth,bhts->bts", weights, dots)
 
 
 def top_tokens(scores: Tensor, top: int, visible_tokens: Tensor | None = None) -> Tensor:
-    """Return the positions of the `top` best visible scores, [B, n, top], in any order.
+    """Return the positions of each query's best scores, [B, n, top], in any order.
 
-    A query with fewer visible positions also gets hidden positions; the caller masks them.
+    A query with fewer than `top` visible tokens also gets hidden tokens. The caller masks them.
+
+    Args:
+        scores: Scores [B, n, S] of S tokens, for n queries of B sequences.
+        top: Number of positions per query.
+        visible_tokens: True if a query may attend to a token [n, S]; None if all are visible.
     """
     if visible_tokens is not None:
         scores = scores.masked_fill(~visible_tokens, float("-inf"))
