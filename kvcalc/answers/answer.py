@@ -48,7 +48,7 @@ def note(text: str) -> None:
 
 
 def print_to_stderr(line: str) -> None:
-    """Print a line on stderr, wrapped on a terminal."""
+    """Print a line on stderr. A long line is wrapped on a terminal, but not in a pipe."""
     print("\n".join(_wrapped(line)) if sys.stderr.isatty() else line, file=sys.stderr)
 
 

@@ -47,7 +47,7 @@ def run(
         model: Name or file of the model; '' if `dimensions` are given.
         compared: The variants.
         shapes: Contexts and batch sizes.
-        deploying: Deployments.
+        deploying: Options of each deployment.
         dimensions: Sizes of the layers, instead of a model.
     """
     if not model and dimensions == DimensionOptions():

@@ -68,8 +68,8 @@ def run(
 
     Args:
         models: Models, or the words of an engine's command line such as `vllm serve …`.
-        fit_values: Typed values of `FitQuestion`, by name.
-        placing: Typed values of `PlacementOptions`, by name.
+        fit_values: Values of the options in `FitQuestion`, by name.
+        placing: Values of the options in `PlacementOptions`, by name.
         studies: Lengths of requests for `--lengths`.
         allocations: Script of allocation steps to simulate, or its file; '' for none.
         matrix: Whether to answer with a matrix of users and contexts.
@@ -149,8 +149,8 @@ def fit_points(
 
     Args:
         models: Models, or the words of an engine's command line such as `vllm serve …`.
-        placing: Typed values of `PlacementOptions`, by name.
-        fit_values: Typed values of `FitQuestion`, by name.
+        placing: Values of the options in `PlacementOptions`, by name.
+        fit_values: Values of the options in `FitQuestion`, by name.
     """
     from kvcalc.capacity.fit_options import read_fit_options
     from kvcalc.library.load import AUTO, with_memory

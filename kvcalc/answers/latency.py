@@ -25,7 +25,7 @@ def run(
     Args:
         models: Models, each word a name or a comma-separated list.
         requests: Lengths and batch sizes of the requests.
-        deploying: Deployments.
+        deploying: Options of each deployment.
     """
     return latency_answer(deployments_of(models, deploying), requests)
 

@@ -88,16 +88,17 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(SizeOptions)
     def size(self, options: Settings) -> Answer:
-        """Compute the bytes of the KV cache per GPU: `stored`, `read` and `allocated`.
+        """Compute KV cache bytes per GPU: `stored`, `read` by a decode step, and `allocated`.
 
-        The bytes of one sequence are `fixed`, plus `slope` for each token.
+        `allocated` counts whole blocks. One sequence stores `fixed` bytes, plus `slope` bytes per
+        token.
         """
         variant = self.model, self.file_precision or self.precision, self.parallelism
         return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])
 
     @takes_options(FitQuestion, StudyOptions)
     def fit(self, options: Settings) -> Answer:
-        """Compute the capacity: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` …
+        """Compute what fits: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` and more.
 
         Without max_model_len, the length is the model's maximum, or the longest that fits. The
         default engine is the engine of the deployment.
@@ -135,8 +136,10 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(VariantOptions, SizeOptions)
     def compare(self, options: Settings) -> Answer:
-        """Compare variants of the attention, with one record per variant. The first variant is the
-        reference."""
+        """Compare variants of the model's attention, with one record per variant.
+
+        Reductions are against the first variant.
+        """
         names = read_question(VariantOptions, options).variants
         return compare_answer([self], names, read_questions(SizeOptions, options))
 

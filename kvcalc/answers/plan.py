@@ -28,8 +28,8 @@ def run(
 
     Args:
         models: Models, each word a name or a comma-separated list.
-        need: Typed values of `Requirement`, by name.
-        space: Typed values of `SpaceOptions`, by name.
+        need: Values of the options in `Requirement`, by name.
+        space: Values of the options in `SpaceOptions`, by name.
         points: File for every configuration that was tried; '' for none.
         jobs: Has no effect. Old scripts may use it.
         emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes.
@@ -49,7 +49,7 @@ def plan_answer(
 
     Args:
         models: The models.
-        options: Typed values of `Requirement` and `SpaceOptions`, by name.
+        options: Values of the options in `Requirement` and `SpaceOptions`, by name.
         points: File for every configuration that was tried; '' for none.
         emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.

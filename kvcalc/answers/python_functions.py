@@ -36,7 +36,10 @@ def load_model(name: str | Path) -> Model:
 
 
 def load_gpu(name: str | Path) -> Gpu:
-    """Return a GPU by preset name, alias or YAML file.
+    """Return a GPU by name.
+
+    Args:
+        name: Preset name, its alias, or YAML file.
 
     Raises:
         UserError: The name is unknown, or the file cannot be read.
@@ -102,12 +105,12 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def accepts_names(function: Callable[..., Value]) -> Callable[..., Value]:
-    """Return a function that also takes names of models and GPUs, and tokens as text.
+    """Return a function that also takes names of models and GPUs, and tokens as text such as `4k`.
 
-    The types of the other arguments in READERS are checked.
+    Other arguments, such as batch and precision, are only checked for their type.
 
     Args:
-        function: Function of models, GPUs and integers.
+        function: Function of models, GPUs and integers. READERS lists its possible arguments.
 
     Raises:
         UserError: When the function is called, an argument has a wrong type or an unknown name.

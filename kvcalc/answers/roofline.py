@@ -52,7 +52,7 @@ def run(
             attention variants without a model.
         pass_: The pass.
         shapes: Contexts and batch sizes.
-        deploying: Deployments.
+        deploying: Options of each deployment.
     """
     if not models:
         precisions = list(dict.fromkeys(map(precision_of, deploying)))

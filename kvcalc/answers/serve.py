@@ -36,12 +36,12 @@ def run(
 
     Args:
         models: Models, each word a name or a comma-separated list.
-        load: Typed values of `Workload`, by name.
+        load: Values of the options in `Workload`, by name.
         scheduling: Batching policies and kinds of cache.
         settings: Limits and latency targets of the server.
         find_rate: Whether to find the highest rate that meets the latency targets.
         timeline: CSV file for every pass; '' for none.
-        deploying: Deployments.
+        deploying: Options of each deployment.
     """
     return serve_answer(
         deployments_of(models, deploying), load, scheduling, settings, find_rate, timeline
@@ -60,8 +60,8 @@ def serve_answer(
 
     Args:
         deployments: The deployments.
-        load: Typed values of `Workload`, by name. Without a rate, a trace or clients, several rates
-            are tried.
+        load: Values of the options in `Workload`, by name. Without a rate, a trace or clients,
+            several rates are tried.
         scheduling: Batching policies and kinds of cache.
         settings: Limits and latency targets of the server.
         find_rate: Whether to find the highest rate that meets the latency targets.

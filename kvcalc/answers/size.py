@@ -65,7 +65,8 @@ def size_answer(
         variants: Each model with its data types and parallelism.
         shapes: Contexts, batch sizes and block sizes.
         gpus: GPUs whose memory the picture shows.
-        make_record: Function that makes a record, by default `size_record`.
+        make_record: Function of the arguments of `size_record` that makes a record, by default
+            `size_record`.
     """
     from kvcalc.model.memory import size_record
     from kvcalc.report.text.compare_text import size_table

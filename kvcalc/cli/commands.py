@@ -49,7 +49,7 @@ def function_of(command: str) -> Callable[..., Any]:
 
 
 def parameters_of(command: str) -> list[Parameter]:
-    """Return the arguments and options of a command, without hidden options."""
+    """Return the arguments and options of a command, without the options that help hides."""
     return [p for p in _all_parameters(command) if not p.option.is_hidden]
 
 

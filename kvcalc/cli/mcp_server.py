@@ -41,7 +41,7 @@ def run() -> None:
 
 
 def make_server() -> "Server":
-    """Return a server with the commands of TOOLS as tools."""
+    """Return an MCP server whose tools are the commands in TOOLS."""
     from mcp.server.lowlevel import Server
     from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 

@@ -58,9 +58,9 @@ class EngineSettings(Question, frozen=True):
 
     @property
     def in_flight(self) -> int:
-        """Return the tokens in passes that are scheduled but not done.
+        """Return the number of tokens in passes that are scheduled but not done.
 
-        They are max_num_batched_tokens · max_in_flight_batches.
+        It is max_num_batched_tokens · max_in_flight_batches.
         """
         return self.max_num_batched_tokens * self.max_in_flight_batches
 
@@ -71,6 +71,7 @@ class FitQuestion(EngineSettings, frozen=True):
     0, "" and None leave a choice to the engine or the model.
 
     Attributes:
+        engine, engine_version: Engine, and its version; "" for the latest.
         max_model_len: Tokens of each sequence.
         max_num_seqs: Sequences of the whole replica for which the engine is set up, and which must
             fit. None means the engine's default; then one sequence must fit.
@@ -85,6 +86,8 @@ class FitQuestion(EngineSettings, frozen=True):
         gpu_memory_utilization: Share of the GPU memory for the engine, above 0 and at most 1.
         utilization_of: Memory that `gpu_memory_utilization` refers to: total, free after context
             and collectives, or remaining after all other parts of memory.
+        max_num_batched_tokens, max_in_flight_batches, num_speculative_tokens: As in
+            `EngineSettings`.
         kv_cache_memory_bytes: Bytes of the cache per GPU, instead of the computed budget.
         num_gpu_blocks_override: Number of KV cache blocks, instead of the computed number.
         memory_in_use: Bytes of each GPU that other processes use.

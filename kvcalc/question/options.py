@@ -137,7 +137,7 @@ class Parameter(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Return whether typer passes the value as text, because this module converts it."""
+        """Return whether typer passes the value on as text, because it is converted here."""
         return bool(self.parse or self.option.list_order or self.is_tuple)
 
     @property
@@ -188,7 +188,7 @@ class Parameter(NamedTuple):
     def is_default(self, value: Any) -> bool:
         """Return whether a given value means that the option keeps its default.
 
-        None does. "" does if the default is empty, which is 0, "" or None.
+        None always does. The text "" does if the default is 0, "" or None.
         """
         return value is None or (isinstance(value, str) and not value and not self.default)
 
@@ -310,11 +310,11 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
 
     - `Q`: one question
     - `list[Q]`: a question for each combination of the lists in the values
-    - `Annotated[dict, Q]`: the typed values of the question's options, by name
+    - `Annotated[dict, Q]`: the given values of the question's options, by name
 
     Args:
         run: Function of the command.
-        values: Typed values of the options, by name.
+        values: Given values of the options, by name.
 
     Raises:
         UserError: A value is invalid.

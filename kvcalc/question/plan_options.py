@@ -115,7 +115,7 @@ class Requirement(Question, frozen=True, kw_only=True):
 
     @property
     def lengths(self) -> RequestLengths:
-        """Return the numbers of prompt, context, output and cached tokens of each request."""
+        """Return the numbers of tokens of each request, such as its prompt and output tokens."""
         prompt = self.context or self.input_len
         return RequestLengths(
             prompt=prompt,

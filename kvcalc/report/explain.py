@@ -258,8 +258,8 @@ def explain_fit(fitted: Fit, record: Record) -> str:
     """Return a text with each step from one GPU's memory to the number of sequences that fit.
 
     Args:
-        fitted: The memory of a deployment.
-        record: Record of `fit` for the deployment.
+        fitted: Result of `fit` for a deployment.
+        record: Record of this result.
     """
     budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
     remaining, margin = fitted.remaining[fitted.estimate], fitted.margin_bytes
@@ -377,7 +377,7 @@ def explain_roofline(
 
     Args:
         deployment: The deployment.
-        batch: Sequences of the pass.
+        batch: The sequences in the pass, with their new and cached tokens.
         bounds: The operators of the pass with their datasheet bounds.
     """
     model, calibration = deployment.model, deployment.calibration

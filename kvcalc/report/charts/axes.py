@@ -40,7 +40,7 @@ def marker_area(share: float, style: Style) -> float:
     With a font of 10 points, `share` 0 gives 30 square points and 1 gives 630.
 
     Args:
-        share: Relative size of the marker, from 0 to 1.
+        share: Relative size of the marker: 0 is the smallest and 1 the largest.
         style: Style of the picture. A larger font gives larger markers.
     """
     return (style.font / 10) ** 2 * (30 + 600 * share)

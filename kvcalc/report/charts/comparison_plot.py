@@ -37,10 +37,10 @@ MAX_POINTS = 2000  # points of a series; if there are more, every n-th is drawn
 
 
 def measured_chart(records: Records) -> Chart:
-    """Return a roofline chart with the measured attention of each layer, and its prediction.
+    """Return a roofline chart with the attention of each measured layer, and its prediction.
 
-    The roof is the bandwidth and the peak that were measured on the same machine. If a layer has
-    linear attention, its point is the scan.
+    The roofline is the highest memory bandwidth and FLOP rate measured on the same machine. For a
+    layer with linear attention, the point is its scan.
 
     Args:
         records: Records of `measure`, one per layer variant, phase and shape.

@@ -128,11 +128,11 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
 def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
     """Return the curves to draw, and a note for the subtitle that names the GPUs left out.
 
-    If any curve is a prediction, curves of datasheet bounds are left out. The note is '' if all
-    curves are drawn.
+    If any curve has predicted times, curves with datasheet bounds are left out. The note is '' if
+    all curves are drawn.
 
     Args:
-        curves: Curves with the attribute `deployment`.
+        curves: Curves of `latency_sweep`, each with its deployment.
     """
     drawn = [curve for curve in curves if curve.deployment.calibration] or [*curves]
     names = dict.fromkeys(curve.deployment.gpu.name for curve in curves if curve not in drawn)
@@ -196,7 +196,8 @@ def load_chart(records: Records) -> list[Chart]:
     """Return charts of TTFT, TPOT, throughput and cost of simulated servers over the load.
 
     The load is the request rate or the number of clients. If each server has only one load, the
-    charts have a bar per server. If any record is a prediction, datasheet bounds are left out.
+    charts have a bar per server. If any record has predicted times, records with datasheet bounds
+    are left out.
 
     Args:
         records: Records of `serve`.

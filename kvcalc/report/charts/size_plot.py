@@ -129,11 +129,11 @@ def _parameters_tick(value: float) -> str:
 def hierarchy_chart(name: str, levels: Records) -> Chart:
     """Return a chart of bandwidth over size for the memories of a GPU, from registers to disk.
 
-    A link has no size, so it is a horizontal line.
+    A link to another memory has no size, so it is a horizontal line.
 
     Args:
         name: Name of the GPU.
-        levels: Records of `memory_levels`.
+        levels: Records of `memory_levels`, one per memory or link.
     """
     memories = [level for level in levels if level["bytes"]]
     series = [

@@ -300,7 +300,10 @@ def basis_line(records: Records, fits: Sequence[Fit]) -> str:
 
 
 def format_words(records: Records) -> list[str]:
-    """Return the model and the data types that all records share, in words: `bf16 weights`."""
+    """Return the model and the data types that all records share, in words.
+
+    Example: `llama-3.1-8b`, `bf16 weights` and `bf16 cache`.
+    """
     return shared_words(records, FORMAT_WORDING)
 
 

@@ -52,18 +52,18 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table: a title, records as rows, and notes. `str` gives the plain text.
+    """A table: the answer sentence, records as rows, and notes. `str(table)` is the plain text.
 
     Attributes:
         records: One record per row.
         columns: The columns in the order of importance.
         title: The answer in one sentence.
         notes: A blank line and footnotes. Only `--verbose` prints more than MAX_NOTES.
-        wide: Whether all columns are shown.
+        wide: Whether all columns are shown, as with `--wide`.
         details: Further notes that only `--verbose` prints. If there are any, only `--verbose`
             prints the meanings of headings and the values that are equal in all rows.
         commands: Command lines that the user can run; they are the last lines of the output.
-        verbose: Whether all notes are shown.
+        verbose: Whether all notes are shown, as with `--verbose`.
     """
 
     records: Records
@@ -262,10 +262,10 @@ SAME_FIGURES = {
 
 
 def choose_columns(table: Table) -> ColumnChoice:
-    """Return which columns a table shows, and the notes that replace the other columns.
+    """Return which columns a table shows, and the notes that replace other columns.
 
-    Without `--wide`, a column is left out if its rows add nothing. An example is an input with the
-    same value in all rows.
+    Without `--wide`, a column is left out if it adds no information. For example, a note replaces
+    an input that is equal in all rows.
     """
     records = table.records
     choice, inputs = ColumnChoice([], [], []), []
