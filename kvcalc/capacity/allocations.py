@@ -33,7 +33,12 @@ MAX_REQUESTS = 20_000  # in a simulation
 
 
 class Waste(NamedTuple):
-    """Allocated token slots and the slots that store tokens."""
+    """Allocated token slots, and the slots among them that store tokens.
+
+    Attributes:
+        slots: Allocated token slots.
+        used: Slots that store tokens.
+    """
 
     slots: int
     used: int
@@ -45,17 +50,19 @@ class Waste(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the share of the allocated token slots that store nothing."""
+        """Return the share of the allocated token slots that store nothing: 0 without waste, up to
+        1."""
         return self.tokens / self.slots if self.slots else 0.0
 
 
 class FragmentationResult(NamedTuple):
-    """Result of a simulated allocator.
+    """Result of a simulation of first-fit allocation. All fields are None if nothing was simulated.
 
     Attributes:
-        failures: Requests that fit in all holes together, but in no single hole.
-        free: Mean share of the memory that is free at these failures.
-        largest: Mean share of the memory in the largest hole at these failures.
+        requests: Number of simulated requests.
+        failures: Number of times a request would fit in all holes together, but in no single hole.
+        free: Share of the memory that is free at these failures, on average, from 0 to 1.
+        largest: Share of the memory in the largest hole at these failures, on average.
     """
 
     requests: Any = None
@@ -65,10 +72,14 @@ class FragmentationResult(NamedTuple):
 
 
 def paged_waste(lengths: Sequence[int], block: int) -> Waste:
-    """Return the waste of an allocator of whole blocks: at most block − 1 slots of a sequence are
-    empty.
+    """Return the waste if each sequence gets whole blocks. Only its last block has empty slots.
 
-    A contiguous slot is a block of the longest length: 50 tokens in 1024 slots waste 974.
+    An allocator of contiguous slots has one block of the longest length per sequence. Example: 50
+    tokens in a block of 1024 waste 974 slots.
+
+    Args:
+        lengths: Tokens of each sequence.
+        block: Tokens of a block.
     """
     return Waste(sum(-(-n // block) * block for n in lengths), sum(lengths))
 
@@ -76,10 +87,17 @@ def paged_waste(lengths: Sequence[int], block: int) -> Waste:
 def simulate_first_fit(
     lengths: Sequence[int], capacity: int, seed: int = 0
 ) -> FragmentationResult:
-    """Simulate first fit of pieces of the exact lengths in `capacity` slots.
+    """Compute how often holes between sequences are too small, if each sequence is one piece of
+    memory.
 
-    A request that no hole fits waits until other sequences end, in random order. Lengths after the
-    first 20,000 are not simulated.
+    Each sequence takes the first hole of at least its length. If no hole fits, stored sequences end
+    in random order until one does. The lengths are repeated up to 20 times, for at most 20,000
+    requests.
+
+    Args:
+        lengths: Tokens of each request. Longer requests than `capacity` are left out.
+        capacity: Memory in token slots.
+        seed: Seed of the random order.
     """
     rng = random.Random(seed)
     fitting = [length for length in lengths if length <= capacity][:MAX_REQUESTS]
@@ -102,10 +120,12 @@ def simulate_first_fit(
 
 
 def read_lengths(text: str, seed: int = 0) -> list[int]:
-    """Read the lengths of `--lengths`.
+    """Parse the option `--lengths` into the tokens of each request.
 
     Args:
-        text: Whole numbers separated by commas, a file of them, or `lognormal:MEAN,P99`.
+        text: Whole numbers separated by commas, the path of a file of them, or
+            `lognormal:MEAN,P99`.
+        seed: Seed of the samples from a log-normal distribution.
 
     Raises:
         UserError: A line of the file is wrong, or there is no such distribution.
@@ -138,8 +158,17 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
 
 
 def sample_lengths(text: str, seed: int = 0) -> list[int]:
-    """Sample 1000 lengths of at least 1 token from `lognormal:MEAN,P99`. Raises UserError if there
-    is no such distribution."""
+    """Return 1000 request lengths in tokens, sampled from a log-normal distribution.
+
+    Each length is at least 1 token.
+
+    Args:
+        text: `lognormal:MEAN,P99`, with mean and 99th percentile in tokens.
+        seed: Seed of the samples.
+
+    Raises:
+        UserError: There is no such distribution.
+    """
     words = text.removeprefix("lognormal:").split(",")
     if len(words) != 2:
         raise UserError(
@@ -152,10 +181,15 @@ def sample_lengths(text: str, seed: int = 0) -> list[int]:
 
 
 def lognormal(mean: int, p99: int) -> tuple[float, float]:
-    """Return mean μ and standard deviation σ of the logarithm of a length with this mean and p99.
+    """Return μ and σ of a log-normal distribution: mean and standard deviation of the logarithm.
 
-    ln(p99/mean) = z·σ − σ²/2 has the smaller root σ = z − √(z² − 2·ln(p99/mean)); μ = ln(mean) −
-    σ²/2. If mean and p99 are equal, σ is 0.
+    With z = 2.326, the 99th percentile of a standard normal distribution: ln(p99/mean) = z·σ −
+    σ²/2. Its smaller root is σ = z − √(z² − 2·ln(p99/mean)), and μ = ln(mean) − σ²/2. If mean and
+    p99 are equal, σ is 0.
+
+    Args:
+        mean: Mean length in tokens.
+        p99: 99th percentile of the lengths in tokens.
 
     Raises:
         UserError: The percentile is below the mean, or too far above it for any σ.
@@ -176,11 +210,11 @@ SCRIPT_FORMS = (
 
 
 class AllocationStep(NamedTuple):
-    """One line of a script.
+    """One line of a script of allocations and releases.
 
     Attributes:
         line: Number of the line.
-        name: The sequence; "" if the line only asks whether a new sequence would fit.
+        name: Name of the sequence. "" if the line only asks whether a new sequence would fit.
         tokens: Reserved tokens of the sequence; 0 to release it.
         used: Stored tokens, if the sequence uses only a part of its reservation; else 0. The paged
             allocator reserves only the used tokens.
@@ -201,13 +235,16 @@ class AllocationStep(NamedTuple):
 
 
 class FirstFitAllocator:
-    """Pieces of exact size, each in the first hole that fits it. A piece grows only into the hole
-    after it.
+    """A memory allocator that gives each sequence one contiguous piece of its exact size.
+
+    A new piece starts in the first hole that is large enough. A piece grows only into the hole
+    directly after it.
 
     Attributes:
-        holes: Start and size of each hole, in order.
-        pieces: (start, size) by sequence.
-        tokens: Stored tokens by sequence.
+        memory: Size of the memory in token slots.
+        holes: Pairs (start, size) of the free ranges in token slots, in order of their start.
+        pieces: Pairs (start, size) in token slots, by name of the sequence.
+        tokens: Stored tokens, by name of the sequence.
     """
 
     def __init__(self, memory: int) -> None:
@@ -218,7 +255,7 @@ class FirstFitAllocator:
 
     @property
     def waste(self) -> Waste:
-        """Return the allocated slots and the slots that store tokens."""
+        """Return the number of allocated token slots, and of slots that store tokens."""
         return Waste(self.memory - self.free, sum(self.tokens.values()))
 
     @property
@@ -228,15 +265,20 @@ class FirstFitAllocator:
 
     @property
     def largest(self) -> int:
-        """Return the number of token slots in the largest hole; 0 if there is none."""
+        """Return the number of token slots in the largest hole; 0 without a hole."""
         return max((size for _, size in self.holes), default=0)
 
     def can_start(self, tokens: int) -> bool:
-        """Return whether a new sequence would fit."""
+        """Return whether a new sequence of `tokens` tokens would fit in a hole."""
         return tokens <= self.largest
 
     def store(self, name: str, tokens: int) -> bool:
-        """Store a sequence, or let it grow to `tokens`. Return False if it does not fit."""
+        """Store a new sequence, or let a stored one grow. Return False if the tokens do not fit.
+
+        Args:
+            name: Name of the sequence.
+            tokens: Total tokens of the sequence after the call.
+        """
         start, size = self.pieces.get(name, (0, 0))
         more = tokens - size
         for index, (hole, hole_size) in enumerate(self.holes if more else ()):
@@ -253,7 +295,11 @@ class FirstFitAllocator:
         return True
 
     def remove(self, name: str) -> None:
-        """Release a sequence, if it is stored, and join its slots with neighbouring holes."""
+        """Release a sequence, if it is stored, and join its slots with neighbouring holes.
+
+        Args:
+            name: Name of the sequence.
+        """
         if name not in self.pieces:
             return
         del self.tokens[name]
@@ -269,14 +315,18 @@ class FirstFitAllocator:
 
 
 class PagedAllocator:
-    """Allocates whole blocks from a queue.
+    """A memory allocator that gives each sequence whole blocks from a queue of free blocks.
 
-    Contiguous slots are blocks of the longest length, one per sequence.
+    With blocks of the longest length and one block per sequence, it is an allocator of contiguous
+    slots.
 
     Attributes:
-        queue: Free blocks.
-        tables: Blocks by sequence, in order of their tokens.
-        tokens: Stored tokens by sequence.
+        memory: Size of the memory in token slots.
+        block: Tokens of a block.
+        max_blocks: Maximum number of blocks of one sequence.
+        queue: Numbers of the free blocks. Blocks are taken from the front.
+        tables: Block numbers of each sequence, in order of its tokens, by name of the sequence.
+        tokens: Stored tokens, by name of the sequence.
     """
 
     def __init__(self, memory: int, block: int, max_blocks: int | None = None) -> None:
@@ -288,11 +338,16 @@ class PagedAllocator:
         self.tokens: dict[str, int] = {}
 
     def can_start(self, tokens: int) -> bool:
-        """Return whether a new sequence would fit."""
+        """Return whether enough blocks are free for a new sequence of `tokens` tokens."""
         return -(-tokens // self.block) <= min(len(self.queue), self.max_blocks)
 
     def store(self, name: str, tokens: int) -> bool:
-        """Store a sequence, or let it grow to `tokens`. Return False if it does not fit."""
+        """Store a new sequence, or let a stored one grow. Return False if the tokens do not fit.
+
+        Args:
+            name: Name of the sequence.
+            tokens: Total tokens of the sequence after the call.
+        """
         table, blocks = self.tables.get(name, []), -(-tokens // self.block)
         more = blocks - len(table)
         if more > len(self.queue) or blocks > self.max_blocks:
@@ -302,24 +357,35 @@ class PagedAllocator:
         return True
 
     def remove(self, name: str) -> None:
-        """Release a sequence, if it is stored."""
+        """Release the blocks of a sequence, if it is stored.
+
+        Args:
+            name: Name of the sequence.
+        """
         self.tokens.pop(name, None)
         self.queue.extend(reversed(self.tables.pop(name, [])))
 
     @property
     def free(self) -> int:
-        """Return the number of free token slots."""
+        """Return the number of token slots in free blocks."""
         return len(self.queue) * self.block
 
     @property
     def waste(self) -> Waste:
-        """Return the allocated slots and the slots that store tokens."""
+        """Return the number of allocated token slots, and of slots that store tokens."""
         allocated = sum(map(len, self.tables.values())) * self.block
         return Waste(allocated, sum(self.tokens.values()))
 
 
 class AllocationRun(NamedTuple):
-    """One record per step, and the allocators after the last step."""
+    """The result of a script of allocations, played to three allocators.
+
+    Attributes:
+        records: One record per line of the script, with the result of each allocator.
+        slots: Allocator of contiguous slots of the longest length, after the last line.
+        first_fit: First-fit allocator of exact pieces, after the last line.
+        pages: Paged allocator, after the last line.
+    """
 
     records: list[Record]
     slots: PagedAllocator
@@ -328,15 +394,24 @@ class AllocationRun(NamedTuple):
 
     @property
     def wastes(self) -> list[Waste]:
-        """Return the waste of each allocator: contiguous slots, first fit, pages."""
+        """Return the waste of the three allocators: contiguous slots, first fit, pages."""
         return [self.slots.waste, self.first_fit.waste, self.pages.waste]
 
 
 def run_allocations(
     steps: Sequence[AllocationStep], memory: int, longest: int, block: int
 ) -> AllocationRun:
-    """Run the steps with three allocators of `memory` token slots. Raises UserError if the memory
-    is too large."""
+    """Compute what three allocators do with the lines of a script.
+
+    Args:
+        steps: The lines of the script, in order.
+        memory: Memory of each allocator in token slots.
+        longest: Tokens of a slot of the allocator of contiguous slots.
+        block: Tokens of a block of the paged allocator.
+
+    Raises:
+        UserError: The memory has too many token slots.
+    """
     if memory > MAX_SLOTS:
         raise UserError(
             f"{memory:,} token slots are too many to play allocations in",
@@ -385,17 +460,23 @@ def run_allocations(
 
 
 def read_script(text: str) -> tuple[list[AllocationStep], int]:
-    """Read steps: `NAME TOKENS` or `NAME RESERVED USED` (a sequence that starts or grows), `free
-    NAME`, `ask TOKENS`, and first `memory TOKENS`.
+    """Parse a script of allocations and releases.
 
-    Example: "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024". Empty steps and text after #
-    are skipped.
+    A script has these lines, in which text after # is skipped:
+
+    - `memory TOKENS`: the size of the memory, only as the first line.
+    - `NAME TOKENS`: a sequence starts or grows to this total.
+    - `NAME RESERVED USED`: the same, but only USED of the reserved tokens are stored.
+    - `free NAME`: the sequence ends.
+    - `ask TOKENS`: would a new sequence of this length fit?
+
+    Example: "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024".
 
     Args:
-        text: A file with one step per line, or steps separated by semicolons.
+        text: Path of a file with one step per line, or steps separated by semicolons.
 
     Returns:
-        The steps, and the tokens of memory that the steps name, or 0.
+        The steps, and the size of the memory in tokens, or 0 if the script states none.
 
     Raises:
         UserError: A step is invalid. The message names the line.

@@ -34,13 +34,15 @@ Layouts = dict[tuple[int, int, int, Defaults], Plans]
 
 
 class BatchedFit(NamedTuple):
-    """A deployment on several GPU models.
+    """A deployment on several GPU models that have the same cache layouts.
 
     Attributes:
         fit: The deployment on one of the GPU models.
-        plans: Layout of the cache on each distinct pipeline stage.
-        gpu_indices: Indices of `gpus` among the requested GPUs.
-        utilizations: Share of each GPU's memory that the engine may use.
+        plans: Cache layout of each pipeline stage, by stage index. Stages with equal layers appear
+            once.
+        gpus: The GPU models.
+        gpu_indices: Index of each of `gpus` in the caller's list of GPU models.
+        utilizations: Share of each GPU's memory that the engine may use, from 0 to 1.
     """
 
     fit: Fit
@@ -50,8 +52,15 @@ class BatchedFit(NamedTuple):
     utilizations: list[float]
 
     def transfer_seconds(self, length: int) -> list[float]:
-        """Return seconds to send one sequence's cache over each GPU's link to another replica; NaN
-        without a link."""
+        """Return the seconds to send one sequence's KV cache to another replica, for each GPU in
+        `gpus`.
+
+        The GPUs of the pipeline stage with the most bytes decide. The time is NaN for a GPU without
+        a known link.
+
+        Args:
+            length: Tokens of the sequence.
+        """
         fit = self.fit
         contents = (
             content_of(fit.layers, fit.ranks, stage, fit.engine.content) for stage in self.plans
@@ -61,8 +70,15 @@ class BatchedFit(NamedTuple):
         return [size / rate if rate else nan for rate in rates]
 
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
-        """Return the sequences of `length` tokens that fit in a replica [GPUs, counts]: `fit`'s
-        capacity_sequences."""
+        """Return how many sequences of `length` tokens fit in a replica, as an array [GPUs,
+        counts].
+
+        The smallest pipeline stage decides. The values equal `Fit.capacity`.
+
+        Args:
+            remaining: KV cache budgets in bytes, as `remaining_bytes` returns them.
+            length: Tokens of each sequence.
+        """
         import numpy as np
 
         shared = self.fit.options.shared_prefix
@@ -75,15 +91,17 @@ class BatchedFit(NamedTuple):
         return smallest.astype(np.int64) * self.fit.ranks.dp
 
     def remaining_bytes(self, counts: IntArray) -> IntArray:
-        """Return the KV cache budget in bytes, after weights and working memory.
+        """Return the KV cache budget of one GPU in bytes, after weights and working memory.
 
-        The budget is negative if weights and working memory exceed the engine's share.
+        The budget is negative if weights and working memory exceed the share that the engine may
+        use.
 
         Args:
-            counts: Sequences per replica for which the engine is set up.
+            counts: Values of `max_num_seqs`: sequences of the replica for which the engine is set
+                up.
 
         Returns:
-            Array [stages in `plans`, GPUs, counts].
+            Array [stages in `plans`, GPUs in `gpus`, counts].
         """
         import numpy as np
 
@@ -102,13 +120,19 @@ class BatchedFit(NamedTuple):
 
 
 def transfer_link(gpu: Gpu) -> float | None:
-    """Return bytes per second of a GPU's link to another replica; None if it is not known."""
+    """Return the bytes per second of a GPU's link to another replica; None if it is not known.
+
+    This is the GPU-to-GPU link if there is one, otherwise the link between nodes.
+    """
     return gpu.link_bytes_per_s or gpu.inter_domain_rate
 
 
 def transfer_rate(gpu: Gpu) -> float:
-    """Return bytes per second of a GPU's link to another replica. Raises UserError if it is not
-    known."""
+    """Return the bytes per second of a GPU's link to another replica.
+
+    Raises:
+        UserError: The GPU's preset has no link.
+    """
     if not (rate := transfer_link(gpu)):
         raise UserError(
             f"{gpu.name} gives no rate of a link over which a prompt's cache could go to "
@@ -118,14 +142,16 @@ def transfer_rate(gpu: Gpu) -> float:
 
 
 class BatchedFitBuilder:
-    """Builds `BatchedFit` objects for a model with one precision and one parallelism.
+    """Builds `BatchedFit` objects for one model, precision and parallelism.
 
     Args:
-        layouts: Cache layouts of the same model, precision and options with other ranks, for reuse.
-            Data and expert parallelism do not change a layout.
+        deployment: The deployment. `batches` replaces its GPU.
+        options: The options of `fit`. `batches` replaces `max_model_len`.
+        layouts: Cache layouts of other parallelisms, to reuse and to extend. They must have the
+            same model, precision and options. Data and expert parallelism do not change a layout.
 
     Raises:
-        UserError: The engine refuses the request.
+        UserError: The engine cannot run the deployment.
     """
 
     def __init__(
@@ -139,10 +165,13 @@ class BatchedFitBuilder:
         self._layouts: Layouts = {} if layouts is None else layouts
 
     def batches(self, gpus: Sequence[Gpu], length: int) -> list[BatchedFit]:
-        """Return one `BatchedFit` for each group of GPUs with equal layouts, for sequences of at
-        most `length` tokens.
+        """Return one `BatchedFit` for each group of GPU models with equal cache layouts.
 
-        The layout depends on a GPU only through the engine's defaults for this GPU.
+        A GPU affects the layout only through the engine's defaults, such as tokens per pass.
+
+        Args:
+            gpus: The GPU models.
+            length: Maximum tokens of a sequence, used as `max_model_len`.
         """
         options = replace(self.options, max_model_len=length)
         batches: dict[Defaults, BatchedFit] = {}

@@ -56,10 +56,12 @@ class Command(NamedTuple):
     """An engine's command line after reading.
 
     Attributes:
+        engine: Name of the engine, such as "vllm".
         model_words: The model's name in the command line.
-        settings: Values by the names of `FitOptions`, `Precision` and `Parallelism`.
-        ignored: Flags that are not modelled, as written in the command line.
-        remarks: Notes for the user.
+        model: The loaded model.
+        settings: Values of the flags, by field name of `FitOptions`, `Precision` or `Parallelism`.
+        ignored: Flags that do not change the prediction, as written in the command line.
+        remarks: Remarks for the user.
     """
 
     engine: str
@@ -70,7 +72,7 @@ class Command(NamedTuple):
     remarks: tuple[str, ...] = ()
 
     def deployment(self, gpu: Gpu) -> TimedDeployment:
-        """Return the deployment of the command line on a GPU."""
+        """Return the model of the command line on a GPU, with its precision and parallelism."""
         precision = with_values(Precision(), self.settings)
         return TimedDeployment(
             self.model, gpu, precision, with_values(Parallelism(), self.settings)
@@ -82,13 +84,24 @@ class Command(NamedTuple):
 
 
 def with_values(struct: Struct, values: Mapping[str, Any]) -> Struct:
-    """Return a struct with the values that are its fields."""
+    """Return a copy of a struct with new field values. Names that are not its fields are ignored.
+
+    Args:
+        struct: The struct to copy.
+        values: Field values by name.
+    """
     names = values.keys() & set(struct.__struct_fields__)
     return replace(struct, **{name: values[name] for name in names})
 
 
 def split(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line. A single word with blanks is split as by a shell."""
+    """Return the words of a command line.
+
+    A list of one text with blanks is a complete line, which is split as a shell does.
+
+    Raises:
+        UserError: A quotation mark has no partner.
+    """
     if len(words) != 1 or " " not in words[0].strip():
         return [word for word in words if word.strip() and word != "\\"]
     try:
@@ -98,7 +111,10 @@ def split(words: Sequence[str]) -> list[str]:
 
 
 def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str]] | None:
-    """Return the engine that a command line starts, and the words after its start."""
+    """Return the engine that a command line starts, and the words after the start; None if unknown.
+
+    Example: `["vllm", "serve", "qwen3-8b"]` gives vLLM's `Dialect` and `["qwen3-8b"]`.
+    """
     starts = [(start, dialect) for dialect in DIALECTS.values() for start in dialect.starts]
     programs = tuple(map(_program, words[:100]))
     for index in range(len(programs)):
@@ -118,13 +134,19 @@ def _program(word: str) -> str:
 
 
 def image_version(text: str) -> str:
-    """Return the engine's version in the tag of an image; "" if there is none."""
+    """Return the engine's version in the tag of a container image; "" if there is none.
+
+    Example: `vllm/vllm-openai:v0.11.0` gives "0.11.0".
+
+    Args:
+        text: Image name, or a command line that contains one.
+    """
     tag = re.search(r"(?:openai|sglang):v?(\d+\.\d+(?:\.\d+)?)", text)
     return tag[1] if tag else ""
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Return whether words are an engine's command line, and not names of models."""
+    """Return whether the words are an engine's command line, and not names of models."""
     words = split(words)
     return words[:1] == ["vllm"] or find_engine(words) is not None
 
@@ -134,7 +156,7 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
 
     Args:
         words: Words of the line, or the complete line as one word.
-        changes: Changes of the model, as `load_model` takes them.
+        changes: Changes of the model as typed after `--set`. See `load_model`.
 
     Raises:
         UserError: No known engine is started, no model is named, or a flag has a wrong value.
@@ -215,7 +237,17 @@ def interpret_flags(
     values: Mapping[str, Any],
     changes: list[str] | None = None,
 ) -> Command:
-    """Return the `Command` for a model's name and the values of an engine's flags."""
+    """Return the `Command` for the flags of an engine's command line.
+
+    Args:
+        dialect: The engine's command-line syntax.
+        model_words: The model's name in the command line.
+        values: Parsed values of the flags, by `Flag.name`.
+        changes: Changes of the model as typed after `--set`. See `load_model`.
+
+    Raises:
+        UserError: The model is unknown, or a flag has a wrong value.
+    """
     source = checkpoint(model_words)
     model = load_model(source.name, changes)
     settings: Settings = {}
@@ -273,7 +305,14 @@ def _read_formats(
 
 
 class SpeculativeConfig(msgspec.Struct):
-    """The fields of vLLM's --speculative-config that affect the memory."""
+    """The fields of vLLM's --speculative-config that affect the memory.
+
+    Attributes:
+        method: Drafting method, such as "mtp", "ngram" or "eagle".
+        model: Name of the draft model; "[ngram]" for drafts without a model.
+        num_speculative_tokens: Draft tokens per verification.
+        use_heterogeneous_vocab: Whether draft and target may have different vocabularies.
+    """
 
     method: str | None = None
     model: str | None = None
@@ -312,13 +351,13 @@ def _read_draft(settings: Settings, remarks: list[str]) -> None:
 
 
 class EngineCommand(NamedTuple):
-    """An engine's command line in parts.
+    """The parts of an engine's command line that kvcalc writes.
 
     Attributes:
         start: Words before the model's name.
         model: The model's name.
         words: Words of each flag, by the flag's name.
-        options: Options of `fit` that no flag expresses.
+        options: Words of those kvcalc options that no flag of the engine expresses.
     """
 
     start: tuple[str, ...]
@@ -335,11 +374,14 @@ class EngineCommand(NamedTuple):
 def command_of(
     deployment: TimedDeployment, options: FitOptions, model_words: str = ""
 ) -> EngineCommand | None:
-    """Return the engine's command line of a deployment; None if no command line can start it.
+    """Return the engine's command line that starts a deployment; None if no command line can start
+    it.
 
     Args:
-        model_words: The model's name in the request. The command line uses this name if the engine
-            understands it.
+        deployment: The deployment.
+        options: The options of `fit`, which name the engine.
+        model_words: The model's name as typed. The command line uses it if the engine understands
+            it.
     """
     dialect, ranks = DIALECTS.get(options.engine), deployment.parallelism
     if dialect is None:
@@ -394,7 +436,14 @@ def _changed_options(dialect: Dialect, options: FitOptions) -> Settings:
 
 
 def option_words(name: str, value: Any) -> list[str]:
-    """Return an option of `fit` as words of a command line."""
+    """Return an option of `fit` as words of a kvcalc command line.
+
+    Example: `("max_model_len", 4096)` gives `["--max-model-len", "4096"]`.
+
+    Args:
+        name: Name of the option; a prefix `fit_` is removed.
+        value: Value of the option; True gives only the option's name.
+    """
     if name == "hybrid":
         return ["--disable-hybrid-kv-cache-manager"]
     option = "--" + spelled(name.removeprefix("fit_"))

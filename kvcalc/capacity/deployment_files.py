@@ -42,12 +42,13 @@ CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
 
 
 class DeclaredServer(NamedTuple):
-    """A server that a file starts.
+    """A server that a deployment file starts.
 
     Attributes:
-        words: The engine's command line.
+        name: Name of the server in the file; "" if the file states none.
+        words: Words of the engine's command line.
         num_gpus: Number of GPUs that the file gives to the server; 0 if unknown.
-        version: The engine's version in the tag of the image, or "".
+        version: The engine's version in the tag of the container image, or "".
     """
 
     name: str
@@ -60,11 +61,12 @@ class Scope(NamedTuple):
     """The settings that a deployment file states for all containers below one of its keys.
 
     Attributes:
-        name: Name of the server in the file, with its role, decode or prefill, if the file states
-            one.
-        key: The key above the containers.
-        model, flags: Model and flags that KServe or llm-d adds to the command lines.
-        has_workers: Whether a server runs on several nodes.
+        name: Name of the server in the file. If the file states a role, decode or prefill, the name
+            ends with it.
+        key: The YAML key above the containers.
+        model: Model that KServe or llm-d adds to the containers' command lines; "" for none.
+        flags: Flags that KServe or llm-d adds to the containers' command lines.
+        has_workers: Whether one server runs on several nodes.
     """
 
     name: str = ""
@@ -75,7 +77,10 @@ class Scope(NamedTuple):
 
 
 def read_servers(path: str) -> list[DeclaredServer]:
-    """Return the servers of a file; `-` is standard input.
+    """Return the servers that a deployment file or shell script starts, in order.
+
+    Args:
+        path: Path of the file; "-" for standard input.
 
     Raises:
         UserError: The file cannot be read, or starts no server of a known engine.
@@ -229,11 +234,14 @@ def _num_gpus(node: Mapping[str, Any]) -> int:
 
 
 def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
-    """Return a file or a command that starts the deployment of a record of `fit` or `plan`.
+    """Return the text of a file or command that starts a deployment.
 
     Args:
-        version: The engine's version; "" for the latest.
-        kind: `vllm` for the engine's command line, or docker, compose or kubernetes.
+        record: A record of `fit` or `plan`, which has the engine's command line.
+        gpu: GPU model of the deployment. Container images exist only for NVIDIA.
+        version: The engine's version, which selects the container image; "" for the latest.
+        kind: Form of the text: "vllm" (the engine's command line), "docker" (`docker run`),
+            "compose" or "kubernetes".
 
     Raises:
         UserError: The engine has no command line, or the images are for other GPUs.

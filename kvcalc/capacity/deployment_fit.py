@@ -52,14 +52,12 @@ SAMPLER_STEP = 128
 class CapacityLimits(NamedTuple):
     """The smallest resources that fit the requested sequences, and the largest settings that fit.
 
-    Each figure includes the memory outside the cache, which depends on the setting.
-
     Attributes:
-        cache: Bytes of the cache on the GPU that needs the most cache.
-        utilization: Smallest share, in steps of 0.0001; None if it is above 1.
-        sequences: Largest max_num_seqs whose sequences all fit.
-        length: Largest max_model_len, with the requested or the engine's own max_num_seqs; None
-            without a limit.
+        cache: Bytes of the KV cache on the GPU that needs the most.
+        utilization: Smallest gpu_memory_utilization, in steps of 0.0001; None if it is above 1.
+        sequences: Largest max_num_seqs of the replica whose sequences all fit.
+        length: Largest max_model_len in tokens, with the requested or the engine's own
+            max_num_seqs. None means without a limit.
     """
 
     cache: int
@@ -69,20 +67,23 @@ class CapacityLimits(NamedTuple):
 
 
 class Fit(msgspec.Struct, frozen=True, dict=True):
-    """The capacity of a deployment. Figures are computed when they are first read.
+    """The capacity of a deployment. Each value is computed when it is first read.
+
+    All bytes are for one GPU of the pipeline stage that fits the smallest number of sequences.
 
     Attributes:
         requested: The deployment as requested.
         deployment: The deployment in the formats that the engine stores.
-        settings: The engine's settings, with all defaults.
-        release: The engine's rules for the requested version, in a type of this engine.
+        settings: The engine's settings, with all defaults filled in.
+        release: The rules of the engine's version; None if the engine has no versions.
         max_num_seqs: Sequences of one dp rank for which the engine is set up.
-        utilization: Share of the memory that the engine may use.
-        utilization_basis: Memory to which the share refers: total, free or remaining.
-        length: Tokens of each sequence: max_model_len, or the model's own maximum.
-        layers: Every layer with a cache, drafts included.
-        extra_weights: Bytes of draft and prediction layers, by name.
-        remarks: Remarks on the engine's choices.
+        utilization: Share of the memory that the engine may use, from 0 to 1.
+        utilization_basis: Memory to which the share refers: "total", "free" or "remaining".
+        length: Tokens of each sequence: `max_model_len`, or the model's own maximum.
+        layers: Every layer with a cache, including draft layers.
+        extra_weights: Bytes per GPU on the last stage of a draft ("draft") and prediction layers
+            ("mtp").
+        remarks: Remarks for the user on the engine's choices.
     """
 
     requested: TimedDeployment
@@ -130,28 +131,26 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate(self) -> str:
-        """Return the estimate that the answer uses: low, middle or high in the memory range."""
+        """Return the estimate of the KV cache budget in the answer: "low", "middle" or "high"."""
         return self.options.estimate
 
     @property
     def has_given_cache(self) -> bool:
-        """Return whether the options give the size of the cache.
-
-        The engine then does not check whether the weights fit.
-        """
+        """Return whether the options state the size of the KV cache, in bytes or in blocks."""
         return self.options.has_given_cache
 
     @property
     def num_requested(self) -> int:
-        """Return the number of requested sequences on one dp rank."""
+        """Return the number of requested sequences on the dp rank with the most sequences."""
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
-        """Return one pipeline stage at the start of the engine.
+        """Return one GPU when the engine starts, as input of `memory`.
 
         Args:
+            stage: Index of the GPU's pipeline stage.
             sequences: Sequences of one dp rank for which the engine is set up, and which must fit;
-                an int or an array. None means the requested number.
+                an int or an array. None means the requested numbers.
             length: Tokens of each sequence; 0 means the requested length.
         """
         options, tokens = self.options, self.settings.max_num_batched_tokens
@@ -181,10 +180,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         )
 
     def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
-        """Return the bytes of memory outside the cache, with corrections from a log and sizes from
-        the options.
+        """Return the bytes of one GPU outside the KV cache, with the sizes and the log of the
+        options.
 
-        If the options state weights, activations and overhead, the memory has no range.
+        Args:
+            start: The GPU when the engine starts.
+            estimate: "low", "middle" or "high" estimate of the KV cache budget.
         """
         options = self.options
         terms = self.engine.memory(start, estimate)
@@ -210,8 +211,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def budget_of(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Budget:
-        """Return the memory budget of one GPU in bytes, optionally with another utilization or on
-        another GPU."""
+        """Return the memory budget of one GPU in bytes.
+
+        Args:
+            terms: Bytes of the GPU outside the KV cache.
+            utilization: Share of the memory that the engine may use; 0 means the request's own.
+            gpu: GPU model; None means the request's own.
+        """
         return budget(
             memory=(gpu or self.gpu).usable_bytes,
             utilization=utilization or self.utilization,
@@ -223,18 +229,23 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def remaining_bytes(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Any:
-        """Return the bytes for the cache after the memory `terms` and their margin. The result is
-        negative if the terms exceed the share."""
+        """Return the bytes of one GPU that remain for the KV cache, after the margin; negative if
+        missing.
+
+        Args:
+            terms, utilization, gpu: As in `budget_of`.
+        """
         margin = int(terms.margin * (gpu or self.gpu).memory_bytes)
         return self.budget_of(terms, utilization, gpu).cache - margin
 
     @cached_property
     def missing_free_bytes(self) -> int:
-        """Return the bytes of free memory that the engine lacks at its start, because other
-        processes use them.
+        """Return the bytes of free GPU memory that other processes take from the start of the
+        engine.
 
-        vLLM compares its share with the free memory after it has made its CUDA context
-        (v1/worker/utils.py: request_memory, 0.33).
+        0 means that enough is free, or that the engine does not check it. vLLM compares its share
+        with the free memory after it has made its CUDA context (v1/worker/utils.py: request_memory,
+        0.33).
         """
         memory, in_use = self.gpu.usable_bytes, self.options.memory_in_use
         is_checked = self.engine.checks_free_memory and self.utilization_basis == "total"
@@ -244,9 +255,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return max(0, share + CONTEXT_BYTES + in_use - memory)
 
     def cache_bytes(self, stage: int, terms: MemoryBreakdown) -> int:
-        """Return the bytes of a stage's cache: the size in the options, or the remaining memory.
+        """Return the bytes of one GPU's KV cache: the size in the options, or the remaining memory.
 
-        The result is 0 if the engine refuses to start because other processes use too much memory.
+        The result is 0 if `missing_free_bytes` keep the engine from starting.
+
+        Args:
+            stage: Index of the GPU's pipeline stage.
+            terms: Bytes of the GPU outside the KV cache.
         """
         options = self.options
         if self.missing_free_bytes:
@@ -256,20 +271,23 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return options.kv_cache_memory_bytes or max(0, self.remaining_bytes(terms))
 
     def planner(self) -> Callable[[int], CacheLayout]:
-        """Return a function of a pipeline stage that returns the layout of its cache."""
+        """Return a function of the index of a pipeline stage that returns the stage's cache
+        layout."""
         if not any(layer.parts for layer in self.layers):
             return lambda stage: NoCache(self.max_num_seqs)
         return self.engine.plan(self.layers, self.ranks, self.settings)
 
     @cached_property
     def plans(self) -> list[CacheLayout]:
-        """Return the layout of the cache on each pipeline stage."""
+        """Return the cache layout of each pipeline stage, in the order of the stages."""
         return [*map(self.planner(), range(self.ranks.pp))]
 
     @cached_property
     def stage_terms(self) -> dict[str, list[MemoryBreakdown]]:
-        """Return the bytes of memory outside the cache of each pipeline stage, by estimate: low,
-        middle, high."""
+        """Return the bytes of one GPU outside the KV cache, by estimate, for every pipeline stage.
+
+        Engines without a memory range have only the estimate "middle".
+        """
         starts = [self.startup(stage) for stage in range(self.ranks.pp)]
         estimates = ESTIMATES if self.engine.has_memory_range else ("middle",)
         return {name: [self.memory(start, name) for start in starts] for name in estimates}
@@ -291,7 +309,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def content(self) -> Content:
-        """Return the part of the cache that stores data: no blocks, padding or reserve."""
+        """Return the cache layout of stored data only, without padding or reserved blocks."""
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -300,12 +318,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """Return the bytes of memory outside the cache in the middle of the range."""
+        """Return the bytes of one GPU outside the KV cache, in the middle estimate."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the bytes of memory outside the cache in the estimate that the answer uses."""
+        """Return the bytes of one GPU outside the KV cache, in the estimate that the answer
+        uses."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -318,10 +337,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Return the bytes that remain for the cache, by estimate: low, middle, high.
-
-        The bytes are negative if the other memory exceeds the engine's share.
-        """
+        """Return the bytes of one GPU that remain for the KV cache, by estimate; negative if
+        missing."""
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
         }
@@ -329,35 +346,39 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def kv_budget(self) -> int:
-        """Return the bytes of the cache, in the estimate that the answer uses."""
+        """Return the bytes of one GPU's KV cache, in the estimate that the answer uses."""
         return self.cache_bytes(self.stage, self.estimate_terms)
 
     def budget_at(self, estimate: str) -> int:
-        """Return the bytes of the cache in one estimate: the size in the options, or the remaining
-        memory."""
+        """Return the bytes of one GPU's KV cache in the "low", "middle" or "high" estimate."""
         if self.has_given_cache or self.missing_free_bytes:
             return self.kv_budget
         return max(0, self.remaining[estimate])
 
     @cached_property
     def capacity(self) -> int:
-        """Return the number of sequences of `length` tokens in the replica's cache, for the
-        requested settings."""
+        """Return how many sequences of `length` tokens the KV cache of the replica stores.
+
+        The engine starts with the requested `max_num_seqs`, unlike in `sequences`.
+        """
         shared = self.options.shared_prefix
         sequences: int = self.plan.max_sequences(self.kv_budget, self.length, shared)
         return sequences * self.ranks.dp
 
     @cached_property
     def sequences(self) -> int:
-        """Return the number of sequences of `length` tokens that fit in the replica, in the
-        estimate that the answer uses."""
+        """Return `sequences_at` for the estimate that the answer uses, in sequences of the
+        replica."""
         return self.sequences_at(self.estimate)
 
     def sequences_at(self, estimate: str) -> int:
-        """Return the sequences of `length` that fit in one estimate of the range, if the engine
-        starts with `max_num_seqs` set to this number.
+        """Return how many sequences of `length` tokens fit in the replica, if it starts for as
+        many.
 
-        A higher setting needs more memory outside the cache.
+        A start with a higher `max_num_seqs` needs more memory outside the KV cache.
+
+        Args:
+            estimate: "low", "middle" or "high" estimate of the KV cache budget.
         """
         if estimate not in self.stage_terms:
             estimate = self.estimate
@@ -391,14 +412,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return plan.needed(count, length, self.options.shared_prefix) <= pool
 
     def max_length(self, stage: int, max_num_seqs: int | None) -> int | None:
-        """Return the tokens of the longest requested sequences that fit on a stage; None without a
-        limit.
+        """Return the largest length at which all requested sequences fit on a pipeline stage, in
+        tokens.
 
-        The engine's other memory is the memory that it needs for this length.
+        None means without a limit: the cache stops growing before the memory is full.
 
         Args:
-            max_num_seqs: Sequences of a rank for which the engine is set up; None means the
-                requested number.
+            stage: Index of the pipeline stage.
+            max_num_seqs: As `sequences` in `startup`.
         """
         count, plan = self.num_requested, self.plans[stage]
         if self.engine.has_context_buffers:
@@ -419,18 +440,16 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def longest_length(self) -> int | None:
-        """Return the largest number of tokens at which all requested sequences fit.
-
-        None means that the cache stops growing before the memory is full.
-        """
+        """Return the largest length in tokens at which all requested sequences fit; None: no
+        limit."""
         return self._longest_length_of_stages()
 
     @property
     def longest_context(self) -> int | None:
-        """Return the tokens of the longest sequences that can be served; None without a limit.
+        """Return the largest length that memory and model allow, in tokens; None without a limit.
 
-        The limit is the memory, and the model's own maximum unless the request is longer. Example:
-        203,776 tokens fit. A model made for 40,960 serves 40,960, but 203,776 if 102,400 were
+        The model's maximum does not count if the request exceeds it. Example: 203,776 tokens fit,
+        and the model was made for 40,960. The result is 40,960, or 203,776 if 102,400 were
         requested.
         """
         maximum = self.model.max_context
@@ -440,7 +459,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def needed(self) -> CapacityLimits:
-        """Return the smallest resources for the request, and the largest settings that fit."""
+        """Return the smallest resources that fit the request, and the largest settings that fit."""
         options, shared = self.options, self.options.shared_prefix
         caches = [plan.needed(self.num_requested, self.length, shared) for plan in self.plans]
         terms = self.stage_terms[self.estimate]
@@ -466,35 +485,39 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def needed_bytes(self) -> int:
-        """Return the bytes of one GPU's cache that the requested sequences need."""
+        """Return the bytes of one GPU's KV cache that the requested sequences need."""
         return self.plan.needed(self.num_requested, self.length, self.options.shared_prefix)
 
     @property
     def shortage_bytes(self) -> int:
-        """Return the bytes by which the memory outside the cache exceeds the engine's share.
+        """Return the bytes by which one GPU's memory outside the KV cache exceeds the engine's
+        share.
 
-        If other processes use memory that the engine needs at its start, return the missing free
-        bytes instead.
+        If other processes use memory that the engine needs to start, return `missing_free_bytes`.
         """
         return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether the memory outside the cache exceeds the engine's share on some stage."""
+        """Return whether the memory outside the KV cache exceeds the engine's share on any
+        stage."""
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
     @property
     def excess_bytes(self) -> int:
-        """Return the bytes by which the cache size in the options exceeds the remaining memory."""
+        """Return the bytes by which the KV cache size in the options exceeds the remaining
+        memory."""
         if not self.has_given_cache:
             return 0
         return max(0, int(self.plan.pool(self.kv_budget)) - self.remaining[self.estimate])
 
     @property
     def fits(self) -> bool:
-        """Return whether the requested sequences fit, in the remaining memory or in a cache of the
-        size in the options."""
+        """Return whether all requested sequences fit.
+
+        A cache size in the options counts even if it exceeds the remaining memory.
+        """
         has_memory = self.has_given_cache or self.shortage_bytes == 0
         return has_memory and self.sequences >= self.options.requested_num_seqs
 
@@ -508,8 +531,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def headroom_bytes(self) -> int:
-        """Return the bytes of a GPU's cache that remain after the requested sequences; negative if
-        they do not fit."""
+        """Return the bytes of one GPU's KV cache that stay free; negative if the sequences do not
+        fit."""
         if self.missing_free_bytes:
             return -self.missing_free_bytes
         shortage = 0 if self.has_given_cache else self.shortage_bytes
@@ -517,18 +540,17 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def margin_bytes(self) -> int:
-        """Return the bytes that the estimate of the answer adds to the memory outside the cache.
-
-        The bytes are negative in the high estimate.
-        """
+        """Return the bytes of one GPU that the estimate keeps free; negative in the high
+        estimate."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:
-        """Return the bytes of one GPU's memory by name, in the estimate that the answer uses. The
-        sum of the parts is `budget.memory`.
+        """Return the parts of one GPU's memory in bytes, by name, in the estimate that the answer
+        uses.
 
-        `KV cache` is negative if the other parts exceed the share. The last part is memory outside
-        the engine's share. With SGLang, activations and CUDA graphs use this part.
+        The sum of the parts is `budget.memory`. `KV cache` is negative if the other parts exceed
+        the engine's share. The last part is outside the share: "left free", "missing" (negative),
+        or with SGLang "activations and CUDA graphs".
         """
         terms, budget = self.estimate_terms, self.estimate_budget
         parts = {**terms.startup, "weights": terms.language, **terms.extra}
@@ -548,11 +570,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 def resolve_deployment(
     deployment: TimedDeployment, options: FitOptions
 ) -> tuple[TimedDeployment, Any, tuple[str, ...]]:
-    """Return the deployment in the formats that the engine stores, the rules of the engine's
-    version, and remarks.
+    """Return the deployment as the engine runs it.
+
+    Returns:
+        The deployment in the formats that the engine stores. The rules of the engine's version,
+        None without versions. Remarks for the user on the engine's choices.
 
     Raises:
-        UserError: The engine cannot run the request.
+        UserError: The engine cannot run the deployment.
     """
     model, ranks, engine = deployment.model, deployment.parallelism, options.rules
     check(model, ranks)
@@ -574,7 +599,15 @@ def make_fit(
     release: Any,
     remarks: tuple[str, ...] = (),
 ) -> Fit:
-    """Return the fit of a resolved deployment, with the defaults of the engine and the model."""
+    """Return the capacity of a resolved deployment, with the defaults of the engine and the model.
+
+    Args:
+        requested: The deployment as requested.
+        run: The deployment in the formats that the engine stores.
+        options: The options of the request.
+        release: The rules of the engine's version.
+        remarks: Remarks for the user on the engine's choices.
+    """
     engine, ranks = options.rules, run.parallelism
     defaults = engine.defaults(
         run.gpu, ranks, release, options.max_num_batched_tokens, run.model
@@ -637,8 +670,11 @@ def _layer_caches(
 
 
 def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
-    """Return the capacity of a deployment. Raises UserError on a request that the engine
-    refuses."""
+    """Return the capacity of a deployment: its KV cache budget, and the sequences that fit.
+
+    Raises:
+        UserError: The engine cannot run the deployment with these options.
+    """
     options = options or FitOptions()
     for argument, kind in ((deployment, TimedDeployment), (options, FitOptions)):
         if not isinstance(argument, kind):
@@ -653,9 +689,9 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
 
 
 def at_longest_length(result: Fit) -> Fit:
-    """Return the fit at the longest context that fits.
+    """Return the capacity at the longest context that fits, if the request states no context.
 
-    Return it unchanged if it fits, if a length was requested, or if no token fits.
+    Return `result` unchanged if it fits, if a length was requested, or if no token fits.
     """
     if result.fits or result.options.max_model_len or not result.longest_length:
         return result

@@ -26,8 +26,11 @@ _NUMBER = re.compile(r"(\d+)(?:\.(\d+))?([kKmMgGtT]?)(i?)B?")
 
 
 def number(text: str) -> int:
-    """Parse a whole number as vLLM does: 1k is 1000, 1K is 1024. Raises UserError if the text is
-    not a number."""
+    """Parse a whole number as vLLM does: 1k is 1000, 1K is 1024.
+
+    Raises:
+        UserError: The text is not a whole number.
+    """
     match = _NUMBER.fullmatch(text.strip().replace("_", ""))
     if match and len(text) <= 40:
         whole, decimals, suffix, binary = match.groups()
@@ -48,7 +51,10 @@ def _real(text: str) -> float:
 
 
 def json_value(text: str) -> Any:
-    """Return the number or truth value in a text. Any other text is returned unchanged."""
+    """Return the JSON value of a text, such as 4 for "4" and True for "true".
+
+    A text that is not JSON is returned unchanged.
+    """
     try:
         return msgspec.json.decode(text.lower())
     except msgspec.MsgspecError:
@@ -56,7 +62,10 @@ def json_value(text: str) -> Any:
 
 
 def limits_as_json(text: str) -> str:
-    """Return `image=0` as the JSON that vLLM accepts."""
+    """Return limits on images and videos as the JSON that vLLM accepts.
+
+    Example: `image=0,video=1` gives `{"image": 0, "video": 1}`. A text without `=` is unchanged.
+    """
     limits = re.findall(r"(\w+)\s*=\s*(-?\d+)", text)
     return json.dumps({name: int(count) for name, count in limits}) if limits else text
 
@@ -79,13 +88,14 @@ FORMAT_NAMES: dict[str, dict[str, str]] = {
 
 
 class Flag(NamedTuple):
-    """One option of an engine.
+    """One command-line flag of an engine, and the kvcalc option that it sets.
 
     Attributes:
-        name: Option of kvcalc; "-" if the flag does not change the memory.
-        kind: Kind of value: one of READERS or FORMAT_NAMES, or "switch".
-        spellings: All accepted spellings. kvcalc writes the first spelling.
-        setting: The option's value if a switch is on.
+        name: Name of the kvcalc option; "-" if the flag does not change the memory.
+        kind: How to read the flag's value: a key of READERS or of FORMAT_NAMES, or "switch" for a
+            flag without a value.
+        spellings: All spellings that the engine accepts. kvcalc writes the first one.
+        setting: Value of the kvcalc option if a switch is present.
     """
 
     name: str
@@ -98,37 +108,54 @@ class Flag(NamedTuple):
         return self.kind == "switch"
 
     def read(self, text: str) -> Any:
-        """Parse a value of this flag. Raises UserError if the text is not of the flag's kind."""
+        """Parse the flag's value from the text of a command line.
+
+        Raises:
+            UserError: The text does not suit the flag's kind.
+        """
         return canonical(text) if self.kind in FORMAT_NAMES else READERS[self.kind](text)
 
     def can_write(self, settings: Settings) -> bool:
-        """Return whether the flag expresses the option's value."""
+        """Return whether this flag expresses the current value of its option.
+
+        A switch expresses only its own `setting`. Another flag expresses every value.
+
+        Args:
+            settings: Values of kvcalc options, by name.
+        """
         if self.is_switch:
             return bool(settings.get(self.name) == self.setting)
         return self.name in settings
 
     def words(self, value: Any) -> list[str]:
-        """Return the flag with a value, as words of a command line."""
+        """Return the flag and a value as words of a command line, such as ["--max-num-seqs", "8"].
+
+        Args:
+            value: Value of the kvcalc option. A switch needs none.
+        """
         if self.is_switch:
             return [self.spellings[0]]
         return [self.spellings[0], str(FORMAT_NAMES.get(self.kind, {}).get(value, value))]
 
 
 class Dialect(NamedTuple):
-    """The command line of an engine.
+    """The command-line syntax of an engine.
 
     Attributes:
+        engine: Name of the engine, such as "vllm".
         starts: Word sequences that begin a command line. kvcalc writes the first sequence.
         flags: The flags. The model's name follows `starts` unless a flag names the model.
-        image, port: The engine's container.
-        formats: Weight formats to which the engine can convert when it loads weights, with its
-            names for them. Every other format needs its own checkpoint.
-        read: Turns the values of flags into options, and adds remarks.
-        write: Turns options into the values of flags. A name with the prefix `fit_` is an option
-            that no flag expresses.
+        image: Container image of the engine.
+        port: Port of the engine's container.
+        formats: Weight formats to which the engine converts when it loads weights, with its names
+            for them. Every other format needs its own checkpoint.
+        read: Takes the flags' values by option name, and a list for remarks. Turns the values into
+            kvcalc options in place.
+        write: Takes kvcalc options by name, and the deployment. Turns the options into values of
+            flags in place. A name with the prefix `fit_` is an option that no flag expresses.
         writes_model_flag: Whether a flag must precede the model's name.
-        max_slots: Maximum of max_num_seqs, if all sequences must fit at start: llama.cpp allocates
-            the cells of all slots. 0 if the engine starts even if fewer sequences fit.
+        max_slots: Maximum of max_num_seqs for an engine that allocates all sequences when it
+            starts, as llama.cpp does. 0 if the engine starts even if fewer sequences fit.
     """
 
     engine: str
@@ -143,13 +170,18 @@ class Dialect(NamedTuple):
     max_slots: int = 0
 
     def flag(self, name: str) -> Flag | None:
-        """Return the flag of an option; None if the engine has none."""
+        """Return the flag of a kvcalc option; None if the engine has none.
+
+        Args:
+            name: Name of the kvcalc option.
+        """
         return next((flag for flag in self.flags if flag.name == name), None)
 
     def container(self, words: list[str], version: str) -> tuple[str, int, list[str]]:
-        """Return the image of a command line, its port, and the words after the image.
+        """Return the image, the port and the arguments of a container that runs a command line.
 
         Args:
+            words: Words of the engine's command line.
             version: The engine's version; "" for the latest.
         """
         image = self.image
@@ -180,7 +212,7 @@ def _dialect(engine: str, starts: str, flags: str, **settings: Any) -> Dialect:
 
 
 def hub_name(model: Model) -> str:
-    """Return the name of a model by which engines load it."""
+    """Return the name of a model on the Hugging Face Hub; without one, kvcalc's own name."""
     return model.huggingface_id or model.name
 
 

@@ -22,10 +22,17 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ItemLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The maximum number of images or videos in a prompt, with the size for which vLLM reserves
+    """The maximum number of images or videos in a prompt, and the size for which vLLM reserves
     memory.
 
-    Source: vLLM, config/multimodal.py (ImageDummyOptions, VideoDummyOptions).
+    A size of 0 means the largest size that the model accepts. Source: vLLM, config/multimodal.py
+    (ImageDummyOptions, VideoDummyOptions).
+
+    Attributes:
+        count: Maximum images or videos in one prompt.
+        width: Width of each image or video frame in pixels.
+        height: Height of each image or video frame in pixels.
+        num_frames: Frames of each video.
     """
 
     count: Count
@@ -38,11 +45,11 @@ ItemLimits = dict[Literal["image", "video", "audio"], Count | ItemLimit]
 
 
 class FitOptions(FitQuestion, frozen=True):
-    """Options of `fit` with loaded files.
+    """The options of `fit` after the files that they name are loaded.
 
     Attributes:
-        draft: A draft model.
-        from_log: Corrections from a start-up log.
+        draft: Draft model for speculative decoding; None without one.
+        from_log: Corrections from an engine's start-up log; None without a log.
     """
 
     draft: Model | None = None  # type: ignore[assignment]
@@ -87,78 +94,97 @@ class FitOptions(FitQuestion, frozen=True):
                 raise UserError(f"{rules.name} has no cache dtype {dtype!r}", hint)
 
     def cache_label(self, used: str) -> str:
-        """Return the cache's dtype, or both dtypes if keys and values have different dtypes.
+        """Return the dtype of the KV cache for a record, such as "fp8".
+
+        If llama.cpp stores keys and values in two dtypes, return both: "q8_0 + q4_0".
 
         Args:
-            used: The dtype that is used if no dtype is requested.
+            used: The dtype of the cache if the options request no separate dtypes of keys and
+                values.
         """
         dtypes = (canonical(t) or used for t in (self.cache_type_k, self.cache_type_v))
         return " + ".join(dict.fromkeys(dtypes))
 
     @property
     def rules(self) -> Engine:
-        """Return the `Engine` of the options: its layout of the cache, defaults and memory
-        rules."""
+        """Return the rules of the requested engine: cache layout, defaults and memory."""
         return ENGINES[self.engine]
 
     @property
     def estimate(self) -> str:
-        """Return the estimate that the answer uses: low, middle or high.
+        """Return which estimate of the KV cache budget the answer uses: "low", "middle" or "high".
 
-        The result is the middle if the engine's memory has no range.
+        This is the option `budget`. Without the option, it is "low" if `require` is set, otherwise
+        "middle". It is always "middle" for an engine whose memory is not given as a range.
         """
         estimate = self.budget or ("low" if self.require else "middle")
         return estimate if self.rules.has_memory_range else "middle"
 
     @property
     def requested_num_seqs(self) -> int:
-        """Return the number of sequences of the whole replica that must fit."""
+        """Return the number of concurrent sequences of the whole replica that must fit.
+
+        This is `users`, otherwise `max_num_seqs`, otherwise 1, and at least `require`.
+        """
         return max(self.users or self.max_num_seqs or 1, self.require)
 
     def longest_sequence(self, model: Model) -> int:
-        """Return the tokens of the longest sequence: as requested, or the model's maximum."""
+        """Return the tokens of the longest sequence.
+
+        This is `max_model_len`, otherwise the model's maximum context, otherwise 4096.
+        """
         return self.max_model_len or model.max_context or 4096
 
     @property
     def has_given_cache(self) -> bool:
-        """Return whether the options give the size of the cache.
+        """Return whether the options state the size of the KV cache, in bytes or in blocks.
 
-        The engine then does not check whether the weights fit.
+        The engine then does not check whether the weights leave room for this cache.
         """
         return bool(self.kv_cache_memory_bytes or self.num_gpu_blocks_override)
 
     @property
     def item_limits(self) -> dict[str, ItemLimit]:
-        """Return the limits of images and videos in a prompt, by modality."""
+        """Return the limits of `limit_mm_per_prompt` by modality, "image" or "video"."""
         return read_item_limits(self.limit_mm_per_prompt)
 
     @property
     def max_images(self) -> int | None:
-        """Return the maximum number of images in a prompt, or of videos if more videos are allowed.
+        """Return the largest of the limits on images and on videos in a prompt.
 
-        None means that there is no limit.
+        None means that the options state no limit. 0 means that prompts have neither images nor
+        videos.
         """
         return max((limit.count for limit in self.item_limits.values()), default=None)
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Return the width and height of the images in pixels; (0, 0) for the largest image."""
+        """Return the width and height in pixels of the images for which the engine reserves memory.
+
+        (0, 0) means the largest image that the model accepts.
+        """
         limit = self.item_limits.get("image", ItemLimit(0))
         return limit.width, limit.height
 
     @property
     def state_dtype(self) -> str:
-        """Return kvcalc's name of the dtype in `mamba_ssm_cache_dtype`; "" if the engine chooses
-        it."""
+        """Return the dtype of recurrent states, under kvcalc's name for it.
+
+        "" means that the engine chooses the dtype (`mamba_ssm_cache_dtype` is "auto").
+        """
         dtype = canonical(self.mamba_ssm_cache_dtype)
         return "" if dtype == "auto" else dtype
 
 
 def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
-    """Return options of `fit` for each combination of lists, and load the files that they name.
+    """Return one `FitOptions` for each combination of the values, and load the files that they
+    name.
+
+    Example: `{"users": [1, 2], "max_model_len": "4k"}` gives two results.
 
     Args:
-        values: Texts, Python values or lists, by option name.
+        values: Value of each option, by option name. A value is a text as typed, a Python value, or
+            a list of either.
     """
     files: dict[str, Callable[[str], Any]] = {"draft": load_model, "from_log": read_learned}
     loaded: dict[str, Any] = {}
@@ -172,17 +198,26 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
 
 
 def options_for(deployment: TimedDeployment, **options: Any) -> FitOptions:
-    """Return options of `fit` with the deployment's engine and version. Raises UserError for an
-    unknown version."""
+    """Return options of `fit` with the deployment's engine and engine version.
+
+    Args:
+        deployment: The deployment that names the engine.
+        options: Further options of `fit`, by option name.
+
+    Raises:
+        UserError: The engine's version is unknown or an option is wrong.
+    """
     return FitOptions(
         engine=deployment.engine, engine_version=deployment.engine_version, **options
     )
 
 
 def read_item_limits(text: str) -> dict[str, ItemLimit]:
-    """Return the limits of images and videos.
+    """Parse `--limit-mm-per-prompt` into the limits on images and videos, by modality.
 
-    Examples: `{"image": 2, "video": {"count": 0}}` and `image=2,video=0` are equal.
+    Limits on audio are ignored.
+
+    Examples: `{"image": 2, "video": {"count": 0}}` and `image=2,video=0` give the same limits.
 
     Raises:
         UserError: The text has another form.

@@ -38,8 +38,8 @@ class TypedRequest(NamedTuple):
 
     Attributes:
         model: The requested model; "" if it is the model's own name.
-        gpu: The requested GPU; "" if it is the GPU's own name.
-        options: Options that no engine's command line expresses.
+        gpu: The requested GPU model or file; "" if it is the GPU's own name.
+        options: kvcalc options that no flag of an engine expresses.
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
 
@@ -55,11 +55,13 @@ NOTHING_TYPED = TypedRequest()
 def fit_record(
     result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: TypedRequest = NOTHING_TYPED
 ) -> Record:
-    """Return one configuration as a record; integers are exact bytes of one GPU.
+    """Return the JSON record of one configuration. Sizes are exact bytes of one GPU.
 
     Args:
-        lengths: Lengths of requests for the waste of allocators; () for no such keys.
-        seed: Seed of the simulated allocator.
+        result: The capacity of the configuration.
+        lengths: Tokens of example requests, for the waste of memory allocators. () leaves out the
+            keys of the waste.
+        seed: Seed for the random order in which sequences of the simulated allocator end.
         typed: The request as the user typed it.
     """
     waste: Record = _waste_keys(result, lengths, seed) if lengths else {}
@@ -263,9 +265,15 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
 
 
 def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | None]:
-    """Return the engine's command line, and the command line of `fit` with it.
+    """Return two command lines of a configuration: the engine's, and the one of `kvcalc fit` with
+    it.
 
-    A server with slots gets one slot for each user that fits, unless the request gives a number.
+    Both are None if no command line of the engine starts the configuration. llama.cpp gets one slot
+    for each sequence that fits, unless the request states a number.
+
+    Args:
+        result: The capacity of the configuration.
+        typed: The request as the user typed it.
     """
     options, dialect = result.options, DIALECTS.get(result.options.engine)
     if dialect and dialect.max_slots and result.fits and not options.max_num_seqs:
@@ -281,10 +289,11 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:
-    """Return the fits, with the smallest deployment that fits in front.
+    """Return the configurations with the smallest configuration that fits in front.
 
-    The smallest deployment has the smallest number of GPUs, then the least memory. Fits at the
-    model's maximum length come before shorter ones.
+    The order of the others does not change. Configurations at the model's maximum length come
+    before configurations with a requested length. Then the smallest has the fewest GPUs, then the
+    least total GPU memory.
     """
     fitting = [result for result in results if result.fits]
     if not fitting:
@@ -305,9 +314,12 @@ MIN_CONTEXT, MIN_COLUMNS, MAX_COLUMNS = 4096, 6, 8
 
 
 def contexts_of(max_context: int | None) -> list[int]:
-    """Return contexts that double up to the model's maximum, which is the last context.
+    """Return contexts in tokens that double up to the model's maximum, which is the last context.
 
-    The contexts begin at MIN_CONTEXT, or lower if there would be fewer than MIN_COLUMNS contexts.
+    The contexts begin at 4096 tokens, but there are at least 6 and at most 8 contexts.
+
+    Args:
+        max_context: Maximum tokens of the model; None means 131,072.
     """
     longest = max_context or 131072
     doubled = [1 << k for k in range((longest - 1).bit_length())]
@@ -322,13 +334,18 @@ def matrix_records(
     contexts: Sequence[int],
     only_verdicts: bool = False,
 ) -> list[Record]:
-    """Return a record of `fit` for each number of users and each context, with the free cache.
+    """Return one record of `fit` for each number of users and each context.
 
-    Contexts vary fastest. The engine's settings are the same in all records.
+    Records of one number of users are adjacent. The key `headroom_bytes` has the bytes of KV cache
+    per GPU that stay free.
 
     Args:
-        only_verdicts: Whether records after the first have only `users`, `context`, `fits` and
-            `headroom_bytes`.
+        deployment: The deployment.
+        options: The options of `fit`, without users and context.
+        users: Numbers of concurrent users.
+        contexts: Tokens of each user's sequence.
+        only_verdicts: Whether records after the first have only the keys `users`, `context`, `fits`
+            and `headroom_bytes`.
     """
     records: list[Record] = []
     for count in users:
@@ -348,16 +365,16 @@ MEMORY_KEYS = ("fits", "kv_budget_bytes", "kv_needed_bytes", "max_num_seqs", "me
 def batch_memory(
     deployment: TimedDeployment, groups: Sequence[tuple[int, int]], **options: Any
 ) -> Record:
-    """Return the keys of MEMORY_KEYS for a batch. The values are the figures of `fit` for equal
-    settings.
+    """Return whether a batch of sequences fits, as a record with the keys of MEMORY_KEYS.
 
-    If the engine refuses the model, `memory_note` is the engine's message and the other keys are
-    None. `fits` is then False if even the content of the cache does not fit.
+    If the engine cannot run the model, `memory_note` is the engine's message. The other keys are
+    None. An exception is `fits`, which is False if even the stored data without an engine's padding
+    do not fit.
 
     Args:
         deployment: The deployment, with its engine.
-        groups: (sequences, tokens of each) of the batch.
-        options: Further options of `fit`.
+        groups: Pairs (number of sequences, tokens of each) of the batch.
+        options: Further options of `fit`, by name.
 
     Raises:
         UserError: An option is wrong.
@@ -382,7 +399,15 @@ def batch_memory(
 def pass_with_memory(
     deployment: TimedDeployment, records: list[Record], batch: Batch
 ) -> list[Record]:
-    """Return the records of `roofline`, with the keys of MEMORY_KEYS in the total of the pass."""
+    """Return the records of `roofline`, where the last record also tells whether the batch fits.
+
+    The last record is the total of the forward pass. It gets the keys of MEMORY_KEYS.
+
+    Args:
+        deployment: The deployment, with its engine.
+        records: The records of `roofline`, one per operator and the total.
+        batch: The sequences of the forward pass.
+    """
     groups = [(int(group.count), int(group.new + group.past)) for group in batch.groups]
     return [*records[:-1], {**records[-1], **batch_memory(deployment, groups)}]
 

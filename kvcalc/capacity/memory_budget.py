@@ -39,19 +39,25 @@ COLLECTIVE_BYTES = 2 * GIB
 
 
 class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One GPU when the engine starts, with all inputs that determine the memory outside the cache.
+    """One GPU when the engine starts, with all inputs that determine the memory outside the KV
+    cache.
 
     Attributes:
-        stage: Index of the pipeline stage.
-        utilization_basis: Memory to which the engine's share refers: total, free or remaining.
-        tokens: Tokens of one pass.
+        model: The model.
+        precision: Formats of weights, activations and cache.
+        ranks: The parallelism.
+        gpu: GPU model.
+        stage: Index of the GPU's pipeline stage.
+        utilization_basis: Memory to which the utilization refers: "total", "free" or "remaining".
+        tokens: Maximum tokens of one forward pass.
         sequences: Sequences of one dp rank for which the engine is set up; an int or an array.
-        prompts: Sequences of one dp rank that must fit; an int or an array.
-        release: The rules of the engine's version, in a type of this engine.
         options: The `FitOptions` of the request.
-        cpu_experts: First layers whose experts llama.cpp leaves in host memory.
-        context: Tokens of one cache of llama.cpp, an int or an array; 0 for other engines.
-        extra: Bytes of draft and prediction layers on this stage, by name.
+        prompts: Sequences of one dp rank that must fit; an int or an array.
+        release: The rules of the engine's version, in a class of this engine. None if the engine
+            has no versions.
+        cpu_experts: Number of first layers whose experts llama.cpp leaves in host memory.
+        context: Tokens of one llama.cpp cache, an int or an array; 0 for other engines.
+        extra: Bytes of draft and prediction layers on this GPU, by name: "draft" or "mtp".
     """
 
     model: Model
@@ -75,12 +81,13 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def layers(self) -> Stage:
-        """Return the pipeline stage with its layers."""
+        """Return the GPU's pipeline stage, which lists its layers."""
         return stages(self.model, self.ranks.pp)[self.stage]
 
     @cached_property
     def vision(self) -> Vision | None:
-        """Return the vision tower, with the patches and tokens of the images of the request."""
+        """Return the vision tower with the patches and tokens of the requested image size; None
+        without one."""
         tower = self.model.vision
         if not tower:
             return None
@@ -90,21 +97,26 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def stored_weights(self) -> int:
-        """Return the bytes of the model's own weights as stored."""
+        """Return the bytes of the model's own weights on one GPU, in the formats of the checkpoint.
+
+        Draft and prediction layers do not count, nor what an engine adds when it loads the weights.
+        """
         return stage_weight_bytes(self.model, self.layers, self.formats, self.ranks)
 
 
 class MemoryBreakdown(NamedTuple):
-    """Bytes of one GPU outside its cache.
+    """Bytes of one GPU outside its KV cache.
 
     Attributes:
-        language: The model's own weights as stored.
-        extra: Other loaded bytes, by name.
-        activation: Peak of a pass, in the step that `peak` names.
-        overhead: Other memory of the engine, by name.
+        language: The model's own weights, in the formats of the checkpoint.
+        extra: Other bytes loaded with the weights, by name, such as "vision tower".
+        activation: Peak of a forward pass; an int or an array.
+        overhead: Other memory of the engine, by name; ints or arrays.
         startup: Memory in use before the engine measures the free memory, by name.
-        margin: Share of the GPU's memory that an estimate adds; negative in the high estimate.
-        host: Weights in host memory.
+        margin: Share of the GPU's memory that is subtracted from the cache in addition. For the
+            high estimate it is negative and adds to the cache.
+        peak: Name of the start-up step that reaches `activation`; "" if unknown.
+        host: Weights in host memory, which are not on the GPU.
     """
 
     language: int
@@ -126,22 +138,26 @@ class MemoryBreakdown(NamedTuple):
 
     @property
     def startup_bytes(self) -> int:
-        """Return the bytes in use before the engine measures the free memory."""
+        """Return the bytes in use on the GPU before the engine measures the free memory."""
         return sum(self.startup.values())
 
     @property
     def working_bytes(self) -> Any:
-        """Return the bytes of activation and overhead together."""
+        """Return the bytes of `activation` and `overhead` together."""
         return self.activation + sum(self.overhead.values())
 
 
 class Budget(NamedTuple):
-    """Memory of one GPU: cache = share − weights − activation − overhead.
+    """Memory of one GPU in bytes: KV cache = share − weights − activation − overhead.
 
     Attributes:
-        share: Bytes that the process may use.
-        excludes_activations: Whether activation and overhead are outside the share (SGLang). They
-            are then not subtracted from the share.
+        memory: Memory of the GPU.
+        share: Memory that the engine's process may use.
+        weights: All loaded weights.
+        activation: Peak of a forward pass.
+        overhead: Other memory of the engine, such as CUDA graphs.
+        excludes_activations: Whether activation and overhead are outside the share, as in SGLang.
+            They are then not subtracted.
     """
 
     memory: Any
@@ -153,13 +169,13 @@ class Budget(NamedTuple):
 
     @property
     def cache(self) -> Any:
-        """Return the bytes of the KV cache; negative if weights and the rest exceed the share."""
+        """Return the bytes for the KV cache; negative if the other memory exceeds the share."""
         working = 0 if self.excludes_activations else self.activation + self.overhead
         return self.share - self.weights - working
 
     @property
     def weights_fit(self) -> bool:
-        """Return whether the share is at least the weights."""
+        """Return whether the weights alone fit in the share."""
         return bool(self.weights <= self.share)
 
 
@@ -170,17 +186,23 @@ def budget(
     basis: str = "total",
     excludes_activations: bool = False,
 ) -> Budget:
-    """Return the budget of one GPU in bytes, or of an array of GPUs.
+    """Return the memory budget of one GPU in bytes. Arrays of memories give arrays of budgets.
 
-    With the basis "total", the share is ⌈memory · utilization⌉ (vLLM), and at most memory −
-    startup. With "free", it is ⌊(memory − startup) · utilization⌋; startup is the memory in use
-    before the weights load. With "remaining", it is all terms and ⌊rest · utilization⌋; rest is
-    memory − startup − terms.
+    The share of the memory that the process may use depends on the basis:
+
+    - "total" (vLLM): ⌈memory · utilization⌉, but at most memory − startup.
+    - "free" (SGLang): ⌊(memory − startup) · utilization⌋.
+    - "remaining" (TensorRT-LLM): the bytes of `terms`, plus ⌊rest · utilization⌋ for the cache. The
+      rest is memory − startup − terms.
+
+    startup is the memory in use before the weights load.
 
     Args:
-        memory: Bytes of the GPU.
-        terms: Bytes outside the cache.
-        basis: Memory to which the share refers: total, free or remaining.
+        memory: Bytes of GPU memory.
+        utilization: Fraction of the memory that the engine may use, from 0 to 1.
+        terms: Bytes outside the KV cache.
+        basis: Memory to which the utilization refers: "total", "free" or "remaining".
+        excludes_activations: Whether activation and overhead are outside the share.
     """
     free = memory - terms.startup_bytes
     if basis == "total":
@@ -200,10 +222,16 @@ def budget(
 def stated_memory(
     start: EngineStartup, estimate: str, has_graphs: bool = True
 ) -> MemoryBreakdown:
-    """Return the bytes of memory outside the cache from weights, activations and documented
-    constants, without a range.
+    """Return the bytes of one GPU outside the KV cache, from documented constants.
 
-    If the share refers to the total memory, it includes collectives, but not the CUDA context.
+    The weights and the activations of a pass are computed. Libraries, CUDA graphs, CUDA context and
+    the buffers of collectives are constants. The CUDA context does not count if the utilization
+    refers to the total memory.
+
+    Args:
+        start: The GPU when the engine starts.
+        estimate: Ignored: the result is the same for "low", "middle" and "high".
+        has_graphs: Whether the engine captures CUDA graphs.
     """
     overhead = {"libraries": LIBRARY_BYTES}
     if has_graphs and not start.options.enforce_eager:
@@ -222,12 +250,12 @@ def stated_memory(
 
 
 def collective_bytes(ranks: Parallelism) -> int:
-    """Return the bytes of the buffers of collectives; 0 on one GPU."""
+    """Return the bytes per GPU of the buffers of collectives, a constant; 0 on one GPU."""
     return COLLECTIVE_BYTES if ranks.gpus > 1 else 0
 
 
 def nonzero(sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes that are not 0."""
+    """Return the named sizes that are not 0. An array stays if any element is not 0."""
     return {name: size for name, size in sizes.items() if is_any(size)}
 
 
@@ -239,12 +267,19 @@ def activation_peak(
     sequences: int = 1,
     stage: int = 0,
 ) -> int:
-    """Return the peak activation bytes of one rank in a prefill of `tokens` tokens, from
-    `sequences` prompts.
+    """Return the peak activation bytes of one GPU in a prefill.
 
-    The peak has the inputs and outputs of the largest operator (the largest GEMM for experts), and
-    the residual stream. Allocators and workspaces of an engine need more, so prefer a measured
-    figure.
+    The peak is the inputs and outputs of the largest operator, plus the residual stream. For
+    experts, the largest GEMM counts instead of the operator. Allocators and workspaces of an engine
+    need more, so prefer a measured size.
+
+    Args:
+        model: The model.
+        precision: Formats of weights and activations.
+        ranks: The parallelism.
+        tokens: Tokens of the prefill on one dp rank.
+        sequences: Prompts on one dp rank that share these tokens equally.
+        stage: Index of the pipeline stage.
     """
     sequences = max(1, min(sequences, tokens))
     length, num_longer = divmod(tokens, sequences)
@@ -263,10 +298,11 @@ def activation_peak(
 
 
 def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
-    """Return the bytes of the multi-token-prediction layers on one rank.
+    """Return the bytes of all multi-token-prediction layers on one GPU.
 
-    Each prediction layer has a decoder layer, a projection [2·D, D] that is not sharded, and three
-    norms. Embedding and head are the model's own.
+    Each prediction layer has a decoder layer, a projection [2·D, D] and three norms. D is the
+    hidden size. The projection is not sharded. Embedding and LM head are the model's own and do not
+    count.
 
     Raises:
         UserError: The model has no such layers.
@@ -283,8 +319,11 @@ def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
 
 
 def draft_weights(draft: Model, precision: Precision, ranks: Parallelism) -> int:
-    """Return the weight bytes of a draft model on one rank of the last stage, sharded as its
-    target."""
+    """Return the weight bytes of a draft model on one GPU of the last pipeline stage.
+
+    The draft has the tensor parallelism of its target model. If the target spreads its experts, the
+    draft spreads its experts over all GPUs of the stage.
+    """
     ep = ranks.stage_gpus if ranks.ep > 1 else 1
     return weight_bytes(draft, precision, Parallelism(ranks.tp, 1, ranks.dp, ep))
 
@@ -293,13 +332,22 @@ Correction = Annotated[int, msgspec.Meta(ge=-MAX_BYTES, le=MAX_BYTES)]
 
 
 class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Corrections for one GPU, from a start-up log.
+    """Corrections to the predicted memory of one GPU, from an engine's start-up log.
 
     Attributes:
-        weights_beyond_bytes: Logged bytes minus predicted bytes. The difference applies only to a
-            start of the logged model with the logged formats and ranks.
-        beside_beyond_bytes: Logged minus predicted bytes of activation and overhead.
-        others_bytes: Memory of other processes.
+        engine: Name of the logged engine.
+        gpu: Name of the logged GPU model.
+        memory_bytes: Total memory of the GPU in the log.
+        model: Name of the logged model.
+        parameters: Number of the model's parameters, by which the model is recognized.
+        weights_in: Label of the weight format, such as "fp8".
+        tensor_parallel_size: Tensor-parallel ranks of the logged start.
+        pipeline_parallel_size: Pipeline stages of the logged start.
+        version: The engine's version in the log; "" if not stated.
+        weights_beyond_bytes: Logged minus predicted bytes of the weights. The difference applies
+            only to the logged model with equal weight format and ranks.
+        beside_beyond_bytes: Logged minus predicted bytes of activation and overhead together.
+        others_bytes: Memory of other processes on the GPU.
     """
 
     engine: str
@@ -316,10 +364,15 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     others_bytes: Correction = 0
 
     def apply(self, terms: MemoryBreakdown, start: EngineStartup) -> MemoryBreakdown:
-        """Return an engine's terms with the corrections; never below 0.
+        """Return the predicted memory with the corrections of the log added. No corrected size is
+        below 0.
 
-        A model with as many parameters as the logged model is taken for the logged model, whatever
-        its file is called.
+        The correction of the weights applies if number of parameters, weight format, tp and pp are
+        those of the log. Names of models are not compared.
+
+        Args:
+            terms: The predicted bytes outside the KV cache.
+            start: The GPU for which they were predicted.
         """
         is_same = (
             self.parameters == start.model.parameters
@@ -334,7 +387,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def text(self) -> str:
-        """Return the file that `read_learned` reads."""
+        """Return the corrections as the YAML file that `read_learned` reads."""
         lines = ["# Corrections from one start-up: bytes of one GPU, logged minus predicted."]
         for name, value in msgspec.structs.asdict(self).items():
             lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
@@ -342,7 +395,11 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_learned(path: str) -> LogCorrections:
-    """Read the file of `diagnose --save`. Raises UserError if the file has another content."""
+    """Parse the YAML file of corrections that `diagnose --save` writes.
+
+    Raises:
+        UserError: The file has another content.
+    """
     data, _ = parse_yaml(read_text(Path(path), MAX_YAML_BYTES), path)
     try:
         return msgspec.convert(data, LogCorrections)
@@ -353,15 +410,15 @@ def read_learned(path: str) -> LogCorrections:
 def replicated_data(
     model: Model, formats: Formats, ranks: Parallelism
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the weights and cache rows of which several GPUs of a pipeline stage store a full
-    copy.
+    """Return the weights and the cached rows of which several GPUs of a stage store a full copy.
 
-    With decode-context parallelism, each GPU stores the rows of other tokens, so there are fewer
-    copies of a row.
+    An example is a KV head if there are fewer KV heads than tensor-parallel ranks. With
+    decode-context parallelism, each GPU stores the rows of other tokens, so a row has fewer copies.
 
     Returns:
-        Bytes on one GPU of each replicated weight, by name. Number of GPUs that store the same row,
-        by the role of the row.
+        Two mappings. The first is the bytes on one GPU of each replicated weight, by its name. The
+        second is the number of GPUs that store the same cached row, by the row's role, such as "k"
+        or "latent".
     """
     weights: dict[str, int] = {}
     for name, weight, count in model.walk() if ranks.tp > 1 else ():
@@ -384,10 +441,17 @@ def replicated_data(
 def offloaded_bytes(
     model: Model, formats: Formats, ranks: Parallelism, stage: int, gib: float
 ) -> int:
-    """Return the bytes of a GPU's weights that vLLM's --cpu-offload-gb moves to host memory.
+    """Return the bytes of one GPU's weights that vLLM's --cpu-offload-gb moves to host memory.
 
-    The setting counts in GiB. vLLM moves only weights of layers; embedding and LM head stay on the
-    GPU (vLLM, model_executor/models/utils.py, make_layers).
+    vLLM moves only weights of layers. Embedding and LM head stay on the GPU (vLLM,
+    model_executor/models/utils.py, make_layers).
+
+    Args:
+        model: The model.
+        formats: Formats of the weights.
+        ranks: The parallelism.
+        stage: Index of the pipeline stage.
+        gib: Value of --cpu-offload-gb, in GiB per GPU; 0 for none.
     """
     if not gib:
         return 0

@@ -38,14 +38,15 @@ SMALL_CACHES = (*EIGHT_BITS, "fp8_ds_mla", "q4_0", "nvfp4")
 
 
 class ConfigChange(msgspec.Struct, frozen=True, dict=True):
-    """A changed request.
+    """A request with changes that may make it fit.
 
     Attributes:
-        request: The fit of the request.
+        request: The capacity of the unchanged request.
         deployment: The changed deployment.
-        options: The changed options.
-        words: Options of `fit` to type after the request.
-        cost: The disadvantage of the change, such as the published quality of a format.
+        options: The changed options of `fit`.
+        words: kvcalc options to type after the request.
+        cost: The disadvantage of the change, such as the published quality of a weight format. ""
+            for none.
     """
 
     request: Fit
@@ -56,11 +57,20 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, request: Fit) -> "ConfigChange":
-        """Return the request without a change."""
+        """Return the request without any change, as the start of `changed`."""
         return cls(request, request.requested, request.options)
 
     def changed(self, cost: str = "", **values: Any) -> "ConfigChange":
-        """Return this change with further changed ranks, formats or options, by their names."""
+        """Return this request with further changes.
+
+        Args:
+            cost: The disadvantage of the changes; "" for none.
+            values: New values by name: ranks (`tp`), formats (`kv_cache_dtype`) or options of
+                `fit`.
+
+        Raises:
+            UserError: The values are invalid together.
+        """
         deployment = replace(
             self.deployment,
             precision=with_values(self.deployment.precision, values),
@@ -77,8 +87,12 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def result(self) -> Fit | None:
-        """Return the fit of the changed request; None if the engine cannot be started with the
-        change."""
+        """Return the capacity of the changed request; None if the engine cannot start with the
+        change.
+
+        None is also the result if weights and working memory exceed the engine's share of the
+        memory.
+        """
         had_flags = command_of(self.request.requested, self.request.options)
         try:
             if self.deployment.nodes:
@@ -93,20 +107,22 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def sequences(self) -> int:
-        """Return the number of sequences that fit; 0 if the engine cannot be started with the
-        change."""
+        """Return how many sequences fit with the change; 0 if the engine cannot start with it."""
         return self.result.sequences if self.result else 0
 
     @property
     def fits(self) -> bool:
-        """Return whether the requested sequences fit."""
+        """Return whether all requested sequences fit with the change."""
         return self.sequences >= self.options.requested_num_seqs
 
     def flags(self, model_name: str = "") -> str:
-        """Return the engine's flags that the change adds; "" if flags cannot express the change.
+        """Return the flags that the change adds to the engine's command line, as one text.
+
+        The text is "" if flags cannot express the change, for example because another checkpoint is
+        needed.
 
         Args:
-            model_name: The model as typed.
+            model_name: The model's name as typed.
         """
         before = command_of(self.request.requested, self.request.options, model_name)
         after = command_of(self.deployment, self.options, model_name)
@@ -122,9 +138,9 @@ class Advice(NamedTuple):
     """Advice for a request that does not fit.
 
     Attributes:
-        missing: The missing memory, in words.
+        missing: The missing memory, as a text such as "needs 80.00 GiB of KV cache, has 1.50 GiB".
         num_fitting: Sequences of the requested length that fit.
-        fixes: The changes that make the request fit, each tried, by the options to type.
+        fixes: Changes with which the request fits, by the options to type. Each was tried.
         num_gpus: GPUs of the request.
     """
 
@@ -135,12 +151,12 @@ class Advice(NamedTuple):
 
     @property
     def quality(self) -> str:
-        """Return the published quality of the formats in the changes, or ""."""
+        """Return the published quality of the formats in the changes, as one text; "" for none."""
         return "; ".join(change.cost for change in self.fixes.values() if change.cost)
 
     @property
     def text(self) -> str:
-        """Return the missing memory and the changes that help, in words."""
+        """Return the advice as one text: the missing memory and the changes that help."""
         parts = [self.missing]
         if self.num_fitting:
             parts.append(f"{self.num_fitting:,} fit{'s' * (self.num_fitting == 1)}")
@@ -153,13 +169,16 @@ class Advice(NamedTuple):
 
 
 def join_with_or(words: Sequence[str]) -> str:
-    """Return a list in words: a, b or c."""
+    """Return the words as one text: "a, b or c"."""
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def smaller_cache(start: ConfigChange) -> ConfigChange | None:
-    """Return the change to an 8-bit cache; None if GPU or engine do not support it, or if the cache
-    is as small."""
+    """Return the change to an 8-bit KV cache.
+
+    The result is None if GPU or engine do not support such a cache, or if the cache already has at
+    most 8 bits.
+    """
     options, deployment = start.options, start.deployment
     dtypes = options.rules.dtypes or EIGHT_BITS
     dtype = next(name for name in EIGHT_BITS if name in dtypes)
@@ -175,16 +194,17 @@ def smaller_cache(start: ConfigChange) -> ConfigChange | None:
 
 
 def small_cache(result: Fit) -> ConfigChange | None:
-    """Return the change to an 8-bit cache; None if GPU or engine do not support it, or if it fits
-    no more sequences."""
+    """Return the change to an 8-bit KV cache, if more sequences fit with it; otherwise None."""
     change = smaller_cache(ConfigChange.of(result))
     return change if change and change.sequences > result.sequences else None
 
 
 def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
-    """Yield the changes to smaller formats of the weights, the largest first.
+    """Yield the changes to smaller weight formats that the engine can load, the largest format
+    first.
 
-    fp8 needs a GPU that computes in it. Other engines than llama.cpp do not convert GGUF files.
+    A format must save at least 10% of the weights' bytes. fp8 is left out if the GPU has no fp8
+    matrix units. Only llama.cpp converts GGUF files.
     """
     deployment, options = start.deployment, start.options
     model, precision = deployment.model, deployment.precision
@@ -206,9 +226,14 @@ def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
 def first_fitting_changes(
     kinds: Iterable[Iterable[ConfigChange]], fits: Callable[[ConfigChange], Any]
 ) -> Iterator[ConfigChange]:
-    """Yield from each kind of change the first change for which `fits` is true.
+    """Yield from each group of changes the first change that fits.
 
-    A kind without a fitting change yields nothing.
+    A group without such a change yields nothing.
+
+    Args:
+        kinds: Groups of alternative changes, such as smaller formats or more GPUs. Each group
+            begins with the change to prefer.
+        fits: Returns whether a change fits.
     """
     for changes in kinds:
         yield from islice(filter(fits, changes), 1)
@@ -220,9 +245,9 @@ def advice(
     """Return the missing memory and the changes that help; None if the request fits.
 
     Args:
-        result: The fit of a request.
-        model_name: The model as typed.
-        as_command: Whether the request is an engine's command line. The changes are then the
+        result: The capacity of the request.
+        model_name: The model's name as typed.
+        as_command: Whether the request is an engine's command line. The advice then names the
             engine's own flags.
         all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.
     """
@@ -299,13 +324,15 @@ def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange]:
 def wider_requests(
     request: ConfigChange, name: str, all_experts: bool = False
 ) -> Iterator[ConfigChange]:
-    """Yield the request with 2, 4, 8 … times the ranks of one kind, up to MAX_RANKS.
+    """Yield the request with 2, 4, 8 … times its tensor-parallel ranks or pipeline stages.
 
-    If experts are spread over all GPUs, they are also spread over the new GPUs.
+    The number of ranks ends at MAX_RANKS. If experts are spread over all GPUs of a stage, the new
+    GPUs get experts too.
 
     Args:
-        name: "tp" or "pp".
-        all_experts: Whether the request has `--enable-expert-parallel`.
+        request: The request, possibly with earlier changes.
+        name: "tp" or "pp", the number to multiply.
+        all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.
     """
     ranks = request.deployment.parallelism
     covers_all = 1 < ranks.ep == ranks.stage_gpus

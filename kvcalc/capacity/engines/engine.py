@@ -35,14 +35,14 @@ INDEX_ROW = FORMATS["fp8_block128"]
 
 
 class Defaults(NamedTuple):
-    """Defaults of an engine for one GPU and model.
+    """The defaults of an engine for one GPU and model.
 
     Attributes:
-        tokens: Maximum tokens of one pass.
-        sequences: Concurrent sequences of one dp rank.
-        utilization: Share of the memory that the engine may use.
-        in_flight_batches: Passes that are scheduled before the first is done.
-        draft_tokens: Draft tokens per pass.
+        tokens: Maximum tokens of one forward pass.
+        sequences: Maximum concurrent sequences of one dp rank.
+        utilization: Share of the memory that the engine may use, from 0 to 1.
+        in_flight_batches: Forward passes that are scheduled before the first of them is done.
+        draft_tokens: Draft tokens per forward pass, with speculative decoding.
     """
 
     tokens: int
@@ -62,46 +62,62 @@ PrecisionAndRemarks = tuple[Precision, tuple[str, ...]]
 def stage_by_stage(
     rule: Callable[[Sequence[LayerCache], Parallelism, EngineSettings, int], CacheLayout],
 ) -> Planner:
-    """Return the planner of an engine that plans each stage separately."""
+    """Return the `plan` of an engine that lays out each pipeline stage separately.
+
+    Args:
+        rule: Takes layers, ranks, settings and the index of a stage. Returns the cache layout of
+            this stage.
+    """
     return lambda *arguments: partial(rule, *arguments)
 
 
 def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
-    """Return the cache entries that the part itself lists. Engines without their own rule use
-    this."""
+    """Return the cache entries of a sublayer, as the model's own code stores them.
+
+    It is the default of `Engine.entries`, for engines without their own rule.
+
+    Args:
+        model: The model. It is not used.
+        part: The sublayer, such as an attention.
+    """
     return (*part.cache(), *part.eviction_scores())
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of one engine.
+    """The rules of one engine. A cache entry is a kind of stored row, such as keys, values or
+    latents.
 
     Attributes:
-        name, title: The name on the command line, and the official name.
-        plan: Takes layers, ranks and settings. Returns a function that takes a pipeline stage and
-            returns the layout of its cache. Raises UserError for layers that the engine cannot
-            store.
+        name: Name on the command line.
+        title: Official name.
+        plan: Takes layers, ranks and settings. Returns a function that takes the index of a
+            pipeline stage and returns the stage's cache layout. Raises UserError for layers that
+            the engine cannot store.
         defaults: Takes GPU, ranks, release, tokens of a pass (0 for the default) and model. Returns
             the engine's defaults.
-        releases: Rules from version `since` on, oldest first, in a type of this engine.
+        releases: Rules of versions, oldest first, in a class of this engine. Each applies from its
+            version `since` on.
         oldest_release: The oldest version that is not refused.
-        memory: Takes a start and an estimate of the range. Returns the memory outside the cache.
-            The sequences of the start are an int or an array.
-        has_memory_range: Whether the estimates of the range differ.
-        has_context_buffers: Whether buffers outside the cache grow with the context.
-        dtypes: Supported cache dtypes; None for all.
-        unmodelled: Cache dtypes with a layout that is not modelled.
+        memory: Takes one GPU when the engine starts, and an estimate: "low", "middle" or "high".
+            Returns the memory outside the KV cache. The sequences of the start are an int or an
+            array.
+        has_memory_range: Whether the low, middle and high estimates differ.
+        has_context_buffers: Whether buffers outside the KV cache grow with the context.
+        dtypes: Supported dtypes of the KV cache; None for all.
+        unmodelled: Dtypes of the KV cache with a layout that kvcalc does not model.
         takes: Options of `fit` that this engine supports although not every engine does.
         precision: Takes the model and the requested precision. Returns the precision that the
             engine runs, and remarks.
-        entries: Takes the model and a part. Returns the part's cache entries. Raises UserError if
-            the engine runs the part differently from the model.
-        row_format: Takes an entry, its part, the formats and the settings. Returns the format in
-            which the engine stores the entry.
-        content: Takes a layer. Returns the entries that the engine stores.
-        utilization_basis: Memory that the share refers to: total, free or remaining.
-        excludes_activations: Whether activations and overhead are outside the share.
+        entries: Takes the model and a sublayer. Returns the sublayer's cache entries. Raises
+            UserError if the engine runs the sublayer differently from the model.
+        row_format: Takes a cache entry, all entries of its sublayer, the formats and the settings.
+            Returns the format in which the engine stores the entry.
+        content: Takes a layer. Returns the cache entries that the engine stores for it.
+        utilization_basis: Memory that the utilization refers to: "total", "free" or "remaining".
+        excludes_activations: Whether activations and overhead are outside the share of the engine.
         spreads_context: Whether the engine has decode-context parallelism.
-        memory_key: Takes a start. Returns the properties of its GPU that affect `memory`.
+        memory_key: Takes one GPU when the engine starts. Returns the GPU's properties that affect
+            `memory`.
         max_vocabulary_difference: Padding entries by which a draft's vocabulary may differ.
         refuses_below_one_sequence: Whether the engine refuses to start if not even one sequence of
             the longest length fits.
@@ -109,7 +125,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             memory is free.
         smaller_weights: Smaller weight formats that the engine can load, largest first.
         long_context_variable: Environment variable that the engine requires for contexts beyond the
-            model's maximum.
+            model's maximum; "" for none.
     """
 
     name: str
@@ -146,7 +162,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         version.
 
         `0.11` means the first known version 0.11.x. A version between two known versions has the
-        rules of the older version. `latest` and "" mean the last known version.
+        rules of the older version. `latest` and "" mean the last known version. The rules are None
+        if the engine has no known versions. The remark is "" otherwise.
+
+        Args:
+            text: The version as typed, such as "0.11", "v0.11.2" or "latest".
 
         Raises:
             UserError: The text is not a version, the version is too old, or the engine has no known
@@ -180,12 +200,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return rules, f"{self.title} {name}: by the rules of {since}, {relation} known"
 
     def supported_precision(self, model: Model, precision: Precision) -> PrecisionAndRemarks:
-        """Return the precision that this engine would run, and remarks if it differs from the
-        requested one.
+        """Return the precision that this engine would run, and remarks if it is not the requested
+        one.
 
         Raises:
-            UserError: The engine does not support the cache dtype, or the dtype's layout is not
-                modelled.
+            UserError: The engine does not support the cache dtype, or kvcalc does not model its
+                layout.
         """
         dtype = canonical(precision.kv_cache_dtype)
         if dtype in self.unmodelled:
@@ -208,8 +228,18 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         ranks: Parallelism,
         settings: EngineSettings,
     ) -> tuple[StoredPart, ...]:
-        """Return the cache entries of each part of a layer on one rank, in this engine's
-        formats."""
+        """Return the cache entries of each sublayer of a layer on one GPU, in this engine's
+        formats.
+
+        Sublayers without a cache are left out.
+
+        Args:
+            model: The model.
+            kind: Name of the layer kind, a key of `model.kinds`.
+            formats: Formats of weights and cache.
+            ranks: The parallelism.
+            settings: The engine's settings.
+        """
         layer, parts = model.kinds[kind], []
         for part in layer.all_parts:
             stored_entries = []
@@ -223,8 +253,16 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def packed_latents(engine: str, model: Model, precision: Precision) -> PrecisionAndRemarks:
-    """Turn fp8 latents of sparse attention (DSA) into packed rows of 656 bytes, as vLLM and SGLang
-    do."""
+    """Return the precision in which vLLM and SGLang store the latents of sparse attention (DSA).
+
+    They pack fp8 latents in rows of 656 bytes (fp8_ds_mla). Another precision stays unchanged. The
+    second value is a tuple with a remark for the user, or empty.
+
+    Args:
+        engine: Name of the engine in the remark.
+        model: The model.
+        precision: The requested precision.
+    """
     dtype = precision.kv_cache_dtype
     if dtype == "auto" and canonical(precision.dtype) == "auto":
         dtype = canonical(model.kv_cache_dtype or "")
@@ -239,7 +277,14 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
 def downcast(title: str, model: Model, precision: Precision, to: str) -> PrecisionAndRemarks:
     """Return the precision in which an engine loads a float32 checkpoint, and a remark.
 
-    A requested dtype has priority, unless it is fp8, which applies only to GEMMs.
+    A requested dtype has priority, unless it is fp8, which applies only to GEMMs. The precision of
+    other checkpoints is unchanged, without a remark.
+
+    Args:
+        title: Official name of the engine, for the remark.
+        model: The model.
+        precision: The requested precision.
+        to: The engine's dtype for float32 checkpoints, such as "bf16".
     """
     dtype = canonical(precision.dtype)
     if model.dtype != "fp32" or dtype not in ("auto", "fp8"):
@@ -255,10 +300,16 @@ def scaled_index_keys(
     formats: Formats,
     settings: EngineSettings,
 ) -> RowFormat:
-    """Return the format in which vLLM and SGLang store an entry.
+    """Return the format in which vLLM and SGLang store a cache entry.
 
-    The index keys of latents are in fp8 with scales, under every dtype of the cache. Recurrent
-    states are in the requested dtype, if there is one.
+    The index keys of latents are in fp8 with scales, whatever the dtype of the cache is. Recurrent
+    states have the dtype `mamba_ssm_cache_dtype` of the settings, if there is one.
+
+    Args:
+        entry: The cache entry.
+        part: All cache entries of the same sublayer.
+        formats: The deployment's formats.
+        settings: The engine's settings.
     """
     if entry.role == "recurrent_state" and settings.mamba_ssm_cache_dtype:
         return FORMATS[settings.mamba_ssm_cache_dtype]
@@ -268,8 +319,10 @@ def scaled_index_keys(
 
 
 def rope_table_bytes(model: Model) -> int:
-    """Return the bytes of rotary tables: positions · width · 2 for each distinct table
-    (rotary_embedding/base.py, 0.20)."""
+    """Return the bytes of the rotary tables of a model on one GPU.
+
+    Each distinct table has positions · width elements of 2 bytes (rotary_embedding/base.py, 0.20).
+    """
     if model.rope_tables:
         return sum(2 * positions * width for positions, width in model.rope_tables)
     widths = [0]
@@ -282,9 +335,11 @@ def rope_table_bytes(model: Model) -> int:
 
 
 def vision_tower_bytes(start: EngineStartup) -> int:
-    """Return the bytes of the vision tower, which is on the first stage and split over tp.
+    """Return the bytes of the vision tower on one GPU. It is on the first stage and may be split
+    over tp.
 
-    The result is 0 if requests have no images (models/interfaces.py, 0.28).
+    The result is 0 on other stages, without a vision tower, and if prompts have no images
+    (models/interfaces.py, 0.28).
     """
     vision = start.model.vision
     if not vision or start.stage or start.options.max_images == 0:

@@ -35,10 +35,15 @@ MARGINS = {"low": 0.02, "middle": 0.0, "high": -0.015}
 
 
 class TensorRtLlm(BlockPool):
-    """The layout of TensorRT-LLM: a pool of blocks with `row` bytes per token over all layers of a
-    stage.
+    """The cache layout of TensorRT-LLM: one pool of equal blocks.
 
-    Layers with windows are stored like full attention.
+    A block stores `block` tokens of all layers of a pipeline stage. Layers with a sliding window
+    are stored like full attention.
+
+    Args:
+        row: Bytes of one token in all layers of the stage on one GPU.
+        block: Tokens of a block.
+        has_windows: Whether any layer has a sliding window. A note then names the difference.
     """
 
     def __init__(self, row: int, block: int, has_windows: bool) -> None:

@@ -26,26 +26,33 @@ DENSE_FAMILIES = ("qwen3", "llama", "mistral")
 
 
 class Release(NamedTuple):
-    """vLLM's rules from version `since` on.
+    """vLLM's rules of memory and defaults from version `since` on.
+
+    The first runner is v1/worker/gpu_model_runner.py, the second is v1/worker/gpu/model_runner.py.
 
     Attributes:
         since: The first version with these rules.
         utilization: Default of --gpu-memory-utilization (config/cache.py).
-        sampler: Dummy sample of the first runner (v1/sample/ops/topk_topp_sampler.py). `sort`: fp32
-            logits are sorted. `flashinfer`: fp32 logits are sorted, unless FlashInfer is installed.
-            `kernels`: kernels of Triton or FlashInfer, which need no sort.
-        combo_kernels: A first start compiles and times fused kernels (torch 2.9).
-        graphs_v1, graphs_v2: The estimate of CUDA graphs is subtracted, by runner
-            (v1/worker/gpu_worker.py).
-        counts_consumed: The profile counts all consumed memory, not only torch's peak
+        sampler: How the first runner samples in the profile run
+            (v1/sample/ops/topk_topp_sampler.py). "sort": fp32 logits are sorted. "flashinfer": fp32
+            logits are sorted, unless FlashInfer is installed. "kernels": kernels of Triton or
+            FlashInfer, which need no sort.
+        combo_kernels: Whether a first start compiles and times fused kernels (torch 2.9).
+        graphs_v1, graphs_v2: Whether the first and the second runner subtract an estimate of CUDA
+            graphs from the KV cache (v1/worker/gpu_worker.py).
+        counts_consumed: Whether the profile counts all consumed memory, and not only torch's peak
             (utils/mem_utils.py).
         runner_v2: Models that the second runner takes by default (config/vllm.py:
-            use_v2_model_runner).
-        sampler_v2: Bytes per request and vocabulary entry in the dummy sample of the second runner
-            (v1/worker/gpu/model_runner.py).
-        small_gb10, large_batch: Defaults by GPU (engine/arg_utils.py: get_batch_defaults).
-        in_flight: Windows reserve tokens for each pass in flight (config/vllm.py:
-            max_in_flight_tokens).
+            use_v2_model_runner): "" for none, "qwen3", "plain", "listed", "dense" or "all". See
+            `takes_runner_v2`.
+        sampler_v2: Bytes per request and vocabulary entry when the second runner samples in the
+            profile run (v1/worker/gpu/model_runner.py).
+        small_gb10: Whether a GB10 has the defaults of small GPUs (engine/arg_utils.py:
+            get_batch_defaults).
+        large_batch: Whether GPUs from 160 GiB on have a larger default of tokens per pass
+            (engine/arg_utils.py: get_batch_defaults).
+        in_flight: Whether layers with a window reserve tokens for each pass in flight
+            (config/vllm.py: max_in_flight_tokens).
     """
 
     since: tuple[int, ...]
@@ -99,15 +106,20 @@ LATEST = RELEASES[-1]
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: Model
 ) -> Defaults:
-    """Return the defaults of the server.
+    """Return the defaults of a vLLM server on a GPU.
 
-    Below 70 GiB, and on an A100: 2048 tokens and 256 sequences. Other GPUs: 8192 tokens (16384 from
-    160 GiB) and 1024 sequences. Sequences never exceed tokens. At least two passes are in flight,
-    because scheduling is asynchronous (config/vllm.py: max_concurrent_batches). Pipeline stages
-    need one pass each, and one more with the second runner.
+    Below 70 GiB, and on an A100: 2048 tokens per pass and 256 sequences. Other GPUs: 8192 tokens
+    (16384 from 160 GiB, in some releases) and 1024 sequences. Sequences never exceed tokens. At
+    least two passes are in flight, because scheduling is asynchronous (config/vllm.py:
+    max_concurrent_batches). Pipeline stages need one pass each, and one more with the second
+    runner.
 
     Args:
+        gpu: The GPU model.
+        ranks: The parallelism.
+        rules: The rules of the release.
         tokens: The requested tokens of a pass; 0 for the default.
+        model: The model.
 
     Raises:
         UserError: The release runs the model on its old engine V0.
@@ -136,15 +148,16 @@ def defaults(
 
 
 def has_states(model: Model) -> bool:
-    """Return whether the model has recurrent states."""
+    """Return whether any layer has a recurrent state, as in Mamba."""
     return any(entry.span is Span.STATE for entry in model.entries)
 
 
 def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
-    """Return whether this release runs a model on its second runner by default.
+    """Return whether a release runs a model on its second runner by default.
 
-    0.22: dense Qwen3 as published. 0.23: Llama and Mistral too. 0.24: quantized models and a short
-    list of mixtures of experts too. 0.25: all dense models without states. 0.29: all models.
+    The releases add models: 0.22 dense Qwen3 with unquantized weights. 0.23 Llama and Mistral too.
+    0.24 quantized models and a short list of mixtures of experts too. 0.25 all dense models without
+    recurrent states. 0.29 all models.
     """
     if rules.runner_v2 in ("", "all"):
         return rules.runner_v2 == "all"
@@ -163,8 +176,10 @@ def _takes_runner_v2(model: Model, group: str, formats: Formats) -> bool:
 
 
 def listed_family(model: Model) -> str:
-    """Return the family of a model type in vLLM's list of architectures; "" if the list does not
-    contain the type."""
+    """Return the model family, such as "llama", in vLLM's list for the second runner.
+
+    "" means that the list does not contain the model's type.
+    """
     if model.model_type == "qwen3":
         return "qwen3"
     return next((f for f in LISTED_FAMILIES if model.model_type.startswith(f)), "")
