@@ -196,7 +196,7 @@ class ValidationOptions(Question, frozen=True):
     """How predictions are compared with measured rows.
 
     Attributes:
-        by: Keys by which rows are grouped, separated by commas. Each group has one error.
+        by: Keys by which rows are grouped, separated by commas. Each group becomes one record.
         predictions: CSV file to write with every row and its prediction; '' for none.
         fail_above: Median error of a group, in percent, above which the exit status is 1.
         stack: Calibration for all rows; '' for the calibration of each row's own framework.

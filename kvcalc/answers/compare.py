@@ -74,9 +74,9 @@ def compare_answer(
     shapes: Sequence[SizeOptions],
     is_typed: bool = False,
 ) -> Answer:
-    """Return a record for each deployment, attention variant and shape.
+    """Return a record for each deployment, attention variant, context and batch size.
 
-    The first variant is the reference of the reductions.
+    Reductions are against the first variant.
 
     Args:
         deployments: Deployments of one model.

@@ -209,7 +209,8 @@ def parallelism_of(options: ShardingOptions) -> "Parallelism":
 def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[Sharding]:
     """Return options in which `--tp auto` is replaced by fixed numbers of GPUs.
 
-    An item with `--tp auto` becomes an item for each of AUTO_TP that divides all models.
+    An item with `--tp auto` becomes an item for each size in AUTO_TP by which all models can be
+    split.
 
     Args:
         options: The options. Items without `--tp auto` do not change.
@@ -242,7 +243,7 @@ def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "li
 
 
 def axes_of(shapes: "Iterable[ContextOptions]") -> tuple[list[int], list[int]]:
-    """Return the contexts, then the batch sizes of the shapes, each value once."""
+    """Return two lists: the distinct contexts and the distinct batch sizes of the options."""
     contexts = dict.fromkeys(shape.context for shape in shapes)
     return list(contexts), list(dict.fromkeys(shape.batch_size for shape in shapes))
 
@@ -286,7 +287,8 @@ def deployments_of(
 ) -> "list[TimedDeployment]":
     """Return a deployment for each combination of model, GPU and item of `options`.
 
-    With `--tp auto`, there is a deployment for each number of GPUs that divides all models.
+    With `--tp auto`, there is a deployment for each size in AUTO_TP by which all models can be
+    split.
 
     Args:
         names: Words, each a model or a comma-separated list of models.

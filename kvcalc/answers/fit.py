@@ -71,7 +71,7 @@ def run(
         fit_values: Values of the options in `FitQuestion`, by name.
         placing: Values of the options in `PlacementOptions`, by name.
         studies: Lengths of requests for `--lengths`.
-        allocations: Script of allocation steps to simulate, or its file; '' for none.
+        allocations: Allocation steps to simulate, such as `A 1024 50; free A`, or their file.
         matrix: Whether to answer with a matrix of users and contexts.
         file: Docker Compose or Kubernetes file with servers; '' for none.
         emit: Form in which a deployment is printed: vllm, docker, compose or kubernetes.
@@ -250,10 +250,9 @@ def fit_answer(
         points: Each deployment with its options.
         studies: Lengths of requests for `--lengths`.
         words: The words that the user typed.
-        allocations: Script of allocation steps, or its file. If given, the answer is their
-            simulation in the first deployment.
-        emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
-            for a table.
+        allocations: Allocation steps, or their file. If given, they are simulated in the first
+            deployment instead.
+        emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes.
     """
     from kvcalc.capacity.allocations import read_lengths
     from kvcalc.capacity.deployment_files import deployment_text

@@ -65,12 +65,12 @@ def roofline_answer(
     pass_: PassOptions,
     shapes: Sequence[ContextOptions],
 ) -> Answer:
-    """Return the operators and the total of one pass, for each deployment and shape.
+    """Return the operators and the total of a pass, for each deployment, context and batch size.
 
     Args:
         deployments: The deployments.
         pass_: The pass.
-        shapes: Contexts and batch sizes. A mixed pass has its own, and replaces them.
+        shapes: Contexts and batch sizes. A mixed pass ignores them.
     """
     from kvcalc.capacity.fit_records import pass_with_memory
     from kvcalc.layers.batch import Batch

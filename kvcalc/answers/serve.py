@@ -64,7 +64,7 @@ def serve_answer(
             several rates are tried.
         scheduling: Batching policies and kinds of cache.
         settings: Limits and latency targets of the server.
-        find_rate: Whether to find the highest rate that meets the latency targets.
+        find_rate: Whether to find the highest rate that meets the targets.
         timeline: CSV file for every pass; '' for none.
     """
     from kvcalc.report.text.measure_text import progress_bar

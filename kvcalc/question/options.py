@@ -137,7 +137,7 @@ class Parameter(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Return whether typer passes the value on as text, because it is converted here."""
+        """Return whether typer passes the value on as text, so that `read` converts it."""
         return bool(self.parse or self.option.list_order or self.is_tuple)
 
     @property

@@ -183,7 +183,7 @@ class Workload(Question, frozen=True):
     def is_open(self) -> bool:
         """Return whether requests arrive over time without waiting for answers.
 
-        It is false if clients wait for answers, or if all requests arrive at time 0.
+        Return False if clients wait for answers, or if all requests arrive at time 0.
         """
         return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
 

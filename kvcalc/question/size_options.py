@@ -47,7 +47,7 @@ class Output(Printing, frozen=True):
 class ContextOptions(Question, frozen=True):
     """The context and the batch size of a pass or of a cache.
 
-    If both are lists, records with different contexts follow each other first.
+    If both are lists, the context changes faster than the batch size in the order of the records.
 
     Attributes:
         context: Cached tokens per sequence.

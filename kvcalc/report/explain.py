@@ -558,7 +558,7 @@ def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
     If no deployment meets the targets, the text shows the deployment that misses them least.
 
     Args:
-        answer: The search result for one requirement.
+        answer: The search result for one load with its targets.
         space: The deployments that were tried.
     """
     lines = [sentence(answer, space), ""]

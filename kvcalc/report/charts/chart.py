@@ -85,7 +85,7 @@ class Chart(NamedTuple):
 
     @property
     def is_heat(self) -> bool:
-        """Return whether the chart is a heat map."""
+        """Return whether the chart is a heat map: a grid of coloured cells."""
         return any(series.kind == "cells" for series in self.series)
 
 
@@ -153,7 +153,7 @@ def tokens_tick(value: float) -> str:
 
 
 def bytes_tick(value: float) -> str:
-    """Return a number of bytes in the selected unit, without trailing zeros: 1 GiB, 0.5 GiB."""
+    """Return bytes in the unit that `--units` selects, without trailing zeros: 1 GiB, 0.5 GiB."""
     return format_bytes(value, 1).replace(".0 ", " ")
 
 

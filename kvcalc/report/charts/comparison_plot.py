@@ -226,7 +226,7 @@ def front_chart(answer: "BestConfigs") -> Chart:
     marks the best deployment and the TPOT target.
 
     Args:
-        answer: The search result for one requirement.
+        answer: The search result for one load with its targets.
     """
     front = answer.front
     tpot_s, rates = front.xs.tolist(), front.ys.tolist()

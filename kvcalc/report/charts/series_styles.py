@@ -69,7 +69,10 @@ STYLES = {
 
 
 def colour(number: int, style: Style) -> str:
-    """Return the colour of the series with index `number`. Index 0 has the style's own blue."""
+    """Return the colour of the series with index `number`.
+
+    Index 0 has the style's own blue. Colours repeat after 8 series.
+    """
     place = number % len(PALETTE)
     return PALETTE[place] if place else style.blue
 

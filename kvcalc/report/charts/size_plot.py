@@ -156,8 +156,8 @@ def hierarchy_chart(name: str, levels: Records) -> Chart:
 def generation_work_chart(works: "Sequence[GenerationWork]") -> list[Chart]:
     """Return two charts per model: FLOPs of each generated token without a KV cache, and with it.
 
-    The axes are linear. Attention over all tokens grows quadratically without a cache, and linearly
-    with it.
+    The axes are linear. FLOPs of full attention per token grow with the square of the length
+    without a cache, and in proportion to the length with it.
     """
     charts = []
     write = si_tick("FLOP")

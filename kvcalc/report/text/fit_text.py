@@ -286,7 +286,7 @@ def has_different_values(records: Records, key: str) -> bool:
 
 
 def basis_line(records: Records, fits: Sequence[Fit]) -> str:
-    """Return a line with the model, data types, engine and memory share that all rows share.
+    """Return a line with the model, data types, engine and memory share, if all rows have the same.
 
     Args:
         records: Records of `fit`.
@@ -383,7 +383,7 @@ def memory_line(result: Fit) -> str:
 def cost_lines(record: Record) -> list[str]:
     """Return lines that give the cache bytes of one request as a function of its tokens.
 
-    Each line holds from a number of tokens on, because a full sliding window changes the function.
+    A full sliding window changes the function. So each line is valid from a number of tokens on.
     Example: `A request needs 131,072 bytes per token, in blocks of 16 tokens`.
 
     Args:
@@ -552,7 +552,7 @@ def allocation_table(run: AllocationRun) -> Table:
 
 
 def matrix_table(records: Records) -> Table:
-    """Return the table of `fit --matrix`: free KV cache bytes per GPU.
+    """Return the table of `fit --matrix`: free KV cache bytes per GPU, negative if they do not fit.
 
     A row is a number of users, and a column is a context.
 

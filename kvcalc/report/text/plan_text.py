@@ -60,13 +60,13 @@ PLAN_COLUMNS = columns(
 def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> list[Table]:
     """Return the table that `plan` prints, as a list of one.
 
-    For one requirement, the rows are its best deployments. For several requirements, each row is
-    the best deployment of a requirement.
+    For one load with its targets, the rows are its best deployments. For several loads, each row is
+    the best deployment for a load.
 
     Args:
         plan: The search result.
-        records: Records for each requirement: the ranked deployments, then deployments that have
-            only datasheet bounds.
+        records: Records for each load: the ranked deployments, then deployments that have only
+            datasheet bounds.
     """
     if len(plan.answers) > 1:
         return [_several(plan, [rows[0] for rows in records if rows])]
@@ -167,7 +167,7 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     If no deployment meets the targets, the sentence is on the deployment that misses them least.
 
     Args:
-        answer: The search result for one requirement.
+        answer: The search result for one load with its targets.
         space: The deployments that were tried. If given, a sentence on a miss has the maximum
             number of GPUs.
     """

@@ -35,7 +35,8 @@ class Column(msgspec.Struct, frozen=True):
         right: Whether cells are aligned to the right and never shortened.
         wide: Whether only `--wide` shows the column.
         is_input: Whether the column becomes a note if all rows have the same value.
-        is_optional: Whether the column is hidden if model and GPU determine its value.
+        is_optional: Whether the column is hidden if all rows with the same model and GPU have the
+            same value.
         meaning: Meaning of the value, for `--explain` and `--verbose`.
         formula: Formula of the value with keys in braces, for `--explain`.
     """
@@ -80,7 +81,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class CommandLine(str):
-    """A shell command below a table. If it is long, lines that end with a backslash continue it."""
+    """A shell command below a table, which `shell_lines` breaks into lines."""
 
     __slots__ = ()
 

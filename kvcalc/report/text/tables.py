@@ -127,9 +127,10 @@ def columns(
         keys: Keys of the columns in the order of importance, separated by spaces. Only `--wide`
             shows the columns after `|`. A `*` stands for all further keys that have a heading and
             are not hidden.
-        inputs: Keys of columns with inputs. If all rows have an equal input, a note replaces the
-            column.
-        optional: Keys of columns that are hidden if model and GPU determine the value.
+        inputs: Keys of values that the user gave. If all rows have the same value, a note replaces
+            the column.
+        optional: Keys of columns that are hidden if all rows with the same model and GPU have the
+            same value.
         hidden: Keys that `*` does not include.
     """
     figures = figures_of(record)
@@ -234,7 +235,7 @@ def records_that_fit(records: Records) -> list[Record]:
 def memory_warning(records: Records) -> str:
     """Return a sentence that counts the rows whose batch does not fit in GPU memory.
 
-    If all rows fit or no row fits, return ''.
+    Return '' if all rows fit. Return '' also if no row fits, because another note says so.
     """
     count = len(records) - len(records_that_fit(records))
     if count in (0, len(records)):
@@ -336,9 +337,10 @@ def predictions_first(records: Records) -> list[Record]:
 
 
 def comparable_records(records: Records) -> list[Record]:
-    """Return the records whose times have the same basis as the first record's times.
+    """Return the records whose times can be compared with the times of the first record.
 
-    They are only predictions, or only datasheet bounds.
+    If the first record has predicted times, they are the records with predictions. Otherwise they
+    are the records with datasheet bounds.
     """
     return [
         r for r in records if (r["time_basis"] == BOUND) == (records[0]["time_basis"] == BOUND)
