@@ -485,7 +485,7 @@ def compute_bound_batch_size(
 ) -> int | None:
     """Return the smallest batch size at which the selected operators together are compute-bound.
 
-    None means that they are not compute-bound up to MAX_BATCH sequences.
+    None means that they are not compute-bound up to 2^20 sequences.
 
     Args:
         pass_bounds: Function of a batch size. It returns the operators of a pass with their bounds.

@@ -159,7 +159,7 @@ class Shape(NamedTuple):
     """One kernel call to time.
 
     Attributes:
-        op: Operation, a key of FAMILIES, such as `gemm`.
+        op: Operation: gemm, decode_attention or prefill_attention.
         dtype: Data type of the operands, such as `bfloat16`.
         counts: Sizes of the call, in the order of its family's columns.
     """
@@ -190,8 +190,8 @@ class Shape(NamedTuple):
 def plan_shapes(machine: Machine, gpu: Gpu) -> list[Shape]:
     """Return the kernel calls to measure for each kernel family and dtype.
 
-    Only calls that fit in free memory and take at most MAX_BOUND_S seconds by their bound are
-    selected. They are spaced evenly in the logarithm of the bound.
+    Only calls that fit in free memory and take at most 20 ms by their bound are selected. They are
+    spaced evenly in the logarithm of the bound.
 
     Args:
         machine: The machine to measure on.

@@ -49,7 +49,8 @@ def variant_layers(base: Model, text: str) -> Model:
 
     Args:
         base: Model of one layer, whose attention the variant replaces.
-        text: One of `NAMES`, or a variant in the notation of `compare`, such as `gqa:4`.
+        text: Name of the variant, such as `mla` or `window`, or the notation of `compare`, such as
+            `gqa:4`.
 
     Raises:
         UserError: The variant is unknown.
@@ -63,7 +64,8 @@ def variant_model(model: Model, text: str) -> Model:
 
     Args:
         model: Model whose attention the variant replaces.
-        text: One of `NAMES`, or a variant in the notation of `compare`, such as `gqa:4`.
+        text: Name of the variant, such as `mla` or `window`, or the notation of `compare`, such as
+            `gqa:4`.
 
     Raises:
         UserError: The variant is unknown, or it changes the dtype of the cache.
@@ -205,7 +207,7 @@ class LayerStack:
     Args:
         case: The layers, the phase and the sizes.
         machine: The machine to measure on.
-        dtype: Data type of weights and inputs, a key of DTYPES.
+        dtype: Data type of weights and inputs: fp64, fp32, bf16 or fp16.
     """
 
     def __init__(self, case: Case, machine: Machine, dtype: str) -> None:

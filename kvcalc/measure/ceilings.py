@@ -86,7 +86,9 @@ class Machine(NamedTuple):
         }
 
     def now(self) -> float:
-        """Return the time of the clock in seconds. If the clock is `events`, use the wall clock."""
+        """Return the current time in seconds of `clock`. For CUDA events it is the wall clock's
+        time.
+        """
         return time.thread_time() if self.clock == "cpu" else time.perf_counter()
 
     def free_bytes(self) -> int:
@@ -103,7 +105,7 @@ class Machine(NamedTuple):
         """Return the number of copies of the data, so that each call reads its data from memory.
 
         The calls use the copies in turn, so a copy has left the caches before it is read again. All
-        copies take at most half of the free memory, and there are at most MAX_COPIES.
+        copies take at most half of the free memory, and there are at most 64.
 
         Args:
             read_bytes: Bytes that one call reads.
@@ -339,7 +341,7 @@ def measure_ceilings(
 
     Args:
         machine: The machine to measure on.
-        dtypes: Dtypes whose matrix rates are measured, keys of DTYPES.
+        dtypes: Dtypes whose matrix rates are measured, such as `bf16`.
         progress: Receives the name of each measurement before it starts.
         seconds: Approximate time to spend on each measurement.
     """
@@ -376,7 +378,7 @@ def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
 
     Args:
         machine: The machine to measure on.
-        dtype: Data type of the product, a key of DTYPES.
+        dtype: Data type of the product: fp64, fp32, bf16 or fp16.
         seconds: Approximate time to spend on each size.
     """
     best = 0.0

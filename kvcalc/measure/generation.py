@@ -56,14 +56,15 @@ MODES = (CACHED, Mode("uncached"), Mode("uncached", "all"))
 
 
 class GenerationRequest(NamedTuple):
-    """One generation to measure: new tokens after a random prompt, in each of MODES.
+    """One generation to measure: new tokens after a random prompt, once with a cache and twice
+    without. Without a cache, the LM head runs on the last position, then on all.
 
     Attributes:
         model: Model to build.
         prompt_len: Prompt tokens of each sequence.
         new_tokens: Generated tokens of each sequence.
         batch_size: Number of sequences.
-        dtype: Data type of weights and cache, a key of DTYPES.
+        dtype: Data type of weights and cache: fp64, fp32, bf16 or fp16.
         variant: Printed name of the attention variant; '' for the model's own attention.
     """
 
@@ -242,7 +243,7 @@ def run_generation(
     progress: Progress,
     done: int = 0,
 ) -> Iterator[Record]:
-    """Yield one record per mode in MODES, first the mode with the cache.
+    """Yield three records: with a cache, without, and without with the LM head on all positions.
 
     If Ctrl-C interrupts, yield records of the tokens that all modes have generated, then raise
     KeyboardInterrupt.

@@ -57,8 +57,8 @@ class MeasureSettings(NamedTuple):
     """Settings of all measured cases.
 
     Attributes:
-        dtype: Data type of weights, products and cache, a key of DTYPES.
-        seconds: Approximate seconds to spend on each time of a case.
+        dtype: Data type of weights, products and cache: fp64, fp32, bf16 or fp16.
+        seconds: Approximate seconds to spend on each measurement of a case.
     """
 
     dtype: str
@@ -99,16 +99,9 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
 def measure(
     case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
-    """Measure one case and return its record.
+    """Return the record of one measured case: times, predictions and bounds of complete layers.
 
-    The record has times, predictions and bounds of complete layers, and of only their attention (or
-    scan).
-
-    Args:
-        case: The layers, the phase and the sizes.
-        settings: Data type and time to spend.
-        machine: The machine to measure on.
-        ceilings: Measured ceilings of the machine.
+    Keys with the prefix `attention_` are of only their attention (or scan).
     """
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
     layer = operators_of(case, dtype)
@@ -288,7 +281,7 @@ def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSet
     Args:
         machine: The machine to measure on.
         dtype: Requested data type; `auto` for bf16 on a GPU and fp32 on a CPU.
-        seconds: Approximate seconds to spend on each time of a case; 0 for the device's default.
+        seconds: Approximate seconds to spend on each measurement of a case; 0 for the device's default.
 
     Raises:
         UserError: The data type is not supported.
@@ -310,7 +303,7 @@ def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> di
 
     Args:
         model: Model whose layers are measured or replaced; None for a standard MHA layer, which
-            gives all variants in NAMES by default.
+            gives all variants by default, such as mha, gqa and mla.
         variants: Names of attention variants, also several in one text, separated by commas.
         machine: The machine to measure on, which sets the size of the standard layer.
     """
@@ -372,7 +365,7 @@ def generation_requests(
         prompt_lens: Prompt tokens of each sequence.
         new_tokens: Generated tokens of each sequence.
         batch_sizes: Numbers of sequences; empty for 1.
-        dtype: Data type of weights and cache, a key of DTYPES.
+        dtype: Data type of weights and cache: fp64, fp32, bf16 or fp16.
         machine: The machine to measure on.
 
     Raises:

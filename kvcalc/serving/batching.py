@@ -425,9 +425,10 @@ class Continuous(RankServer):
         return bool(self.decoding.count or self.prefilling or self.waiting)
 
     def next_pass_s(self) -> float:
-        """Return the simulated time in seconds at which the next pass begins, as far as known.
+        """Return the simulated time in seconds at which the rank's next pass begins.
 
-        The time is infinite if no request is known.
+        If the rank has no request, this is the time of the next arrival, or infinity without a
+        known arrival.
         """
         return self.now if self.is_busy else max(self.now, self.queue.next_s)
 

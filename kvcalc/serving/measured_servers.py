@@ -301,7 +301,7 @@ def steps_validated(
     """Return the errors of simulated servers, under the keys of `Calibration.validation`.
 
     Runs that hit a prefix cache or contain measurement artefacts are left out. An error from fewer
-    than MIN_RUNS runs is left out too.
+    than 8 runs is left out too.
 
     Args:
         calibration: Kernel models that time the passes.

@@ -307,8 +307,8 @@ def latency_records(
     """Return the record of each request or batch, as `latency_record` describes it.
 
     Raises:
-        UserError: All requests together take more than MAX_PASSES passes. A pass through a model
-            with many kinds of layers counts as several.
+        UserError: All requests together take more than 2^23 passes. A pass through a model with
+            many kinds of layers counts as several.
     """
     passes = 0
     for deployment, options in requests:
@@ -500,8 +500,8 @@ def _speculative(
 
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return the record keys of `batch_memory`: the memory that the batch and the draft
-    model need.
+    """Return the record keys about memory: how much the batch and the draft model need, and if they
+    fit.
     """
     is_mtp = options.draft == "mtp"
     draft = draft_model(deployment.model, options.draft) if options.draft else None

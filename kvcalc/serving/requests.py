@@ -435,11 +435,12 @@ class ArrivalQueue:
 def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
     """Return the clients of a workload.
 
-    Benchmark clients also have the seconds that a request takes to reach the engine.
+    Clients of a benchmark reach the engine through its front end, so they get the engine's `path_s`
+    and `path_s_per_token`.
 
     Args:
         load: The workload.
-        engine: Overheads of the engine, which give these seconds; None for no such time.
+        engine: Overheads of the engine; None if they are unknown.
     """
     clients = Clients(load.max_concurrency, load.think_time)
     return clients.with_path_of(engine) if load.is_benchmark else clients

@@ -43,10 +43,9 @@ def summary(
     """Return the metrics of a simulated run, such as throughput, latency percentiles and goodput.
 
     Args:
-        served: The simulated run.
-        budget: KV cache budget in bytes of one rank's GPU with the most cache.
-        slo_ttft: Target of the time to first token in seconds; 0 for no target.
-        slo_tpot: Target of the time per output token in seconds; 0 for no target.
+        budget: KV cache budget in bytes of one GPU.
+        slo_ttft, slo_tpot: Targets in seconds of the time to first token and of the time per output
+            token; 0 for no target.
     """
     requests, logs, times = served.requests, served.logs, served.times
 

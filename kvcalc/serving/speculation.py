@@ -173,8 +173,7 @@ def break_even_batch(
 ) -> int | None:
     """Return the smallest batch size at which speculation is slower than plain decoding.
 
-    Only powers of two are tried. None means that speculation is not slower up to MAX_BATCH
-    sequences.
+    Only powers of two are tried. None means that speculation is not slower up to 2^14 sequences.
 
     Args:
         target: Deployment of the model that verifies.

@@ -187,8 +187,8 @@ def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> lis
 def driving_quantity(operator: Operator) -> str:
     """Return the name of the quantity on which the time of an operator depends.
 
-    It is TOKENS (tokens of the pass), HEAD (positions on which the LM head runs) or GROUP (the
-    number and lengths of the sequences, for attention and scans).
+    It is TOKENS (number of tokens of the pass), HEAD (number of positions on which the LM head
+    runs) or GROUP (number and lengths of the sequences, for attention and scans).
     """
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD

@@ -222,10 +222,11 @@ def error_records(
 
     Args:
         validations: Files of rows with bounds and predictions.
-        by: Columns of KEYS. Rows that are equal in these columns are one group.
+        by: Names of columns: op, gpu, framework, dtype, model or client. Rows that are equal in
+            these columns form one group.
 
     Raises:
-        UserError: `by` has a name that is not in KEYS.
+        UserError: `by` has another name.
     """
     unknown = [key for key in by if key not in KEYS]
     if unknown:

@@ -187,9 +187,10 @@ class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Held-out errors of a kernel model that is not used, because its errors are too large.
+    """Held-out errors of a kernel model that was fitted but is not used.
 
-    Operators that need this kernel model get datasheet bounds instead of predictions.
+    Its errors are too large, or its rows are not plausible. An operator that needs this kernel
+    model takes its datasheet bound plus one launch.
 
     Attributes:
         why: Reason for the refusal, as text.

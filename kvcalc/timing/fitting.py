@@ -59,7 +59,8 @@ def fit(
     similar_model: KernelModel | None = None,
     **fixed: Any,
 ) -> ModelFit:
-    """Return the kernel model that predicts the measured times best, over all forms in `CHOICES`.
+    """Return the kernel model that predicts the measured times best, over all forms that the class
+    names in `CHOICES`.
 
     The fit minimises the loss of `FitObjective`.
 
@@ -295,9 +296,9 @@ class FittedKernelModel(NamedTuple):
         members: The measured rows.
         measured: Measured microseconds [rows].
         predicted: Microseconds [rows], each predicted by a fit without this row; NaN without a fit.
-        entry: The fitted kernel model with its errors; None if there are too few rows, no kernel
-            model for this kind, or too large errors.
-        refused: Errors of the fitted kernel model, if they are too large to use it.
+        entry: The fitted kernel model with its errors. None if there are too few rows or no kernel
+            model for this kind, or if the fit was refused.
+        refused: Errors of the fitted kernel model if it was refused; otherwise None.
         why: Reason why `entry` is None; '' otherwise.
     """
 
@@ -560,12 +561,13 @@ def select_rows(
 ) -> list[MeasuredRow]:
     """Return the rows from which a calibration of a GPU and a stack can be fitted.
 
-    These are the rows that name this GPU and this stack, or that leave one of them empty. Three
-    kinds of other rows are added:
+    A row counts if its GPU is `gpu` or empty, and its framework is `stack` or empty. Three kinds of
+    other rows are added:
 
     - All-reduce rows of GPUs with an equal interconnect.
-    - Latent-attention rows of other stacks with the same kernel, if vLLM has no such rows itself.
-    - All rows of another framework, if they name no other framework than this one.
+    - If vLLM has no rows of latent-attention decode, such rows of other stacks with the same
+      kernels.
+    - If the files contain rows of only one framework, its rows, even if it is not `stack`.
 
     Args:
         tables: The files of measured rows.
@@ -574,7 +576,7 @@ def select_rows(
         note: Receives a sentence for rows that are left out or added.
 
     Raises:
-        UserError: The rows are of several other frameworks, or no row remains.
+        UserError: The rows are of several frameworks but not of `stack`, or no row remains.
     """
     for table in tables:
         if table.invalid:

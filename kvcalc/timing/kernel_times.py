@@ -222,9 +222,9 @@ class KernelTimer(NamedTuple):
         None means that there is no kernel model for the module.
 
         The result is the module's predicted time, minus its operators, minus the overhead of an MLA
-        module for one token. An engine's overhead per layer was fitted to servers with MLA, so it
-        already contains this last part. At most MAX_DECODE_TOKENS tokens of each sequence count, so
-        more tokens never take less time.
+        module for one token. An engine's overhead per layer, which was fitted to measured servers,
+        already contains this last part. At most 16 tokens of each sequence (MAX_DECODE_TOKENS)
+        count, so more tokens never take less time.
 
         Args:
             shape: The module.

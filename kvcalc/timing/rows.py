@@ -38,7 +38,7 @@ def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost:
     Args:
         op: Name of the operation, such as `gemm`.
         kind: Data types of the rows, such as `bfloat16` or `bfloat16/fp8`.
-        shape: One array [rows] for each column of the operation, in the order of `OPERATIONS`.
+        shape: One array [rows] for each size of the operation, such as m, n and k of a GEMM.
     """
     cost = OPERATIONS[op].cost
     assert cost, "layers and servers have no rule"

@@ -85,8 +85,6 @@ def operator_seconds(
     An operator without work, at some points of an array, takes 0 seconds there.
 
     Args:
-        operators: Operators of one pass, in order.
-        gpu: The GPU.
         calibration: Kernel models, of this GPU or of another one.
 
     Raises:
@@ -209,8 +207,10 @@ class HostTime(NamedTuple):
     def with_prompts(self, kernels: Any) -> Any:
         """Return the kernel time in seconds of a pass that contains prompts.
 
+        It is `prompts` times `kernels`, but at least `launches`.
+
         Args:
-            kernels: Seconds of the pass's kernels, as predicted without the engine.
+            kernels: Seconds of the pass's kernels, as kernel models predict them.
         """
         return maximum(self.prompts * kernels, self.launches)
 

@@ -61,10 +61,11 @@ class CacheRows:
     def append(self, rows: Tensor, past: int) -> Tensor:
         """Write the rows of new tokens, and return all rows that the new tokens attend to.
 
-        One new token overwrites the oldest row of a ring and reads the ring in any order, because
-        keys include their positions. Several new tokens read the last limit − 1 rows and their own
-        rows. The new rows are written after they are read, because the first queries still attend
-        to rows that the last new tokens replace.
+        If the entry stores only the last `limit` tokens, its rows are a ring. One new token
+        overwrites the oldest row of the ring and reads the ring in any order, because keys include
+        their positions. Several new tokens read the last limit − 1 rows and their own rows. The new
+        rows are written after they are read, because the first queries still attend to rows that
+        the last new tokens replace.
 
         Args:
             rows: Rows of the new tokens, [batch, heads, new tokens, width].
@@ -310,7 +311,7 @@ def _rotary_tables(
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x / √(mean(x²) + NORM_EPSILON) · weight, with the mean over the last axis."""
+    """Return x / √(mean(x²) + 10⁻⁶) · weight, with the mean over the last axis."""
     return F.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
 
 

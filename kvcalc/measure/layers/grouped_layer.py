@@ -45,11 +45,16 @@ class GatedDeltaNetLayer(Mixer):
         dt_bias.uniform_(*map(math.log, DT_RANGE)).exp_().expm1_().log_()
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return the inputs of the convolution and the gates, for B sequences of n new tokens.
+        """Return five tensors of the new tokens: the inputs of the convolution, and the gates.
 
-        They are, in this order: queries and keys together [B, hk, n, 2·dk], values [B, hv, n, dv],
-        the step size β [B, hv, n], the logarithm of the decay [B, hv, n], and the output gate [B,
-        hv, n, dv]. The class docstring defines the letters.
+        In shapes, B is the number of sequences and n of new tokens. There are hk key heads of width
+        dk and hv value heads of width dv.
+
+        - Queries and keys together, [B, hk, n, 2·dk].
+        - Values, [B, hv, n, dv].
+        - Step size β, [B, hv, n].
+        - Logarithm of the decay, [B, hv, n].
+        - Output gate, [B, hv, n, dv].
         """
         heads = self.spec.linear_num_value_heads
         qk = split_heads(self.linear("qk", x), self.spec.linear_num_key_heads)

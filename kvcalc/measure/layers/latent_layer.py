@@ -42,16 +42,17 @@ class LatentLayer(Mixer):
         return float(self.spec.qk_nope_head_dim + self.spec.qk_rope_head_dim) ** -0.5
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return queries and cache rows of the new tokens, as five tensors.
+        """Return five tensors of the n new tokens of B sequences: queries, and rows to cache.
+
+        H is the number of query heads and r is kv_lora_rank. dn and dr are the key widths without
+        and with positions.
 
         - Queries without positions, [B, H, n, dn]. If there is one new token, they are already
           multiplied by W_UK, [B, H, 1, r].
         - Queries with positions, [B, H, n, dr].
         - Latents to cache, [B, 1, n, r].
         - RoPE keys to cache, [B, 1, n, dr].
-        - Input of the query projection, [B, n, q_lora_rank], or x.
-
-        The class docstring defines the letters.
+        - Input of the query projection, [B, n, q_lora_rank], or x if there is no q_lora_rank.
         """
         spec = self.spec
         query_input, name = x, "q"
@@ -85,14 +86,14 @@ class LatentLayer(Mixer):
         return attend(q, k, v, scale=self.scale)
 
     def absorbed(self, prepared: Prepared, latents: Tensor, keys: Tensor) -> Tensor:
-        """Return attention of all heads to the shared latents, for one new token, as [B, H, 1, r].
+        """Return attention of all heads to the shared latents, for one new token, in latent space.
 
-        The class docstring defines the letters.
+        The result is [sequences, query heads, 1, kv_lora_rank].
 
         Args:
             prepared: Tensors that `prepare` returned.
-            latents: All latents [B, 1, S, r].
-            keys: All RoPE keys [B, 1, S, dr].
+            latents: Latents of all tokens, [sequences, 1, tokens, kv_lora_rank].
+            keys: RoPE keys of all tokens, [sequences, 1, tokens, qk_rope_head_dim].
         """
         q, q_rope = prepared[:2]
         scores = q.transpose(1, 2) @ latents.transpose(2, 3)  # [B, 1, H, S]
@@ -101,15 +102,15 @@ class LatentLayer(Mixer):
         return ((scores * self.scale).softmax(-1) @ latents).transpose(1, 2)
 
     def expanded(self, prepared: Prepared, latents: Tensor, keys: Tensor) -> Prepared:
-        """Return the queries of the new tokens, and per-head keys and values of all tokens.
+        """Return the queries of the new tokens, and the keys and values of all tokens, per head.
 
-        They are [B, H, n, dn + dr], [B, H, S, dn + dr] and [B, H, S, dv]. The class docstring
-        defines the letters.
+        They are [sequences, query heads, tokens, width]. The values have width v_head_dim. Queries
+        and keys have width qk_nope_head_dim + qk_rope_head_dim.
 
         Args:
             prepared: Tensors that `prepare` returned.
-            latents: All latents [B, 1, S, r].
-            keys: All RoPE keys [B, 1, S, dr].
+            latents: Latents of all tokens, [sequences, 1, tokens, kv_lora_rank].
+            keys: RoPE keys of all tokens, [sequences, 1, tokens, qk_rope_head_dim].
         """
         spec = self.spec
         up = split_heads(self.linear("kv_up", latents[:, 0]), spec.num_attention_heads)
@@ -137,11 +138,10 @@ class SparseLayer(LatentLayer):
     refused = (*LatentLayer.refused, "indexer", "index_pool")
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return the tensors that MLA needs, without its last one, then three tensors of the
-        indexer.
+        """Return seven tensors of the new tokens: the first four of MLA, and three of the indexer.
 
-        The indexer has queries [B, Hi, n, di], a key [B, 1, n, di] and head weights [B, n, Hi], for
-        B sequences of n new tokens. The class docstring defines the other letters.
+        The indexer has queries [B, Hi, n, di], keys [B, 1, n, di] and head weights [B, n, Hi]. B is
+        the number of sequences and n of new tokens. Hi is index_n_heads and di is index_head_dim.
         """
         spec = self.spec
         *rows, query_input = super().prepare(x, past)

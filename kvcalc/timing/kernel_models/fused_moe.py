@@ -146,7 +146,8 @@ class ExpertLoad(NamedTuple):
     Attributes:
         rows: Number of pairs of a token and one of its experts.
         touched: Number of experts with at least one pair.
-        tiles: Number of tiles if a tile has TILE_ROWS[i] rows, for each i.
+        tiles: Number of tiles if a tile has 8, 16, 32, 48, 64 or 128 rows: one array for each of
+            these sizes.
     """
 
     rows: Array
@@ -194,8 +195,8 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
     """Time of one call of a fused MoE layer on one rank.
 
     `us` takes tokens, hidden, inter, topk, experts, moe_tp and moe_ep; then the load of the rank:
-    pairs, touched experts, and tiles of TILE_ROWS rows each. If these are missing or 0, the load of
-    a uniform router is used.
+    pairs, touched experts, and tiles of 8, 16, 32, 48, 64 and 128 rows each. If these are missing
+    or 0, the load of a uniform router is used.
 
     Attributes:
         t0: Time of all launches [µs].
@@ -211,8 +212,8 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         bytes: Bytes of one weight, including scales.
         compute: Bytes of an operand of the products.
         gated: Whether an expert has two wide matrices: gate and up.
-        tiles: Rule by which the kernel selects the m × n tile: `menu` takes the fastest of
-            AUTOTUNED_TILES; the other rules are named after their kernel.
+        tiles: Rule by which the kernel selects the m × n tile: `menu` takes the fastest of four
+            tiles; the other rules are named after their kernel.
         tuned: (experts of a rank, intermediate width of a rank) of the layers for which the engine
             ships tuned tiles.
     """

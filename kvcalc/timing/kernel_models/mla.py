@@ -398,7 +398,7 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
         """Return the microseconds of the small kernels in one decode step.
 
         Args:
-            tokens: New tokens of all sequences. More than MAX_TOKENS count as MAX_TOKENS.
+            tokens: New tokens of all sequences. More than 1,024 count as 1,024.
             heads: Query heads of the rank.
         """
         tokens = clip(tokens, 1, MAX_TOKENS)
