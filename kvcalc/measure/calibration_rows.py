@@ -161,7 +161,7 @@ class Shape(NamedTuple):
     Attributes:
         op: Operation: gemm, decode_attention or prefill_attention.
         dtype: Data type of the operands, such as `bfloat16`.
-        counts: Sizes of the call, in the order of its family's columns.
+        counts: Sizes of the call in the order of the CSV columns, such as m, n and k of a GEMM.
     """
 
     op: str

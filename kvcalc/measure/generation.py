@@ -81,7 +81,7 @@ class GenerationRequest(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Return the number of passes of all modes together."""
+        """Return the number of passes of the generation, in all three modes together."""
         return self.new_tokens * len(MODES)
 
     @property

@@ -281,7 +281,8 @@ def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSet
     Args:
         machine: The machine to measure on.
         dtype: Requested data type; `auto` for bf16 on a GPU and fp32 on a CPU.
-        seconds: Approximate seconds to spend on each measurement of a case; 0 for the device's default.
+        seconds: Approximate seconds to spend on each measurement of a case; 0 for the device's
+            default.
 
     Raises:
         UserError: The data type is not supported.

@@ -134,12 +134,13 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         cap: Share of the L2's size at which half of a cache still is in the L2 at the next call;
             see `missed_share`.
         tramp: Ramp-up and tail of the memory traffic [µs].
-        rx, tx: Factors on `r` and `tau` for MHA and wide KV groups, which have other kernels.
+        rx, tx: Factors on `r` and `tau` for MHA, and for the shapes that `wide` selects. Both have
+            other kernels.
         reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
         bytes: Bytes of one cached element.
-        wide: Kernels for more than 16 query heads per KV head: `grouped`, or `per_head` for more
-            than 32, which read the cache once for each head. `windowed` kernels read it per head
-            under a window, with `rx` and `tx`.
+        wide: Shapes with a special kernel. `grouped`: more than 16 query heads per KV head.
+            `per_head`: more than 32, and each query head reads the cache separately. `windowed`:
+            GQA under a sliding window, and each query head reads the cache separately.
         cold: Whether the cache is never in the L2, as in serving.
         parts: Maximum number of parts into which a kernel splits the cache of one sequence.
     """
@@ -239,8 +240,8 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
         t0, tau, r, r64, r256, rx, tx, cap, reach: As in `DecodeAttention`.
         bytes, cold, parts: As in `DecodeAttention`.
         tb: Time to schedule each sequence [µs].
-        wide: Kernels for more than 16 query heads per KV head: `grouped`, or `per_head` for more
-            than 32, which read the cache once for each head.
+        wide: Shapes with a special kernel. `grouped`: more than 16 query heads per KV head.
+            `per_head`: more than 32, and each query head reads the cache separately.
         rule: Name of the rule by which `split_parts` splits the cache.
     """
 

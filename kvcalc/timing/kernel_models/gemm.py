@@ -116,8 +116,9 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
     ) -> Array:
         """Return the least microseconds over all launch plans. A plan is a tile and a split of k.
 
-        The minimum over tiles comes before the p-norm, which keeps its order. Splits end if none
-        can be the best: a split takes at least the time of its products in full waves.
+        All tiles have equal memory traffic, so only the tile with the least compute time counts.
+        Splits are tried in ascending order, until combining their parts takes longer than any split
+        can save.
 
         Args:
             machine: Datasheet figures of the GPU.
