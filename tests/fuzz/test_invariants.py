@@ -143,5 +143,5 @@ def test_a_simulated_server_loses_nothing(count: int) -> None:
         assert first == again
         assert first["completed"] + first["rejected"] == first["requests"] == prompts
 
-    hold(check, count // 3, models, st.sampled_from(["static", "continuous"]), st.sampled_from(["paged", "contiguous"]),
+    hold(check, count // 5, models, st.sampled_from(["static", "continuous"]), st.sampled_from(["paged", "contiguous"]),
          st.integers(1, 12), st.integers(0, 99))  # fmt: skip

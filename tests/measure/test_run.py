@@ -43,8 +43,7 @@ def quiet(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("phase", "dtype"), [("decode", "fp32"), ("prefill", "bf16")])
 def test_bytes_are_equal_in_every_record(name: str, phase: str, dtype: str) -> None:
     model = variant_layers(standard_model(2), "gqa:1" if name == "gqa" else name)
     record = measure(Case(name, model, phase, 2, 37), MeasureSettings(dtype, 0.0), MACHINE, CEILINGS)

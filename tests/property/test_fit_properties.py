@@ -150,7 +150,7 @@ def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool
     presets have rules."""
     answered = [
         assert_holds_its_content(name, engine, cache_dtype, Parallelism(), [1, 5000, 163_840] if every else [5000])
-        for number, name in enumerate(PRESETS if every else PRESETS[::3])
+        for number, name in enumerate(PRESETS if every else PRESETS[::5])
         for cache_dtype in (("auto", "fp16") if every else ("auto", "fp16")[number % 2 :][:1])
     ]
     least = {"trtllm": 0.7, "none": 0.97, "vllm": 0.97, "sglang": 0.97, "llama.cpp": 0.97}  # trtllm: no states, no index keys

@@ -63,7 +63,7 @@ CHARTS = {
 }
 
 
-STYLED = [*((name, style) for name in CHARTS for style in ("light", "slides")), ("lines 16", "light"), ("points 20", "light")]
+STYLED = [*((name, "slides") for name in CHARTS), ("memory", "light"), ("lines 16", "light"), ("points 20", "light")]
 
 
 @pytest.mark.parametrize(("name", "style"), STYLED)
