@@ -140,7 +140,7 @@ def parser_message(error: Any, command: str) -> str:
 
     Args:
         error: Exception of typer's parser.
-        command: The first word of the command line. It may be no command.
+        command: The first word of the command line. It may be unknown.
     """
     text = printable(error.format_message(), 600)
     text = text.replace("is not a valid int.", "is not a whole number.")

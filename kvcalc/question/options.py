@@ -245,8 +245,8 @@ def _entries() -> dict[str, dict[str, Any]]:
 def option_of(owner: Any, name: str) -> Option:
     """Return the entry of `options.json` for an option.
 
-    The entry `NAME` is for all questions and commands. If there is an entry `OWNER.NAME`, its keys
-    replace the keys of `NAME`.
+    The entry `NAME` is for all questions and commands. If there is an entry `OWNER.NAME`, it
+    replaces those values of the entry `NAME` that it gives.
 
     Args:
         owner: Question class, or function of a command. OWNER is the name of the class or of one of

@@ -117,9 +117,9 @@ def check_steps(name: str, count: int, max_count: int = MAX_STEPS) -> None:
 class Workload(Question, frozen=True):
     """The requests that a simulated server receives: a trace, or random requests.
 
-    Benchmark clients send prompts through the engine's front end, so the front end's time is part
-    of TTFT. The clients send warm-up requests first. Default lengths have the mean and 99th
-    percentile of Azure's conversation trace of 2023, with 19,366 requests
+    Benchmark clients (`inferencex`, `aiperf`) send prompts through the engine's front end, so the
+    front end's time is part of TTFT. They send warm-up requests first. Default lengths have the
+    mean and 99th percentile of Azure's conversation trace of 2023, with 19,366 requests
     (github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_conv.csv).
 
     Attributes:

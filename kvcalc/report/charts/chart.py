@@ -145,7 +145,7 @@ def _drawable_series(series: Series, chart: Chart) -> Series:
 
 
 def tokens_tick(value: float) -> str:
-    """Return a number of tokens in multiples of 1,024: 4096 gives 4k, 131072 gives 128k."""
+    """Return a number of tokens in multiples of 1,024 as text: 4096 gives 4k, 131072 gives 128k."""
     for step, suffix in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= step:
             return f"{value / step:.4g}{suffix}"

@@ -141,8 +141,8 @@ def compare_chart(
 ) -> list[Chart]:
     """Return charts that compare the attention variants of one model.
 
-    Bar charts show the stored cache, the cache bytes that a decode step reads, and its seconds. The
-    last charts show the cache of each variant over contexts.
+    Bar charts show the stored cache, the cache bytes that a decode step reads, and its seconds. A
+    roofline chart shows attention. The last charts show the cache over contexts.
 
     Args:
         deployments: Deployments of one model.

@@ -84,6 +84,9 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
     Each model has one point per context. If the models are one family, a line joins their points. A
     further line shows growth in proportion to the parameters.
 
+    Args:
+        curves: A curve per model, over equal contexts.
+
     Raises:
         UserError: There are fewer than two models.
     """

@@ -480,7 +480,7 @@ def _memory_sentence(record: Record, some_fit: bool) -> str:
 def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
     """Return the columns of a table, with the column `fits` added if some batch does not fit.
 
-    The column `engine` is removed if the column `basis` names the engine in every row.
+    The column `engine` is removed if the calibrations in `basis` already distinguish the engines.
 
     Args:
         records: The rows.

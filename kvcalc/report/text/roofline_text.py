@@ -57,27 +57,27 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[T
     Args:
         passes: The deployment of each pass, and its records: the operators, then the total.
     """
-    turning: dict[tuple[int, int], ComputeBoundBatches] = {}
+    smallest_batches: dict[tuple[int, int], ComputeBoundBatches] = {}
     for deployment, records in passes:
         context = records[-1]["context"]
         key = id(deployment), context
-        if records[-1]["phase"] == "decode" and key not in turning:
-            turning[key] = _compute_bound_batches(deployment, context)
-        yield pass_table(deployment, records, turning.get(key, {}))
+        if records[-1]["phase"] == "decode" and key not in smallest_batches:
+            smallest_batches[key] = _compute_bound_batches(deployment, context)
+        yield pass_table(deployment, records, smallest_batches.get(key, {}))
 
 
 def pass_table(
     deployment: TimedDeployment,
     records: Records,
-    turning: ComputeBoundBatches | None,
+    smallest_batches: ComputeBoundBatches | None,
 ) -> Table:
     """Return the table of one pass: its operators, their parts, and the total.
 
     Args:
         deployment: Deployment of the pass.
         records: Records of the operators, then the total.
-        turning: Smallest compute-bound batch sizes of FFN and attention in a decode step, for a
-            note. If None, they are computed here.
+        smallest_batches: Smallest compute-bound batch sizes of FFN and attention in a decode step.
+            If None, they are computed here.
     """
     total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
     rows: list[Record] = []
@@ -90,12 +90,14 @@ def pass_table(
             rows.append(
                 {"count": None, **part, "operator": f"  {part['operator']}", "layer": "in it"}
             )
-    if turning is None:
+    if smallest_batches is None:
         is_decode = total["phase"] == "decode"
-        turning = _compute_bound_batches(deployment, total["context"]) if is_decode else {}
+        smallest_batches = (
+            _compute_bound_batches(deployment, total["context"]) if is_decode else {}
+        )
     words = [
         f"{name} from batch {batch:,} on" if batch else f"{name} at no batch"
-        for name, batch in turning.items()
+        for name, batch in smallest_batches.items()
     ]
     compute = f"Compute-bound: {', '.join(words)}." if words else ""
     tokens = total["equal_reads_context"]
@@ -104,7 +106,7 @@ def pass_table(
     return Table(
         rows,
         _ordered_columns(records),
-        _pass_sentence(deployment, total, turning.get("FFN")),
+        _pass_sentence(deployment, total, smallest_batches.get("FFN")),
         footnotes(*pass_notes([total], *memory_sentences([total])), compute, reads),
         details=[
             f"bytes moved: {', '.join(shares)}",

@@ -64,9 +64,10 @@ def per_token(value: float) -> str:
 
 
 def basis_name(basis: str) -> str:
-    """Return the engine of a calibration without its version.
+    """Return the name of a calibration without its version.
 
-    Example: `vllm 0.24.0 calibration` gives `vllm`.
+    Example: `vllm 0.24.0 calibration` gives `vllm`. If times are scaled from another GPU,
+    `vllm 0.24.0 calibration of a100` gives `vllm of a100`.
 
     Args:
         basis: Value of the key `basis` in a record: the calibration behind the times.
@@ -348,7 +349,9 @@ def comparable_records(records: Records) -> list[Record]:
 
 
 def without_named_engine(records: Records, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns, without `engine` if the values of `basis` already distinguish engines.
+    """Return the columns, without `engine` if the engines do not need this column.
+
+    They do not if rows with different engines also have different calibrations in `basis`.
 
     Args:
         records: The rows.
