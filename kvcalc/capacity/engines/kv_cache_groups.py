@@ -52,12 +52,16 @@ class SpecKind(StrEnum):
 
 
 class Spec(NamedTuple):
-    """One layer's cache: `row` bytes per token, or of the whole state, in blocks of `block` tokens.
+    """The KV cache of one layer, as vLLM plans it. All bytes are for one GPU.
 
     Attributes:
-        limit: Window or chunk.
-        padded: The page size, if it is larger than its content.
-        main: Whether the rows are keys, values, latents or states, not the keys of an indexer.
+        kind: Kind of the cache: full attention, sliding window, chunk, state or ring.
+        row: Bytes of one token. For a state, the bytes of the whole state.
+        limit: Tokens of the sliding window or attention chunk; 0 for none.
+        block: Tokens of a block.
+        padded: Bytes of a page, if padding makes it larger than its content; otherwise 0.
+        latent: Whether the rows are latents (MLA).
+        main: Whether the rows are keys, values, latents or states. False for index keys.
     """
 
     kind: SpecKind
@@ -70,14 +74,17 @@ class Spec(NamedTuple):
 
     @property
     def page(self) -> int:
-        """Return the bytes of one block in this layer."""
+        """Return the bytes of one page: a block in this layer, with its padding."""
         size = self.row if self.kind is SpecKind.STATE else self.row * self.block
         return self.padded or size
 
 
 class KVCacheGroup(NamedTuple):
-    """Layers that share one block table. The layers need equal numbers of blocks. The widths of
-    their `specs` may differ."""
+    """Layers that share one block table, because they need equal numbers of blocks.
+
+    Attributes:
+        specs: Pairs of the pipeline stage and the spec of each layer. The bytes per row may differ.
+    """
 
     specs: tuple[StageSpec, ...]
 
@@ -86,17 +93,28 @@ class KVCacheGroup(NamedTuple):
         return self.specs[0][1]
 
     def pages(self, stage: int) -> list[int]:
-        """Return the bytes of one page of each layer on a stage."""
+        """Return the page bytes of each layer that is on a pipeline stage.
+
+        Args:
+            stage: Index of the pipeline stage.
+        """
         return [spec.page for spec_stage, spec in self.specs if spec_stage == stage]
 
     def widest_page(self) -> int:
-        """Return the page bytes of the widest layer, including its index keys."""
+        """Return the largest page of a layer in bytes, plus the largest page of index keys."""
         main = max((s.page for _, s in self.specs if s.main), default=0)
         return main + max((s.page for _, s in self.specs if not s.main), default=0)
 
 
 def group_layers(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
-    """Return the groups of a model's layers. Raises UserError if pages cannot be made equal."""
+    """Return the KV cache groups of a model's layers, as vLLM makes them.
+
+    Args:
+        layers: Pipeline stage and spec of each layer, in order.
+
+    Raises:
+        UserError: vLLM cannot make the pages of these layers equal.
+    """
     if not layers:
         return []
     if _need_equal_blocks(layers):
@@ -125,12 +143,16 @@ def group_layers(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
 def choose_group_size(layer_counts: Sequence[int]) -> int:
     """Return the number of layers per KV cache group.
 
-    The smallest layer count is the group size, so only the larger attention types are split. If
-    the largest count is below 1.5 times the smallest, the largest is the group size, because
-    that needs fewer padding layers.
+    The smallest layer count is the group size, so only the larger attention types are split. If the
+    largest count is below 1.5 times the smallest, the largest is the group size, because that needs
+    fewer padding layers.
 
-    Examples: 10 full and 20 window layers give 10, in 3 groups. 12 window and 13 full layers
-    give 13, with 1 padding layer.
+    Examples: 10 full and 20 window layers give 10, in 3 groups. 12 window and 13 full layers give
+    13, with 1 padding layer.
+
+    Args:
+        layer_counts: Number of layers of each attention type, such as full and window. Must not be
+            empty.
     """
     smallest, largest = min(layer_counts), max(layer_counts)
     return largest if 2 * largest < 3 * smallest else smallest
@@ -172,6 +194,9 @@ def promote_windows(layers: Sequence[StageSpec]) -> list[StageSpec]:
     If some layers have full attention, layers with windows and chunks are allocated like full
     attention. Otherwise the layers are unchanged.
 
+    Args:
+        layers: Pipeline stage and spec of each layer, in order.
+
     Raises:
         UserError: The layers need different blocks in spite of this change.
     """
@@ -202,13 +227,20 @@ PAGE_ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple o
 
 
 def pooled_tokens(layers: Iterable[LayerCache]) -> int:
-    """Return the tokens per row of index keys; 0 if index keys are not pooled."""
+    """Return how many tokens share one index key in pooled index keys; 0 if none are pooled.
+
+    Args:
+        layers: All layers of the model.
+    """
     return max((part.pooled_tokens for n in layers for part in n.layer.parts), default=0)
 
 
 def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
-    """Return the entries that vLLM stores for a layer. Pooled index keys have one row per pool of
-    tokens."""
+    """Return the cache entries that vLLM stores for a layer.
+
+    They are the layer's own entries. An exception is pooled index keys, which have one row for
+    several tokens.
+    """
     pool = pooled_tokens([layer])
     for part in layer.parts:
         for stored_entry in part:
@@ -229,11 +261,18 @@ def _pooled_key(stored_entry: StoredEntry, part: StoredPart, pool: int) -> Store
 def pooled_groups(
     title: str, layers: Sequence[LayerCache], block_size: int
 ) -> tuple[list[KVCacheGroup], int]:
-    """Return the groups, and the tokens of a block: an aligned number, so that a block can store a
-    state.
+    """Return the KV cache groups of a model with pooled index keys, and the tokens of a block.
+
+    The tokens of a block are a multiple that the kernels need. A block is large enough to store a
+    recurrent state.
+
+    Args:
+        title: Official name of the engine, for the message.
+        layers: All layers of the model, in order.
+        block_size: Requested tokens of a block; 0 for none.
 
     Raises:
-        UserError: Layers store other attention too, or states do not fit.
+        UserError: Layers store other attention too, or states do not fit in the pages.
     """
     pool = pooled_tokens(layers)
     rows: list[tuple[int, Pages]] = []
@@ -288,10 +327,10 @@ def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> lis
 
 
 def compresses_tokens(model: Model) -> bool:
-    """Return whether vLLM stores a model in packed pages.
+    """Return whether vLLM stores the model's KV cache in packed pages of several sizes.
 
-    Pages are packed if the layers compress their latents and otherwise store only latents in a
-    window.
+    vLLM does so if layers compress their latents (DeepSeek-V4) and store uncompressed latents only
+    in a window.
 
     Raises:
         UserError: Layers read the compressed latents of other layers, as in DeepSeek-V4.1. Its
@@ -310,10 +349,17 @@ def compresses_tokens(model: Model) -> bool:
 
 
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
-    """Return the specs of one layer. A compressed entry has blocks of `block` tokens.
+    """Return the specs of one layer with compressed attention, one for each kind of stored row.
+
+    The first spec is the window of latents. A layer that compresses also has specs of compressed
+    latents, of index keys and of compressor states.
+
+    Args:
+        part: The stored cache entries of the layer's attention.
+        block: Tokens of a block of compressed rows.
 
     Raises:
-        UserError: vLLM has no pages for the format of the rows or for the ratio.
+        UserError: vLLM has no pages for the format of the rows or for the compression ratio.
     """
     rows = [s for s in part if s.entry.role in ROW_ROLES]
     dtype = rows[0].format.name.replace("fp8_block128", "fp8_ds_mla")
@@ -355,10 +401,13 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
 
 
 def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
-    """Return groups whose pages may differ in size.
+    """Return the KV cache groups of layers whose pages may differ in size.
 
-    A group has layers that need the same blocks. Groups are split so that all have the same number
-    of repeats.
+    The layers of a group need equal blocks. A group with many layers is split, so that all groups
+    have about as many layers of each page size.
+
+    Args:
+        layers: Pipeline stage and spec of each layer, in order.
     """
     buckets: dict[object, dict[int, list[StageSpec]]] = {}
     for stage, spec in layers:

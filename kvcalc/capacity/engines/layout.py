@@ -31,7 +31,13 @@ STATES = ("conv_state", "recurrent_state")
 
 
 class StoredEntry(NamedTuple):
-    """A cache entry on one rank: `heads` units of its width, in `format`."""
+    """A cache entry as one GPU stores it. A cache entry is a kind of stored row, such as keys.
+
+    Attributes:
+        entry: The cache entry of the model, with its role, width and limit.
+        heads: Heads on one GPU; 1 for entries that all heads share.
+        format: Format in which the engine stores the rows.
+    """
 
     entry: CacheEntry
     heads: int
@@ -39,7 +45,7 @@ class StoredEntry(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one row on one rank."""
+        """Return the bytes of one row of all heads on one GPU."""
         return self.heads * self.format.row_bytes(self.entry.width)
 
 
@@ -47,8 +53,14 @@ StoredPart = tuple[StoredEntry, ...]
 
 
 class LayerCache(NamedTuple):
-    """One layer with a cache: its model and kind, its pipeline stage, and the stored entries of its
-    parts."""
+    """One layer with a KV cache on its pipeline stage.
+
+    Attributes:
+        model: The model of the layer: the target or a draft.
+        kind: Name of the layer kind, a key of `model.kinds`.
+        stage: Index of the pipeline stage.
+        parts: The stored cache entries of each sublayer that has any.
+    """
 
     model: Model
     kind: str
@@ -61,7 +73,13 @@ class LayerCache(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """The stored entries of one part: one row per token, with optional index keys, or states."""
+    """The stored cache entries of one sublayer, by the kind of page that an engine has for them.
+
+    Attributes:
+        rows: Entries with one row per token: keys and values, or latents.
+        index_keys: Entries with the keys of an indexer of sparse attention.
+        states: Entries with a state of fixed size per sequence, as in Mamba.
+    """
 
     rows: StoredPart
     index_keys: StoredPart
@@ -69,50 +87,56 @@ class Pages(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of the rows of one token, without index keys."""
+        """Return the bytes of one token on one GPU, without index keys."""
         return sum(stored_entry.row_bytes for stored_entry in self.rows)
 
     @property
     def index_bytes(self) -> int:
-        """Return the bytes of one token's index keys."""
+        """Return the bytes of one token's index keys on one GPU."""
         return sum(stored_entry.row_bytes for stored_entry in self.index_keys)
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of one sequence's states."""
+        """Return the bytes of one sequence's states on one GPU."""
         return sum(
             stored_entry.entry.limit * stored_entry.row_bytes for stored_entry in self.states
         )
 
     @property
     def limit(self) -> int:
-        """Return the tokens of the window or chunk; 0 for full attention."""
+        """Return the tokens of the sliding window or attention chunk; 0 for full attention."""
         return self.rows[0].entry.limit if self.rows else 0
 
     @property
     def is_latent(self) -> bool:
-        """Return whether the rows are latents, one for all heads."""
+        """Return whether the rows are latents (MLA), one for all heads."""
         return any(stored_entry.entry.role == "latent" for stored_entry in self.rows)
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return one layer of each kind, in order."""
+    """Return the first layer of each group of layers with equal stored entries, in order."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
 def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCache, int]]:
-    """Return the distinct layers of a pipeline stage, in order, each with the number of equal
-    layers."""
+    """Return the distinct layers of a pipeline stage, each with the number of layers equal to it.
+
+    Args:
+        layers: All layers of the model, in order.
+        stage: Index of the pipeline stage.
+    """
     on_stage = [layer for layer in layers if layer.stage == stage]
     counts = Counter(id(layer.parts) for layer in on_stage)
     return [(layer, counts[id(layer.parts)]) for layer in distinct_layers(on_stage)]
 
 
 def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
-    """Return the stored entries of each part of a layer.
+    """Return the stored entries of each sublayer of a layer, by kind of page.
 
     Args:
-        shared: Whether to include parts that share another layer's cache.
+        engine: Name of the engine, for the message.
+        layer: The layer.
+        shared: Whether to include a layer that reads the cache of another layer.
 
     Raises:
         UserError: The engine has no pages for an entry. The message names the layer.
@@ -135,7 +159,17 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 def stage_pages(
     engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
-    """Return the pages of a pipeline stage, each with the number of layers that have them."""
+    """Return the pages of each distinct sublayer of a pipeline stage, with their number of layers.
+
+    Args:
+        engine: Name of the engine, for the message.
+        layers: All layers of the model, in order.
+        stage: Index of the pipeline stage.
+        shared: Whether to include layers that read the cache of another layer.
+
+    Raises:
+        UserError: The engine has no pages for an entry.
+    """
     return [
         (part, count)
         for layer, count in count_layers(layers, stage)
@@ -144,11 +178,11 @@ def stage_pages(
 
 
 def find_unsupported(entries: Sequence[CacheEntry]) -> str:
-    """Return why no engine has pages for the entries of one part; "" if some engine has.
+    """Return why engines have no pages for the cache entries of one sublayer; "" if they have.
 
-    Engines have pages for states with the roles in STATES. Engines also have pages for one row per
-    token, if all rows have roles in PAGES, the dtype of the cache, one limit that keeps the last
-    rows, and at most one index key per token.
+    Engines have pages for recurrent and convolution states. They also have pages for one row of
+    keys and values, or of latents, per token. Such rows have the dtype of the cache and one limit
+    that keeps the last rows. At most one index key per token is allowed.
     """
     for entry in entries:
         role = entry.role.replace("_", " ")
@@ -180,11 +214,18 @@ def find_unsupported(entries: Sequence[CacheEntry]) -> str:
 
 
 class BlockDemand(NamedTuple):
-    """A part of the bytes of one sequence: unit · (⌈min(tokens, cap)/block⌉ + extra).
+    """One summand of the bytes that one sequence needs.
+
+    The bytes are unit · (⌈min(tokens, cap) / block⌉ + extra), where tokens is the length of the
+    sequence. With cap −1, the length is not limited.
 
     Attributes:
-        cap: Number of tokens from which the part no longer grows; −1 for no cap.
-        cause: Name of the cap.
+        unit: Bytes of one block.
+        block: Tokens of one block.
+        cap: Length in tokens from which the bytes no longer grow, as with a sliding window; −1 for
+            none.
+        extra: Blocks in addition, at every length.
+        cause: What limits the length, such as "window"; "" for none.
     """
 
     unit: int
@@ -194,21 +235,28 @@ class BlockDemand(NamedTuple):
     cause: str = ""
 
     def count(self, tokens: Any) -> Any:
-        """Return the blocks of a sequence for its tokens, an int or an array."""
+        """Return the number of blocks that one sequence needs.
+
+        Args:
+            tokens: Length of the sequence in tokens; an int or an array.
+        """
         if self.cap >= 0:
             tokens = minimum(tokens, self.cap)
         return -(-tokens // self.block) + self.extra
 
 
 class CacheLayout:
-    """How one GPU's cache memory is laid out. Engines subclass it.
+    """How the KV cache is laid out in the memory of one GPU. Each engine has a subclass.
+
+    A budget is the bytes of one GPU for the KV cache. The pool is the part of it that the engine
+    allocates. Sequences are those of one dp rank.
 
     Attributes:
         block_size: Tokens of a block; None without blocks.
-        page_bytes: Bytes of the largest page of a layer.
-        bytes_per_block: Bytes of a block over all layers of the stage.
+        page_bytes: Bytes of the largest page: a block of one layer.
+        bytes_per_block: Bytes of a block over all layers of the pipeline stage.
         notes: Remarks for the user.
-        demands: Parts whose sum is the bytes of one sequence.
+        demands: Summands of the bytes that one sequence needs.
     """
 
     block_size: int | None = None
@@ -218,61 +266,107 @@ class CacheLayout:
     demands: Sequence[BlockDemand] = ()
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the smallest budget in bytes that fits the sequences.
+        """Return the smallest budget in bytes that fits some sequences of equal length.
 
         Args:
+            sequences: Number of sequences.
             length: Tokens of each sequence.
-            shared: First tokens that all sequences have in common.
+            shared: Number of first tokens that all sequences have in common and share.
         """
         raise NotImplementedError
 
     def pool(self, budget: Any) -> Any:
-        """Return the bytes of a budget that the engine allocates for its pool."""
+        """Return the bytes that the engine allocates for its pool.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache; an int or an array.
+        """
         return budget
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
-        """Return the bytes that the engine allocates for the requested sequences."""
+        """Return the bytes of KV cache that the engine allocates when it starts.
+
+        Most engines allocate the whole pool. llama.cpp allocates only what the requested sequences
+        need.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+            sequences: Requested sequences of one dp rank.
+            length: Tokens of each sequence.
+        """
         pool: int = self.pool(budget)
         return pool
 
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
-        """Return the bytes of buffers that the engine logs separately, by record key."""
+        """Return the bytes of cache buffers that the engine logs separately, by record key.
+
+        Args:
+            sequences: Requested sequences of one dp rank.
+            length: Tokens of each sequence.
+        """
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
-        """Return the blocks of the pool."""
+        """Return the number of blocks in the pool; None without blocks.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+        """
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Return the maximum blocks of one sequence."""
+        """Return the number of blocks of one sequence of `length` tokens; None without blocks."""
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return the number of sequences that the pool stores, as a fraction: pool ÷ bytes of one
-        sequence."""
+        """Return how many sequences of `length` tokens the pool stores, as a fraction.
+
+        The fraction is the bytes of the pool ÷ the bytes of one sequence, such as 13.7.
+        """
         size = self.needed(1, length)
         return self.pool(budget) / size if size else 0.0
 
     def tokens(self, budget: int, length: int) -> int:
-        """Return the number of tokens that the pool stores if all sequences have `length`
-        tokens."""
+        """Return the number of tokens that the pool stores if every sequence has `length` tokens.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+            length: Tokens of each sequence.
+        """
         return int(self.concurrency(budget, length) * length)
 
     def request_pool(self, budget: int) -> int:
-        """Return the bytes of the pool that requests may take."""
+        """Return the bytes of the pool that requests may take. Reserved blocks are subtracted.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+        """
         return int(self.pool(budget)) - self.needed(0, 0)
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
-        """Return the bytes of the pool that one request needs, for an array of numbers of
-        tokens."""
+        """Return the bytes of the pool that one request needs, as an array.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+            tokens: Array of lengths of the request in tokens.
+        """
         return sum((d.unit * d.count(tokens) for d in self.demands), tokens * 0)
 
     def breakpoints(self) -> list[Record]:
-        """Return the bytes of one sequence as fixed + slope · tokens, from each breakpoint on."""
+        """Return the bytes of one sequence as records of linear pieces: fixed + slope · tokens.
+
+        Each piece begins at the length in its key `from_tokens`.
+        """
         return segments(self.demands)
 
     def describe(self, length: int) -> list[str]:
-        """Return a description of the layout with numbers, one line per part."""
+        """Return the calculation of the bytes of one sequence as text, one line per summand.
+
+        Example: "2,048 blocks of 16 tokens × 2,097,152 B = 4,294,967,296 B".
+
+        Args:
+            length: Tokens of the sequence.
+        """
         lines = []
         for demand in self.demands:
             count, unit = demand.count(length), f"{demand.unit:,} B"
@@ -284,7 +378,13 @@ class CacheLayout:
         return lines
 
     def max_sequences(self, budget: Any, length: int, shared: int = 0) -> Any:
-        """Return the sequences of `length` tokens that fit, for an int or an array of budgets."""
+        """Return how many sequences of `length` tokens fit in a budget.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache; an int or an array.
+            length: Tokens of each sequence.
+            shared: Number of first tokens that all sequences have in common and share.
+        """
         return by_number(
             budget,
             lambda size: largest_fitting(
@@ -293,9 +393,13 @@ class CacheLayout:
         )
 
     def max_extra_sequences(self, memory: int, length: int) -> int:
-        """Return the sequences that fit in `memory` bytes outside an existing pool.
+        """Return how many more sequences fit in memory outside the pool, such as host memory.
 
         The result is 0 if sequences need no bytes.
+
+        Args:
+            memory: Bytes of this other memory per GPU.
+            length: Tokens of each sequence.
         """
         empty = self.needed(0, length)
         if self.needed(1, length) <= empty:
@@ -303,15 +407,20 @@ class CacheLayout:
         return largest_fitting(lambda n: self.needed(n, length) - empty <= memory)
 
     def max_length(self, budget: int, sequences: int, shared: int = 0) -> int | None:
-        """Return the maximum tokens of each concurrent sequence in the pool; None without a
-        limit."""
+        """Return the maximum tokens of each concurrent sequence in the pool; None without a limit.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+            sequences: Number of concurrent sequences.
+            shared: Number of first tokens that all sequences have in common and share.
+        """
         pool = self.pool(budget)
         length = largest_fitting(lambda tokens: self.needed(sequences, tokens, shared) <= pool)
         return None if length == MAX_TOKENS else length
 
 
 class NoCache(CacheLayout):
-    """The layout of a model that stores no cache: only `max_num_seqs` limits its sequences."""
+    """The layout of a model without a KV cache: only `max_num_seqs` limits its sequences."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self.max_num_seqs = max_num_seqs
@@ -324,12 +433,17 @@ class NoCache(CacheLayout):
 
 
 class LinearLayout(CacheLayout):
-    """A layout whose bytes are linear in the number of sequences."""
+    """A layout in which n sequences need common + n · own bytes, as `costs` returns them."""
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return pairs (bytes of all sequences together, bytes of each further sequence).
+        """Return pairs (common, own) of bytes on one GPU.
 
-        n sequences need the largest of common + n · own over the pairs.
+        n sequences need the maximum of common + n · own over all pairs. `common` is independent of
+        n, and `own` is for each sequence.
+
+        Args:
+            length: Tokens of each sequence.
+            shared: Number of first tokens that all sequences have in common and share.
         """
         raise NotImplementedError
 
@@ -346,19 +460,25 @@ class LinearLayout(CacheLayout):
 
 
 class BlockPool(LinearLayout):
-    """A pool of equal blocks. `demands` are the blocks of each group of layers.
+    """A pool of equal blocks, from which every KV cache group of layers takes blocks.
+
+    `demands` has one item for each group of layers.
 
     Attributes:
-        null_blocks: Placeholders that no sequence gets.
+        null_blocks: Number of placeholder blocks that no sequence gets.
     """
 
     bytes_per_block: int
     null_blocks = 0
 
     def num_blocks(self, budget: Any) -> Any:
-        """Return ⌊budget / bytes_per_block⌋, null blocks included.
+        """Return the number of blocks in a budget: ⌊budget / bytes_per_block⌋, null blocks
+        included.
 
         A stage without cached layers has only null blocks.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache; an int or an array.
         """
         return budget // self.bytes_per_block if self.bytes_per_block else self.null_blocks
 
@@ -366,10 +486,14 @@ class BlockPool(LinearLayout):
         return sum(demand.count(length) for demand in self.demands)
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return one pair: bytes of shared and null blocks, and bytes of one sequence's other
-        blocks.
+        """Return one pair: the bytes of shared and null blocks, and of one sequence's other blocks.
 
-        Sequences share the full blocks of a common prefix in groups of layers without a cap.
+        Sequences share the full blocks of a common prefix, but not in layers with a sliding window
+        or another cap.
+
+        Args:
+            length: Tokens of each sequence.
+            shared: Number of first tokens that all sequences have in common and share.
         """
         common = sum(min(shared, length) // d.block for d in self.demands if d.cap < 0)
         own = self.request_blocks(length) - common
@@ -381,25 +505,38 @@ class BlockPool(LinearLayout):
         return self.num_blocks(budget) * self.bytes_per_block
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return num_blocks ÷ blocks per request. vLLM's log does not subtract the null block."""
+        """Return the number of blocks ÷ the blocks of one sequence of `length` tokens, as vLLM logs
+        it.
+
+        vLLM's log does not subtract the null block.
+        """
         blocks = self.request_blocks(length)
         return float(self.num_blocks(budget) / blocks) if blocks else 0.0
 
 
 class Content(LinearLayout):
-    """The rows of every cache entry, without blocks, padding or reserve."""
+    """The stored rows of every cache entry on one GPU, without an engine's blocks, padding or
+    reserve.
+
+    Args:
+        rows: The cache entries, each with its bytes per row and its number of layers.
+    """
 
     def __init__(self, rows: Iterable[LayerRows]) -> None:
         self.rows = list(rows)
         self._ratios = {r.entry.ratio for r in self.rows if r.entry.span is Span.PARTIAL}
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return pairs (shared bytes, other bytes of one sequence), for `length` and shorter
-        lengths.
+        """Return pairs (common, own): bytes that all sequences share, and other bytes of each
+        sequence.
 
-        The shorter lengths are the last lengths before a block is compressed, because a sequence
-        may then store more than at `length`. Sequences share the rows of a common prefix in entries
-        without a limit.
+        One pair is for `length`. If layers compress blocks of tokens, further pairs are for the
+        last length before a block is compressed, where a sequence may store more. Sequences share
+        the rows of a common prefix in entries without a limit.
+
+        Args:
+            length: Tokens of each sequence.
+            shared: Number of first tokens that all sequences have in common and share.
         """
         lengths = {length, *(length - (length + 1) % ratio for ratio in self._ratios)}
         growing = [r for r in self.rows if shared and r.entry.grows and not r.entry.limit]
@@ -411,9 +548,13 @@ class Content(LinearLayout):
         return results
 
     def step_read(self, length: int) -> int:
-        """Return the bytes that a decode step reads of one sequence of `length` tokens.
+        """Return the bytes of one sequence's cache that a decode step reads on one GPU.
 
-        A cache that several layers share counts once. Unfinished blocks do not count.
+        A cache that several layers share counts once. Blocks of tokens that are not compressed yet
+        do not count.
+
+        Args:
+            length: Tokens of the sequence.
         """
         finished = (
             row._replace(read_layers=row.stored_layers)
@@ -449,7 +590,12 @@ class Content(LinearLayout):
 
 
 def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
-    """Return the bytes that one sequence stores, for an array of numbers of tokens."""
+    """Return the bytes that one sequence stores on one GPU, as an array.
+
+    Args:
+        rows: The cache entries, each with its bytes per row and its number of layers.
+        tokens: Array of lengths of the sequence in tokens.
+    """
     import numpy as np
 
     result = np.zeros(tokens.size, dtype=np.int64)
@@ -460,7 +606,7 @@ def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
 
 
 def layer_entries(layer: LayerCache) -> Iterable[StoredEntry]:
-    """Return every entry of a layer."""
+    """Return the stored cache entries of all sublayers of a layer."""
     return (entry for part in layer.parts for entry in part)
 
 
@@ -470,9 +616,12 @@ def content_of(
     stage: int,
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries,
 ) -> Content:
-    """Return the content of the layers on one stage, in the engine's formats.
+    """Return the stored rows of the layers on one GPU of a stage, in the engine's formats.
 
     Args:
+        layers: All layers of the model, in order.
+        ranks: The parallelism.
+        stage: Index of the pipeline stage.
         content: The engine's rule that returns the stored entries of a layer.
     """
     rows: list[LayerRows] = []
@@ -486,9 +635,13 @@ def content_of(
 
 
 def largest_fitting(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int:
-    """Return the largest number up to `limit` that fits, or 0.
+    """Return the largest number from 1 to `limit` for which `fits` is true, or 0 if there is none.
 
     Every number below a number that fits must fit too.
+
+    Args:
+        fits: Returns whether a number of sequences or tokens fits.
+        limit: Largest number to try.
     """
     high = 1
     while high < limit and fits(high):
@@ -497,10 +650,13 @@ def largest_fitting(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int
 
 
 def segments(demands: Sequence[BlockDemand]) -> list[Record]:
-    """Return the demands as linear pieces: bytes = fixed + slope · tokens, in whole blocks, from a
-    start on.
+    """Return the bytes of one sequence as records of linear pieces: fixed + slope · tokens.
 
-    The slope is an int if it is whole, otherwise a float.
+    A piece begins at each length at which a demand stops growing. The tokens are rounded up to
+    whole blocks. The slope is an int if it is whole, otherwise a float.
+
+    Args:
+        demands: Summands of the bytes of one sequence.
     """
     causes = {0: ""} | {demand.cap: demand.cause for demand in demands if demand.cap > 0}
     results: list[Record] = []

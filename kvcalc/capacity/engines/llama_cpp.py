@@ -215,13 +215,18 @@ def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
 
 
 class LlamaCpp(CacheLayout):
-    """The layout of llama.cpp: cells of all sequences, and recurrent states.
+    """The cache layout of llama.cpp on one GPU: cells for all sequences, and recurrent states.
+
+    A cell stores one token. Caches are multiples of 256 cells.
 
     Attributes:
-        full: Bytes per cell of layers without a window.
-        window: Bytes per cell of layers with a window.
-        state: Bytes of a sequence's states.
-        host: Layout of the layers in host memory, if there are any.
+        full: Bytes of a cell, over all layers without a sliding window.
+        window: Bytes of a cell, over all layers with a sliding window.
+        limit: Tokens of the largest sliding window.
+        state: Bytes of one sequence's recurrent states.
+        is_unified: Whether all sequences share one cache.
+        ubatch: Tokens of a micro-batch.
+        host: Layout of the layers in host memory; None without such layers.
     """
 
     block_size = PADDING_CELLS
@@ -246,10 +251,15 @@ class LlamaCpp(CacheLayout):
         self.demands = [demand for demand in demands if demand.unit]
 
     def cells(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the number of cells in layers without a window, for n sequences of L tokens.
+        """Return the number of cells of the caches of layers without a sliding window.
 
-        The number is n · pad(L), or pad(n · L) if the cache is unified, with a common prefix
-        counted once. pad rounds up to a multiple of 256.
+        With n sequences of L tokens, the number is n · pad(L), or pad(n · L) if the cache is
+        unified. A unified cache stores a common prefix once. pad rounds up to a multiple of 256.
+
+        Args:
+            sequences: Number of sequences, n.
+            length: Tokens of each sequence, L.
+            shared: Number of first tokens that all sequences have in common and share.
         """
         if not self.is_unified:
             return sequences * _pad(length)
@@ -257,19 +267,27 @@ class LlamaCpp(CacheLayout):
         return _pad(common + sequences * (length - common))
 
     def window_cells(self, sequences: int, length: int) -> int:
-        """Return the number of cells in layers with a window of W tokens, for n sequences of L
-        tokens.
+        """Return the number of cells of the caches of layers with a sliding window of W tokens.
 
-        The number is n · min(pad(L), pad(W + ubatch)), or min(pad(n · L), pad(W · n + ubatch)) if
-        the cache is unified.
+        With n sequences of L tokens, the number is n · min(pad(L), pad(W + ubatch)). If the cache
+        is unified, it is min(pad(n · L), pad(W · n + ubatch)). pad rounds up to a multiple of 256.
+
+        Args:
+            sequences: Number of sequences, n.
+            length: Tokens of each sequence, L.
         """
         if not self.is_unified:
             return sequences * min(_pad(length), _pad(self.limit + self.ubatch))
         return min(_pad(sequences * length), _pad(self.limit * sequences + self.ubatch))
 
     def cache_bytes(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the bytes of the cells, as llama.cpp logs them: full and window caches, without
-        recurrent states."""
+        """Return the bytes of all cells, as llama.cpp logs them. Recurrent states do not count.
+
+        Args:
+            sequences: Number of sequences.
+            length: Tokens of each sequence.
+            shared: Number of first tokens that all sequences have in common and share.
+        """
         full = self.cells(sequences, length, shared) * self.full
         return full + self.window_cells(sequences, length) * self.window
 
@@ -282,7 +300,12 @@ class LlamaCpp(CacheLayout):
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
         """Return the bytes of window caches, of recurrent states and of caches in host memory.
 
-        The record key kv_cache_allocated_bytes includes only the window caches.
+        The bytes are by record key. The record key kv_cache_allocated_bytes includes only the
+        window caches.
+
+        Args:
+            sequences: Number of sequences.
+            length: Tokens of each sequence.
         """
         sizes: LoggedCacheRecord = {
             "window_cache_bytes": self.window_cells(sequences, length) * self.window,

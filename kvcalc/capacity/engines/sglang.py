@@ -64,7 +64,9 @@ class SglangRelease(NamedTuple):
     """SGLang's rules from version `since` on (server_args.py; arg_groups/memory_hook.py in 0.5.23).
 
     Attributes:
-        small: Defaults of GPUs from 20 to 35 GiB.
+        since: The first version with these rules.
+        small: Defaults of GPUs from 20 to 35 GiB: tokens of a prefill chunk, largest CUDA-graph
+            batch below tp 4, and from tp 4 on.
         prefill_graphs: Whether memory is reserved for CUDA graphs of prefills.
     """
 
@@ -73,7 +75,12 @@ class SglangRelease(NamedTuple):
     prefill_graphs: bool = False
 
     def batch_defaults(self, memory_bytes: int) -> BatchDefaults:
-        """Return SGLang's defaults for a GPU with this memory."""
+        """Return SGLang's defaults for a GPU with this memory.
+
+        Returns:
+            Tokens of a prefill chunk, sequences of the largest CUDA graph below tp 4, and from tp 4
+            on.
+        """
         if memory_bytes < 20 * GIB:
             return 2048, 8, 8
         if memory_bytes < 35 * GIB:
@@ -123,7 +130,14 @@ def static_fraction(
     If the GPU has more than 60 GiB, the reserve is at least 10 GiB.
 
     With a vision tower, the fraction is multiplied by 0.95 · f. The factor f = 1 − 0.1 · (size − 1)
-    is limited to 0.8 … 1.05, and the size is layers · width² ÷ (24 · 1024²).
+    is limited to 0.8 … 1.05. The size of the tower is layers · width² ÷ (24 · 1024²).
+
+    Args:
+        memory_bytes: Memory of the GPU.
+        tokens: Tokens of a prefill chunk.
+        ranks: The parallelism.
+        rules: The rules of the release.
+        model: The model; None for one without latents and vision tower.
     """
     memory, chunk = memory_bytes / MIB, max(tokens, 2048)
     graphs = rules.batch_defaults(memory_bytes)[2 if ranks.tp >= 4 else 1]
@@ -141,7 +155,13 @@ def static_fraction(
 
 
 def count_prefill_graphs(tokens: int) -> int:
-    """Return the number of prefill sizes up to `tokens` for which SGLang captures a CUDA graph."""
+    """Return the number of CUDA graphs of prefills that SGLang captures.
+
+    Each graph is for one number of tokens. The steps between the numbers grow from 4 to 512 tokens.
+
+    Args:
+        tokens: Tokens of a prefill chunk, the largest number.
+    """
     ranges = (
         (0, 32, 4),
         (32, 256, 16),
@@ -154,15 +174,17 @@ def count_prefill_graphs(tokens: int) -> int:
 
 
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return the memory in bytes that SGLang uses outside its cache, for one estimate of the range.
+    """Return the bytes of one GPU that SGLang uses outside its KV cache.
 
-    The result is the memory of `stated_memory`, with rotary tables, a vision tower and LoRA slots
-    added to the weights. CUDA context and collectives are in use before SGLang measures the free
-    memory.
+    The result is `stated_memory`, with rotary tables, a vision tower and LoRA slots added to the
+    weights. CUDA context and collectives are in use before SGLang measures the free memory.
 
-    The estimates low, middle and high differ in the bytes of context and collectives, and in the
-    margin. The margin is taken from vLLM's starts. No published start-up of SGLang has checked the
-    estimates.
+    The estimates differ in the bytes of context and collectives, and in the margin, which is taken
+    from vLLM's starts. No published start-up of SGLang has checked the estimates.
+
+    Args:
+        start: The GPU when the engine starts.
+        estimate: "low", "middle" or "high" estimate of the KV cache budget.
     """
     terms = stated_memory(start, estimate)
     extra = {
@@ -203,14 +225,17 @@ TYPES_WITHOUT_TRACKED_STATES = "lfm2 jetnemotron jetvlm zaya"
 
 
 class SGLang(CacheLayout):
-    """The layout of SGLang: pools of token slots, window slots and state slots.
+    """The cache layout of SGLang: pools of token slots, window slots and state slots on one GPU.
+
+    Token slots are for layers without a window, window slots for layers with a sliding window, and
+    state slots for recurrent states.
 
     Attributes:
-        full: Bytes of a token's slot in layers without a window.
-        window: Bytes of a token's slot in layers with a window.
+        full: Bytes of a token slot, over all layers without a window.
+        window: Bytes of a window slot, over all layers with a window.
         limit: Maximum tokens of a sequence in the window pool.
-        state: Bytes of a state slot.
-        page: Tokens of a page.
+        state: Bytes of a state slot, over all layers with states.
+        page: Tokens of a page. Slots are given out in whole pages.
         request_states: State slots of one request.
         draft_states: Additional state slots of one request for draft tokens.
     """
@@ -249,9 +274,14 @@ class SGLang(CacheLayout):
         return -(-tokens // self.page) * self.page
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the smallest budget in bytes with enough slots of each kind.
+        """Return the smallest budget in bytes with enough slots in every pool.
 
-        The split between the pools is fixed, so the scarcest pool decides.
+        The split of the budget between the pools is fixed, so the scarcest pool decides.
+
+        Args:
+            sequences: Number of sequences.
+            length: Tokens of each sequence.
+            shared: Number of first tokens that all sequences have in common and share.
         """
         common = min(shared, length) // self.page * self.page
         slots = common + sequences * (self._paged(length) - common)
@@ -273,8 +303,13 @@ class SGLang(CacheLayout):
         return slots * self.full + int(slots * WINDOW_SHARE) * self.window
 
     def state_slots(self, budget: int) -> int:
-        """Return the state slots for requests (SGLang's max_mamba_cache_size), without the slot for
-        padding."""
+        """Return the number of state slots for requests (SGLang's max_mamba_cache_size).
+
+        One more slot, which pads batches, is subtracted.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+        """
         share = Fraction(budget) * STATE_SHARE / (1 + STATE_SHARE)
         slot_bytes = self.state * (1 + Fraction(self.draft_states, self.request_states))
         return max(0, int((share - self.state * (1 + self.draft_states)) // slot_bytes))
@@ -286,8 +321,11 @@ class SGLang(CacheLayout):
         return self.state * (slots + 1 + draft_states) if slots else 0
 
     def slots(self, budget: int) -> int:
-        """Return the token slots for full layers in a budget, in complete pages (SGLang's
-        max_total_num_tokens)."""
+        """Return the number of token slots, in complete pages (SGLang's max_total_num_tokens).
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+        """
         if self.state and not self.state_slots(budget):
             return 0
         slot_bytes = self.full + WINDOW_SHARE * self.window
@@ -317,12 +355,19 @@ class SGLang(CacheLayout):
         return pools
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return the sequences in the scarcest pool."""
+        """Return how many sequences of `length` tokens fit in the scarcest pool, as a fraction."""
         count = float(min(size / need for size, need in self._pools(budget, length)))
         return int(count) if count.is_integer() else count
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
-        """Return a request's share of the scarcest pool, as bytes of the budget."""
+        """Return one request's part of the scarcest pool, converted to bytes of the budget.
+
+        Example: a request that needs 1% of the scarcest pool counts as 1% of the budget.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+            tokens: Array of lengths of the request in tokens.
+        """
         share = tokens * 0.0
         for size, need in self._pools(budget, tokens):
             share = maximum(share, need / max(1, size))

@@ -61,8 +61,17 @@ DTYPES = """
 
 
 class Vllm(BlockPool):
-    """The layout of vLLM: a pool of equal blocks on one stage, from which every group of layers
-    takes blocks."""
+    """The cache layout of vLLM on one pipeline stage: a pool of equal blocks.
+
+    Every KV cache group of layers takes its blocks from this pool.
+
+    Args:
+        groups: The KV cache groups of all stages.
+        stage: Index of the pipeline stage.
+        block: Tokens of a block.
+        ranks: The parallelism.
+        settings: The engine's settings.
+    """
 
     null_blocks = 1  # a placeholder
 
@@ -135,11 +144,16 @@ def _plan(
 
 
 def choose_block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
-    """Return the tokens per block: 16 or the setting, rounded up to the backend's block size.
+    """Return the tokens of a block: 16 or the setting `block_size`, rounded up for the attention
+    kernel.
 
-    With recurrent states, a page must store a state. With `a` bytes of attention per token and
-    layer, `m` bytes of state and the alignment `align` in tokens, the block has at least align · ⌈m
-    / (align · a)⌉ tokens.
+    A page of a model with recurrent states must store a state. The block then has at least align ·
+    ⌈m / (align · a)⌉ tokens. a is the largest bytes of a token in an attention layer, m the bytes
+    of the largest state, and align the kernel's multiple of tokens.
+
+    Args:
+        specs: The specs of all layers.
+        settings: The engine's settings.
     """
     size, align = settings.block_size or BLOCK, BLOCK
     if any(spec.latent for spec in specs):

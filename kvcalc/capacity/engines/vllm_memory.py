@@ -69,7 +69,7 @@ MXFP4_UNITS = (256, 128)
 
 
 class LoadedWeights(NamedTuple):
-    """Bytes of a pipeline stage's weights on one GPU.
+    """Bytes of one GPU's weights on a pipeline stage, as vLLM loads them.
 
     Attributes:
         allocated: Matrices and vectors, fused, and padded for kernels.
@@ -79,7 +79,7 @@ class LoadedWeights(NamedTuple):
             that is not quantized needs no copy. MiniCPM3 multiplies by kv_up directly. Source:
             process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to
             0.14, then attention/mla_attention.py).
-        ngram_tables: Tables of hashed n-grams.
+        ngram_tables: Tables of hashed n-grams, which are in host memory.
     """
 
     allocated: int
@@ -95,12 +95,16 @@ def load_weights(
     stage: int,
     is_hopper: bool,
 ) -> LoadedWeights:
-    """Return the bytes of a stage's weights.
+    """Return the bytes of one GPU's weights on a pipeline stage.
 
     Quantized scales are fp32 once loaded (model_loader/bitsandbytes_loader.py: _dequantize_dq).
 
     Args:
-        is_hopper: Whether MXFP4 experts are padded as Triton's kernels need them.
+        model: The model.
+        formats: Formats of the weights.
+        ranks: The parallelism.
+        stage: Index of the pipeline stage.
+        is_hopper: Whether the GPU is a Hopper, on which MXFP4 experts are padded for Triton.
     """
     part = stages(model, ranks.pp)[stage]
     vectors = checkpoint_share(model, model.uncounted_bytes, part, formats, ranks)
@@ -136,10 +140,10 @@ def load_weights(
 
 
 def allocated(size: int) -> int:
-    """Return the bytes that the allocator counts for a tensor.
+    """Return the bytes that torch's allocator counts for a tensor of `size` bytes.
 
-    The allocator rounds up to multiples of 512 bytes. From 10 MiB on, the allocator also counts the
-    rest of a segment if this rest is at most 1 MiB.
+    The allocator rounds up to multiples of 512 bytes. From 10 MiB on, it takes segments of 2 MiB.
+    It then also counts the rest of the last segment if this rest is at most 1 MiB.
     """
     size = -(-size // ALLOCATION_STEP) * ALLOCATION_STEP
     segment = -(-size // SEGMENT_BYTES) * SEGMENT_BYTES
@@ -169,11 +173,11 @@ def _padded_bytes(is_hopper: bool, weight: Weight, local: Weight) -> int:
 
 
 def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
-    """Return the bytes of the model on the GPU, other loaded bytes by name, and the bytes in host
-    memory.
+    """Return the bytes of one GPU's weights, in three parts.
 
-    Tables of hashed n-grams are in pinned host memory, the default (config/engram.py:
-    cpu_offload).
+    Returns:
+        The model's own weights on the GPU. Other bytes loaded on the GPU, by name. Weights in
+        pinned host memory: tables of hashed n-grams (config/engram.py: cpu_offload).
     """
     model = start.model
     share = start.formats, start.ranks, start.stage
@@ -197,8 +201,10 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
 
 
 def compressed_attention(start: EngineStartup) -> list[Compressed]:
-    """Return the attention part of each kind of layer on the stage; empty if the model does not
-    compress tokens."""
+    """Return the attention sublayer of each layer kind on the pipeline stage.
+
+    The list is empty if the model does not compress tokens, unlike DeepSeek-V4.
+    """
     parts = [
         part
         for kind, count in start.layers.counts.items()
@@ -225,18 +231,20 @@ def _pass_buffers(start: EngineStartup) -> int:
 
 
 def residual_width(model: Model) -> int:
-    """Return the elements of a token's residual: the hidden size times the number of residual
-    streams."""
+    """Return the elements of one token's residual: hidden size · number of residual streams."""
     widths = (w.inputs for name, w, _ in model.walk() if name.endswith("_streams"))
     return max(widths, default=model.hidden_size)
 
 
 def attention_peak(start: EngineStartup) -> int:
-    """Return the peak bytes around an attention that compresses tokens; 0 for another model.
+    """Return the peak bytes of one GPU around an attention that compresses tokens; otherwise 0.
 
-    The peak has the streams and the layer's input, the output and queries at padded heads, and the
-    projections (of compressors in fp32). The peak also has the queries before their padding, or an
-    indexer's queries (in fp8 too) with its logits, whichever are larger.
+    The peak is the sum of these tensors, each for all tokens of the pass:
+
+    - The residual streams and the layer's input.
+    - The output and the queries, at the padded number of heads.
+    - The projections, for compressors in fp32.
+    - The larger of the unpadded queries, and an indexer's queries (also in fp8) with its logits.
     """
     peak, element = 0, start.formats.element_bytes
     for part in compressed_attention(start):
@@ -255,13 +263,14 @@ def attention_peak(start: EngineStartup) -> int:
 
 
 def lora_slots(start: EngineStartup) -> int:
-    """Return the bytes of the slots for LoRA adapters on one rank; 0 without adapters.
+    """Return the bytes of the slots for LoRA adapters on one GPU; 0 without adapters.
 
     Each matrix of a layer has slots · rank · (inputs + outputs) · 2 bytes
     (lora/layers/base_linear.py, 0.28). With vLLM, experts have slots too
-    (lora/layers/fused_moe.py). In some models, token table and head also have slots with V + D
-    elements per rank, in full on every GPU (lora/layers/vocal_parallel_embedding.py,
-    logits_processor.py, 0.28). Other engines have no slots for experts, token table and head.
+    (lora/layers/fused_moe.py). In some models, token table and LM head also have slots, in full on
+    every GPU: rank · (vocabulary size + hidden size) elements
+    (lora/layers/vocal_parallel_embedding.py, logits_processor.py, 0.28). Other engines have no
+    slots for experts, token table and head.
     """
     if not start.options.max_loras:
         return 0
@@ -297,21 +306,20 @@ UNSEEN_SHARE = 0.03
 
 
 class Constants(NamedTuple):
-    """Constants for one estimate of the range, in GiB unless stated.
+    """Constants of one estimate of the memory: low, middle or high. They are GiB unless stated.
 
-    The constants have no source. They were fitted to published start-ups
-    (docs/reference/vllm-startups.md).
+    They have no source, but are fitted to published starts (docs/reference/vllm-startups.md).
 
     Attributes:
         libraries: Memory of libraries outside torch's allocator.
-        states: Added for models with recurrent states.
-        collectives: Buffers of 1, 2, 4 and 8 GPUs.
-        pcie: Share of `collectives` if no link joins the GPUs.
-        graphs, per_width: Constant part of the estimate of CUDA graphs, and the part per 1024 of
-            D/tp.
+        states: Added to `libraries` for models with recurrent states.
+        collectives: Buffers of collectives on 1, 2, 4 and 8 GPUs.
+        pcie: Share of `collectives` that counts if no fast link joins the GPUs, from 0 to 1.
+        graphs: Constant part of the estimate of CUDA graphs.
+        per_width: Part of this estimate per 1024 of hidden size ÷ tp.
         per_layer: MiB per layer of a captured graph in the first runner; a graph has at least 1
             MiB.
-        margin: Share of the GPU's memory that is subtracted in addition to all terms.
+        margin: Share of the GPU's memory that is subtracted from the KV cache in addition.
     """
 
     libraries: float = 0.13
@@ -345,10 +353,14 @@ CONSTANTS = {
 
 
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return the bytes of memory of one stage outside the cache, for one estimate of the range.
+    """Return the bytes of one GPU outside the KV cache.
 
-    The low end has larger constants. The high end has smaller constants, a compilation cache, and
-    FlashInfer's sampler.
+    The low estimate has larger constants. The high estimate has smaller constants, a compilation
+    cache from an earlier start, and FlashInfer's sampler.
+
+    Args:
+        start: The GPU when the engine starts.
+        estimate: "low", "middle" or "high" estimate of the KV cache budget.
     """
     constants, is_best = CONSTANTS[estimate], estimate == "high"
     activation, step = peak(start, has_kernels=is_best, is_first_start=not is_best)
@@ -377,10 +389,10 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
 
 
 def memory_key(start: EngineStartup) -> object:
-    """Return the GPU properties that affect `memory`.
+    """Return the GPU properties that affect `memory`. GPUs with equal keys have equal memory.
 
-    The number of SMs and the size of the L2 cache count only if the sampler or the compiler sizes a
-    buffer by them.
+    The number of SMs counts only if the sampler sizes a buffer by it. The L2 size counts only if
+    the compiler does.
     """
     gpu = start.gpu
     return (
@@ -399,11 +411,13 @@ def _has_runner_v2(start: EngineStartup) -> bool:
 def peak(
     start: EngineStartup, has_kernels: bool = False, is_first_start: bool = True
 ) -> tuple[Any, str]:
-    """Return the peak of the profile run in bytes, and the name of the step that reaches it.
+    """Return the peak bytes of one GPU in vLLM's profile run, and the name of its step.
 
-    The peak is the workspace of GEMMs plus the largest of four steps.
+    The peak is the workspace of GEMMs plus the largest of four steps: forward pass, sampler, vision
+    encoder and compilation. The name is reliable only if `start.sequences` is an int.
 
     Args:
+        start: The GPU when the engine starts.
         has_kernels: Whether FlashInfer's sampling kernels are installed. Only some releases use
             these kernels.
         is_first_start: Whether the compilation cache is empty.
@@ -428,12 +442,17 @@ def peak(
 
 
 def sampler_peak(start: EngineStartup, has_kernels: bool) -> Any:
-    """Return the peak bytes of the dummy sample: hidden states of T tokens, logits of n requests,
-    and sampling buffers.
+    """Return the peak bytes of one GPU when the profile run samples for dummy requests.
 
-    First runner: T·D·e + 2·n·D·e + n·V·b. b is 38 bytes if fp32 logits are sorted (50 for 2 to 127
-    requests), and 14 if kernels need no sort (gpu_model_runner.py: _dummy_sampler_run, 0.11).
-    Second runner: T·D·e + n·V·b, b by release.
+    The first runner needs T·D·e + 2·n·D·e + n·V·b (gpu_model_runner.py: _dummy_sampler_run, 0.11).
+    The second runner needs T·D·e + n·V·b. T is the tokens of the pass, n the requests, D the hidden
+    size, V the vocabulary size and e the bytes of an activation. b depends on the release in the
+    second runner. In the first, it is 38 bytes if fp32 logits are sorted (50 for 2 to 127
+    requests), and 14 if kernels need no sort.
+
+    Args:
+        start: The GPU when the engine starts.
+        has_kernels: Whether FlashInfer's sampling kernels are installed.
     """
     rules, model, count = start.release, start.model, start.sequences
     row = model.hidden_size * start.formats.element_bytes
@@ -447,14 +466,18 @@ def sampler_peak(start: EngineStartup, has_kernels: bool) -> Any:
 
 
 def forward_peak(start: EngineStartup, workspace: int) -> int:
-    """Return the peak bytes of the layers in the profile run.
+    """Return the peak bytes of one GPU in the layers of the profile run.
 
-    The peak is T·e·(widest part + 3.8·D), and for latent attention the projections: 65,536 ·
-    heads/tp · (nope + v) · 2.
+    The peak is T·e·(w + 3.8·D). T is the tokens of the pass, e the bytes of an activation, w the
+    elements per token of the widest sublayer, and D the hidden size. 3.8 is fitted. Latent
+    attention adds its projections: 65,536 · heads/tp · (nope + v) · 2, with the head widths nope
+    and v. An indexer's logits replace the projections if they are larger
+    (layers/sparse_attn_indexer.py, 0.22). A model that compresses tokens has `attention_peak`
+    instead.
 
-    An indexer's logits replace the projections if they are larger (layers/sparse_attn_indexer.py,
-    0.22). A model that compresses tokens has the peak of its attention instead. If the experts'
-    workspace stays from the first layer on, it is added to the peak.
+    Args:
+        start: The GPU when the engine starts.
+        workspace: Bytes of the experts' workspace, if it stays allocated; it is added.
     """
     if compressed_peak := attention_peak(start):
         return compressed_peak + workspace
@@ -470,12 +493,16 @@ def forward_peak(start: EngineStartup, workspace: int) -> int:
 
 
 def has_indexer(model: Model) -> bool:
-    """Return whether an indexer selects cached tokens."""
+    """Return whether an indexer of sparse attention (DSA) selects the cached tokens to read."""
     return "index_key" in model.roles
 
 
 def latent_width(model: Model, ranks: Parallelism) -> int:
-    """Return the elements per token that the widest latent attention projects on one rank."""
+    """Return the elements per token that the widest latent attention projects on one GPU.
+
+    They are heads on the GPU · (width of unrotated keys + width of values). 0 means no latent
+    attention.
+    """
     widths = [
         ranks.share(part.num_attention_heads) * (part.qk_nope_head_dim + part.v_head_dim)
         for part in model.parts
@@ -485,18 +512,18 @@ def latent_width(model: Model, ranks: Parallelism) -> int:
 
 
 def expert_formats(model: Model, formats: Formats) -> list[WeightFormat]:
-    """Return the formats of all matrices of experts."""
+    """Return the weight formats of all matrices of experts; empty without experts."""
     return [formats.weight_format(n, weight) for n, weight, _ in model.walk() if weight.expert]
 
 
 def experts_workspace(start: EngineStartup) -> int:
-    """Return the bytes of the experts' workspace if it stays allocated from the first layer on;
-    else 0.
+    """Return the bytes of the experts' workspace on one GPU if it stays allocated; else 0.
 
-    The workspace has T·e·rows·(max(2·I, D) + max(I, D)) bytes. It stays for experts in 8 or 16 bits
-    and for the experts of DeepSeek-V4 (v1/worker/workspace.py). Rows that a prefill of very long
-    sequences gathers in the workspace do not count. Kernels of 4 bits mostly allocate another
-    workspace (fused_moe/modular_kernel.py).
+    It has T·e·k·(max(2·I, D) + max(I, D)) bytes. T is the tokens of the pass, e the bytes of an
+    activation, k the active experts of a token, I their width on the GPU, and D the hidden size. It
+    stays from the first layer on for experts in 8 or 16 bits and for the experts of DeepSeek-V4
+    (v1/worker/workspace.py). Rows that a prefill of very long sequences gathers do not count.
+    Kernels of 4 bits mostly allocate another workspace (fused_moe/modular_kernel.py).
     """
     stored_formats = memoized(start.model, expert_formats, start.formats)
     if not compressed_attention(start) and any(f.bits < 8 for f in stored_formats):
@@ -510,11 +537,12 @@ def _part_widths(start: EngineStartup) -> tuple[float, float]:
 
 
 def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, float]:
-    """Return two numbers of elements per token on one rank: for the experts' workspaces in the
-    widest layer of the stage, and for the widest other part.
+    """Return two numbers of elements per token on one GPU of a pipeline stage.
 
-    The workspaces have top_k·(max(2·I, D) + max(I, D)) elements. A gated FFN has 3·I elements, an
-    FFN without a gate 2·I, and attention the sum of its projections.
+    The first is the largest workspace of experts: k·(max(2·I, D) + max(I, D)). k is the active
+    experts of a token, I their width on the GPU, and D the hidden size. The second is the widest
+    other sublayer: a gated FFN has 3·I elements, an FFN without a gate 2·I, and attention the sum
+    of its projections.
     """
     experts, other = 0.0, 0.0
     for kind, count in stages(model, ranks.pp)[stage].counts.items():
@@ -549,7 +577,10 @@ def _images(start: EngineStartup) -> Any:
 
 
 def image_outputs(start: EngineStartup) -> Any:
-    """Return the bytes that stay after the encoder's run: its outputs and the pixels."""
+    """Return the bytes of one GPU that stay allocated after the vision encoder's profile run.
+
+    They are the encoder's outputs and the pixels of one batch of images.
+    """
     vision = start.vision
     if not vision:
         return 0
@@ -558,10 +589,10 @@ def image_outputs(start: EngineStartup) -> Any:
 
 
 def encoder(start: EngineStartup) -> Any:
-    """Return the bytes that the encoder needs while it runs.
+    """Return the bytes of one GPU that the vision encoder needs while it runs.
 
-    The encoder needs the pixels, and for each patch four rows of the tower's width and two of its
-    MLP's share, in 2 bytes per element.
+    They are 2 bytes for each element. The elements are the pixels and, for each patch, four rows of
+    the encoder's width and two of its MLP's width on this GPU.
     """
     vision = start.vision
     if not vision:
@@ -577,11 +608,11 @@ def _compiles(start: EngineStartup) -> bool:
 
 
 def compilation(start: EngineStartup) -> Any:
-    """Return the bytes that torch 2.9 takes to time kernels in a first start.
+    """Return the bytes of one GPU that torch 2.9 takes to time kernels in a first start.
 
     torch needs a copy of the token table, scratch of the size of the L2 cache, and the input of the
-    pass. These three sizes are inferred from pairs of starts. torch times kernels only with an
-    empty compilation cache and a model without a vision tower.
+    pass. These three sizes are inferred from pairs of starts. The result is 0 for models with a
+    vision tower and for releases that do not time kernels.
     """
     if not _compiles(start):
         return 0
@@ -592,11 +623,11 @@ def compilation(start: EngineStartup) -> Any:
 
 
 def sampler_buffers(start: EngineStartup) -> Any:
-    """Return the bytes of buffers that stay allocated after the dummy sample.
+    """Return the bytes of one GPU's buffers that stay allocated after the profile run has sampled.
 
-    First runner from 0.17 on: Triton's buffer of min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4
-    (v1/sample/ops/topk_topp_triton.py). Second runner: tables of penalties, in releases that count
-    all consumed memory.
+    In the first runner from 0.17 on, Triton's buffer has min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4
+    bytes (v1/sample/ops/topk_topp_triton.py). SMs is the GPU's number of SMs, n the requests, and V
+    the vocabulary size. The second runner has tables of penalties, which only some releases count.
     """
     rules: Release = start.release
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS
@@ -615,12 +646,11 @@ def sampler_buffers(start: EngineStartup) -> Any:
 
 
 def graphs(start: EngineStartup, constants: Constants) -> Any:
-    """Return the bytes that a release subtracts for CUDA graphs: 1 MiB per captured graph, and
-    fitted constants.
+    """Return the bytes of one GPU that a release subtracts for CUDA graphs from the KV cache.
 
-    The first runner estimates each graph by the size of its second trial graph, at least 1 MiB. The
-    first runner captures the pieces in a pass without a cache, with an indexer's logits
-    (gpu_model_runner.py: profile_cudagraph_memory, 0.22).
+    They are 1 MiB per captured graph, and fitted constants. The first runner estimates each graph
+    by the size of its second trial graph, at least 1 MiB. It captures the pieces in a pass without
+    a cache, with an indexer's logits (gpu_model_runner.py: profile_cudagraph_memory, 0.22).
     """
     rules, is_v2 = start.release, _has_runner_v2(start)
     if start.options.enforce_eager or not (rules.graphs_v2 if is_v2 else rules.graphs_v1):
@@ -636,10 +666,15 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
 
 @lru_cache(1 << 14)
 def count_graphs(tokens: int, sequences: int) -> int:
-    """Return the number of CUDA graphs that vLLM captures for T = `tokens` and n = `sequences`.
+    """Return the number of CUDA graphs that vLLM captures.
 
-    Sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2·n, 512, T) (config/vllm.py:
-    _set_cudagraph_sizes). vLLM captures each size in pieces, and sizes up to n also as one graph.
+    The sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2 · sequences, 512, tokens)
+    (config/vllm.py: _set_cudagraph_sizes). vLLM captures each size in pieces, and sizes up to
+    `sequences` also as one graph.
+
+    Args:
+        tokens: Maximum tokens of a pass.
+        sequences: Value of max_num_seqs on one dp rank.
     """
     largest = min(2 * sequences, 512, tokens)
     sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest]
