@@ -101,8 +101,8 @@ def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
     """Return whether the operator's kernel model was fitted to the operator's dtype and weight
     format.
 
-    It was not for weight-only formats (awq, int4) and for dtypes without measured rows. They use
-    the kernel model of bf16.
+    The result is False for weight-only formats (awq, int4) and for dtypes without measured rows.
+    Such operators use the kernel model of bf16.
     """
     if isinstance(operator.shape, GemmShape):
         kind = _gemm_kind(operator.dtype, operator.shape.format, calibration)

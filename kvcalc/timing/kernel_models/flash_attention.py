@@ -131,8 +131,8 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         tau: Load, softmax and store of a tile, in every wave [µs].
         r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
         r64, r256: Factors on `r` at head_dim 64 and 256; √r256 at 192.
-        cap: Share of the L2's size at which half of a cache still is in the L2 at the next call;
-            see `missed_share`.
+        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
+            L2.
         tramp: Ramp-up and tail of the memory traffic [µs].
         rx, tx: Factors on `r` and `tau` for MHA, and for the shapes that `wide` selects. Both have
             other kernels.

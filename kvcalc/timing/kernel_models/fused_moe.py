@@ -476,14 +476,17 @@ MEASURED_RANKS = 8
 class AllReduce(KernelModel, frozen=True, tag="allreduce"):
     """Time of an all-reduce, which sums equal arrays of all ranks inside one NVLink domain.
 
-    `us` takes the number of ranks, and the bytes of one rank's array.
+    It is the least time of four kernels: one-shot, two-shot, ring, and from 8 ranks on the
+    reduction in the NVLink switches. `us` takes the number of ranks, and the bytes of one rank's
+    array.
 
     Attributes:
         h: Time of each further rank [µs].
         a1, a2, a3: Launch and barriers of the one-shot, the two-shot, and the ring or switch kernel
             [µs].
         e1, e2, e3, es: Share of the link's datasheet rate in one direction that the one-shot, the
-            two-shot, the ring and the switch kernel reach; e2 and e3 with four ranks.
+            two-shot, the ring and the switch kernel reach. e2 and e3 are the shares with four
+            ranks.
         g2, g3: Factors on e2 and e3 for each doubling of the ranks.
     """
 

@@ -294,8 +294,8 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
 
     Attributes:
         t0, ec, em, p, tr, r: As in `Gemm`.
-        cap: Share of the L2's size at which half of the weights of one GEMM still are in the L2 at
-            the next call; see `missed_share`.
+        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
+            L2.
         l2: Read rate of the L2 [bytes/µs].
         cold: Whether the weights are never in the L2, as in serving.
     """

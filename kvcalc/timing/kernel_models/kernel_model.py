@@ -125,9 +125,8 @@ class KernelModel(
 
         Args:
             machine: Datasheet figures of the GPU.
-            shape: Sizes of the call, as numbers or arrays of equal shape. Their order is the order
-                of the operation's columns in `rows`, unless the class docstring gives another
-                order.
+            shape: Sizes of the call, as numbers or arrays of equal shape. The class docstring gives
+                their order, such as m, n and k for GEMMs.
         """
         raise NotImplementedError
 

@@ -70,8 +70,8 @@ class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
         tau: Time of a tile in addition to its read [µs]. A tile is 64 heads of one sequence.
         r: Rate at which one SM reads latents [bytes/µs].
         ec: Share of the datasheet's bf16 peak that the products reach.
-        cap: Share of the L2's size at which half of a cache still is in the L2 at the next call;
-            see `missed_share`.
+        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
+            L2.
         tramp: Ramp-up and tail of the memory traffic [µs].
         cast: Memory traffic before the attention, as a multiple of the cache's bytes. Converting an
             fp8 cache to bf16 reads it once and writes twice its bytes. A bf16 cache needs almost
@@ -227,18 +227,21 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
         ti: Time of the indexer's launches [µs].
         t1: Time of small kernels, for each doubling of the sequences [µs].
         em: Share of the datasheet's bandwidth that reading weights reaches.
-        a1: Additional time of each sequence [µs].
+        a1: Additional time of each sequence, without its heads [µs].
         ei: Share of the datasheet's bandwidth that reading index keys reaches.
         kt: Time of the top-k, in every wave of sequences [µs].
         ta: Time of an attention tile in addition to its read [µs]. A tile is 64 heads of a
             sequence.
         ts: Time in which a tile reads one token [µs].
-        he: Time in which the host launches a module without an indexer [µs].
+        he: Minimum time of a module without an indexer if the batch has no CUDA graph, because the
+            host launches each kernel [µs].
         bytes: Bytes of a weight of the projections, with scales.
-        graphs: Maximum sequences in a CUDA graph; 0 if all batches use graphs.
-        heads: Number of heads of a sequence that cost as much as the sequence itself.
+        graphs: Maximum number of sequences for which the engine has a CUDA graph; 0 if it has one
+            for every batch.
+        heads: Number of query heads whose time is `a1`, so a sequence takes a1 · (1 + q_heads /
+            heads).
         walk: `whole` if one SM reads all tokens of a tile, `shared` if all SMs share them.
-        host: Host launch time of a module with an indexer, divided by the time without an indexer.
+        host: Factor on `he` for a module with an indexer.
     """
 
     RANGES: ClassVar[str] = """
