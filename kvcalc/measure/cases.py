@@ -224,7 +224,8 @@ class LayerStack:
         return model_caches(case.model, case.batch_size, case.context, x.dtype, x.device)
 
     def step(self, caches: Sequence[LayerCache]) -> Tensor:
-        """Run all layers: projections, cache write, attention or scan, output projection.
+        """Run all layers and return the output: projections, cache write, attention or scan, output
+        projection.
 
         Args:
             caches: Caches that `caches` returned. They are overwritten.

@@ -77,7 +77,9 @@ class Machine(NamedTuple):
 
     @property
     def columns(self) -> Record:
-        """Return the record keys that describe the machine."""
+        """Return the record keys that describe the machine: device, threads, clock and
+        core_share.
+        """
         return {
             "device": self.name,
             "threads": self.threads or None,

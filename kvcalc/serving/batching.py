@@ -66,7 +66,7 @@ class Scheduling(NamedTuple):
             admitted. 0 needs none. With 1 no request is ever preempted.
         wait_passes: Maximum number of decode passes during which prompts wait for more prompts; 0
             if prompts never wait.
-        wait_share: Share of the maximum tokens of a pass that waiting prompts must fill to end the
+        wait_share: Share of the free tokens of a pass that waiting prompts must fill to end the
             wait.
     """
 

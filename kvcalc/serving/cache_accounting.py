@@ -195,8 +195,8 @@ class Log:
         found_tokens: Prompt tokens found in a prefix cache.
         preemptions: Number of preemptions.
         recomputed_tokens: Tokens whose cache was dropped by a preemption and computed again.
-        verified: Verifications of drafts, counted per sequence.
-        yielded: Tokens that the verifications produced.
+        verified: Number of verified drafts: one for each decoding sequence in each pass.
+        yielded: Tokens that the sequences gained in these verifications.
         peak: Maximum allocated KV cache bytes.
         largest: Maximum number of sequences in a pass.
         allocated_byte_s: Allocated bytes, integrated over time.

@@ -298,10 +298,11 @@ def _simulate(
 def steps_validated(
     calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]
 ) -> dict[Any, ErrorStatistics]:
-    """Return the errors of simulated servers, under the keys of `Calibration.validation`.
+    """Return the errors of simulated TPOT, TTFT and tokens/s against measured servers.
 
-    Runs that hit a prefix cache or contain measurement artefacts are left out. An error from fewer
-    than 8 runs is left out too.
+    The keys are the keys of `Calibration.validation`, such as `dense` or `mixture_ttft`. Runs that
+    hit a prefix cache or contain measurement artefacts are left out. An error from fewer than 8
+    runs is left out too.
 
     Args:
         calibration: Kernel models that time the passes.

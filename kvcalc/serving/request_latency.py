@@ -156,8 +156,9 @@ def request(
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
     """Return the tokens of one sequence that pass through the layers, with and without a cache.
 
-    For n input and m output tokens, n + m − 1 tokens pass with a cache. Without a cache, the passes
-    have n, n + 1, … n + m − 1 tokens, so their sum passes. The difference is redundant work.
+    For n input and m output tokens, n + m − 1 tokens pass with a cache. Without a cache, each step
+    passes all tokens again, which gives n + (n + 1) + … + (n + m − 1). The difference is redundant
+    work.
     """
     last = input_len + output_len - 1
     return last, (input_len + last) * output_len // 2

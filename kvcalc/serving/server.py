@@ -517,11 +517,11 @@ def _queue_diverges(
 def server_errors(
     deployment: TimedDeployment, step: Batch, is_disaggregated: bool
 ) -> dict[str, float | None]:
-    """Return the 90th percentiles of the errors against measured servers: 0.05 is 5%.
+    """Return the 90th percentiles of the errors of simulated times and throughput: 0.05 is 5%.
 
-    The keys are `time_p90_error`, `tpot_p90_error`, `ttft_p90_error` and `throughput_p90_error`.
-    The first two are equal. An error is None if unknown: for disaggregated servers, and for steps
-    whose error `latency` does not know either.
+    The errors are against measured servers. The keys are `time_p90_error`, `tpot_p90_error`,
+    `ttft_p90_error` and `throughput_p90_error`. The first two are equal. An error is None if
+    unknown: for disaggregated servers, and for steps whose error `latency` does not know either.
 
     Args:
         deployment: Model on one replica of GPUs.

@@ -32,10 +32,9 @@ DT_RANGE = 1e-3, 1e-1
 
 
 class GatedDeltaNetLayer(Mixer):
-    """Gated delta net (linear attention with a recurrent state) in torch.
+    """Gated delta net in torch: linear attention with a recurrent state.
 
-    It has hk key heads of width dk and hv value heads of width dv. hv / hk value heads share one
-    query and key.
+    Several value heads may share one query and key head.
     """
 
     def __init__(self, *options: Any) -> None:
@@ -251,7 +250,9 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 class GroupedLayer(Mixer):
-    """Grouped-query attention in torch. H query heads share the keys and values of G KV heads."""
+    """Grouped-query attention (GQA) in torch. Several query heads share the keys and values of a KV
+    head.
+    """
 
     refused: tuple[str, ...] = (
         "attention_chunk_size",

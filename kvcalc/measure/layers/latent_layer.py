@@ -28,11 +28,8 @@ MAX_SCORED = 1 << 26  # elements of index scores in one operation
 
 
 class LatentLayer(Mixer):
-    """Multi-head latent attention (MLA) in torch.
-
-    In the methods' shapes, B is the number of sequences, H the query heads, n the new tokens and S
-    all tokens. r is kv_lora_rank. dn and dr are the key widths without and with positions. dv is
-    v_head_dim.
+    """Multi-head latent attention (MLA) in torch, expanded for several new tokens, absorbed for
+    one.
     """
 
     refused: tuple[str, ...] = ("sliding_window", "output_gate", "q_up_size", "sinks")
@@ -130,10 +127,7 @@ class LatentLayer(Mixer):
 
 
 class SparseLayer(LatentLayer):
-    """DeepSeek sparse attention (DSA) in torch: MLA over the tokens that an indexer selects.
-
-    In the methods' shapes, Hi is index_n_heads and di is index_head_dim.
-    """
+    """DeepSeek sparse attention (DSA) in torch: MLA over the tokens that an indexer selects."""
 
     refused = (*LatentLayer.refused, "indexer", "index_pool")
 
