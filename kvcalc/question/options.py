@@ -295,7 +295,7 @@ def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
 
 
 def question_in(annotation: Any) -> type[Question] | None:
-    """Return the question class in an annotation, or None if there is none.
+    """Return the question class (a group of options) in a type annotation, or None.
 
     For a question class Q, annotations are `Q`, `list[Q]` or `Annotated[dict, Q]`.
     """

@@ -449,7 +449,7 @@ def memory_sentences(records: Records) -> list[str]:
     """Return a warning for each batch that does not fit in GPU memory.
 
     Args:
-        records: Records of timed batches.
+        records: Records of batches, with the KV cache bytes that each needs.
     """
     short = [record for record in records if record.get("fits") is False]
     some_fit = any(record.get("kv_budget_bytes") for record in records)

@@ -292,7 +292,7 @@ def time_details(records: Records) -> list[str]:
 
 
 def pass_notes(records: Records, *more: str) -> list[str]:
-    """Return the footnotes of a table with timed batches.
+    """Return the footnotes of a table whose rows are batches with their times.
 
     The first note is the source of the times. Warnings and the accuracy of the times follow.
 
@@ -314,7 +314,7 @@ def pass_notes(records: Records, *more: str) -> list[str]:
 
 
 def pass_details(records: Records) -> list[str]:
-    """Return further notes of a table with timed batches, for `--verbose`.
+    """Return further notes of a table whose rows are batches with their times, for `--verbose`.
 
     They are about calibrations, nodes, and engines whose KV cache budget is unknown.
     """
