@@ -43,14 +43,19 @@ OUTSIDE_CACHE = ("activations", "libraries", "graphs")
 
 
 class MemoryItem(NamedTuple):
-    """One part of a GPU's memory in bytes, logged and predicted; None if unknown."""
+    """One part of a GPU's memory, such as weights, in bytes of one GPU.
+
+    Attributes:
+        logged: Bytes that the log states; None if it states none.
+        predicted: Bytes that kvcalc predicts; None if it predicts none.
+    """
 
     logged: int | None
     predicted: int | None
 
     @property
     def difference(self) -> int | None:
-        """Return the logged bytes minus the predicted bytes; None if one of them is unknown."""
+        """Return the logged bytes minus the predicted bytes; None if either is unknown."""
         if self.logged is None or self.predicted is None:
             return None
         return self.logged - self.predicted
@@ -60,11 +65,14 @@ class Diagnosis(NamedTuple):
     """A logged engine start and its prediction.
 
     Attributes:
+        boot: The logged start.
+        command: The engine's command line, from the flags in the log.
         deployment: The deployment on a GPU with the memory that the log states.
         plain: The deployment on the GPU preset.
-        predicted: The `Fit` that follows from the engine's rules.
-        items: Memory items by their keys in ITEM_NAMES.
-        corrections: Logged minus predicted bytes, for later calls of `fit`.
+        options: The options of `fit` that follow from the flags.
+        predicted: The capacity by the engine's rules, without corrections from the log.
+        items: Memory items of one GPU, by their keys in ITEM_NAMES.
+        corrections: Logged minus predicted bytes of one GPU, for later calls of `fit`.
         remarks: Sentences to print.
     """
 
@@ -79,22 +87,26 @@ class Diagnosis(NamedTuple):
     remarks: tuple[str, ...]
 
     def logged(self, key: str) -> int | None:
-        """Return the logged bytes of a memory item."""
+        """Return the logged bytes of a memory item; None if the log states none.
+
+        Args:
+            key: A key of ITEM_NAMES.
+        """
         return self.items[key].logged if key in self.items else None
 
 
 def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) -> Diagnosis:
-    """Compare a logged engine start with the prediction.
+    """Compute the prediction for a logged engine start, and compare both item by item.
 
     Args:
         boot: The logged start.
-        model: Name that replaces the model's name in the log.
-        gpu_name: Name that replaces the GPU's name in the log.
-        overrides: Flags that replace the flags in the log, by the names in `engine_flags`.
+        model: Name that replaces the model's name in the log; "" for none.
+        gpu_name: Name that replaces the GPU's name in the log; "" for none.
+        overrides: Values that replace the flags in the log, by the option names in `engine_flags`.
 
     Raises:
-        UserError: vLLM ran its V0 engine, or model or GPU are neither in the log nor in the
-            overrides.
+        UserError: vLLM ran its V0 engine. Or model or GPU are neither in the log nor in the
+            arguments.
     """
     overrides = overrides or {}
     if boot.is_v0:

@@ -167,8 +167,13 @@ GPU_MAKERS = ("NVIDIA", "GeForce", "Tesla", "Instinct", "Apple M")
 
 @cache
 def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
-    """Return the patterns of an engine's log and of torch's failed allocations, each after a text
-    that every matching line contains."""
+    """Return the compiled patterns of an engine's log lines, and of torch's failed allocations.
+
+    Each pattern has a text that every matching line contains, which is faster to search.
+
+    Args:
+        engine: Name of the engine, a key of PATTERNS.
+    """
     patterns = []
     for pattern in (*PATTERNS[engine], _TORCH, _TORCH_CAPACITY):
         start = re.match(r"(?:[^<(\[\\?*.+|](?![?*]))+", pattern.removeprefix("<device> "))
@@ -198,23 +203,25 @@ class Boot(msgspec.Struct):
     """One engine start in a log.
 
     Attributes:
-        lines: Numbers of the first and the last line.
-        model: The model's name.
+        engine: Name of the engine, such as "vllm".
+        lines: Numbers of the first and the last line of the start.
+        gpu: The GPU's name; "" if unknown.
+        version: The engine's version; "" if unknown.
+        model: The model's name or path; "" if unknown.
         title: The model's title in a GGUF file.
-        file_type: The format of the weights in a GGUF file, in words.
-        gpu: The GPU's name.
-        memory: Bytes of the GPU; 0 if unknown.
-        flags: Values of the engine's flags, by the names in `engine_flags`.
-        figures: Bytes of one GPU by memory item.
-        buffers: Bytes of llama.cpp's buffers by memory item and device.
-        counts: Numbers of tokens, cells and devices, by name.
+        file_type: The format of the weights in a GGUF file, such as "Q4_K - Medium".
+        memory: Memory of one GPU in bytes; 0 if unknown.
+        flags: Values of the engine's flags, by the option names in `engine_flags`.
+        figures: Logged bytes of one GPU, by memory item.
+        buffers: Bytes of llama.cpp's buffers, by memory item and device.
+        counts: Numbers of tokens or cells in the KV cache, by name: tokens, full_tokens or cells.
         failure: Why the start failed: no_blocks (no memory left for the cache), too_long (one
             sequence of the maximum length does not fit), occupied (less memory is free than the
-            share), out_of_memory or weights. '' if the log states no failure.
+            engine's share), out_of_memory or weights. "" if the log states no failure.
         has_started: Whether the engine started successfully.
         is_v0: Whether vLLM ran its V0 engine.
         has_draft: Whether llama.cpp loaded a second model, as a draft.
-        start_lines: The kinds of lines from the beginning of a start that were already read.
+        start_lines: Keys of START_LINES that were already read. A second one begins another start.
     """
 
     engine: str
@@ -236,19 +243,25 @@ class Boot(msgspec.Struct):
     start_lines: set[str] = set()
 
     def size(self, name: str) -> int | None:
-        """Return the bytes of a memory item; None if the log has none."""
+        """Return the logged bytes of a memory item on one GPU; None if the log states none.
+
+        Args:
+            name: A key of `figures`, such as "weights".
+        """
         return round(self.figures[name]) if name in self.figures else None
 
 
 def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
-    """Return the GPU with the memory that the log states, and a remark if the log has no name.
+    """Return the GPU of a log with the logged memory, and a remark for the user or "".
+
+    If the log has no known name, the GPU preset with this memory is used, which the remark states.
 
     Args:
-        name: The name in the log; '' if there is none.
-        memory: Bytes of memory in the log; 0 if unknown.
+        name: The GPU's name in the log; "" if there is none.
+        memory: Bytes of GPU memory in the log; 0 if unknown.
 
     Raises:
-        UserError: No preset matches, or several GPUs have this memory.
+        UserError: No preset matches, or several GPU models have this memory.
     """
     if preset := driver_gpu(name, memory):
         return with_memory(preset, memory), ""
@@ -270,14 +283,26 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
 
 
 def unified_memory(gpu: Gpu, free_bytes: float) -> int:
-    """Return the memory in bytes of the smallest machine whose GPU may use `free_bytes`."""
+    """Return the memory in bytes of the smallest machine of this kind with so much free GPU memory.
+
+    The memory of such a machine is unified: its GPU may use only a share of it.
+
+    Args:
+        gpu: The GPU preset, whose memory is the largest result.
+        free_bytes: Bytes that the log states as free for the GPU.
+    """
     sizes = (round(gib * 2**30) for gib in MACHINE_GIB)
     fitting = (size for size in sizes if with_memory(gpu, size).usable_bytes >= free_bytes)
     return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
 
 
 def with_memory(gpu: Gpu, memory: int) -> Gpu:
-    """Return a GPU with another memory in bytes; 0 leaves it unchanged."""
+    """Return a GPU with another memory size.
+
+    Args:
+        gpu: The GPU.
+        memory: Memory in bytes; 0 leaves the GPU unchanged.
+    """
     return replace(gpu, memory_bytes=memory) if memory else gpu
 
 
@@ -306,7 +331,10 @@ HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
 def read_boots(name: str) -> tuple[list[Boot], list[str]]:
-    """Return the engine starts of a log, and remarks. `-` is standard input.
+    """Return the engine starts of a log in order, and remarks on unread parts.
+
+    Args:
+        name: Path of the log file; "-" for standard input.
 
     Raises:
         UserError: The file is not text or has no start of a known engine.

@@ -43,11 +43,12 @@ V0_ITEMS = "memory share weights activations libraries graphs cache"
 
 
 class Adviser(NamedTuple):
-    """Tries changes of the flags of a diagnosed start, to find changes that make the users fit.
+    """Finds changes of a diagnosed start's flags with which the required users fit.
 
     Attributes:
-        users: Users that must fit.
-        tokens: Tokens of each user.
+        diagnosis: The diagnosed start.
+        users: Number of concurrent users that must fit.
+        tokens: Tokens of each user's sequence.
     """
 
     diagnosis: Diagnosis
@@ -56,22 +57,30 @@ class Adviser(NamedTuple):
 
     @property
     def start(self) -> ConfigChange:
-        """Return the diagnosed start on the GPU preset, without a change."""
+        """Return the diagnosed start on the GPU preset, without any change."""
         diagnosis = self.diagnosis
         return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
 
     def with_users(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
-        """Return a change with the sequences that must fit. llama.cpp allocates all slots at its
-        start."""
+        """Return a changed start for which this number of users must fit.
+
+        With llama.cpp, the number is at least the slots of the start, because all slots are
+        allocated.
+
+        Args:
+            change: The changed start.
+            users: Number of concurrent users.
+            tokens: Tokens of each user's sequence.
+        """
         options = change.options
         if options.engine == "llama.cpp":
             users = max(users, options.max_num_seqs or 1)
         return change.changed(users=users, max_model_len=tokens)
 
     def fits(self, change: ConfigChange) -> bool:
-        """Return whether the users fit and the engine starts, as the corrected rules predict.
+        """Return whether the engine starts with a change and the required users fit.
 
-        The users must also fit by the rules without corrections.
+        Both must be true by the engine's rules, and by the rules with the corrections of the log.
         """
         corrections = self.diagnosis.corrections
         deployment = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
@@ -90,7 +99,8 @@ class Adviser(NamedTuple):
         return not is_total or corrected.result.budget.share <= free_bytes
 
     def advice(self, change: ConfigChange) -> AdviceRecord:
-        """Return the advice of a change that fits."""
+        """Return the record of a change with which the users fit: its flags, cost and command
+        lines."""
         predicted, tokens, flags = self.diagnosis.predicted, self.tokens, change.flags()
         longest = max(change.options.max_model_len or predicted.length, tokens)
         started = self.with_users(change, self.users, longest)
@@ -109,10 +119,10 @@ class Adviser(NamedTuple):
         }
 
     def find_changes(self) -> list[AdviceRecord]:
-        """Return up to MAX_CHANGES changes that make the users fit, the smallest of each kind.
+        """Return up to MAX_CHANGES changes with which the users fit, the smallest of each kind.
 
-        Changes of one flag come first. If none helps, each is combined with a change of the memory
-        share.
+        Kinds are, for example, fewer tokens per pass or more GPUs. Changes of one flag come first.
+        If none helps, each kind is combined with a larger gpu_memory_utilization.
         """
         kinds: Iterable[Iterable[ConfigChange]]
         kinds = chain([self.larger_shares(self.start)], self.changes())
@@ -131,10 +141,15 @@ class Adviser(NamedTuple):
         return changes[first : first + 1]
 
     def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
-        """Return the changes to the smallest memory share that fits, in steps of 0.01, below the
-        free share.
+        """Return a change to the smallest gpu_memory_utilization with which the users fit, or
+        nothing.
 
-        If other processes occupy the share, return the next smaller share.
+        The values are multiples of 0.01 above the current value. They end at the share of the
+        memory that other processes leave free. If other processes made the start fail, return the
+        next smaller value instead.
+
+        Args:
+            start: The start, possibly with earlier changes.
         """
         options = start.options
         if options.engine == "llama.cpp" or options.kv_cache_memory_bytes:
@@ -150,9 +165,11 @@ class Adviser(NamedTuple):
         )
 
     def changes(self) -> Iterator[Iterable[ConfigChange]]:
-        """Yield the changes of each kind, the smallest first.
+        """Yield the alternative changes of each kind, the smallest change of a kind first.
 
-        First are changes that need less memory outside the cache, then changes of the deployment.
+        First come kinds that need less memory outside the KV cache, such as fewer tokens per pass.
+        Kinds that change the deployment follow: cache format, layers on the host, GPUs, and weight
+        format.
         """
         start, options, deployment = self.start, self.start.options, self.start.deployment
         is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
@@ -191,9 +208,12 @@ class Adviser(NamedTuple):
         yield smaller_weights(start)
 
     def longest_flag(self) -> str:
-        """Return the flag for the longest max_model_len at which one sequence fits, both by the
-        rules and by the rules with corrections from the log. Return '' if there is none, or if the
-        logged maximum fits."""
+        """Return the flag with the longest max_model_len at which one sequence fits.
+
+        Example: "--max-model-len 8192". The sequence must fit by the engine's rules, and by the
+        rules with the corrections of the log. Return "" if no length fits, or if the logged maximum
+        fits.
+        """
         diagnosis = self.diagnosis
         length = diagnosis.options.max_model_len
         one_user = self.with_users(self.start, 1, length).options
@@ -216,20 +236,22 @@ def _halves(value: int, minimum: int) -> Iterator[int]:
 
 
 class DiagnosisSummary(NamedTuple):
-    """The sentences and records of a diagnosis.
+    """The printed sentences and the records of a diagnosed start.
 
     Attributes:
-        boot: The start that the log describes.
-        model, gpu, gpus: Model, GPU and number of GPUs.
-        items: Memory items by their keys in ITEM_NAMES.
-        outcome: Whether the engine started, and its KV cache or the missing memory.
-        capacity: The users that fit, as logged and as predicted.
+        boot: The logged start.
+        model: Name of the model.
+        gpu: Name of the GPU model.
+        gpus: Number of GPUs.
+        items: Memory items of one GPU, by their keys in ITEM_NAMES.
+        outcome: Sentence: whether the engine started, and its KV cache or the missing memory.
+        capacity: Text: the users that fit, as logged and as predicted.
         fits: Whether the required users fit; None without a prediction.
-        max_num_seqs: Sequences that fit according to the figures in the log.
-        command: The engine's command line.
-        remedy: The changes that help in a sentence; '' if none is needed.
-        changes: The changes that help.
-        corrections: Differences of the items; None without a prediction.
+        max_num_seqs: Sequences that fit with the corrections of the log; None without a prediction.
+        command: The engine's command line; None without a prediction.
+        remedy: Sentence with the flags that help; "" if none is needed.
+        changes: Records of the changes that help.
+        corrections: Logged minus predicted bytes of one GPU; None without a prediction.
     """
 
     boot: Boot
@@ -248,16 +270,16 @@ class DiagnosisSummary(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """Return model, GPUs and engine in words."""
+        """Return model, GPUs and engine as text, such as "llama-3.1-8b on 1× l4, vllm 0.11.0"."""
         engine = f"{self.boot.engine} {printable(self.boot.version, 40)}".strip()
         return f"{self.model} on {self.gpus}× {self.gpu}, {engine}"
 
     def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
-        """Return one record per memory item, and last the summary.
+        """Return one record per memory item. The last record also has the summary.
 
         Args:
-            log: Name of the file.
-            number: Number of the start in the file.
+            log: Name of the log file.
+            number: Position of the start among the starts of the file, from 1.
         """
         boot = self.boot
         items = {ITEM_NAMES[key]: item for key, item in self.items.items()}
@@ -296,11 +318,12 @@ class DiagnosisSummary(NamedTuple):
 
 
 def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
-    """Return the figures of a log of vLLM's V0 engine, without a prediction.
+    """Return the summary of a start of vLLM's V0 engine. It has only logged sizes, no prediction.
 
     Args:
-        model: Name that replaces the model's name in the log.
-        gpu: Name that replaces the GPU's name in the log.
+        boot: The logged start.
+        model: Name that replaces the model's name in the log; "" for none.
+        gpu: Name that replaces the GPU's name in the log; "" for none.
     """
     try:
         preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
@@ -327,11 +350,12 @@ def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
 
 
 def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> DiagnosisSummary:
-    """Return the summary of a start.
+    """Return the summary of a diagnosed start, with changes that help if the users do not fit.
 
     Args:
-        users: Users that must fit; 0 for one.
-        context: Tokens of each user; 0 for the maximum of the start.
+        diagnosis: The diagnosed start.
+        users: Number of concurrent users that must fit; 0 for one.
+        context: Tokens of each user's sequence; 0 for the start's max_model_len.
     """
     boot, predicted, options = diagnosis.boot, diagnosis.predicted, diagnosis.options
     tokens = context or predicted.length

@@ -8,7 +8,7 @@ from kvcalc.records.size import DeploymentRecord, MemoryRecord, SizeRecord, Time
 
 
 class QualityRecord(TypedDict):
-    """The keys about the published quality of an attention variant."""
+    """Keys about the published quality of an attention variant."""
 
     head_diversity: Annotated[
         TextOrNull,
@@ -25,7 +25,7 @@ class QualityRecord(TypedDict):
 
 
 class VariantRecord(SizeRecord, QualityRecord):
-    """KV cache of an attention variant, compared with the first variant."""
+    """KV cache of an attention variant, compared with the first variant of `compare`."""
 
     variant: Annotated[
         str, "the attention variant, as on the command line", "variant", "variant"
@@ -58,7 +58,8 @@ class VariantRecord(SizeRecord, QualityRecord):
 class CompareRecord(
     VariantRecord, DeploymentRecord, PassTotalRecord, TimeBasisRecord, MemoryRecord
 ):
-    """An attention variant with its decode step and the requests that fit."""
+    """One attention variant of `compare`: its KV cache, a decode step, and the requests that
+    fit."""
 
     ttft_s: Annotated[
         FloatOrNull,

@@ -84,19 +84,20 @@ JSON_TYPES = {
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """The description of a key of a record.
+    """The description of one key of a JSON record.
 
     Attributes:
-        meaning: Value and, if it may be null, the condition under which it is null. Text after a
-            semicolon is only in the reference.
-        heading: Heading of the column; '' if no table shows the key.
+        meaning: What the value is. If it may be null, also the condition under which it is null.
+            Text after a semicolon is only in the reference.
+        heading: Heading of the key's column; "" if no table shows the key.
         format: Format of a table cell, a name in `report.text.tables.FORMATS` or a template such as
             `{:,.1f}`. By default it follows from the unit.
-        unit: The unit. By default it follows from the ending of the key, then from the type.
+        unit: The unit of the value. By default it follows from the ending of the key, then from the
+            type.
         formula: Formula with keys in braces, such as `{flops} / {bytes}`. `--explain` replaces the
             keys with their values.
         name: The key.
-        type: JSON type: integer, number, text, boolean, list or object.
+        type: JSON type: "integer", "number", "text", "boolean", "list" or "object".
         nullable: Whether the value may be null.
         required: Whether every record has the key.
     """
@@ -113,7 +114,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def unit_of_key(key: str) -> str:
-    """Return the unit that the ending of a key gives, or ''.
+    """Return the unit that the ending of a record's key gives; "" if it gives none.
 
     Examples: `tpot_s` gives seconds, and `bandwidth_bytes_per_s` gives bytes a second.
     """
@@ -123,7 +124,11 @@ def unit_of_key(key: str) -> str:
 
 @cache
 def figures_of(record: type) -> dict[str, Figure]:
-    """Return the figures of a record class by key. Keys of base classes come first."""
+    """Return the description of each key of a record class. Keys of base classes come first.
+
+    Args:
+        record: A class whose annotations declare the keys, such as `SizeRecord`.
+    """
     declarations: dict[str, Any] = record.__annotations__
     return {key: _complete(key, declaration) for key, declaration in declarations.items()}
 
@@ -152,7 +157,11 @@ def _complete(key: str, declaration: Any) -> Figure:
 
 
 def record_schema(record: type) -> dict[str, object]:
-    """Return the JSON Schema of a record class, with the unit of each key."""
+    """Return the JSON Schema of a record class, with the unit of each key.
+
+    Args:
+        record: A class whose annotations declare the keys, such as `SizeRecord`.
+    """
     figures = figures_of(record)
     return {
         "title": record.__name__,

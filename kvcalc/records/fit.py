@@ -7,7 +7,7 @@ from kvcalc.records.size import HostWeightsRecord, ShardedRecord
 
 
 class FitMemoryRecord(ShardedRecord):
-    """The deployment, and the memory of one GPU."""
+    """Keys of a `fit` record about the deployment and the memory of one GPU."""
 
     engine: Annotated[str, "engine whose rules apply", "engine"]
     dtype: Annotated[str, "format of the weights", "weights in"]
@@ -52,7 +52,7 @@ class FitMemoryRecord(ShardedRecord):
 
 
 class LoggedCacheRecord(TypedDict):
-    """Parts of the cache that an engine logs separately."""
+    """Keys of a `fit` record about parts of one GPU's KV cache that an engine logs separately."""
 
     window_cache_bytes: NotRequired[
         Annotated[int, "bytes of windows, if the engine logs them separately"]
@@ -66,7 +66,8 @@ class LoggedCacheRecord(TypedDict):
 
 
 class ImageRecord(TypedDict):
-    """Tokens of images, if the model has a vision tower whose size is known."""
+    """Keys of a `fit` record about the tokens of an image. Models without a vision tower lack
+    them."""
 
     images: NotRequired[
         Annotated[IntOrNull, "images or videos of a request; null without a limit"]
@@ -82,7 +83,8 @@ class ImageRecord(TypedDict):
 
 
 class CapacityRecord(LoggedCacheRecord, ImageRecord):
-    """The sequences and tokens that fit, and settings that would fit."""
+    """Keys of a `fit` record about the sequences and tokens that fit, and settings that would
+    fit."""
 
     block_size: Annotated[IntOrNull, "per block; null if the engine has no blocks"]
     page_bytes: Annotated[
@@ -154,7 +156,8 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
 
 
 class CacheTransferRecord(TypedDict):
-    """Transfers of a cache over links, and sequences in CPU memory."""
+    """Keys of a `fit` record about sending a KV cache over links, and about sequences in CPU
+    memory."""
 
     transfer_bytes: Annotated[int, "cache of one sequence, sent to a decode GPU"]
     transfer_s: Annotated[
@@ -181,7 +184,8 @@ class CacheTransferRecord(TypedDict):
 
 
 class LoadingRecord(HostWeightsRecord):
-    """Weights in CPU memory, copies, and the time to load the weights."""
+    """Keys of a `fit` record about loading weights, replicated weights and weights in CPU
+    memory."""
 
     machine_memory_bytes: Annotated[int, "total memory of one GPU"]
     startup_bytes: Annotated[
@@ -198,7 +202,7 @@ class LoadingRecord(HostWeightsRecord):
 
 
 class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRecord):
-    """One configuration of `fit`."""
+    """One configuration of `fit`: its memory, and the sequences that fit."""
 
     command: Annotated[
         TextOrNull, "the engine's command line of the answer; null if the engine has none"
@@ -214,7 +218,7 @@ class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRec
 
 
 class FitRow(FitRecord):
-    """One row of the table of `fit`, with texts of the answer."""
+    """One row of the table of `fit`: the record of a configuration, and texts for its cells."""
 
     missing_bytes: Annotated[IntOrNull, "null if the request fits", "missing/GPU"]
     longest: Annotated[
@@ -223,7 +227,7 @@ class FitRow(FitRecord):
 
 
 class WasteRecord(TypedDict):
-    """Waste of three allocators for some lengths."""
+    """Waste of three memory allocators for the request lengths of `fit --lengths`."""
 
     lengths: Annotated[int, "given or sampled lengths"]
     mean_length: Annotated[float, "tokens"]
@@ -248,7 +252,8 @@ class WasteRecord(TypedDict):
 
 
 class MatrixCellRecord(TypedDict):
-    """Free memory of one cell of users and context."""
+    """One combination of users and context of `fit --matrix`: whether it fits and the free
+    memory."""
 
     users: Annotated[int, "users of this cell", "users"]
     context: Annotated[int, "per user"]
@@ -258,7 +263,7 @@ class MatrixCellRecord(TypedDict):
 
 
 class AllocationRecord(TypedDict):
-    """One step of three allocators."""
+    """One line of a script of `fit --allocations`, with its result in three memory allocators."""
 
     line: Annotated[int, "line of the file, or number of the step"]
     request: Annotated[str, "the line", "request"]

@@ -6,7 +6,7 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
 
 class KernelModelRecord(TypedDict):
-    """The kernel model of a family and kind of data, with its errors."""
+    """The fitted time model of one kernel family and data type or kernel, with its errors."""
 
     gpu: NotRequired[Annotated[str, "with --all", "GPU"]]
     stack: NotRequired[Annotated[str, "with --all", "stack"]]
@@ -31,8 +31,8 @@ class KernelModelRecord(TypedDict):
 
 
 class ErrorRecord(TypedDict):
-    """Errors of bounds and predictions on a group of measured rows. `--by` selects the keys that
-    name a group."""
+    """Errors of bounds and predictions on a group of measured rows of `validate`. `--by` selects
+    the keys that name the group."""
 
     op: NotRequired[Annotated[str, "operation", "operation"]]
     gpu: NotRequired[Annotated[str, "GPU name", "GPU"]]
@@ -89,7 +89,7 @@ class ErrorRecord(TypedDict):
 
 
 class MachineRecord(TypedDict):
-    """Machine and settings of a measurement."""
+    """Keys of a `measure` record about the machine and the settings of the measurement."""
 
     variant: Annotated[str, "attention variant, as on the command line", "variant", "variant"]
     attention: Annotated[str, "attention variant of the model", "attention"]
@@ -112,7 +112,7 @@ class MachineRecord(TypedDict):
 
 
 class CeilingsRecord(TypedDict):
-    """Measured ceilings of the machine."""
+    """Keys of a `measure` record about the highest rates that the machine reached."""
 
     bandwidth_bytes_per_s: Annotated[float, "the higher of copying and reading"]
     copy_bytes_per_s: Annotated[float, "rate of a copy"]
@@ -122,7 +122,7 @@ class CeilingsRecord(TypedDict):
 
 
 class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
-    """Times and bytes of one layer. Keys that begin with `attention_` are of attention only."""
+    """Measured times and bytes of one layer. Keys with `attention_` are of its attention only."""
 
     phase: Annotated[str, "decode or prefill", "phase"]
     context: Annotated[int, "per sequence", "context"]
@@ -187,7 +187,7 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
 
 
 class GenerationRecord(MachineRecord):
-    """Times and bytes of one way to generate tokens."""
+    """Measured times and bytes of one way to generate tokens, such as with a KV cache."""
 
     model: Annotated[str, "model name"]
     mode: Annotated[str, "cached or uncached", "cache", "mode"]

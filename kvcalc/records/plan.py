@@ -7,12 +7,12 @@ from kvcalc.records.size import DraftRecord, ShardedRecord
 
 
 class AdviceRecord(TypedDict):
-    """A change of flags after which the users fit.
+    """A change of an engine's flags with which the required users fit.
 
     Attributes:
-        flags: The flags to type.
-        cost: The disadvantage of the change, in words; '' for none.
-        command: The engine's command line with the change.
+        flags: The flags to add to the engine's command line.
+        cost: The disadvantage of the change, in words; "" for none.
+        command: The engine's command line with the change; None if the engine has none.
         kvcalc_command: The `kvcalc fit` command of the changed deployment.
         holds: Number of users that fit after the change.
     """
@@ -25,7 +25,7 @@ class AdviceRecord(TypedDict):
 
 
 class DiagnoseRecord(TypedDict):
-    """A memory item of one start, or its summary."""
+    """One memory item of a logged engine start; the last record also has the summary."""
 
     log: Annotated[str, "the file"]
     boot: Annotated[int, "number of the start in the file"]
@@ -63,7 +63,7 @@ class DiagnoseRecord(TypedDict):
 
 
 class RequirementRecord(TypedDict):
-    """The load of a plan."""
+    """Keys of a `plan` record about the requested load: users or request rate, and lengths."""
 
     users: Annotated[IntOrNull, "requested concurrent users; null with a rate", "users"]
     rate: Annotated[FloatOrNull, "requested rate; null with users", "requests/s", "{:g}"]
@@ -73,7 +73,8 @@ class RequirementRecord(TypedDict):
 
 
 class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
-    """A deployment with a number of replicas, under one requirement."""
+    """One configuration that `plan` tried: a deployment with a number of replicas, under one
+    load."""
 
     nodes: Annotated[int, "nodes of one replica", "servers"]
     expert_parallel_size: Annotated[int, "GPUs that share the experts"]
@@ -123,7 +124,7 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
 
 
 class PlanRecord(CandidateRecord):
-    """One of the best candidates, with its time model and its command lines."""
+    """One of the best configurations of `plan`, with its time model and its command lines."""
 
     pareto: Annotated[
         bool, "Pareto-optimal in TPOT and tokens/s per GPU or price", "Pareto-optimal"

@@ -8,7 +8,7 @@ MatrixPeak = Annotated[FloatOrNull, "dense matrix peak; null without such a unit
 
 
 class ModelPresetRecord(TypedDict):
-    """A model preset."""
+    """One model preset of `models`."""
 
     model: Annotated[str, "preset name", "model"]
     family: Annotated[str, "model family", "family"]
@@ -34,7 +34,7 @@ class ModelPresetRecord(TypedDict):
 
 
 class PeaksRecord(TypedDict):
-    """Matrix peaks of a GPU in FLOP/s, by dtype."""
+    """Peak rates of a GPU's matrix units in FLOP/s, by dtype; null if unknown."""
 
     fp64_flops_per_s: MatrixPeak
     fp32_flops_per_s: MatrixPeak
@@ -54,7 +54,7 @@ class PeaksRecord(TypedDict):
 
 
 class GpuPresetRecord(PeaksRecord):
-    """A GPU preset; null if the vendor does not publish a figure."""
+    """One GPU preset of `gpus`. A key is null if the vendor does not publish its value."""
 
     gpu: Annotated[str, "preset name", "GPU"]
     vendor: Annotated[str, "vendor", "vendor"]

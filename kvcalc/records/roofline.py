@@ -7,7 +7,8 @@ from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, Tim
 
 
 class WorkRecord(TypedDict):
-    """Work and time of an operator or of a pass, without the bytes of the weights."""
+    """Keys about work and time of an operator or a forward pass. Bytes of the weights are
+    elsewhere."""
 
     phase: Annotated[str, "decode, prefill or mixed", "phase"]
     operator: Annotated[str, "operator name; total is the sum of the pass", "operator"]
@@ -62,7 +63,7 @@ class WorkRecord(TypedDict):
 
 
 class PassTotalRecord(WorkRecord):
-    """Sum of a pass, without the bytes of the weights."""
+    """Keys about the total of a forward pass. Bytes of the weights are elsewhere."""
 
     mla_form: Annotated[
         TextOrNull, "absorbed, expanded or mixed; null without latent attention", "MLA form"
@@ -79,17 +80,17 @@ class PassTotalRecord(WorkRecord):
 
 
 class TimedWorkRecord(DeploymentRecord, BatchRecord, WorkRecord, TimeBasisRecord):
-    """Work and time of an operator or of a pass of a deployment."""
+    """Work and time of an operator or a forward pass, with its deployment and batch."""
 
     weight_bytes: Annotated[int, "weights read", "weights", "decimal bytes"]
 
 
 class RooflineRecord(TimedWorkRecord, PassTotalRecord, MemoryRecord):
-    """Sum of a pass of a deployment, with the memory that its batch needs."""
+    """Total of a forward pass of a deployment, with the memory that its batch needs."""
 
 
 class OperatorRecord(TimedWorkRecord):
-    """One operator of a pass, for all its runs together."""
+    """One operator of a forward pass; the values are sums over all its runs in the pass."""
 
     heads: Annotated[IntOrNull, "heads of attention; null for other operators"]
     m: Annotated[
@@ -119,7 +120,7 @@ class OperatorRecord(TimedWorkRecord):
 
 
 class AttentionRecord(BatchRecord):
-    """Attention of a variant in one layer, without projections."""
+    """Attention of one layer for an attention variant, without its projections."""
 
     gpu: Annotated[str, "GPU name", "GPU"]
     attention: Annotated[str, "model family with this shape", "attention"]

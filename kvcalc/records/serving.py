@@ -13,7 +13,7 @@ from kvcalc.records.size import (
 
 
 class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeightsRecord):
-    """A batch of equal requests."""
+    """Times of a batch of equal requests, which start together."""
 
     batch_size: Annotated[int, "equal concurrent sequences", "batch"]
     input_len: Annotated[int, "tokens of the prompt", "in"]
@@ -104,7 +104,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
 
 
 class NoCacheRecord(LatencyRecord):
-    """A batch of equal requests, also without a cache."""
+    """Times of a batch of equal requests, with and without a KV cache."""
 
     no_cache_ttft_s: Annotated[
         FloatOrNull, "ttft_s without a cache; null if it is null", "first token"
@@ -149,7 +149,7 @@ class NoCacheRecord(LatencyRecord):
 
 
 class SpeculationRecord(TypedDict):
-    """One step of speculative decoding at mid length."""
+    """One decode step with speculative decoding, when half of the output is generated."""
 
     draft: Annotated[str, "draft model or method", "draft"]
     num_speculative_tokens: Annotated[int, "drafted per step", "drafted"]
@@ -189,7 +189,7 @@ class SpeculationRecord(TypedDict):
 
 
 class LoadRecord(TypedDict):
-    """Load and settings of a server."""
+    """Keys of a `serve` record about the load and the settings of the server."""
 
     client: Annotated[str, "arrival process: open, closed, inferencex or aiperf"]
     think_time_s: Annotated[
@@ -248,7 +248,7 @@ class LoadRecord(TypedDict):
 
 
 class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
-    """A server under load."""
+    """A simulated server under one load: latencies, rates and use of the KV cache."""
 
     requests: Annotated[int, "arrived requests"]
     completed: Annotated[int, "answered requests", "done"]
@@ -388,7 +388,7 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
 
 
 class PassRecord(TypedDict):
-    """Consecutive passes of a timeline over the same sequences."""
+    """Consecutive forward passes of a server's timeline over the same sequences."""
 
     rank: Annotated[int, "data-parallel rank; prefill replicas come last"]
     start_s: Annotated[float, "start of the first pass of this line, from the first arrival"]

@@ -6,7 +6,7 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
 
 class ReplicaRecord(TypedDict):
-    """Model, formats and GPUs of a replica."""
+    """Keys about the model, the formats and the number of GPUs of a replica."""
 
     model: Annotated[str, "model name", "model"]
     gpus: Annotated[int, "GPUs of the replica", "GPUs"]
@@ -15,7 +15,7 @@ class ReplicaRecord(TypedDict):
 
 
 class ShardedRecord(ReplicaRecord):
-    """A replica on GPUs of one model, and how it is split."""
+    """Keys about a replica: its GPU model, and how the model is split over the GPUs."""
 
     gpu: Annotated[str, "GPU name", "GPU"]
     pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
@@ -23,7 +23,7 @@ class ShardedRecord(ReplicaRecord):
 
 
 class BatchRecord(TypedDict):
-    """Concurrent sequences of equal length."""
+    """Keys about a batch: number of concurrent sequences and their equal length."""
 
     batch_size: Annotated[int, "concurrent sequences", "batch"]
     context: Annotated[
@@ -34,7 +34,7 @@ class BatchRecord(TypedDict):
 
 
 class WeightsRecord(TypedDict):
-    """Parameters and weights of a model; null if only dimensions are known."""
+    """Keys about parameters and weights of a model; null if only its dimensions are known."""
 
     parameters: Annotated[
         IntOrNull,
@@ -76,7 +76,7 @@ class WeightsRecord(TypedDict):
 
 
 class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
-    """KV cache of a model at one context and batch size, and its weights."""
+    """KV cache of a model at one context and batch size, and the model's weights."""
 
     attention: Annotated[str, "attention variant", "attention"]
     kv_cache_bytes: Annotated[int, "stored by all sequences on one GPU", "KV cache"]
@@ -112,7 +112,7 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
 
 
 class DeploymentRecord(ReplicaRecord):
-    """A replica on GPUs, with the engine and the time model."""
+    """Keys about a replica on GPUs, with its engine and its time model."""
 
     dtype: Annotated[TextOrNull, "format of the weights; null without a model", "weights in"]
     gpu: Annotated[str, "GPU name", "GPU"]
@@ -128,7 +128,7 @@ class DeploymentRecord(ReplicaRecord):
 
 
 class DraftRecord(TypedDict):
-    """Speculative decoding of a deployment; null without a draft."""
+    """Keys about the speculative decoding of a deployment; null without a draft."""
 
     draft: Annotated[TextOrNull, "draft model or method; null without a draft", "draft"]
     num_speculative_tokens: Annotated[
@@ -140,7 +140,7 @@ class DraftRecord(TypedDict):
 
 
 class TimeBasisRecord(TypedDict):
-    """Time model and expected error of a time."""
+    """Keys about the time model of a predicted time and its expected error."""
 
     time_basis: Annotated[str, "calibrated, scaled or bound"]
     uncalibrated_share: Annotated[
@@ -157,7 +157,7 @@ class TimeBasisRecord(TypedDict):
 
 
 class MemoryRecord(TypedDict):
-    """Memory of the GPUs for a batch."""
+    """Keys about whether a batch fits in the memory of the GPUs."""
 
     fits: Annotated[
         bool | None, "whether the batch fits; null if the engine refuses the model", "fits"
@@ -185,7 +185,7 @@ class MemoryRecord(TypedDict):
 
 
 class HostWeightsRecord(TypedDict):
-    """Weights in CPU memory."""
+    """Keys about weights in CPU memory, which a decode step reads over the link to the GPU."""
 
     cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
     cpu_offload_read_bytes: Annotated[
