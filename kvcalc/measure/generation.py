@@ -57,7 +57,10 @@ MODES = (CACHED, Mode("uncached"), Mode("uncached", "all"))
 
 class GenerationRequest(NamedTuple):
     """One generation to measure: new tokens after a random prompt, once with a cache and twice
-    without. Without a cache, the LM head runs on the last position, then on all.
+    without.
+
+    Of the two runs without a cache, one has the LM head on the last position and one on all
+    positions.
 
     Attributes:
         model: Model to build.
@@ -243,7 +246,8 @@ def run_generation(
     progress: Progress,
     done: int = 0,
 ) -> Iterator[Record]:
-    """Yield three records: with a cache, without, and without with the LM head on all positions.
+    """Yield one record for each of three modes: with a cache; without a cache; and without a cache
+    but with the LM head on all positions.
 
     If Ctrl-C interrupts, yield records of the tokens that all modes have generated, then raise
     KeyboardInterrupt.

@@ -202,16 +202,18 @@ KEYS = ("op", "gpu", "framework", "dtype", "model", "client")
 PAIRS = {"roofline": [0, 1], "ttft": [3, 5], "throughput": [4, 6]}
 
 
-def remarks(v: Validation) -> list[str]:
+def remarks(validation: Validation) -> list[str]:
     """Return sentences on the rows of a file that were not compared: invalid rows and unknown GPUs.
 
     Args:
-        v: The file with its predictions.
+        validation: The file with its bounds and predictions.
     """
-    sentences = [v.table.remark] if v.table.invalid else []
-    for (name, op), lines in v.unknown.items():
+    sentences = [validation.table.remark] if validation.table.invalid else []
+    for (name, op), lines in validation.unknown.items():
         about = f"{len(lines):,} rows of {op} (lines {', '.join(lines[:MAX_LINES])} …)"
-        sentences.append(f"{v.table.path}: unknown GPU {printable(name, 60)!r}: {about}")
+        sentences.append(
+            f"{validation.table.path}: unknown GPU {printable(name, 60)!r}: {about}"
+        )
     return sentences
 
 

@@ -495,7 +495,7 @@ def pass_records(
     bounds: list[BoundedOperator],
     gpu: Gpu,
     calibration: Calibration | None = None,
-    element: int = 2,
+    element_bytes: int = 2,
 ) -> list[Record]:
     """Return one record per operator, with the sum over all its runs, and a total as the last
     record.
@@ -512,10 +512,10 @@ def pass_records(
         bounds: Operators of the pass, with their bounds.
         gpu: The GPU.
         calibration: Kernel models; None for bounds only.
-        element: Bytes of one activation element. It sizes the separate kernels into which the
+        element_bytes: Bytes of one activation element. It sizes the separate kernels into which the
             record of a fused operator is divided.
     """
-    records = [_operator_record(p, gpu, element) for p in bounds]
+    records = [_operator_record(p, gpu, element_bytes) for p in bounds]
     total_record = _total_record(bounds, gpu)
     if calibration:
         operators = [p.operator for p in bounds]

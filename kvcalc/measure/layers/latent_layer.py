@@ -5,6 +5,9 @@ from the latents again, and attention runs per head. Absorbed, for one new token
 multiplied by W_UK and the outputs by W_UV, and all heads attend to the latents. Scores are scaled
 by 1/√(dn + dr) in both.
 
+Shapes: dn and dr are the key widths without and with positions, r is kv_lora_rank and dv is
+v_head_dim.
+
 DSA is MLA in which each query reads only the latents that an indexer selects. The score of token s
 for query t is the sum over index heads h of w[t, h] · ReLU(q[t, h] · k[s]), not one dot product.
 Decode gathers the top-k latents. Prefill uses the expanded form with a mask of the selection, as

@@ -233,16 +233,25 @@ BLOCKS = {1: (160.0, 160.0, 160.0, 128.0), 2: (128.0, 128.0, 96.0, 80.0)}
 class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
     """Time of one decode step of attention whose kernel splits the cache by a documented rule.
 
-    The time includes the write of the new token and the combination of the parts. `us` takes the
-    same sizes as in `DecodeAttention`.
+    The time includes the write of the new token and the combination of the parts. `us` takes batch,
+    q_heads, kv_heads, head_dim, kv_len and window (0 for none).
 
     Attributes:
-        t0, tau, r, r64, r256, rx, tx, cap, reach: As in `DecodeAttention`.
-        bytes, cold, parts: As in `DecodeAttention`.
+        t0: Launch, prologue and cache write [µs].
         tb: Time to schedule each sequence [µs].
+        tau: Load, softmax and store of a tile, in every wave [µs].
+        r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
+        r64, r256: Factors on `r` at head_dim 64 and 256; √r256 at 192.
+        rx, tx: Factors on `r` and `tau` for MHA, and for the shapes that `wide` selects.
+        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
+            L2.
+        reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
+        bytes: Bytes of one cached element.
         wide: Shapes with a special kernel. `grouped`: more than 16 query heads per KV head.
             `per_head`: more than 32, and each query head reads the cache separately.
+        cold: Whether the cache is never in the L2, as in serving.
         rule: Name of the rule by which `split_parts` splits the cache.
+        parts: Maximum number of parts into which a kernel splits the cache of one sequence.
     """
 
     RANGES: ClassVar[str] = """

@@ -188,7 +188,11 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
     Attributes:
         bytes: Bytes of one operand element, with scales.
         t0: Launches, including the quantising kernel [µs].
-        ec, em, p, tr, r: As in `Gemm`.
+        ec: Share of the datasheet's dense peak that the products reach.
+        em: Share of the datasheet's bandwidth that reading weights reaches.
+        p: Sharpness of the overlap of compute and memory; ∞ is a perfect overlap.
+        tr: Time of the second kernel, which adds up the parts of a split of k [µs].
+        r: Rate at which one SM reads operands [bytes/µs].
         bq: Share of the datasheet's bandwidth that quantising reaches.
         pro: Time of scales, prologue and epilogue in each wave [µs].
         sg: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
@@ -293,7 +297,7 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
     `us` takes m, n and k, and then bytes per weight if the weights are not stored in bf16.
 
     Attributes:
-        t0, ec, em, p, tr, r: As in `Gemm`.
+        t0, ec, em, p, tr, r: Launch time, shares, overlap, split time and read rate as in `Gemm`.
         cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
             L2.
         l2: Read rate of the L2 [bytes/µs].
@@ -318,8 +322,12 @@ class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resi
     `us` takes m, n and k, and then bytes per weight if the weights are stored in another format.
 
     Attributes:
-        t0, ec, em, p, tr, r, bq, sg, bytes: As in `QuantizedGemm`; there is no `pro`.
-        cap, l2, cold: As in `ResidentGemm`.
+        t0, ec, em, p, tr, r, bq, sg, bytes: The same quantities as in `QuantizedGemm`. `pro` is 0
+            and not fitted.
+        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
+            L2.
+        l2: Read rate of the L2 [bytes/µs].
+        cold: Whether the weights are never in the L2, as in serving.
     """
 
     RANGES: ClassVar[str] = """
