@@ -30,8 +30,14 @@ from kvcalc.units import format_bytes, format_seconds
 
 
 def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
-    """Return the indices of the first `count` elements of each group, in ascending order of the
-    keys.
+    """Return the indices of the first elements of each group, in ascending order of the keys.
+
+    Example: groups [7, 7, 8] and the key [2, 1, 5] give the indices [1, 2].
+
+    Args:
+        groups: Group of each element.
+        keys: Arrays by which elements are compared; the first key has priority.
+        count: Number of elements of each group to return.
     """
     import numpy as np
 
@@ -41,12 +47,14 @@ def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
 
 
 class ParetoFront:
-    """The Pareto front: the points for which no other point has a smaller x and a larger y.
+    """The points for which no other point has a smaller x and a larger y.
 
-    If points are equal, the first stays.
+    In a search, x is TPOT and y the tokens per second per GPU, or per unit of cost. If points are
+    equal, the first stays.
 
     Attributes:
-        xs: In ascending order; the ys ascend too.
+        xs: The x of each point, in ascending order.
+        ys: The y of each point. They ascend too.
         items: The candidate of each point.
     """
 
@@ -58,13 +66,15 @@ class ParetoFront:
         self.items: list[Any] = []
 
     def add(self, xs: Array, ys: Array, items: Callable[[Array], Sequence[Any]]) -> None:
-        """Add points to the front. A point with NaN is ignored.
+        """Add points to the front, and drop points that are no longer on it.
+
+        A new point with NaN or infinity is ignored.
 
         Args:
             xs: The x of each new point.
             ys: The y of each new point.
-            items: Function from indices of new points to their candidates. It gets only the points
-                that enter the front.
+            items: Function from indices of new points to their candidates. It is called only for
+                the points that enter the front.
         """
         import numpy as np
 
@@ -80,12 +90,15 @@ class ParetoFront:
         self.xs, self.ys = all_xs[front], all_ys[front]
 
     def contains(self, x: float, y: float) -> bool:
-        """Return whether a point is on the front."""
+        """Return whether the point (x, y) is on the front."""
         return bool(((self.xs == x) & (self.ys == y)).any())
 
 
 def reason(candidate: Candidate) -> str | None:
-    """Return the first missed target with both figures; None if all are met."""
+    """Return the first target that a candidate misses, as text with reached and required value.
+
+    Example: "TPOT 45 ms, target 30 ms". Return None if the candidate meets all targets.
+    """
     need, total = candidate.need, candidate.total_tokens_per_s or 0.0
     about = {"bound": "at least ", "scaled": "about "}.get(candidate.deployment.time_basis, "")
     replica = " per replica" if candidate.replicas > 1 else ""
@@ -107,14 +120,18 @@ def reason(candidate: Candidate) -> str | None:
 
 
 class ClosestMisses:
-    """The failing candidates that miss their targets by the smallest factor.
+    """The candidates that miss their targets by the smallest factor.
 
     There is one for each GPU model and total number of GPUs. A candidate is left out if fewer GPUs
     of its model miss the targets by less.
 
+    Args:
+        num_models: Number of GPU models in the search.
+        max_gpus: Maximum number of GPUs of all replicas.
+
     Attributes:
-        factors: Smallest violation factor [GPU models, total GPUs]; infinite without a failing
-            candidate. Candidates with too many GPUs share the last column.
+        factors: Smallest violation factor [GPU models, total GPUs]; infinite without a candidate.
+            Candidates with more than `max_gpus` GPUs share the last column.
     """
 
     def __init__(self, num_models: int, max_gpus: int) -> None:
@@ -124,10 +141,11 @@ class ClosestMisses:
         self._misses: dict[tuple[int, int], tuple[int, Candidate]] = {}  # with their order
 
     def add(self, batch: CandidateBatch, is_failing: Array, rows: Array, orders: Array) -> None:
-        """Add the failing candidates of a batch.
+        """Add the candidates of a batch that miss a target.
 
         Args:
-            is_failing: Whether each candidate misses a target.
+            batch: The batch.
+            is_failing: Whether each candidate of the batch misses a target.
             rows: Index of each candidate's GPU model.
             orders: Rank of each candidate, from `split_order`. Of candidates with equal violation
                 factors, the lowest rank stays.
@@ -149,13 +167,14 @@ class ClosestMisses:
                 self._misses[cell] = order, candidate
 
     def closest(self, costs: Array, limit: float = float("inf")) -> Candidate | None:
-        """Return the closest candidate that costs less than `limit`; None if there is none.
+        """Return the candidate with the smallest violation factor that costs less than `limit`.
 
-        If several candidates are equally close, return the most expensive one. Without a limit,
-        return the cheapest one.
+        Return None if there is none. If several are equally close, return the most expensive one.
+        Without a limit, return the cheapest one.
 
         Args:
-            costs: Cost of each cell [GPU models, total GPUs].
+            costs: Cost of each GPU model and total number of GPUs [GPU models, total GPUs].
+            limit: Upper limit of the cost, in the unit of `costs`; infinite for no limit.
         """
         sign = 1 if limit == float("inf") else -1
         cells = [cell for cell in sorted(self._misses) if costs[cell] < limit]
@@ -166,8 +185,11 @@ class ClosestMisses:
 
 
 def split_order(batch: CandidateBatch) -> Array:
-    """Return the order among equal candidates: smallest number of GPUs per replica, largest tensor
-    parallelism, then dp and ep."""
+    """Return a number for each candidate that orders otherwise equal candidates [candidates].
+
+    Candidates with fewer GPUs per replica come first. Then larger tp, smaller dp and smaller ep
+    decide, in this order.
+    """
     import numpy as np
 
     ranks = [deployment.parallelism for deployment in batch.deployments]
@@ -185,18 +207,18 @@ PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # in vLLM'
 def launch_lines(
     line: str, gpu: Gpu, ranks: Parallelism, prefill_replicas: int, decode_replicas: int
 ) -> list[str]:
-    """Return a command line for every replica, and a last line for the proxy of disaggregated
-    prefill.
+    """Return a command line for every replica, with its GPUs and port.
 
-    Several hosts have the addresses ${HOST1}, ${HOST2} … Replicas fill them one after the other. A
-    replica that spans hosts begins on a new host.
-
-    Example: 1 replica for prompts and 2 that decode on 1 GPU each are four lines: GPU 0 on port
-    8100, GPUs 1 and 2 on ports 8200 and 8201, and the proxy on port 8192.
+    With disaggregated prefill, a last line starts the proxy. A single replica has the line
+    unchanged. Further hosts are variables such as ${HOST2}.
 
     Args:
-        line: The engine's command line of one replica.
-        prefill_replicas: Replicas for prompts only. If there are any, the line is vLLM's.
+        line: The engine's command line of one replica. It must be vLLM's if there are prefill
+            replicas.
+        gpu: GPU model, which states the number of GPUs of a host.
+        ranks: The parallelism of each replica.
+        prefill_replicas: Replicas that process only prompts.
+        decode_replicas: Replicas that decode. Without prefill replicas, they also process prompts.
     """
     if prefill_replicas + decode_replicas == 1:
         return [line]
@@ -238,7 +260,12 @@ def launch_lines(
 
 
 def with_role(line: str, role: str) -> str:
-    """Return a `vllm serve` line with the role that a replica has in KV transfers."""
+    """Return a `vllm serve` line with a replica's role in the transfer of KV caches added.
+
+    Args:
+        line: The command line.
+        role: PRODUCER for a replica that processes prompts, CONSUMER for a replica that decodes.
+    """
     config = json.dumps(
         {"kv_connector": "NixlConnector", "kv_role": role}, separators=(",", ":")
     )
@@ -252,21 +279,23 @@ Key = tuple[float, ...]  # cost, TPOT and order of the split
 class BestConfigs(NamedTuple):
     """The result of a search for one model and requirement.
 
-    All lists except `unranked` contain times with the same basis: either predictions or bounds.
+    Times are predictions if the GPU model has a calibration, otherwise bounds. All lists except
+    `unranked` contain only one kind of times.
 
     Attributes:
-        best: At most MAX_BEST candidates that meet the targets.
+        need: The requirement: load and targets.
+        best: At most MAX_BEST candidates that meet the targets, the best first.
         best_by_gpu: The best candidate of each GPU model that meets the targets.
         cheaper: The closest miss that is cheaper than the best candidate. Without prices, the
             closest miss with fewer GPUs of the same model.
-        closest: The closest miss of all.
-        unranked: The best candidate of each GPU model that has only bounds, if its bounds meet the
-            targets while predictions are ranked.
+        closest: The candidate that misses the targets by the smallest factor.
+        unranked: The best candidate of each GPU model whose bounds meet the targets, while
+            predictions are ranked.
         bounds_only: Whether bounds are ranked although some GPU models have predictions.
-        fronts: Pareto fronts of predictions (False) and of bounds (True).
+        fronts: Pareto fronts of predictions (key False) and of bounds (key True).
         num_tried: Number of candidates.
         num_met: Number of candidates that meet the targets.
-        prices: Price per hour of each GPU model.
+        prices: Price per hour of each GPU model, by its name; empty without prices.
     """
 
     need: Requirement
@@ -283,25 +312,29 @@ class BestConfigs(NamedTuple):
 
     @property
     def answers(self) -> list[Candidate]:
-        """Return the best candidates, or only the closest miss if no candidate meets the
-        targets."""
+        """Return the best candidates. If no candidate meets the targets, return only the closest
+        miss."""
         return self.best or ([self.closest] if self.closest else [])
 
     @property
     def listed(self) -> list[Candidate]:
-        """Return the candidates that become records."""
+        """Return the candidates that become records: `answers`, and up to MAX_BEST of
+        `unranked`."""
         return [*self.answers, *self.unranked[:MAX_BEST]]
 
     @property
     def front(self) -> ParetoFront:
-        """Return the Pareto front of the predictions or of the bounds, whichever the first record
-        has."""
+        """Return the Pareto front of predictions or of bounds, by the kind of the first record's
+        times."""
         return self.fronts[bool(self.listed) and self.listed[0].deployment.calibration is None]
 
     @property
     def basis(self) -> str:
-        """Return the basis of the ranked times: calibrated, scaled, bound, or `calibrated and
-        scaled`."""
+        """Return where the ranked times come from: "calibrated", "scaled", "bound" or several with
+        "and".
+
+        "scaled" is the calibration of another GPU model.
+        """
         candidates = [*self.best, *([self.closest] if self.closest else [])]
         return " and ".join(
             dict.fromkeys(candidate.deployment.time_basis for candidate in candidates)
@@ -309,7 +342,19 @@ class BestConfigs(NamedTuple):
 
 
 class CandidateRanking:
-    """Ranks the candidates of one model under one requirement, batch by batch."""
+    """Ranks the candidates of one model under one requirement, batch by batch.
+
+    Args:
+        need: The requirement: load and targets.
+        space: The deployments that are tried.
+        prices: Price per hour of each GPU model, by its name; None without prices.
+
+    Attributes:
+        max_gpus: Maximum number of GPUs of all replicas.
+        fronts: Pareto fronts of predictions (key False) and of bounds (key True).
+        num_tried: Number of candidates so far.
+        num_met: Number of candidates so far that meet the targets.
+    """
 
     def __init__(
         self,
@@ -329,7 +374,7 @@ class CandidateRanking:
         self._misses = ClosestMisses(len(space.gpus), space.max_gpus)
 
     def add(self, batch: CandidateBatch) -> None:
-        """Store the candidates that may be part of the result."""
+        """Add a batch: store those of its candidates that may be part of the result."""
         import numpy as np
 
         figures = batch.figures
@@ -372,7 +417,7 @@ class CandidateRanking:
             del ranked[MAX_BEST:]
 
     def result(self) -> BestConfigs:
-        """Return the result of all batches."""
+        """Return the best configurations of all added batches."""
         met = self._best.keys()
         predicted = {name for name, has_bounds in self._has_bounds.items() if not has_bounds}
         bounded = self._has_bounds.keys() - predicted
@@ -412,13 +457,14 @@ class CandidateRanking:
 
 
 def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecord:
-    """Return a candidate as a record.
+    """Return the JSON record of a candidate.
 
     Capacity and times are for one replica with this `max_num_seqs`. Costs and energy are for all
-    GPUs under the required load. Energy assumes full power.
+    GPUs under the required load. Energy assumes that the GPUs draw full power.
 
     Args:
-        price: Price per hour of one GPU; 0 for no cost.
+        candidate: The candidate.
+        price: Price per hour of one GPU; 0 leaves out the costs.
     """
     need, deployment, draft = candidate.need, candidate.deployment, candidate.speculation
     ranks, formats = deployment.parallelism, deployment.formats
@@ -468,10 +514,14 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
 
 
 def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
-    """Return a record for each listed candidate.
+    """Return a JSON record for each listed candidate, the best first.
 
     The key `pareto` is for TPOT and tokens per second per GPU. With prices, it is for TPOT and
     tokens per unit of cost. Predictions and bounds have separate Pareto fronts.
+
+    Args:
+        answer: The result of the search.
+        space: The deployments that were tried.
     """
     records: list[PlanRecord] = []
     for candidate in answer.listed:
@@ -513,6 +563,10 @@ def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:
     """Return the engine's command line of one replica; None if its flags cannot describe it.
 
     All data-parallel ranks get the max_num_seqs of the rank with the most sequences.
+
+    Args:
+        candidate: The candidate.
+        space: The deployments that were tried, which state the engine's options.
     """
     deployment, speculation = candidate.deployment, candidate.speculation
     ranks = deployment.parallelism

@@ -31,8 +31,8 @@ class StageVariants(NamedTuple):
     Attributes:
         deployment: Any of the deployments.
         indices: Index of each deployment in the list of all deployments.
-        transfers: Numbers of transfers between stages [2, deployments]: within a node, and to
-            another node.
+        transfers: Number of transfers from stage to stage in a pass, as an array [2, deployments].
+            The first row counts transfers within a node, the second transfers to another node.
     """
 
     deployment: TimedDeployment
@@ -41,11 +41,13 @@ class StageVariants(NamedTuple):
 
 
 def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[StageVariants]]:
-    """Group deployments that differ only in GPU model and pipeline stages.
+    """Return groups of deployments whose passes have the same operators.
 
-    Returns:
-        Lists of `StageVariants`. Deployments are in one list if their stages have equal numbers of
-        ranks on a node. A list has one element per GPU model.
+    A group has one `StageVariants` for each GPU model. Deployments are in one group if their stages
+    have equal numbers of GPUs on a node.
+
+    Args:
+        deployments: Deployments that differ only in GPU model and number of pipeline stages.
     """
     import numpy as np
 
@@ -72,11 +74,12 @@ def time_pass(
     model: Model | None = None,
     all_positions: bool = False,
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield the indices of the deployments on each GPU model, and the seconds of a pass.
+    """Yield the times of a forward pass for the deployments on each GPU model.
 
-    The seconds [deployments, *points] are as in `TimedDeployment.seconds`, or have a shape that
-    broadcasts to this shape. The seconds are NaN if the pass is a prefill and the GPU has no matrix
-    peak for its products.
+    Each item has the indices of the deployments, and an array of seconds [deployments, *points]. A
+    point is one combination of the values in `batch`. An axis has length 1 if the time does not
+    depend on it. The seconds equal `TimedDeployment.seconds`. They are NaN if the pass is a prefill
+    and the GPU has no matrix peak for its products.
 
     Args:
         group: Deployments whose passes have the same operators.
@@ -123,12 +126,15 @@ class DeploymentTimer:
     """Computes the times of deployments of one model that differ only in GPU and pipeline stages.
 
     Args:
-        counts: Numbers of sequences per replica.
+        deployments: The deployments.
+        counts: Numbers of concurrent sequences per replica to time.
+        speculation: Speculative decoding of the deployments; None without one.
         draft: The draft model of the speculation.
 
     Attributes:
-        sizes: Numbers of sequences in the micro-batches of all deployments.
+        sizes: Numbers of sequences in one micro-batch, for all deployments and counts.
         columns: Index in `sizes` of the micro-batch for each count [deployments, counts].
+        groups: The deployments, grouped by equal operators of their passes.
     """
 
     def __init__(
@@ -157,6 +163,7 @@ class DeploymentTimer:
         long.
 
         Args:
+            lengths: Tokens of prompt and answer.
             capacity: Sequences that fit, by deployment and by number of sequences per replica
                 [deployments, counts].
 

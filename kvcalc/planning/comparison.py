@@ -29,10 +29,13 @@ SHAPE = f"one layer of {HEADS} heads of {WIDTH}"
 
 
 class AttentionPoint(NamedTuple):
-    """An attention variant, named as in `compare --variants`, in prefill or decode.
+    """An attention variant in prefill or decode, for the roofline of one layer's attention.
 
     Attributes:
-        mla_form: Form of latent attention: auto, absorbed or expanded.
+        label: Name in the table, such as "GQA-8".
+        variant: Name as in `compare --variants`, such as "gqa:8".
+        phase: "decode" or "prefill".
+        mla_form: Form of latent attention: "auto", "absorbed" or "expanded".
     """
 
     label: str
@@ -60,12 +63,18 @@ def attention_records(
     batches: Sequence[int],
     precision: Precision = PUBLISHED,
 ) -> list[Record]:
-    """Return a record with FLOPs, bytes and bound of one layer's attention per point, batch and
-    context.
+    """Return the FLOPs, bytes and bound of one layer's attention, one record per variant and shape.
 
-    Only operators that read the cache count. Projections do not count. `knee` is the GPU's FLOPs
-    per byte for the dtype of the products. `to_knee` is the factor to a compute-bound attention, at
-    most 1 if it is compute-bound.
+    The layer has 128 query heads of width 128. Only operators that read the KV cache count, no
+    projections. The key `knee` is the GPU's FLOPs per byte at the ridge point, for the dtype of the
+    products. The key `to_knee` is `knee` ÷ the attention's FLOPs per byte: above 1 it is
+    memory-bound.
+
+    Args:
+        gpu: The GPU model.
+        contexts: Tokens of each sequence.
+        batches: Numbers of concurrent sequences.
+        precision: Formats of the KV cache and the products.
 
     Raises:
         UserError: The GPU has no matrix peak.
@@ -114,9 +123,10 @@ def attention_records(
 
 
 def usual_variants(model: Model) -> str:
-    """Return the default variants: MHA, the model's own attention, MQA, MLA and DSA.
+    """Return the names of the attention variants that `compare` shows by default, with commas.
 
-    For a model with MHA, GQA replaces the second variant.
+    They are MHA, the model's own attention, MQA, MLA and DSA. Variants equal to the model's own are
+    left out. For a model with MHA, GQA replaces the model's own attention.
     """
 
     def differs(name: str) -> bool:
@@ -138,10 +148,17 @@ def compare_records(
     batches: Sequence[int],
     block_size: int,
 ) -> list[CompareRecord]:
-    """Return a record for each variant, batch size and context.
+    """Return a record for each attention variant, batch size and context.
 
-    A record has sizes, a decode step, a prefill and the requests that fit. Reductions are relative
-    to the first variant.
+    A record has the KV cache and its weights, a decode step, a prefill and the requests that fit.
+    Reductions of the KV cache are relative to the first variant.
+
+    Args:
+        variants: Name of each variant and the changed model.
+        deployment: The deployment with the original model.
+        contexts: Tokens of each sequence.
+        batches: Numbers of concurrent sequences.
+        block_size: Tokens of a block of the KV cache.
 
     Raises:
         UserError: A length or batch size is invalid, or the parallelism does not divide the model.
@@ -192,8 +209,12 @@ def compare_records(
 
 
 def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
-    """Return the records with only the figures that follow from dimensions. Figures of weights are
-    None.
+    """Return the records of a model of which only dimensions are known, without times.
+
+    Keys about weights and parameters are None.
+
+    Args:
+        records: Records of `compare_records`.
     """
     keys = VariantRecord.__annotations__.keys() - UNKNOWN.keys()
     results = []

@@ -38,8 +38,10 @@ FAR = 1e9  # violation factor of a candidate that cannot serve at all
 
 
 class Target(IntEnum):
-    """The target that a candidate misses first, in the order of the checks; NONE if it meets
-    all."""
+    """The first target that a candidate misses, in the order of the checks; NONE if it meets all.
+
+    UNKNOWN means that a time with a target cannot be predicted.
+    """
 
     NONE = 0
     MEMORY = 1
@@ -51,22 +53,28 @@ class Target(IntEnum):
 
 
 class Candidate(NamedTuple):
-    """A deployment with a number of replicas, under one requirement.
+    """A deployment with a number of replicas, under one requirement. Times are in seconds.
 
     Attributes:
+        need: The requirement: load and targets.
+        speculation: Speculative decoding; None without one.
+        deployment: The deployment of each replica.
         gpus: GPUs of all replicas.
         replicas: Replicas that decode.
         prefill_replicas: Further replicas for prefill; 0 if each replica does both.
         max_num_seqs: Sequences for which a replica is set up.
         capacity: Sequences that fit on a replica with this setting.
-        remaining_bytes: KV cache budget of a GPU; negative if weights and buffers exceed its
+        remaining_bytes: KV cache budget of one GPU; negative if weights and buffers exceed its
             memory.
-        tokens_per_s: Output tokens per second of a replica at full load.
-        tokens_per_s_per_gpu: tokens_per_s divided by the GPUs, with a share of the prefill
-            replicas.
+        ttft: Time to first token of one prompt on an idle replica; None if unknown.
+        tpot: Time per output token at `max_num_seqs`; None if unknown or if they do not fit.
+        e2e: Time of a request from start to end; None if unknown.
+        tokens_per_s: Output tokens per second of a replica at full load; None if unknown.
+        tokens_per_s_per_gpu: `tokens_per_s` divided by the GPUs of a replica and its share of the
+            prefill replicas.
         total_tokens_per_s: Output tokens per second of all replicas under the required load.
-        violated_target: The first target that is missed; NONE if there is none.
-        violation_factor: Factor by which the worst target is missed; 1 if there is none.
+        violated_target: The first target that is missed, a `Target`; NONE if all are met.
+        violation_factor: Factor by which the worst target is missed; 1 if all are met.
     """
 
     need: Requirement
@@ -102,9 +110,12 @@ class CandidateBatch(NamedTuple):
     """Candidates under one requirement, ordered by deployment, then by number of replicas.
 
     Attributes:
+        need: The requirement: load and targets.
+        speculation: Speculative decoding of all candidates; None without one.
         deployments: Deployments of one model that differ in GPU and pipeline stages.
-        index: Index of each candidate's deployment.
-        figures: An array for each figure of `Candidate`, by field name; NaN or infinite if unknown.
+        index: Index in `deployments` of each candidate's deployment.
+        figures: Values of the numeric fields of `Candidate` [candidates], by field name. NaN or
+            infinity means unknown.
     """
 
     need: Requirement
@@ -114,7 +125,11 @@ class CandidateBatch(NamedTuple):
     figures: dict[str, Array]
 
     def candidates(self, indices: Any = slice(None)) -> list[Candidate]:
-        """Return some of the candidates."""
+        """Return candidates of the batch.
+
+        Args:
+            indices: Indices of the candidates, as an array or slice; by default all.
+        """
         import numpy as np
 
         figures: list[Array] = [self.figures[name][indices] for name in Candidate._fields[3:]]
@@ -130,13 +145,17 @@ class CandidateBatch(NamedTuple):
 
 
 class DeploymentEstimates(NamedTuple):
-    """Figures of deployments by sequences per replica [deployments, counts].
+    """Memory and times of deployments by sequences per replica, in arrays [deployments, counts].
 
     Attributes:
         timer: The deployments and the sequences per replica, in ascending order.
-        ttft, tpot, e2e: Seconds, as `DeploymentTimer.times` returns them.
+        remaining_bytes: KV cache budget of one GPU in bytes; negative if memory is missing.
+        capacity: Sequences that fit on a replica.
         transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
             rate of the link is unknown.
+        ttft: Seconds to the first token of one prompt on an idle replica [deployments].
+        tpot: Seconds per output token.
+        e2e: Seconds of a request from start to end; NaN if the output length is unknown.
     """
 
     timer: DeploymentTimer
@@ -155,11 +174,18 @@ def make_batch(
     space: SearchSpace,
     is_disaggregated: bool,
 ) -> CandidateBatch:
-    """Return the candidates of the deployments with these indices.
+    """Return the candidates of some deployments, with their times, GPUs and missed targets.
 
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
-    not delay steps. A replica then makes n · output tokens in the time of output − 1 steps.
-    ⌈requests per second · TTFT⌉ replicas process prompts.
+    not delay steps. A replica with n sequences then makes n · output tokens in the time of output −
+    1 steps. ⌈requests per second · TTFT⌉ further replicas process prompts.
+
+    Args:
+        need: The requirement: load and targets.
+        estimates: Memory and times of all deployments.
+        indices: Indices in `estimates` of the deployments to include.
+        space: The search space, for its maximum number of GPUs.
+        is_disaggregated: Whether prefill has separate replicas.
     """
     import numpy as np
 
@@ -234,11 +260,20 @@ def _number_candidates(
 def check_targets(
     need: Requirement, figures: dict[str, Array], max_gpus: int
 ) -> dict[str, Array]:
-    """Return two arrays: `violated_target`, the first target that each candidate misses, and
-    `violation_factor`, the factor of its worst miss.
+    """Return which target each candidate misses first, and the factor of its worst miss.
 
-    The factor is at least FAR if no sequence fits. If too few sequences fit and the step was not
-    timed, FAR / 2 is added, so that the candidate comes after all timed candidates.
+    The factor is the predicted ÷ the allowed value for times and GPUs. For throughput and sequences
+    in memory it is the required ÷ the predicted value. If no sequence fits, the factor is about
+    FAR. If too few sequences fit and the step was not timed, FAR / 2 is added. Such a candidate
+    then comes after all timed candidates.
+
+    Args:
+        need: The requirement: load and targets.
+        figures: Values of the numeric fields of `Candidate` [candidates], by field name.
+        max_gpus: Maximum number of GPUs of all replicas.
+
+    Returns:
+        The arrays `violated_target` and `violation_factor` [candidates], by these names.
     """
     import numpy as np
 
@@ -279,11 +314,16 @@ PlacedFit = tuple[BatchedFit, Array, Array]
 
 
 class SearchGrid:
-    """All candidates of a space under some requirements.
+    """All candidates of a search space under some requirements.
+
+    Args:
+        needs: The requirements: loads and targets.
+        space: The deployments to try.
 
     Attributes:
-        remarks: Keys are sentences about deployments that were left out, with the reason. Complete
-            after the last batch.
+        calibrations: Calibration of each GPU model, by its name; None for bounds only.
+        remarks: Sentences about deployments that were left out, with the reason, as keys. They are
+            complete after the last batch.
     """
 
     def __init__(self, needs: Sequence[Requirement], space: SearchSpace) -> None:
@@ -304,7 +344,11 @@ class SearchGrid:
                 self.remarks[str(error)] = None
 
     def batches(self) -> Iterator[CandidateBatch]:
-        """Yield all batches: by model, parallelism of a stage, precision, draft and need."""
+        """Yield all candidates in batches.
+
+        The batches are in the order of model, parallelism of a stage, precision, draft and
+        requirement.
+        """
         space = self.space
         for model in space.models:
             widths: dict[Parallelism, list[Parallelism]] = {}

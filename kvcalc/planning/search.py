@@ -22,14 +22,18 @@ SUFFIXES = (".csv", ".jsonl")
 
 
 class CandidateFile:
-    """A file of all candidates, written batch by batch. The file replaces the target at the end.
+    """Writes all candidates of a search to a file, batch by batch. Use it as a context manager.
 
-    After Ctrl-C the file has all batches that were complete. If there are none, the target stays.
+    The file replaces the target at the end. After Ctrl-C, the file has all complete batches. If
+    there are none, the target stays.
 
     Args:
-        path: A path that ends in .csv or .jsonl. `-` writes JSON lines to standard output. With '',
+        path: A path that ends in .csv or .jsonl. "-" writes JSON lines to standard output. With "",
             the candidates are only counted.
-        prices: Price per hour of each GPU model.
+        prices: Price per hour of each GPU model, by its name.
+
+    Attributes:
+        count: Number of candidates so far.
 
     Raises:
         UserError: The path has another suffix.
@@ -52,7 +56,7 @@ class CandidateFile:
             self._file.close(keep=kind is None or is_stopped)
 
     def write(self, batch: CandidateBatch) -> None:
-        """Count the candidates of a batch, and write a row for each."""
+        """Count the candidates of a batch, and write one line for each."""
         if self._file:
             rows = [
                 candidate_record(candidate, self._prices.get(candidate.gpu, 0.0))
@@ -71,11 +75,13 @@ class CandidateFile:
 
 
 class SearchResult(NamedTuple):
-    """The result of a plan.
+    """The result of `plan`.
 
     Attributes:
-        answers: By model, then by requirement.
-        remarks: Deployments that were left out, and why.
+        space: The deployments that were tried.
+        answers: The best configurations for each model and requirement. All requirements of the
+            first model come first.
+        remarks: Sentences about deployments that were left out, with the reason.
     """
 
     space: SearchSpace
@@ -89,11 +95,14 @@ def run_search(
     prices: Mapping[str, float] | None = None,
     on_batch: Callable[[CandidateBatch], object] | None = None,
 ) -> SearchResult:
-    """Try all candidates of a space.
+    """Return the best configurations of a search space, after trying all candidates.
 
     Args:
-        prices: Price per hour of each GPU model. Models without a price are left out.
-        on_batch: Called with each batch.
+        needs: The requirements: load and targets.
+        space: The deployments to try.
+        prices: Price per hour of each GPU model, by its name. If given, GPU models without a price
+            are left out.
+        on_batch: Called with each batch of candidates, for example to write them to a file.
 
     Raises:
         UserError: There is no candidate.
@@ -137,14 +146,20 @@ GPU_FACTORS = (2, 4, 8, 16)  # larger numbers of GPUs to try
 
 
 class TargetChange(NamedTuple):
-    """Options that the user can type, and the search that results from them."""
+    """A changed search that may meet the targets.
+
+    Attributes:
+        words: Options to type, such as "--max-gpus 32".
+        need: The requirement after the change.
+        space: The search space after the change.
+    """
 
     words: list[str]
     need: Requirement
     space: SearchSpace
 
     def search(self) -> BestConfigs | None:
-        """Return the result, or None if the search is refused."""
+        """Return the best configurations after the change; None if the search is refused."""
         try:
             return run_search([self.need], self.space).answers[0]
         except UserError:
@@ -152,10 +167,15 @@ class TargetChange(NamedTuple):
 
 
 def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
-    """Return the options that meet the targets, each alternative as one text.
+    """Return the options to type with which some candidate meets the targets.
 
-    Each alternative is searched on the GPU model of the closest miss. An alternative is dropped if
-    no candidate meets the targets.
+    Each text is one alternative, such as "--max-tpot 4.6ms". It is searched on the GPU model of the
+    closest miss. Alternatives with which no candidate meets the targets are left out. The list is
+    empty if there is no closest miss.
+
+    Args:
+        answer: The result of a search without a candidate that meets the targets.
+        space: The deployments of this search.
     """
     texts: list[str] = []
     for change in _changes(answer.closest, space) if answer.closest else ():

@@ -37,9 +37,9 @@ class Speculation(msgspec.Struct, frozen=True):
     """Speculative decoding of a deployment.
 
     Attributes:
-        draft: Name of the draft, as `draft_model` takes it.
+        draft: Name of the draft: a model, or "mtp" for the model's own prediction layers.
         num_tokens: Draft tokens per step.
-        acceptance: Probability that a draft token is accepted.
+        acceptance: Probability that a draft token is accepted, from 0 to 1.
     """
 
     draft: str
@@ -47,7 +47,11 @@ class Speculation(msgspec.Struct, frozen=True):
     acceptance: float
 
     def options(self, model: Model, options: FitOptions) -> FitOptions:
-        """Return the options of `fit`, with the weights and cache of the draft.
+        """Return the options of `fit` with the draft added, so that its weights and cache count.
+
+        Args:
+            model: The target model.
+            options: The options of `fit` without the draft.
 
         Raises:
             UserError: The draft is unknown or does not match the model.
@@ -65,14 +69,17 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     """The deployments that `plan` tries: every combination of the fields.
 
     Attributes:
+        models: The models.
+        gpus: The GPU models.
         max_gpus: Maximum number of GPUs of all replicas.
         tp: Tensor-parallel sizes; () for all that the model divides into on one server.
-        pp: Pipeline-parallel sizes; () for all.
+        pp: Numbers of pipeline stages; () for all.
         dp: Data-parallel sizes in a replica; () for all if the model has experts, otherwise 1.
-        ep: Expert-parallel sizes; () tries 1 and the number of all ranks.
+        ep: Expert-parallel sizes; () tries 1 and the number of GPUs of a stage.
+        precisions: Formats of weights and KV cache.
         options: Options of the engine. Lengths and sequences come from the requirement.
-        calibration: Name or file of a calibration; '' for the engine's own.
-        calibration_from: GPU whose calibration is scaled to each GPU; '' for the GPU's own.
+        calibration: Name or file of a calibration; "" for the engine's own.
+        calibration_from: GPU whose calibration is scaled to each GPU; "" for the GPU's own.
         nodes: Nodes of a replica; 0 for the smallest number.
         drafts: Drafts to try; None for no draft.
         disaggregate: Whether prefill has separate replicas. (False, True) tries both.
@@ -94,7 +101,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     disaggregate: tuple[bool, ...] = (False,)
 
     def splits(self, model: Model) -> list[Parallelism]:
-        """Return the ways to split a model over at most max_gpus GPUs, the smallest first.
+        """Return the ways to split a model over at most `max_gpus` GPUs, the fewest GPUs first.
 
         Raises:
             UserError: The model divides into none of the requested sizes.
@@ -131,19 +138,31 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
                     yield tp, dp, ep
 
     def max_tp(self, gpu: Gpu) -> int:
-        """Return the largest tensor-parallel size to try: the GPUs of a server, if no sizes are
-        requested."""
+        """Return the largest tensor-parallel size to try on a GPU model.
+
+        This is the number of GPUs of a server. If sizes are requested, it is `max_gpus`.
+        """
         if self.tp:
             return self.max_gpus
         return GPUS_PER_SERVER if gpu.is_bridged else gpu.link_domain or GPUS_PER_SERVER
 
     def includes(self, gpu: Gpu, ranks: Parallelism) -> bool:
-        """Return whether to try these ranks on a GPU model. Several nodes need a known rate."""
+        """Return whether to try a parallelism on a GPU model.
+
+        It must not exceed `max_tp`. If it needs several nodes, the rate between nodes must be
+        known.
+        """
         is_one_node = not gpu.link_domain or ranks.gpus <= gpu.link_domain
         return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.inter_domain_rate))
 
     def fit_options(self, requirement: Requirement, max_num_seqs: int = 0) -> FitOptions:
-        """Return the `fit` options that compute a candidate's capacity."""
+        """Return the options of `fit` that compute a candidate's capacity, in the low estimate.
+
+        Args:
+            requirement: The requirement, which states the length of the sequences.
+            max_num_seqs: Sequences of the replica for which the engine is set up; 0 for the
+                default.
+        """
         return replace(
             self.options,
             max_model_len=requirement.lengths.context,
@@ -162,7 +181,9 @@ class PlanQuestion(NamedTuple):
     """The requirements and search space of a plan.
 
     Attributes:
-        prices: Price per hour of each GPU model, by name.
+        needs: The requirements: load and targets.
+        space: The deployments to try.
+        prices: Price per hour of each GPU model, by its name; empty without prices.
     """
 
     needs: list[Requirement]
@@ -171,10 +192,12 @@ class PlanQuestion(NamedTuple):
 
 
 def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQuestion:
-    """Return the question that options describe.
+    """Parse the options of `plan` into its requirements and search space.
 
     Args:
-        options: Texts, numbers or lists of them; None and '' leave the default.
+        models: The models to plan for.
+        options: Value of each option, by option name. A value is a text, a number, or a list of
+            them. None and "" leave the default.
 
     Raises:
         UserError: An option is unknown or has a wrong value.
@@ -261,10 +284,11 @@ def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
 
 
 def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
-    """Return the price per hour of each GPU model.
+    """Parse the option `--price-per-hour` into the price of each GPU model, by its name.
 
     Args:
-        text: `h100=2.5,h200=3`, or one number for one GPU model.
+        text: "h100=2.5,h200=3", or one number for one GPU model. "" gives no prices.
+        gpus: The GPU models of the plan.
 
     Raises:
         UserError: A GPU is unknown, a price is wrong, or one number is for several GPU models.

@@ -42,7 +42,13 @@ MAX_NAME = 60  # letters of a measured GPU's name
 
 
 def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
-    """Return whole numbers from `first` to `last`, evenly spaced on a logarithmic axis."""
+    """Return whole numbers from `first` to `last`, evenly spaced on a logarithmic axis.
+
+    Args:
+        first: Smallest number.
+        last: Largest number.
+        per_octave: Numbers in each doubling.
+    """
     steps, value = [], float(first)
     while value < last:
         steps.append(round(value))
@@ -51,18 +57,18 @@ def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
 
 
 class CacheCurve(NamedTuple):
-    """Weights and cache of one model, in bytes of the fullest GPU.
+    """Weights and KV cache of one model over contexts, in bytes of the GPU with the most.
 
     Attributes:
-        label: Name in a picture.
-        parameters: Number of parameters.
-        layers: Number of layers.
-        gpus: GPUs that share the model.
-        kv_cache_dtype: Data type of the cache.
+        label: Name of the curve in a picture.
+        parameters: Number of parameters of the model.
+        layers: Number of layers of the model.
+        gpus: Number of GPUs that share the model.
+        kv_cache_dtype: Dtype of the KV cache.
         weight_bytes: Bytes of the weights.
-        contexts: Tokens per sequence.
-        stored_bytes: Bytes of the cache at each context.
-        read_bytes: Bytes that a decode step reads of the cache at each context.
+        contexts: Tokens of each sequence, one number per point.
+        stored_bytes: Bytes of the KV cache of all sequences at each context.
+        read_bytes: Bytes that a decode step of all sequences reads of the KV cache at each context.
     """
 
     label: str
@@ -84,7 +90,16 @@ def cache_curve(
     parallelism: Parallelism = ONE_GPU,
     label: str = "",
 ) -> CacheCurve:
-    """Return the cache of `batch_size` sequences over contexts."""
+    """Return the KV cache of a model over contexts, in bytes of the GPU with the most.
+
+    Args:
+        model: The model.
+        precision: Formats of weights and cache.
+        contexts: Tokens of each sequence, one number per point.
+        batch_size: Number of concurrent sequences.
+        parallelism: The parallelism.
+        label: Name of the curve; "" for the model's name.
+    """
     sizes = [
         cache_size(model, context, batch_size, precision, parallelism=parallelism)
         for context in contexts
@@ -103,18 +118,18 @@ def cache_curve(
 
 
 def contexts_up_to(last: int) -> list[int]:
-    """Return contexts from 128 tokens to `last`."""
+    """Return contexts in tokens from 128 to `last`, evenly spaced on a logarithmic axis."""
     return geometric_steps(128, last)
 
 
 class SparseReads(NamedTuple):
-    """Cache of a dense and of a sparse model.
+    """KV cache of a model with MLA and of a model with DSA (sparse attention), over contexts.
 
     Attributes:
         dense: The model with MLA.
         sparse: The model with DSA.
-        crossing: First context at which the sparse model reads less per layer; None if there is
-            none.
+        crossing: First context in tokens at which the model with DSA reads fewer bytes per layer in
+            a decode step. None if there is none.
     """
 
     dense: CacheCurve
@@ -123,7 +138,13 @@ class SparseReads(NamedTuple):
 
 
 def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> SparseReads:
-    """Return the cache of a model with MLA and a model with DSA over contexts.
+    """Return the KV cache of a model with MLA and of a model with DSA over contexts, for one
+    sequence.
+
+    Args:
+        models: The two models, in any order.
+        last: Last context in tokens.
+        precision: Formats of weights and cache.
 
     Raises:
         UserError: The models are not one with DSA and one with MLA.
@@ -160,14 +181,16 @@ def _has_part(model: Model, kind: type) -> bool:
 
 
 class GenerationWork(NamedTuple):
-    """FLOPs of each new token on one GPU, for the whole pass and for its attention only.
+    """FLOPs of each new token of one sequence on one GPU, with and without a KV cache.
 
     Attributes:
         model: Name of the model.
-        gpus: GPUs that share the model.
+        gpus: Number of GPUs that share the model.
         lengths: Numbers of tokens in the sequence so far, evenly spaced.
-        uncached_flops: FLOPs if all tokens are computed again.
-        cached_flops: FLOPs if only the last token is computed.
+        uncached_flops: FLOPs at each length if all tokens are computed again.
+        uncached_attention_flops: The part of `uncached_flops` in attention, without projections.
+        cached_flops: FLOPs at each length if only the last token is computed.
+        cached_attention_flops: The part of `cached_flops` in attention, without projections.
     """
 
     model: str
@@ -185,7 +208,14 @@ NUM_LENGTHS = 64  # points of a curve that look smooth on a linear axis
 def generation_work(
     model: Model, last: int, precision: Precision, parallelism: Parallelism = ONE_GPU
 ) -> GenerationWork:
-    """Return the FLOPs of each token up to `last`, without a KV cache and with it."""
+    """Return the FLOPs of each new token of one sequence, with and without a KV cache.
+
+    Args:
+        model: The model.
+        last: Last length of the sequence in tokens.
+        precision: Formats of weights and cache.
+        parallelism: The parallelism.
+    """
     steps = (max(1, last * step // NUM_LENGTHS) for step in range(1, NUM_LENGTHS + 1))
     lengths = [*dict.fromkeys(steps)]
     flops: list[list[float]] = [[], [], [], []]
@@ -202,7 +232,13 @@ def generation_work(
 def decode_passes(
     deployment: TimedDeployment, context: int, batch_sizes: Sequence[int]
 ) -> list[list[Record]]:
-    """Return the records of a decode step for each batch size."""
+    """Return the records of a decode step for each batch size, one per operator and the total.
+
+    Args:
+        deployment: The deployment.
+        context: Tokens of each sequence.
+        batch_sizes: Numbers of concurrent sequences.
+    """
     return [
         pass_with_memory(
             deployment,
@@ -214,7 +250,12 @@ def decode_passes(
 
 
 def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
-    """Return the records of the prefill of one sequence."""
+    """Return the records of the prefill of one sequence, one per operator and the total.
+
+    Args:
+        deployment: The deployment.
+        context: Tokens of the sequence.
+    """
     records = roofline_records(deployment, "prefill", 1, context)
     return pass_with_memory(deployment, records, Batch.prefill(context))
 
@@ -222,8 +263,14 @@ def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
 def latency_sweep(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> "Sequence[LatencyCurve | SpeculationCurve | GenerationWork]":
-    """Return the curves that `latency --plot` draws: speculation, work without a cache, or times
-    over batches.
+    """Return the curves that `latency --plot` draws.
+
+    With a draft, they are speed-ups of speculative decoding. With `--no-cache`, they are FLOPs with
+    and without a KV cache. Otherwise they are times over batch sizes.
+
+    Args:
+        deployments: The deployments to draw.
+        requests: Options of `latency`, one for each combination of lengths and batch size.
     """
     first, last = requests[0], requests[-1]
     if first.draft:
@@ -240,13 +287,13 @@ def latency_sweep(
 
 
 class LatencyCurve(NamedTuple):
-    """Times of one deployment over the batch size.
+    """Times of one deployment over batch sizes.
 
     Attributes:
         deployment: The deployment.
-        request: The request; its batch size is ignored.
+        request: The options of `latency`. Their batch size is ignored.
         records: Records of `latency`, one per batch size.
-        max_num_seqs: Largest batch that fits; None if unknown.
+        max_num_seqs: Largest batch size that fits; None if unknown.
     """
 
     deployment: TimedDeployment
@@ -258,8 +305,15 @@ class LatencyCurve(NamedTuple):
 def latency_curves(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> list[LatencyCurve]:
-    """Return a curve per deployment and pair of lengths, for batch sizes from 1 to 256 and the
-    requested batch sizes."""
+    """Return one curve of times for each deployment and each pair of input and output length.
+
+    The batch sizes are the powers of 2 from 1 to 256, the requested ones, and the largest that
+    fits.
+
+    Args:
+        deployments: The deployments to draw.
+        requests: Options of `latency`, one for each combination of lengths and batch size.
+    """
     by_length: dict[tuple[int, int], LatencyOptions] = {}
     for request in requests:
         by_length.setdefault((request.input_len, request.output_len), request)
@@ -278,14 +332,14 @@ def latency_curves(
 
 
 class SpeculationCurve(NamedTuple):
-    """Speed-up of decoding with a number of draft tokens, in the middle of a request.
+    """Speed-up of decoding by a draft, over the acceptance rate, in the middle of a request.
 
     Attributes:
         deployment: The deployment.
         draft: Name of the draft model.
         num_draft_tokens: Draft tokens per step.
         can_fit: Whether the request fits with its draft; None if unknown.
-        speedups: Speed-up at each of ACCEPTANCE_RATES, for the batch size of the request.
+        speedups: TPOT without the draft ÷ TPOT with it, at each of ACCEPTANCE_RATES.
     """
 
     deployment: TimedDeployment
@@ -300,7 +354,12 @@ def speculation_curves(
 ) -> list[SpeculationCurve]:
     """Return a curve for each deployment and requested number of draft tokens.
 
-    Without a number, a single deployment has curves for 1, 2, 4 and 8 tokens, several for 4.
+    If no number is requested, a single deployment has curves for 1, 2, 4 and 8 tokens. Several
+    deployments have one curve each, for 4 tokens.
+
+    Args:
+        deployments: The deployments to draw.
+        requests: Options of `latency`. Lengths and batch size are those of the first.
     """
     requested = dict.fromkeys(r.num_speculative_tokens for r in requests)
     usual = USUAL_DRAFTED if len(deployments) == 1 else (4,)
@@ -330,13 +389,13 @@ def comparison_sweep(
     batch_size: int,
     last: int,
 ) -> list[list[CacheCurve]]:
-    """Return a cache curve over contexts for each variant, by deployment.
+    """Return a list for each deployment, with one KV cache curve over contexts for each variant.
 
     Args:
         deployments: Deployments of one model.
-        variants: Names and variants.
-        batch_size: Batch size of the cache curves.
-        last: Last context of the cache curves.
+        variants: Name of each attention variant and the changed model.
+        batch_size: Number of concurrent sequences.
+        last: Last context in tokens.
     """
     sweep = []
     for deployment in deployments:
@@ -356,12 +415,17 @@ def comparison_sweep(
 
 
 def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
-    """Return measured and predicted times of a file of rows, and a description of the rows.
+    """Return measured and predicted times of a file of measured rows, and a sentence about the
+    rows.
 
     The prediction is the calibrated time, else the datasheet bound, else the file's `bound_us`.
 
+    Args:
+        path: Path of the CSV file.
+
     Returns:
-        Operation, measured and predicted microseconds, one entry per operation.
+        A list with one item per operation: its name, measured and predicted microseconds of its
+        rows. The sentence that describes the rows.
 
     Raises:
         UserError: No row has a prediction.

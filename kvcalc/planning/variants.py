@@ -36,8 +36,12 @@ def _stored_formats(model: Model, precision: Precision) -> tuple[str, str]:
 
 
 def precision_losses(model: Model, precision: Precision) -> list[str]:
-    """Return the published quality losses of weights and cache that have fewer bits than in the
-    published checkpoint."""
+    """Return the published quality losses of formats that are narrower than the published
+    checkpoint's.
+
+    There is at most one text for the weights and one for the KV cache. The list is empty if neither
+    has fewer bits.
+    """
     formats = zip(
         ("weights", "cache"),
         _stored_formats(model, precision),
@@ -53,8 +57,15 @@ def precision_losses(model: Model, precision: Precision) -> list[str]:
 
 
 def narrower_formats(deployment: TimedDeployment, is_weights_only: bool) -> dict[str, str]:
-    """Return formats with fewer bits that the GPU supports, by the name of the field of
-    `Precision`."""
+    """Return narrower formats for a deployment that lacks memory, by field name of `Precision`.
+
+    The formats are fp8, if the GPU has fp8 matrix units, and int4. Example: {"kv_cache_dtype":
+    "fp8", "quantization": "fp8"}.
+
+    Args:
+        deployment: The deployment.
+        is_weights_only: Whether to leave out the KV cache.
+    """
     weights, cache = _stored_formats(deployment.model, deployment.precision)
     names = ["fp8", "int4"] if "fp8" in deployment.gpu.flops_per_s else ["int4"]
     narrower = {}
@@ -82,9 +93,10 @@ class Quality(NamedTuple):
     """Published quality of an attention variant.
 
     Attributes:
-        head_diversity: How different keys and values of the heads are: full, grouped or shared.
+        head_diversity: How different keys and values of the heads can be: "full", "grouped",
+            "shared", or "as before" for a step that does not change this.
         note: A published finding and scores, with their sources.
-        trades: The disadvantage of the variant.
+        trades: What the variant gives up, such as "memory".
         scores: Published scores, for the models that they name.
     """
 
@@ -150,12 +162,14 @@ OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")}
 
 
 def quality_of(variant: str, attention: str) -> dict[str, Quality]:
-    """Return the published quality of each step of a variant's name. Steps without published
-    quality are left out.
+    """Return the published quality of each step in a variant's name, by the step.
+
+    Steps without published quality are left out. Example: "gqa:8/window:4096" has two steps.
 
     Args:
-        variant: The name; `none` means the variants in the model's own attention.
-        attention: The model's attention, such as `GQA-8 window 4096`.
+        variant: The variant's name, as in `compare --variants`. "none" stands for the steps in
+            `attention`.
+        attention: The model's own attention, such as "GQA-8 window 4096".
     """
     steps = {}
     names = [word.strip().lower() for word in variant.split("/")]
@@ -202,8 +216,9 @@ class Variant(NamedTuple):
     """A model with other attention.
 
     Attributes:
-        kv_cache_dtype: The cache dtype that the variant names, or ''.
-        held_equal: The properties of the model that the variant does not change.
+        model: The changed model.
+        kv_cache_dtype: The dtype of the KV cache that the variant's name states; "" for none.
+        held_equal: The properties of the model that the variant does not change, as text.
     """
 
     model: Model
@@ -211,13 +226,21 @@ class Variant(NamedTuple):
     held_equal: str
 
     def precision(self, precision: Precision) -> Precision:
-        """Return the precision with the cache dtype that the variant names."""
+        """Return a precision with the cache dtype of the variant, if its name states one.
+
+        Args:
+            precision: The precision of the deployment.
+        """
         dtype = self.kv_cache_dtype
         return replace(precision, kv_cache_dtype=dtype) if dtype else precision
 
 
 def variant(model: Model, text: str) -> Variant:
-    """Return a model with the steps of a variant's name applied in order.
+    """Return a model whose attention is changed by the steps of a variant's name, in order.
+
+    Args:
+        model: The model to change.
+        text: The variant's name, such as "gqa:8/window:4096/int8". FORMS lists the known steps.
 
     Raises:
         UserError: The name is not one of the known forms, or the model has no such variant.

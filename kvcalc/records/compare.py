@@ -8,7 +8,7 @@ from kvcalc.records.size import DeploymentRecord, MemoryRecord, SizeRecord, Time
 
 
 class QualityRecord(TypedDict):
-    """Keys about the published quality of an attention variant."""
+    """JSON keys about the published quality of an attention variant."""
 
     head_diversity: Annotated[
         TextOrNull,

@@ -7,8 +7,8 @@ from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, Tim
 
 
 class WorkRecord(TypedDict):
-    """Keys about work and time of an operator or a forward pass. Bytes of the weights are
-    elsewhere."""
+    """JSON keys about work and time of an operator or a forward pass, without the weights'
+    bytes."""
 
     phase: Annotated[str, "decode, prefill or mixed", "phase"]
     operator: Annotated[str, "operator name; total is the sum of the pass", "operator"]
@@ -63,7 +63,7 @@ class WorkRecord(TypedDict):
 
 
 class PassTotalRecord(WorkRecord):
-    """Keys about the total of a forward pass. Bytes of the weights are elsewhere."""
+    """JSON keys about the total of a forward pass, without the weights' bytes."""
 
     mla_form: Annotated[
         TextOrNull, "absorbed, expanded or mixed; null without latent attention", "MLA form"

@@ -6,7 +6,7 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
 
 class ReplicaRecord(TypedDict):
-    """Keys about the model, the formats and the number of GPUs of a replica."""
+    """JSON keys about the model, the formats and the number of GPUs of a replica."""
 
     model: Annotated[str, "model name", "model"]
     gpus: Annotated[int, "GPUs of the replica", "GPUs"]
@@ -15,7 +15,7 @@ class ReplicaRecord(TypedDict):
 
 
 class ShardedRecord(ReplicaRecord):
-    """Keys about a replica: its GPU model, and how the model is split over the GPUs."""
+    """JSON keys about a replica: its GPU model, and how the model is split over the GPUs."""
 
     gpu: Annotated[str, "GPU name", "GPU"]
     pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
@@ -23,7 +23,7 @@ class ShardedRecord(ReplicaRecord):
 
 
 class BatchRecord(TypedDict):
-    """Keys about a batch: number of concurrent sequences and their equal length."""
+    """JSON keys about a batch: number of concurrent sequences and their equal length."""
 
     batch_size: Annotated[int, "concurrent sequences", "batch"]
     context: Annotated[
@@ -34,7 +34,7 @@ class BatchRecord(TypedDict):
 
 
 class WeightsRecord(TypedDict):
-    """Keys about parameters and weights of a model; null if only its dimensions are known."""
+    """JSON keys about the parameters and weights of a model; null if only dimensions are known."""
 
     parameters: Annotated[
         IntOrNull,
@@ -112,7 +112,7 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
 
 
 class DeploymentRecord(ReplicaRecord):
-    """Keys about a replica on GPUs, with its engine and its time model."""
+    """JSON keys about a replica on GPUs, with its engine and its time model."""
 
     dtype: Annotated[TextOrNull, "format of the weights; null without a model", "weights in"]
     gpu: Annotated[str, "GPU name", "GPU"]
@@ -128,7 +128,7 @@ class DeploymentRecord(ReplicaRecord):
 
 
 class DraftRecord(TypedDict):
-    """Keys about the speculative decoding of a deployment; null without a draft."""
+    """JSON keys about the speculative decoding of a deployment; null without a draft."""
 
     draft: Annotated[TextOrNull, "draft model or method; null without a draft", "draft"]
     num_speculative_tokens: Annotated[
@@ -140,7 +140,7 @@ class DraftRecord(TypedDict):
 
 
 class TimeBasisRecord(TypedDict):
-    """Keys about the time model of a predicted time and its expected error."""
+    """JSON keys about the time model of a predicted time and its expected error."""
 
     time_basis: Annotated[str, "calibrated, scaled or bound"]
     uncalibrated_share: Annotated[
@@ -157,7 +157,7 @@ class TimeBasisRecord(TypedDict):
 
 
 class MemoryRecord(TypedDict):
-    """Keys about whether a batch fits in the memory of the GPUs."""
+    """JSON keys about whether a batch fits in the memory of the GPUs."""
 
     fits: Annotated[
         bool | None, "whether the batch fits; null if the engine refuses the model", "fits"
@@ -185,7 +185,7 @@ class MemoryRecord(TypedDict):
 
 
 class HostWeightsRecord(TypedDict):
-    """Keys about weights in CPU memory, which a decode step reads over the link to the GPU."""
+    """JSON keys about weights in CPU memory, which a decode step reads over the link to the GPU."""
 
     cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
     cpu_offload_read_bytes: Annotated[
