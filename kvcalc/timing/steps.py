@@ -243,7 +243,8 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
 def is_mixture(operators: Sequence[Operator]) -> bool:
     """Return whether the operators belong to a mixture of experts.
 
-    Only their expected number of experts is not an int.
+    A mixture has operators whose expected number of reached experts is a float or an array, not an
+    int.
     """
     return any(not isinstance(operator.experts, int) for operator in operators)
 
