@@ -155,7 +155,7 @@ class GenerationRun:
         machine: The machine to measure on.
         tokens: Prompt and generated tokens, [batch_size, prompt_len + new_tokens].
         cache: One cache per layer; None without a cache.
-        calls: Numbers of torch operations: of the first pass and, with a cache, of each later pass.
+        calls: Torch operations in the first pass and, with a cache, in each later pass.
         seconds: Measured seconds of every step so far.
     """
 

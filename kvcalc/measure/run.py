@@ -100,8 +100,7 @@ def measure(
     case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
     """Return the record of one measured case: times, predictions and bounds of complete layers.
-
-    Keys with the prefix `attention_` are of only their attention (or scan).
+    Keys with the prefix `attention_` describe only the attention (or scan) of these layers.
     """
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
     layer = operators_of(case, dtype)
