@@ -318,13 +318,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, in the middle estimate."""
+        """Return the bytes of one GPU outside the KV cache, in the middle of low, middle and
+        high."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, in the estimate that the answer
-        uses."""
+        """Return the bytes of one GPU outside the KV cache, in the estimate that `estimate`
+        names."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property

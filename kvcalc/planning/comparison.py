@@ -65,16 +65,14 @@ def attention_records(
 ) -> list[Record]:
     """Return the FLOPs, bytes and bound of one layer's attention, one record per variant and shape.
 
-    The layer has 128 query heads of width 128. Only operators that read the KV cache count, no
-    projections. The key `knee` is the GPU's FLOPs per byte at the ridge point, for the dtype of the
-    products. The key `to_knee` is `knee` ÷ the attention's FLOPs per byte: above 1 it is
-    memory-bound.
+    The layer has 128 query heads of width 128. Only operators that read the KV cache count. `knee`
+    is the GPU's FLOPs per byte at the ridge point, for the dtype of the products. `to_knee` is
+    `knee` ÷ the attention's FLOPs per byte: above 1 it is memory-bound.
 
     Args:
-        gpu: The GPU model.
+        gpu, precision: GPU model, and formats of the KV cache and the products.
         contexts: Tokens of each sequence.
         batches: Numbers of concurrent sequences.
-        precision: Formats of the KV cache and the products.
 
     Raises:
         UserError: The GPU has no matrix peak.
@@ -209,9 +207,9 @@ def compare_records(
 
 
 def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
-    """Return the records of a model of which only dimensions are known, without times.
+    """Return the records reduced to the KV cache, for a model without known weights.
 
-    Keys about weights and parameters are None.
+    Keys about weights and parameters are None. Times and keys about GPUs are removed.
 
     Args:
         records: Records of `compare_records`.

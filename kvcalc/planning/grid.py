@@ -262,10 +262,10 @@ def check_targets(
 ) -> dict[str, Array]:
     """Return which target each candidate misses first, and the factor of its worst miss.
 
-    The factor is the predicted ÷ the allowed value for times and GPUs. For throughput and sequences
-    in memory it is the required ÷ the predicted value. If no sequence fits, the factor is about
-    FAR. If too few sequences fit and the step was not timed, FAR / 2 is added. Such a candidate
-    then comes after all timed candidates.
+    The factor is the predicted ÷ the allowed value for times and GPUs. For throughput and for
+    sequences in memory it is the required ÷ the predicted value. If no sequence fits, it is about
+    FAR, a very large number. FAR / 2 is added if too few sequences fit and the step was not timed.
+    Such a candidate then comes after all timed candidates.
 
     Args:
         need: The requirement: load and targets.
@@ -273,7 +273,8 @@ def check_targets(
         max_gpus: Maximum number of GPUs of all replicas.
 
     Returns:
-        The arrays `violated_target` and `violation_factor` [candidates], by these names.
+        Two arrays [candidates], by name. `violated_target` has the number of a `Target`, in the
+        order of which targets are checked. `violation_factor` is 1 if no target is missed.
     """
     import numpy as np
 

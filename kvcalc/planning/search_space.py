@@ -140,7 +140,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     def max_tp(self, gpu: Gpu) -> int:
         """Return the largest tensor-parallel size to try on a GPU model.
 
-        This is the number of GPUs of a server. If sizes are requested, it is `max_gpus`.
+        This is the number of GPUs of a server. If the field `tp` states sizes, it is `max_gpus`.
         """
         if self.tp:
             return self.max_gpus
@@ -156,7 +156,9 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.inter_domain_rate))
 
     def fit_options(self, requirement: Requirement, max_num_seqs: int = 0) -> FitOptions:
-        """Return the options of `fit` that compute a candidate's capacity, in the low estimate.
+        """Return the options with which `fit` computes a candidate's capacity.
+
+        They use the low estimate of the KV cache budget.
 
         Args:
             requirement: The requirement, which states the length of the sequences.

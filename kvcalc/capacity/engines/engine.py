@@ -158,12 +158,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     long_context_variable: str = ""
 
     def release(self, text: str) -> tuple[Any, str]:
-        """Return the rules of an engine version, and a remark if they are the rules of another
-        version.
+        """Return the rules of an engine version, and a remark for the user.
 
         `0.11` means the first known version 0.11.x. A version between two known versions has the
-        rules of the older version. `latest` and "" mean the last known version. The rules are None
-        if the engine has no known versions. The remark is "" otherwise.
+        rules of the older version, and the remark says so. Otherwise the remark is "". `latest` and
+        "" mean the last known version, with the rules None if no version is known.
 
         Args:
             text: The version as typed, such as "0.11", "v0.11.2" or "latest".

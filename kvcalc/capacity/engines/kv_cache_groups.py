@@ -349,10 +349,11 @@ def compresses_tokens(model: Model) -> bool:
 
 
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
-    """Return the specs of one layer with compressed attention, one for each kind of stored row.
+    """Return the specs of a layer with compressed attention (DeepSeek-V4), one per kind of stored
+    row.
 
-    The first spec is the window of latents. A layer that compresses also has specs of compressed
-    latents, of index keys and of compressor states.
+    The first spec is the sliding window of latents. A layer that compresses tokens also has specs
+    of compressed latents, of index keys and of compressor states.
 
     Args:
         part: The stored cache entries of the layer's attention.

@@ -530,9 +530,9 @@ class Content(LinearLayout):
         """Return pairs (common, own): bytes that all sequences share, and other bytes of each
         sequence.
 
-        One pair is for `length`. If layers compress blocks of tokens, further pairs are for the
-        last length before a block is compressed, where a sequence may store more. Sequences share
-        the rows of a common prefix in entries without a limit.
+        Only a model that compresses blocks of tokens has more than one pair. A sequence may store
+        the most just before a block is compressed, so this length has its own pair. Sequences share
+        the rows of a common prefix, but not in layers with a sliding window.
 
         Args:
             length: Tokens of each sequence.

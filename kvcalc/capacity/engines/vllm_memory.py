@@ -73,8 +73,8 @@ class LoadedWeights(NamedTuple):
 
     Attributes:
         allocated: Matrices and vectors, fused, and padded for kernels.
-        int4: Matrices in int4 (AWQ, GPTQ, Marlin), which vLLM repacks. Experts do not count,
-            because they are too large to leave much in the allocator.
+        int4: Matrices in int4 (AWQ, GPTQ, Marlin) without experts. vLLM repacks them, and a small
+            part of their bytes stays allocated in addition.
         absorbed: 16-bit copies of quantized kv_up matrices, for products in latent space. A matrix
             that is not quantized needs no copy. MiniCPM3 multiplies by kv_up directly. Source:
             process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to
@@ -444,11 +444,11 @@ def peak(
 def sampler_peak(start: EngineStartup, has_kernels: bool) -> Any:
     """Return the peak bytes of one GPU when the profile run samples for dummy requests.
 
-    The first runner needs T·D·e + 2·n·D·e + n·V·b (gpu_model_runner.py: _dummy_sampler_run, 0.11).
-    The second runner needs T·D·e + n·V·b. T is the tokens of the pass, n the requests, D the hidden
-    size, V the vocabulary size and e the bytes of an activation. b depends on the release in the
-    second runner. In the first, it is 38 bytes if fp32 logits are sorted (50 for 2 to 127
-    requests), and 14 if kernels need no sort.
+    vLLM's first model runner needs T·D·e + 2·n·D·e + n·V·b (v1/worker/gpu_model_runner.py:
+    _dummy_sampler_run, 0.11). The second (v1/worker/gpu/model_runner.py) needs T·D·e + n·V·b. T is
+    the tokens of the pass, n the requests, D the hidden size, V the vocabulary size and e the bytes
+    of an activation. b depends on the release in the second runner. In the first, it is 38 bytes if
+    fp32 logits are sorted (50 for 2 to 127 requests), and 14 if kernels need no sort.
 
     Args:
         start: The GPU when the engine starts.
@@ -611,8 +611,8 @@ def compilation(start: EngineStartup) -> Any:
     """Return the bytes of one GPU that torch 2.9 takes to time kernels in a first start.
 
     torch needs a copy of the token table, scratch of the size of the L2 cache, and the input of the
-    pass. These three sizes are inferred from pairs of starts. The result is 0 for models with a
-    vision tower and for releases that do not time kernels.
+    pass. These three sizes are inferred from pairs of starts. The result is 0 without compilation,
+    on later pipeline stages, and for models with a vision tower.
     """
     if not _compiles(start):
         return 0
@@ -625,9 +625,10 @@ def compilation(start: EngineStartup) -> Any:
 def sampler_buffers(start: EngineStartup) -> Any:
     """Return the bytes of one GPU's buffers that stay allocated after the profile run has sampled.
 
-    In the first runner from 0.17 on, Triton's buffer has min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4
-    bytes (v1/sample/ops/topk_topp_triton.py). SMs is the GPU's number of SMs, n the requests, and V
-    the vocabulary size. The second runner has tables of penalties, which only some releases count.
+    In the first model runner from 0.17 on, Triton's buffer has min(2^⌈log2 min(SMs, n)⌉, SMs) · V ·
+    4 bytes (v1/sample/ops/topk_topp_triton.py). SMs is the GPU's number of SMs, n the requests, and
+    V the vocabulary size. In the second model runner, tables of sampling penalties stay, but only
+    some releases count them.
     """
     rules: Release = start.release
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS
@@ -646,11 +647,16 @@ def sampler_buffers(start: EngineStartup) -> Any:
 
 
 def graphs(start: EngineStartup, constants: Constants) -> Any:
-    """Return the bytes of one GPU that a release subtracts for CUDA graphs from the KV cache.
+    """Return the bytes of one GPU that vLLM reserves for CUDA graphs instead of the KV cache.
 
-    They are 1 MiB per captured graph, and fitted constants. The first runner estimates each graph
-    by the size of its second trial graph, at least 1 MiB. It captures the pieces in a pass without
-    a cache, with an indexer's logits (gpu_model_runner.py: profile_cudagraph_memory, 0.22).
+    The bytes are 1 MiB per captured graph, plus fitted constants. In the first model runner
+    (v1/worker/gpu_model_runner.py), many layers make a graph larger than 1 MiB, and logits of an
+    indexer are added (profile_cudagraph_memory, 0.22). The result is 0 without CUDA graphs, and for
+    releases that do not reserve memory for them.
+
+    Args:
+        start: The GPU when the engine starts.
+        constants: Fitted constants of one estimate: low, middle or high.
     """
     rules, is_v2 = start.release, _has_runner_v2(start)
     if start.options.enforce_eager or not (rules.graphs_v2 if is_v2 else rules.graphs_v1):
