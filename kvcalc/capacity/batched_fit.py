@@ -73,7 +73,7 @@ class BatchedFit(NamedTuple):
         """Return how many sequences of `length` tokens fit in a replica, as an array [GPUs,
         counts].
 
-        The smallest pipeline stage decides. The values equal `Fit.capacity`.
+        The pipeline stage that fits the fewest sequences decides. The values equal `Fit.capacity`.
 
         Args:
             remaining: KV cache budgets in bytes, as `remaining_bytes` returns them.

@@ -318,14 +318,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, in the middle of low, middle and
-        high."""
+        """Return the bytes of one GPU outside the KV cache, in the middle estimate of three."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, in the estimate that `estimate`
-        names."""
+        """Return the bytes of one GPU outside the KV cache, in the estimate of the answer."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -413,14 +411,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return plan.needed(count, length, self.options.shared_prefix) <= pool
 
     def max_length(self, stage: int, max_num_seqs: int | None) -> int | None:
-        """Return the largest length at which all requested sequences fit on a pipeline stage, in
-        tokens.
+        """Return the largest length in tokens at which all requested sequences fit on a stage.
 
         None means without a limit: the cache stops growing before the memory is full.
 
         Args:
             stage: Index of the pipeline stage.
-            max_num_seqs: As `sequences` in `startup`.
+            max_num_seqs: Sequences of one dp rank for which the engine is set up; None means the
+                requested number.
         """
         count, plan = self.num_requested, self.plans[stage]
         if self.engine.has_context_buffers:
@@ -441,8 +439,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def longest_length(self) -> int | None:
-        """Return the largest length in tokens at which all requested sequences fit; None: no
-        limit."""
+        """Return the largest length in tokens at which all requests fit; None without a limit."""
         return self._longest_length_of_stages()
 
     @property
@@ -500,8 +497,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether the memory outside the KV cache exceeds the engine's share on any
-        stage."""
+        """Return whether on any stage the memory outside the KV cache exceeds the share."""
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
@@ -541,8 +537,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def margin_bytes(self) -> int:
-        """Return the bytes of one GPU that the estimate keeps free; negative in the high
-        estimate."""
+        """Return one GPU's bytes that the estimate keeps free; negative in the high estimate."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:

@@ -175,7 +175,7 @@ class Budget(NamedTuple):
 
     @property
     def weights_fit(self) -> bool:
-        """Return whether the weights alone fit in the share."""
+        """Return whether the weights alone fit in the memory that the engine may use."""
         return bool(self.weights <= self.share)
 
 

@@ -169,8 +169,8 @@ class ClosestMisses:
     def closest(self, costs: Array, limit: float = float("inf")) -> Candidate | None:
         """Return the candidate with the smallest violation factor that costs less than `limit`.
 
-        Return None if there is none. If several are equally close, return the most expensive one.
-        Without a limit, return the cheapest one.
+        Return None if there is none. Among equally close candidates, return the most expensive one
+        below the limit. If there is no limit, return the cheapest one.
 
         Args:
             costs: Cost of each GPU model and total number of GPUs [GPU models, total GPUs].

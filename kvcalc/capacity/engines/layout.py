@@ -488,8 +488,8 @@ class BlockPool(LinearLayout):
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
         """Return one pair: the bytes of shared and null blocks, and of one sequence's other blocks.
 
-        Sequences share the full blocks of a common prefix, but not in layers with a sliding window
-        or another cap.
+        Sequences share the full blocks of a common prefix. Layers with a sliding window or chunks
+        share none.
 
         Args:
             length: Tokens of each sequence.

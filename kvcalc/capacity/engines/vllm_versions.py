@@ -153,11 +153,15 @@ def has_states(model: Model) -> bool:
 
 
 def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
-    """Return whether a release runs a model on its second runner by default.
+    """Return whether a release runs a model on vLLM's second model runner by default.
 
-    The releases add models: 0.22 dense Qwen3 with unquantized weights. 0.23 Llama and Mistral too.
-    0.24 quantized models and a short list of mixtures of experts too. 0.25 all dense models without
-    recurrent states. 0.29 all models.
+    The second runner is v1/worker/gpu/model_runner.py. Each of these releases adds models:
+
+    - 0.22: dense Qwen3 with unquantized weights.
+    - 0.23: Llama and Mistral with unquantized weights.
+    - 0.24: these families with quantized weights, and some mixtures of experts.
+    - 0.25: all dense models without recurrent states.
+    - 0.29: all models.
     """
     if rules.runner_v2 in ("", "all"):
         return rules.runner_v2 == "all"
