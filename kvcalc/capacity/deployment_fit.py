@@ -599,10 +599,8 @@ def make_fit(
 
     Args:
         requested: The deployment as requested.
-        run: The deployment in the formats that the engine stores.
+        run, release, remarks: As `resolve_deployment` returns them.
         options: The options of the request.
-        release: The rules of the engine's version.
-        remarks: Remarks for the user on the engine's choices.
     """
     engine, ranks = options.rules, run.parallelism
     defaults = engine.defaults(

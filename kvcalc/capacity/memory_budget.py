@@ -134,6 +134,7 @@ class MemoryBreakdown(NamedTuple):
 
     @property
     def weights(self) -> int:
+        """Return all bytes that are loaded on the GPU as weights: `language` and `extra`."""
         return self.language + self.extra_bytes
 
     @property

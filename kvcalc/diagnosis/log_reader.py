@@ -221,7 +221,8 @@ class Boot(msgspec.Struct):
         has_started: Whether the engine started successfully.
         is_v0: Whether vLLM ran its V0 engine.
         has_draft: Whether llama.cpp loaded a second model, as a draft.
-        start_lines: Keys of START_LINES that were already read. A second one begins another start.
+        start_lines: Kinds of first lines that were already read. A second line of one kind begins
+            another start.
     """
 
     engine: str

@@ -332,7 +332,8 @@ def latency_curves(
 
 
 class SpeculationCurve(NamedTuple):
-    """Speed-up of decoding by a draft, over the acceptance rate, in the middle of a request.
+    """Speed-up of decoding by a draft, over the acceptance rate, when half of the output is
+    generated.
 
     Attributes:
         deployment: The deployment.

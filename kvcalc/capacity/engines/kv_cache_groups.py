@@ -44,6 +44,8 @@ StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
 
 
 class SpecKind(StrEnum):
+    """How the KV cache of a layer grows with the sequence, by which vLLM groups layers."""
+
     FULL = "full"  # also latents and their index keys
     WINDOW = "window"
     CHUNK = "chunk"

@@ -99,6 +99,8 @@ LATEST = RELEASES[-1]
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model
 ) -> Defaults:
+    """Return the defaults of an SGLang server on a GPU. `tokens` 0 means the default chunk of
+    prefills."""
     chunk, *graphs = rules.batch_defaults(gpu.memory_bytes)
     tokens = tokens or chunk
     return Defaults(

@@ -151,6 +151,7 @@ def allocated(size: int) -> int:
 
 
 def is_data_centre_blackwell(start: EngineStartup) -> bool:
+    """Return whether the GPU is a Blackwell with at least 150 GiB, such as a B200."""
     is_blackwell = start.gpu.architecture.startswith("Blackwell")
     return is_blackwell and start.gpu.memory_bytes >= 150 * GIB
 
