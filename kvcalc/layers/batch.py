@@ -17,15 +17,19 @@ MAX_GPUS = 1_000_000
 
 
 class Parallelism(msgspec.Struct, frozen=True):
-    """Numbers of ranks. Every figure of a pass is for the GPU with the most work.
+    """Number of ranks of each kind of parallelism in one replica of a deployment.
+
+    Results for one pass are for the GPU with the most work.
 
     Attributes:
-        tp: Divides heads and columns; replicates KV heads if there are fewer than ranks.
-        pp: Divides the layers.
-        dp: Divides the sequences.
-        ep: Spreads the experts; a divisor of tp·dp.
-        dcp: Spreads cached tokens in decode; a divisor of tp.
-        per_node: GPUs that one fast link connects, with whole tp groups if they fit; 0 for all.
+        tp: Tensor-parallel ranks. They divide heads and columns. If there are more ranks than KV
+            heads, the KV heads are replicated.
+        pp: Pipeline stages, which divide the layers.
+        dp: Data-parallel ranks, which divide the sequences.
+        ep: Expert-parallel ranks, which divide the experts. `ep` must divide tp · dp.
+        dcp: Decode-context-parallel ranks, which divide the cached tokens. `dcp` must divide tp.
+        per_node: Number of GPUs of one node, which a fast link connects; 0 if all GPUs are on one
+            node.
     """
 
     tp: int = 1
@@ -60,16 +64,27 @@ class Parallelism(msgspec.Struct, frozen=True):
         """Return the number of GPUs of one replica: tp · pp · dp."""
         return self.tp * self.pp * self.dp
 
-    def near(self, group: int) -> int:
-        """Return how many ranks of a contiguous group are on one node."""
-        return min(group, self.per_node) if self.per_node else group
+    def near(self, group_size: int) -> int:
+        """Return how many ranks of a communication group are on one node.
+
+        With 8 GPUs per node, a group of 16 ranks has 8 ranks on a node, and a group of 4 has 4.
+
+        Args:
+            group_size: Number of ranks of the group. Their GPU indices are consecutive.
+        """
+        return min(group_size, self.per_node) if self.per_node else group_size
 
     def sequences(self, batch_size: int) -> int:
-        """Return the number of sequences on the dp rank with the most sequences."""
+        """Return the number of sequences on the fullest data-parallel rank: ⌈batch_size/dp⌉."""
         return -(-batch_size // self.dp)
 
     def share(self, shards: int) -> int:
-        """Return how many of `shards` units one tp rank has: ⌈shards/tp⌉, at least 1."""
+        """Return how many of a layer's units, such as heads, one tensor-parallel rank has:
+        ⌈shards/tp⌉.
+
+        Args:
+            shards: Number of units in total: heads, columns or vocabulary rows.
+        """
         return -(-shards // self.tp)
 
 
@@ -81,8 +96,13 @@ _TERM = re.compile(r"(?:([\w.]+)\s*[x×]\s*)?([\w.]+)(?:\s*@\s*([\w.]+))?")
 
 
 class Sequences(msgspec.Struct, frozen=True):
-    """`count` sequences with `new` tokens to process and `past` tokens cached. Ints or
-    broadcastable arrays."""
+    """A group of equal sequences in one forward pass. Fields are ints or broadcastable arrays.
+
+    Attributes:
+        count: Number of sequences.
+        new: New tokens of each sequence, which the pass processes.
+        past: Tokens of each sequence that are in the KV cache before the pass.
+    """
 
     count: Num
     new: Num
@@ -90,30 +110,53 @@ class Sequences(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The sequences of one forward pass, in groups.
+    """The sequences that one forward pass processes, in groups of equal sequences.
 
-    Prefill is new = S, past = 0. A decode step at context S is new = 1, past = S − 1. Verifying k
-    draft tokens is new = k + 1. A continuous batch has several groups. A padded static batch is one
-    group of the longest length.
+    Prefill of a prompt of S tokens is new = S, past = 0. A decode step at context S is new = 1,
+    past = S − 1. Verifying k draft tokens is new = k + 1. A continuous batch has several groups. A
+    padded static batch is one group of the longest length.
+
+    Attributes:
+        groups: One `Sequences` for each group. If a field is an array, each index is a separate
+            pass.
     """
 
     groups: tuple[Sequences, ...]
 
     @classmethod
     def prefill(cls, context: Num, batch_size: Num = 1, past: Num = 0) -> "Batch":
-        """Return `batch_size` prompts of `context` tokens after `past` cached tokens."""
+        """Return the batch of a prefill of `batch_size` prompts.
+
+        Args:
+            context: New tokens of each prompt. Tokens in `past` are not included.
+            batch_size: Number of prompts.
+            past: Tokens of each prompt that are already in the KV cache.
+        """
         return cls((Sequences(batch_size, context, past),))
 
     @classmethod
     def decode(cls, context: Num, batch_size: Num = 1) -> "Batch":
-        """Return one new token for each of `batch_size` sequences, which have `context` tokens
-        after the step."""
+        """Return the batch of a decode step: one new token for each of `batch_size` sequences.
+
+        Args:
+            context: Tokens of each sequence after the step, including the new token.
+            batch_size: Number of sequences.
+        """
         _check("context", context, 1)
         return cls((Sequences(batch_size, 1, context - 1),))
 
     @classmethod
     def of_phase(cls, phase: str, context: Num, batch_size: Num = 1) -> "Batch":
-        """Return the batch of a phase name. Raises UserError for an unknown phase."""
+        """Return a decode or prefill batch, selected by the name of the phase.
+
+        Args:
+            phase: `decode` or `prefill`.
+            context: Tokens of each sequence after the pass.
+            batch_size: Number of sequences.
+
+        Raises:
+            UserError: The phase is unknown.
+        """
         if phase not in PHASES:
             raise UserError(f"unknown phase {phase!r}", f"Known: {', '.join(PHASES)}")
         make_batch = cls.decode if phase == "decode" else cls.prefill
@@ -121,11 +164,14 @@ class Batch(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Batch":
-        """Return a mixed batch from text: `500+4x1@4k` is a prompt of 500 tokens and four decodes
-        at 4,096.
+        """Return a batch of several groups from text, such as `500+4x1@4k`.
 
-        Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences that have
-        CONTEXT tokens after the pass. Without CONTEXT, no token is cached before the pass.
+        The example is a prompt of 500 tokens and four decodes at a context of 4,096 tokens.
+
+        Args:
+            text: Terms `[COUNTx]NEW[@CONTEXT]`, joined by `+`. Each of COUNT sequences has NEW new
+                tokens, and CONTEXT tokens after the pass. Without CONTEXT, no token is cached
+                before the pass.
 
         Raises:
             UserError: A term is invalid. The message names the term.
@@ -155,34 +201,41 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> Num:
-        """Return the number of tokens that the pass processes: Σ count · new."""
+        """Return the number of new tokens that the pass processes: Σ count · new of all groups."""
         return sum((g.count * g.new for g in self.groups), 0)
 
     @property
     def decodes(self) -> bool:
-        """Return whether the pass is a decode step: one new token per sequence."""
+        """Return whether every sequence of the batch has exactly one new token, as in a decode
+        step.
+        """
         return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
 
     @property
     def exact(self) -> bool:
-        """Return whether the figures are ints for one pass, not arrays for many passes."""
+        """Return whether all counts and lengths are ints, so the batch is one pass.
+
+        If it is False, a field is an array, and each index of the array is a separate pass.
+        """
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 
     def micro_batch(
         self, parallelism: Parallelism, cuts_prompts: bool = False, rounds_up: bool = False
     ) -> "Batch":
-        """Return the share of the batch that is in each pipeline stage at a time.
+        """Return the part of the batch that one pipeline stage processes at a time.
 
         The sequences of each data-parallel rank are divided into one micro-batch per stage. There
-        are never more micro-batches than sequences.
+        are never more micro-batches than sequences. The result counts the sequences of all
+        data-parallel ranks.
 
-        Examples: 9 decodes in 2 stages give 4, or 5 if rounded up. One prompt of 1,000 tokens
-        stays whole; if prompts are cut, it gives a chunk of 500 tokens after 250.
+        Examples: 9 decodes in 2 stages give 4, or 5 if rounded up. One prompt of 1,000 tokens stays
+        whole; if prompts are cut, it gives a chunk of 500 tokens after 250.
 
         Args:
+            parallelism: Gives the number of pipeline stages and data-parallel ranks.
             cuts_prompts: Whether prompts are divided into chunks if there are fewer prompts than
-                stages. A chunk has the mean number of tokens before it. No division of the batch
-                takes less time than this chunk takes to pass all stages.
+                stages. The returned chunk has the mean number of tokens before it. No division of
+                the batch takes less time than this chunk takes to pass all stages.
             rounds_up: Whether to return the largest micro-batch instead of the smallest.
         """
         shares = [_micro_batch(g, parallelism, cuts_prompts, rounds_up) for g in self.groups]
@@ -190,7 +243,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def sequences(self) -> Num:
-        """Return the number of sequences in the pass."""
+        """Return the number of sequences in the pass: Σ count over the groups."""
         return sum((g.count for g in self.groups), 0)
 
 

@@ -12,7 +12,17 @@ from kvcalc.layers.batch import Parallelism
 
 
 class Span(StrEnum):
-    """How the rows of an entry grow with cached tokens."""
+    """How the number of rows of a cache entry depends on the tokens of its sequence.
+
+    `ratio` and `limit` are fields of `CacheEntry`.
+
+    Attributes:
+        TOKENS: One row for every `ratio` tokens, at most `limit` rows.
+        CHUNK: As TOKENS, but a query reads only the rows of its own chunk of `limit` tokens.
+        STATE: Always `limit` rows, as in a recurrent state.
+        PARTIAL: One row for each token of the unfinished block of `ratio` tokens.
+        OVERLAP: `ratio` rows of the last finished block; no rows before a block is finished.
+    """
 
     TOKENS = "tokens"  # one row for every `ratio` tokens, at most `limit` rows
     CHUNK = "chunk"  # as `tokens`, but a query sees only its own chunk of `limit` tokens
@@ -22,8 +32,13 @@ class Span(StrEnum):
 
 
 class EvictionRule(StrEnum):
-    """Which rows a limit keeps: the last rows, the first and last rows, or the rows with the
-    highest scores."""
+    """Which rows a cache entry keeps if its sequence has more rows than `limit`.
+
+    Attributes:
+        LAST: The last rows, as in a sliding window.
+        SINKS: The first few tokens and the last tokens.
+        SCORED: The tokens with the highest eviction scores.
+    """
 
     LAST = "last"
     SINKS = "sinks"  # the first few tokens, and the last
@@ -31,18 +46,26 @@ class EvictionRule(StrEnum):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """Rows of one role that a layer caches for a sequence. A row has `heads` units of `width`
-    elements.
+    """The rows of one role, such as keys, that one layer caches for one sequence.
+
+    A row has `heads` · `width` elements.
 
     Attributes:
-        role: k, v, latent, rope_key, index_key, conv_state, recurrent_state or compressor.
-        heads: Units that tensor parallelism divides. Fewer heads than ranks are replicated.
+        role: k, v, latent, rope_key, index_key, conv_state, recurrent_state, compressor, or score
+            (of an eviction policy).
+        heads: Units of a row, such as KV heads. Tensor parallelism divides the units. If there are
+            fewer units than ranks, the units are replicated.
+        width: Elements of one unit, such as the head dimension.
+        ratio: Tokens per row.
         limit: Maximum number of rows (window, budget, chunk, rows of a state); 0 for no limit.
-        eviction_rule: Which rows remain if the limit is reached.
         max_rows_per_query: Maximum rows that one query reads (top-k); 0 for all visible rows.
-        dtype: Format that the model fixes for this state; '' follows the dtype of the cache.
-        has_assumed_dtype: Whether the model fixes no dtype, so another engine may use another.
-        is_stored_by_other_layer: Whether this layer only reads these rows.
+        span: How the number of rows depends on the number of tokens.
+        dtype: Storage format that the model fixes for this entry; '' for the format of the KV
+            cache.
+        eviction_rule: Which rows remain if the limit is reached.
+        has_assumed_dtype: Whether `dtype` is an assumption, so an engine may use another dtype.
+        is_stored_by_other_layer: Whether this layer only reads the rows, and another layer stores
+            them.
     """
 
     role: str
@@ -59,17 +82,24 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     @property
     def grows(self) -> bool:
-        """Return whether tokens add rows, up to a limit or without one."""
+        """Return whether each new token can add rows. It is False for states and block buffers."""
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:
-        """Return the ranks that share this entry's tokens. Decode context parallelism does not
-        split windows and states."""
+        """Return the number of ranks that divide this entry's tokens among them.
+
+        The number is dcp for an entry that grows without limit. It is 1 for windows and states,
+        because decode context parallelism does not divide them.
+        """
         return ranks.dcp if self.grows and not self.limit else 1
 
     def stored_rows(self, tokens: Num) -> Num:
-        """Return the number of rows stored after `tokens` tokens of one sequence: ⌊tokens/ratio⌋,
-        at most `limit`."""
+        """Return the number of rows stored after `tokens` tokens of one sequence.
+
+        Rows that grow are ⌊tokens/ratio⌋, at most `limit`. A state has `limit` rows. An unfinished
+        block has tokens mod ratio rows. A last finished block has `ratio` rows, or none before it
+        is finished.
+        """
         if self.grows:
             rows = floor_div(tokens, self.ratio)
             return minimum(rows, self.limit) if self.limit else rows
@@ -80,25 +110,42 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return self.ratio * at_least(tokens, self.ratio)
 
     def allocated_rows(self, tokens: Num, block_size: int) -> Num:
-        """Return `stored_rows` rounded up to whole blocks."""
+        """Return the number of rows that a paged cache allocates for one sequence.
+
+        The result is `stored_rows(tokens)`, rounded up to whole blocks.
+
+        Args:
+            tokens: Tokens of the sequence.
+            block_size: Tokens of a cache block.
+        """
         return self.in_blocks(self.stored_rows(tokens), block_size)
 
     def in_blocks(self, rows: Num, block_size: int) -> Num:
-        """Return `rows` in whole blocks of `block_size` tokens, each of at least one row. States
-        are not paged."""
+        """Return `rows` rounded up to a whole number of cache blocks.
+
+        A block has block_size // ratio rows, at least 1. The rows of states and block buffers are
+        not paged, so they stay unchanged.
+
+        Args:
+            rows: Number of stored rows.
+            block_size: Tokens of a cache block.
+        """
         if not self.grows:
             return rows
         rows_per_block = max(1, block_size // self.ratio)
         return ceil_div(rows, rows_per_block) * rows_per_block
 
     def read_rows(self, new: Num, past: Num) -> Num:
-        """Return the number of distinct rows that a pass of `new` tokens after `past` cached tokens
-        reads.
+        """Return the number of distinct rows of one sequence that a forward pass reads.
 
-        The rows that the pass writes are included. A window shows min(past, limit − 1) + new rows
-        to a group of queries. A chunk shows every row since the start of the first chunk that the
-        queries touch. A top-k shows at most `new · max_rows_per_query`. A state is read once. Block
-        buffers are read if the pass finishes a block.
+        The rows that the pass writes are included. With a window, all queries together read at most
+        limit − 1 + new rows. With chunks, they read every row since the start of the first query's
+        chunk. With top-k, they read at most new · max_rows_per_query rows. A state is read once.
+        Block buffers are read only if the pass finishes a block.
+
+        Args:
+            new: New tokens of the sequence.
+            past: Tokens of the sequence that are cached before the pass.
         """
         tokens = new + past
         if self.span is Span.STATE:
@@ -116,10 +163,14 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return rows
 
     def written_rows(self, new: Num, past: Num) -> Num:
-        """Return the number of rows that a pass of `new` tokens after `past` cached tokens writes.
+        """Return the number of rows of one sequence that a forward pass writes.
 
-        A row that a later token of the same pass evicts from a window counts too, because a query
-        between them reads it.
+        A window also counts rows that a later token of this pass evicts, because queries between
+        the two tokens read the rows.
+
+        Args:
+            new: New tokens of the sequence.
+            past: Tokens of the sequence that are cached before the pass.
         """
         tokens = new + past
         if self.span is Span.STATE:
@@ -133,8 +184,11 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return finished
 
     def full_from(self) -> int:
-        """Return the token count from which this entry no longer grows; 0 if it never grows, −1 if
-        it always grows."""
+        """Return the number of tokens of a sequence from which this entry stops growing.
+
+        The result is limit · ratio. It is 0 for an entry that never grows, and −1 for an entry
+        without a limit.
+        """
         if not self.grows:
             return 0
         return self.limit * self.ratio if self.limit else -1

@@ -16,18 +16,20 @@ SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes on one GPU. Costs add up, and scale with the number of runs.
+    """FLOPs and bytes of operators on one GPU. Costs can be added, and multiplied by a number of
+    runs.
 
-    Values are ints, or arrays if the batch has arrays.
+    Values are ints for one pass, or arrays if the batch has arrays.
 
     Attributes:
         flops: FLOPs of matrix products, 2 per multiply-add.
         vector_flops: FLOPs of norms, RoPE, softmax, activations, top-k and sampling.
-        weight_bytes: Weights, read once per pass.
-        cache_read_bytes, cache_write_bytes: KV cache and states.
-        activation_bytes: Inputs and outputs of operators, without attention scores.
-        network_bytes: Bytes sent to other GPUs.
-        inter_node_bytes: Part of `network_bytes` that leaves the node over this rank's link.
+        weight_bytes: Bytes of weights that are read.
+        cache_read_bytes: Bytes of KV cache and recurrent states that are read.
+        cache_write_bytes: Bytes of KV cache and recurrent states that are written.
+        activation_bytes: Bytes of operator inputs and outputs, without attention scores.
+        network_bytes: Bytes that this GPU sends to other GPUs.
+        inter_node_bytes: Part of `network_bytes` that this GPU sends to other nodes.
     """
 
     flops: Num = 0
@@ -47,12 +49,15 @@ class Cost(NamedTuple):
 
     @property
     def cache_bytes(self) -> Num:
-        """Return the bytes of cache reads and writes."""
+        """Return the bytes of the KV cache and of recurrent states that are read or written."""
         return self.cache_read_bytes + self.cache_write_bytes
 
     @property
     def bytes(self) -> Num:
-        """Return the bytes of memory traffic of the GPU, without the network."""
+        """Return the bytes that the GPU reads from and writes to its own memory.
+
+        They are weights, cache and activations. Network bytes are not included.
+        """
         return (
             self.weight_bytes
             + self.cache_read_bytes
@@ -62,7 +67,17 @@ class Cost(NamedTuple):
 
 
 class Role(StrEnum):
-    """Purpose of an operator, independent of its name."""
+    """Purpose of an operator in the model.
+
+    Attributes:
+        PROJECTION: Projections of queries, keys, values and outputs in an attention or recurrent
+            layer.
+        CORE: Work that depends on cached tokens: attention, indexer, scan, recomputed keys and
+            values.
+        FFN: Dense FFN or experts, including the router.
+        HEAD: Projection to the vocabulary.
+        OTHER: Norms, embeddings, elementwise chains and collectives.
+    """
 
     PROJECTION = "projection"  # queries, keys, values and outputs of a mixer
     # depends on cached tokens: attention, indexer, scan, recomputed keys and values
@@ -73,10 +88,14 @@ class Role(StrEnum):
 
 
 class GemmShape(NamedTuple):
-    """A matrix product x[m, k] · W[k, n] for a kernel model.
+    """Shape of a matrix product x[m, k] · W[k, n], for the model of a GEMM kernel's time.
 
-    Block-diagonal copies count together in n. `stored` is the bytes of one weight in `format`, with
-    scales.
+    Attributes:
+        m: Rows of x: tokens, or tokens per expert.
+        n: Columns of W. The columns of block-diagonal copies are added.
+        k: Inputs of W.
+        stored: Mean bytes of one weight, with scales.
+        format: Name of the weights' storage format.
     """
 
     m: Real
@@ -87,14 +106,18 @@ class GemmShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """The shape of an attention operator for a kernel model.
+    """Shape of an attention operator on one rank, for the model of an attention kernel's time.
 
     Attributes:
-        groups: (count, new, past, pairs) of each group; pairs are the (query, key) pairs of all its
-            sequences, limited by windows and top-k.
+        heads: Query heads.
         kv_heads: KV heads; 0 for latents that all heads share.
-        cached: Formats of the cache entries that attention reads, keys first; empty without a
+        key: Elements of a key of one head.
+        value: Elements of a value of one head.
+        cached: Format names of the cache entries that attention reads, keys first; empty without a
             cache.
+        groups: (count, new, past, pairs) of each group of equal sequences. `count` sequences have
+            `new` new and `past` cached tokens each. `pairs` are the (query, key) pairs of the whole
+            group, limited by windows and top-k.
     """
 
     heads: int
@@ -106,18 +129,23 @@ class AttentionShape(NamedTuple):
 
     @property
     def num_queries(self) -> Num:
-        """Return the new tokens of all sequences."""
+        """Return the number of new tokens in all sequences. A new token is one query per head."""
         return sum(count * new for count, new, *_ in self.groups)
 
     @property
     def num_pairs(self) -> Num:
-        """Return the (query, key) pairs of all sequences."""
+        """Return the number of (query, key) pairs per head in all sequences."""
         return sum(pairs for *_, pairs in self.groups)
 
 
 class CollectiveShape(NamedTuple):
-    """The shape of an all-reduce of `bytes` bytes over `ranks` ranks; `near` of the ranks are on
-    one node."""
+    """Shape of an all-reduce, for the model of its time.
+
+    Attributes:
+        ranks: Number of GPUs that take part.
+        bytes: Bytes of the array that each GPU adds.
+        near: Number of these GPUs on one node.
+    """
 
     ranks: int
     bytes: Num
@@ -125,18 +153,18 @@ class CollectiveShape(NamedTuple):
 
 
 class ExpertsShape(NamedTuple):
-    """Routed experts for a kernel model.
+    """Shape of a layer's routed experts, for the model of a fused experts kernel's time.
 
     Attributes:
-        tokens: Tokens of all ranks.
-        hidden: Width of a token.
+        tokens: New tokens of all data-parallel ranks.
+        hidden: Input width of an expert.
+        width: Intermediate width of an expert on this rank.
         top_k: Experts per token.
-        experts: Number of experts.
-        ranks: Ranks over which whole experts are spread.
-        width: Columns of an expert on this rank.
-        gated: Whether an expert has two matrices of this width: gate and up.
+        experts: Number of experts in the layer.
+        ranks: Expert-parallel ranks, which divide the experts.
+        gated: Whether an expert has a gate matrix in addition to its up matrix.
         bias: Whether experts have biases.
-        format: Weight format of the experts.
+        format: Name of the experts' storage format.
     """
 
     tokens: Num
@@ -151,17 +179,25 @@ class ExpertsShape(NamedTuple):
 
 
 class SparseShape(NamedTuple):
-    """The sparse-attention module of one layer for a kernel model: projections, indexer, attention.
+    """Shape of one layer's DeepSeek sparse attention on one rank, for the model of its time.
+
+    The time covers projections, indexer and attention together.
 
     Attributes:
-        heads: Query heads of this rank.
-        hidden, q_lora_rank, kv_lora_rank, rope, nope, value: Widths, as in the module's spec.
+        heads: Query heads.
+        hidden: Hidden size of the model.
+        q_lora_rank: Width of the query latent.
+        kv_lora_rank: Width of the KV latent.
+        rope: Elements of a key with positions (RoPE).
+        nope: Elements of a key without positions.
+        value: Elements of a value.
         index_heads: Heads of the indexer; 0 without an indexer.
-        index_width: Width of an index key.
-        top_k: Tokens that a query reads.
-        cached: Formats of a latent and its RoPE key.
-        format: Storage format of the projections.
-        groups: (count, new, past) of each group of the batch.
+        index_width: Elements of an index key.
+        top_k: Cached tokens that one query reads.
+        cached: Format names of a cached latent and of its RoPE key.
+        format: Name of the storage format of the projections.
+        groups: (count, new, past) of each group of equal sequences: number of sequences, new tokens
+            and cached tokens of each.
     """
 
     heads: int
@@ -183,22 +219,23 @@ Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape | ExpertsShape
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """One operator of a pass.
+    """One operator of a forward pass on one GPU, with its cost and number of runs.
 
     Attributes:
         name: Name in tables.
-        layer: Kind of layer; '' outside the layers.
+        layer: Kind of layer that runs the operator; '' outside the layers.
         count: Number of runs in the pass.
         kind: gemm, attention, experts, scan, vector or network.
         cost: Cost of one run.
-        dtype: dtype of its matrix products; '' without products.
-        parts: Name and cost of each part of a fused operator. `cost` includes them.
-        shape: Shape for a kernel model, if one exists.
-        experts: Expected number of routed experts whose weights this GPU reads.
-        role: Purpose of the operator.
+        dtype: Compute dtype of the matrix products; '' without products.
+        parts: Name and cost of each part of a fused operator. `cost` includes the parts.
+        shape: Shape for a kernel's time model; None if the operator has no such model.
+        experts: Expected number of routed experts whose weights this GPU reads; 0 for other
+            operators.
+        role: Purpose of the operator in the model.
         form: Form of latent attention, absorbed or expanded; '' for other operators.
         weights: Names of the matrices that the operator multiplies by.
-        module: Shape of the sparse-attention module to which the operator belongs.
+        module: Shape of the sparse-attention module that contains the operator; None for others.
     """
 
     name: str
@@ -217,19 +254,20 @@ class Operator(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Cost:
-        """Return the cost of all runs together."""
+        """Return the cost of all runs of the operator in the pass."""
         return self.cost * self.count
 
 
 def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
-    """Return the cost of each part of an operator if the parts run as separate kernels.
+    """Return the name and cost of each kernel of an operator if an engine does not fuse its parts.
 
-    Attention becomes the scores QKᵀ, their softmax and the product with V. The kernels write or
-    read arrays [queries, keys], which fused attention never stores. An FFN's gate and up read the
-    input twice.
+    Attention becomes three kernels: scores QKᵀ, softmax, and product with V. They write and read
+    arrays [queries, keys], which fused attention never stores. An FFN's gate and up become two
+    kernels, which both read the input. The list is empty for an operator that is not fused.
 
     Args:
-        element: Bytes of an activation.
+        operator: Operator with the shape of an attention, a GEMM or routed experts.
+        element: Bytes of an activation element.
     """
     cost, shape = operator.cost, operator.shape
     if isinstance(shape, AttentionShape):
@@ -279,23 +317,32 @@ def _unfused_attention(
 
 
 def gemm_flops(tokens: Num, inputs: int, outputs: int) -> Num:
-    """Return FLOPs of x[tokens, inputs] · W[inputs, outputs]: 2 · tokens · inputs · outputs."""
+    """Return the FLOPs of x[tokens, inputs] · W[inputs, outputs]: 2 · tokens · inputs · outputs."""
     return 2 * tokens * inputs * outputs
 
 
 def pair_flops(pairs: Num, heads: int, width: int) -> Num:
-    """Return FLOPs of scores or weighted values: 2 · pairs · heads · width."""
+    """Return the FLOPs of attention scores, or of the weighted sum of values: 2 · pairs · heads ·
+    width.
+
+    Args:
+        pairs: Number of (query, key) pairs per head.
+        heads: Number of query heads.
+        width: Elements of a key for scores, or of a value for the sum; their total for both.
+    """
     return 2 * pairs * heads * width
 
 
 def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
-    """Return the (query, key) pairs of `new` causal queries after `past` tokens.
+    """Return the number of (query, key) pairs of one sequence under causal attention.
 
-    Without a limit: new·past + new(new + 1)/2.
+    Query j, from past + 1 to past + new, reads min(j, limit) keys. Without a limit the sum is
+    new·past + new(new + 1)/2.
 
     Args:
-        limit: Maximum keys of a query (window, budget, top-k): Σ min(j, limit) for j = past + 1 …
-            past + new.
+        new: New tokens, which are the queries.
+        past: Cached tokens before the first query.
+        limit: Maximum keys of a query (window, budget, top-k); 0 for no limit.
     """
     if not limit:
         return new * past + triangle(new)
@@ -308,13 +355,21 @@ def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
 
 
 def triangle(n: Num) -> Num:
-    """Return 1 + 2 + … + n."""
+    """Return the sum 1 + 2 + … + n."""
     return floor_div(n * (n + 1), 2)
 
 
 def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
-    """Return the (query, key) pairs if a query sees only its own chunk: Σ ((j − 1) mod chunk) +
-    1."""
+    """Return the number of (query, key) pairs of one sequence under chunked attention.
+
+    Query j, from past + 1 to past + new, reads the keys of its own chunk up to itself: ((j − 1) mod
+    chunk) + 1 keys.
+
+    Args:
+        new: New tokens, which are the queries.
+        past: Cached tokens before the first query.
+        chunk: Tokens of a chunk.
+    """
 
     def until(tokens: Num) -> Num:
         return floor_div(tokens, chunk) * triangle(chunk) + triangle(tokens % chunk)
@@ -323,7 +378,17 @@ def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
 
 
 def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
-    """Return the (query, row) pairs for rows of `ratio` tokens each: Σ min(⌊j/ratio⌋, top)."""
+    """Return the number of (query, row) pairs of one sequence whose rows represent `ratio` tokens
+    each.
+
+    Query j, from past + 1 to past + new, reads min(⌊j/ratio⌋, top) rows.
+
+    Args:
+        new: New tokens, which are the queries.
+        past: Cached tokens before the first query.
+        ratio: Tokens per row.
+        top: Maximum rows of a query (top-k); 0 for no limit.
+    """
 
     def until(tokens: Num) -> Num:
         low: Num = minimum(tokens, top * ratio - 1) if top else tokens
@@ -335,11 +400,16 @@ def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
 
 
 def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
-    """Return the share of experts that `tokens` tokens reach under uniform routing: 1 − (1 −
-    k/E)^T.
+    """Return the expected share of experts that at least one token uses: 1 − (1 − k/E)^T.
 
-    One token reaches exactly k/E. With k = E the result is the int 1. An array of tokens gives an
-    array of shares.
+    T is the number of tokens, k is `top_k` and E is `experts`. Routing is assumed uniform. One
+    token gives exactly k/E. With k = E the result is the int 1. An array of tokens gives an array
+    of shares.
+
+    Args:
+        tokens: Number of tokens.
+        top_k: Experts per token.
+        experts: Number of experts in the layer.
     """
     if top_k == experts:
         return 1
@@ -358,8 +428,16 @@ def _reached(tokens: int, top_k: int, experts: int) -> float:
 
 
 def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:
-    """Return the expected number of distinct experts: E·(1 − (1 − k/E)^T), a float; one token gives
-    k."""
+    """Return the expected number of experts that at least one token uses: E·(1 − (1 − k/E)^T).
+
+    T is the number of tokens, k is `top_k` and E is `experts`. Routing is assumed uniform. One
+    token gives k. The result is a float, or an array for an array of tokens.
+
+    Args:
+        tokens: Number of tokens.
+        top_k: Experts per token.
+        experts: Number of experts in the layer.
+    """
     if isinstance(tokens, int) and tokens == 1:
         return float(top_k)
     return float(experts) * reached_fraction(tokens, top_k, experts)
