@@ -25,8 +25,18 @@ from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
 
 
 class Dense(Sublayer, frozen=True, tag="dense"):
-    """A dense FFN: up [D, F], gate [D, F] if `gated`, and down [F, D]. Sources: Vaswani et al.
-    2017, section 3.3; Shazeer 2020."""
+    """A dense FFN: matrices up [D, F], gate [D, F] if `gated`, and down [F, D].
+
+    D is the hidden size and F is `intermediate_size`. Sources: Vaswani et al. 2017, section 3.3;
+    Shazeer 2020.
+
+    Attributes:
+        intermediate_size: Width between up and down, F.
+        gated: Whether the FFN has a gate matrix.
+        bias: Whether gate and up have biases.
+        down_bias: Whether down has a bias; null means as `bias`.
+        input_size: Input width of gate and up if it differs from the hidden size.
+    """
 
     WEIGHTS: ClassVar[str] = """
         gate: Di × F / F, bias bias, if gated and input_size
@@ -46,21 +56,26 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 
     @property
     def has_down_bias(self) -> bool:
-        """Return whether `down` has a bias, which equals `bias` by default."""
+        """Return whether the matrix `down` has a bias: `down_bias`, or `bias` if
+        `down_bias` is None.
+        """
         return self.bias if self.down_bias is None else self.down_bias
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: up (with gate in one product), activation, down."""
+        """Return the operators of a pass on one rank: up and gate as one product, activation, down.
+
+        With tensor parallelism an all-reduce follows.
+        """
         w = self.local_weights(p)
         return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
 
 
 class Projections(Sublayer, frozen=True, tag="projections"):
-    """Named matrices and vectors outside mixers and FFNs: adapters, stream mixing, per-layer gates.
+    """Named matrices and vectors outside mixers and FFNs, such as adapters and per-layer gates.
 
     Attributes:
-        matrices: Name → [inputs, outputs] or [inputs, outputs, bias elements].
-        vectors: Name → elements.
+        matrices: Name → [inputs, outputs], or [inputs, outputs, bias elements].
+        vectors: Name → number of elements.
     """
 
     ROLE: ClassVar[Role] = Role.OTHER
@@ -71,7 +86,11 @@ class Projections(Sublayer, frozen=True, tag="projections"):
     vectors: dict[str, Count] = {}
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: every matrix and vector, each replicated on every rank."""
+        """Return all matrices and vectors. Every rank stores all of them completely.
+
+        Args:
+            hidden_size: Not used, because each matrix states its own sizes.
+        """
         results = [
             matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2])
             for n, m in self.matrices.items()
@@ -79,7 +98,9 @@ class Projections(Sublayer, frozen=True, tag="projections"):
         return (*results, *(vector(n, size) for n, size in self.vectors.items()))
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return one product per matrix, over all tokens."""
+        """Return one matrix product per matrix, over all new tokens of the pass. Vectors
+        give none.
+        """
         return [
             p.gemm(w.name, w)
             for w in self.local_weights(p).values()
@@ -92,21 +113,32 @@ class Projections(Sublayer, frozen=True, tag="projections"):
 
 
 class Moe(Sublayer, frozen=True, tag="moe"):
-    """num_experts experts of moe_intermediate_size; a token uses num_experts_per_tok experts.
+    """A mixture of `num_experts` FFNs. Each token uses `num_experts_per_tok` of them.
 
     Attributes:
-        shared_expert_intermediate_size: Total width of the shared experts.
+        num_experts: Number of routed experts in the layer.
+        num_experts_per_tok: Routed experts that one token uses (top-k).
+        moe_intermediate_size: Intermediate width of one routed expert.
+        gated: Whether each expert has a gate matrix.
+        bias: Whether experts have biases.
+        shared_expert_intermediate_size: Total intermediate width of the shared experts; 0 for none.
         shared_expert_gate: Whether the shared experts have a scalar gate.
-        moe_latent_size: Width of the experts' input, between a projection down and one up
-            (Nemotron-3).
-        router_width: Input width of the router after its own projection (Zaya).
-        router_outputs: Outputs of the router if they are not one per expert (Doge's product keys).
-        latent_bias: Whether the two latent projections have biases.
+        shared_gated: Whether shared experts have a gate matrix; null means as `gated`.
+        shared_bias: Whether shared experts have biases; null means as `bias`.
+        router_bias: Whether the router has a bias.
+        router_outputs: Outputs of the router if it has not one output per expert (Doge's product
+            keys).
+        router_width: Input width of the router if a projection precedes it (Zaya).
+        correction_bias: Whether the routing bias is a parameter. A bias that is a buffer is not
+            counted.
+        moe_latent_size: Input width of the experts if a projection down and a projection up enclose
+            them (Nemotron-3).
+        latent_bias: Whether these two latent projections have biases.
         zero_experts: Identity experts, which the router scores and which cost nothing (LongCat).
         zero_expert_weights: Whether identity experts have unused gate and up matrices, as in
             transformers' LongCat.
-        correction_bias: Whether the routing bias is a parameter. A bias that is a buffer is not
-            counted.
+        router_input_norm: Whether the router's input has a norm vector.
+        expert_scales: Whether each expert has a scalar scale.
     """
 
     WEIGHTS: ClassVar[str] = """
@@ -157,7 +189,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_routed(self) -> int:
-        """Return the number of experts that the router scores."""
+        """Return the number of experts that the router scores, including identity experts."""
         return self.num_experts + self.zero_experts
 
     @property
@@ -166,7 +198,10 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_wide_copies(self) -> int:
-        """Return the number of copies of the gate and up matrices."""
+        """Return the number of experts that store gate and up matrices.
+
+        Identity experts count only if `zero_expert_weights` is set.
+        """
         return self.num_routed if self.zero_expert_weights else self.num_experts
 
     @property
@@ -175,15 +210,16 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def has_shared_gate(self) -> bool:
-        """Return whether there are shared experts with gate and up."""
+        """Return whether there are shared experts, and they have a gate matrix."""
         gated = self.gated if self.shared_gated is None else self.shared_gated
         return gated and self.shared_expert_intermediate_size > 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: router, routed experts as one operator, products of the
-        shared experts, collectives.
+        """Return the operators of a pass: router, routed experts, shared experts and collectives.
 
-        Only weights of reached experts are read: E·(1 − (1 − k/E)^T) of E under uniform routing.
+        The routed experts are one fused operator. Only weights of experts that a token uses are
+        read. Under uniform routing the expected share is 1 − (1 − k/E)^T, with T tokens, E experts,
+        and k experts per token.
         """
         w = self.local_weights(p)
         ranks = p.ranks

@@ -22,8 +22,14 @@ StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
 def number_of(size: str, letters: dict[str, int]) -> int:
-    """Return the value of a sum of products of letters. Example: `2·H·d + H` is 2,080 for H 32 and
-    d 32."""
+    """Return the value of a size formula: a sum of products of letters and whole numbers.
+
+    Example: `2·H·d + H` is 2,080 for H = 32 and d = 32.
+
+    Args:
+        size: Formula with ` + ` between products and `·` between factors.
+        letters: Value of each letter.
+    """
     total = 0
     for product in size.split(" + "):
         factors = product.split("·")
@@ -64,12 +70,16 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
 
 
 class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """A part of a layer. Subclasses have the tag that `type` names in a preset.
+    """One part of a layer: an attention or recurrent mixer, an FFN, or other projections.
+
+    The fields of a subclass are the keys of a part in a preset. The tag of a subclass is the value
+    of the key `type`.
 
     Attributes:
         STATE_FLOPS: FLOPs of a scan for each state element and token.
         ROLE: Role of the matrix products.
-        LETTERS: Letter and field of each size, such as `H=num_attention_heads d=head_dim`.
+        LETTERS: Letter and field of each size, such as `H=num_attention_heads d=head_dim`. D is
+            always the hidden size.
         WEIGHTS: A line per weight. `o: H·d × D / H, bias o_bias` is a matrix [H·d, D] that tensor
             parallelism divides by heads, with a bias if the field `o_bias` is true. `norm: d` is a
             vector. Further words: `if qk_norm=full and not bias` is a condition, `copies E` a
@@ -83,15 +93,22 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     WEIGHTS: ClassVar[str] = ""
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return every parameter of this part for a hidden size."""
+        """Return every weight of this part, before it is divided over ranks.
+
+        Args:
+            hidden_size: Hidden size of the model, the letter D in WEIGHTS.
+        """
         return _listed_weights(self, hidden_size)
 
     def local_weights(self, p: Pass) -> dict[str, Weight]:
-        """Return the part of each weight that is on one rank of a pass, by name."""
+        """Return the share of each weight that one rank of the pass stores, by weight name."""
         return {w.name: w.local(p.ranks) for w in self.weights(p.width)}
 
     def lines(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Return name, size and further words of each line of WEIGHTS whose condition holds."""
+        """Return (name, size, options) of each line of WEIGHTS whose `if` condition holds.
+
+        `o: H·d × D / H, bias o_bias` gives ("o", "H·d × D / H", {"bias": "o_bias"}).
+        """
         lines = []
         for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):
             name, _, text = line.partition(": ")
@@ -102,50 +119,62 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return lines
 
     def sides(self) -> dict[str, tuple[str, str]]:
-        """Return rows and columns of each matrix in letters, such as {"q": ("D", "H·d")}."""
+        """Return the formulas of rows and columns of each matrix, such as {"q": ("D", "H·d")}."""
         sizes = {name: size.partition(" / ")[0].split(" × ") for name, size, _ in self.lines()}
         return {name: (size[0], size[1]) for name, size in sizes.items() if len(size) == 2}
 
     def holds(self, condition: str) -> bool:
-        """Return whether a condition such as `not bias` or `output_gate=full` holds."""
+        """Return whether a condition on the fields of this part is true.
+
+        Args:
+            condition: `bias` or `not bias` for a field that is set or not, `output_gate=full` for a
+                field with a value.
+        """
         field, _, value = condition.removeprefix("not ").partition("=")
         actual = getattr(self, field)
         holds = str(actual) == value if value else bool(actual)
         return holds != condition.startswith("not ")
 
     def letters(self) -> dict[str, int]:
-        """Return the sizes by letter, except D; 0 for a missing size."""
+        """Return the value of each letter in LETTERS, without D. A field that is None gives 0."""
         pairs = (pair.split("=") for pair in self.LETTERS.split())
         return {letter: getattr(self, field) or 0 for letter, field in pairs}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries for one sequence; empty for an FFN."""
+        """Return the cache entries that this part needs for one sequence; empty for an FFN."""
         return ()
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Return scores that an eviction policy stores in addition to the cache."""
+        """Return the entries for scores that an eviction policy stores in addition to `cache()`.
+
+        The result is empty if the part has no eviction.
+        """
         return ()
 
     @property
     def window_tokens(self) -> int:
-        """Return the number of tokens that a query sees, including itself; 0 for no limit."""
+        """Return the size of the sliding window in tokens, including the query itself; 0 for no
+        window.
+        """
         return 0
 
     @property
     def pooled_tokens(self) -> int:
-        """Return the tokens per pooled index key; 0 if each token has a key.
+        """Return the number of tokens that share one pooled index key; 0 if each token has its own
+        key.
 
-        Index keys are pooled if an engine needs to store only the pooled keys.
+        The index keys belong to the indexer of sparse attention. The result is not 0 if an engine
+        needs to store only the pooled keys.
         """
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass on one rank; x is [tokens, hidden_size] before and
-        after.
+        """Return the operators of one pass on one rank. The input and output are x [tokens,
+        hidden_size].
 
-        By default: projections that read x in one product, each other projection, a scan over the
-        state, and the projections that write x. The scan counts STATE_FLOPS per state element and
-        token as matrix products (2 for the write and 2 for the read), and decay and convolution as
+        By default the operators are: the projections that read x as one product, each other
+        projection, a scan over the state, and the projections that write x. The scan counts
+        STATE_FLOPS per state element and token as matrix products. Decay and convolution count as
         vector work. All states except convolution states are scanned. A part that caches rows per
         token must define its own operators.
         """
@@ -189,35 +218,45 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         ]
 
     def problem(self) -> str:
-        """Return a sentence about an invalid combination of fields, or ''."""
+        """Return a sentence about an invalid combination of fields, or '' if the fields
+        are valid.
+        """
         return ""
 
     @property
     def label(self) -> str:
-        """Return the name of the mixer: 'GQA-8', 'MLA', 'Mamba-2'; '' for an FFN."""
+        """Return the printed name of an attention or recurrent mixer, such as 'GQA-8'; ''
+        for an FFN.
+        """
         return ""
 
     def predicting(self) -> "Sublayer":
-        """Return the form of this part in a multi-token-prediction layer; usually the part
-        itself."""
+        """Return this part as a multi-token-prediction layer contains it; by default unchanged."""
         return self
 
     def storing(self, own: bool) -> "Sublayer | None":
-        """Return this part for a layer with its own cache (`own`), or for a layer that reads
-        another layer's cache.
+        """Return this part for a layer that stores its own cache, or that reads another layer's
+        cache.
 
-        A layer without its own cache has no projections of cached rows. None means that no source
-        describes this form.
+        A layer without its own cache has no projections of cached rows. The result is None if no
+        source describes such a layer.
+
+        Args:
+            own: Whether the layer stores its own cache.
         """
         return self if own else None
 
     def as_mha(self) -> tuple[int, int, int]:
-        """Return (query heads, key width, value width) of this attention as MHA; zeros for other
-        parts."""
+        """Return (query heads, elements of a key, elements of a value) of this attention as plain
+        MHA.
+
+        The result is (0, 0, 0) for a part that is not attention.
+        """
         return 0, 0, 0
 
     @property
     def attends(self) -> bool:
-        """Return whether queries attend to tokens. Such a part can be replaced by MHA, MQA, MLA and
-        other variants."""
+        """Return whether this part is attention over tokens, so another attention type
+        can replace it.
+        """
         return self.as_mha()[0] > 0

@@ -8,7 +8,11 @@ from kvcalc.layers.part import Sublayer
 
 
 def listed(*rooms: Any) -> tuple[type[Sublayer], ...]:
-    """Return all part classes that the modules export."""
+    """Return all part classes that the given modules export, in order of definition.
+
+    Args:
+        rooms: Modules or packages, such as `kvcalc.layers.attention`.
+    """
     return tuple(
         p
         for room in rooms

@@ -27,21 +27,23 @@ NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2
 
 
 class Pass:
-    """The context in which parts build the operators of one pass.
+    """Context in which the parts of a layer build the operators of one forward pass on one rank.
 
     Attributes:
-        width: Hidden size.
+        width: Hidden size of the model.
         formats: Formats of weights and cache.
-        ranks: Parallelism.
-        groups: Sequences of this data-parallel rank.
-        tokens, sequences: New tokens and sequences of this rank.
+        ranks: Number of ranks of each kind of parallelism.
+        groups: Groups of equal sequences on this data-parallel rank.
+        tokens: New tokens of all sequences on this rank.
+        sequences: Number of sequences on this rank.
         element: Bytes of an activation element.
         mla_form: Form of latent attention: auto, absorbed or expanded.
-        rotates: Whether positions are rotary.
-        present: 1; for arrays, 0 at the points at which `select` removes all groups.
-        kind, count: Kind of the layers for which operators are listed, and their number.
+        rotates: Whether positions are rotary (RoPE).
+        present: 1 normally. In an array, 0 marks passes from which `select` removed all groups.
+        kind: Kind of the layers whose operators are built; '' outside the layers.
+        count: Number of these layers.
         writes_cache: Whether these layers store their cache.
-        role: Role of matrix products.
+        role: Role of the next matrix products.
     """
 
     def __init__(
@@ -74,29 +76,44 @@ class Pass:
         self.sequences: Num = sum((g.count for g in self.groups), 0)
 
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
-        """Begin the operators of the `count` layers of a kind, or with '' the operators outside the
-        layers."""
+        """Begin to build the operators of all layers of one kind, or of weights outside the layers.
+
+        Args:
+            kind: Kind of layer; '' outside the layers.
+            count: Number of layers of this kind.
+            writes_cache: Whether these layers store their cache.
+        """
         self.kind = kind
         self.count = count
         self.writes_cache = writes_cache
         self.role = Role.OTHER
 
     def vector_bytes(self, weight: Weight) -> int:
-        """Return the bytes of a vector on this rank; 0 for matrices and tables.
+        """Return the bytes of a vector weight on this rank; 0 for a matrix or table.
 
-        The bytes of a matrix are part of its product.
+        The bytes of a matrix are counted by its product.
         """
         if weight.kind is not WeightKind.VECTOR:
             return 0
         return weight.local(self.ranks).elements * self.formats.vector_bytes
 
     def heads(self, heads: int) -> int:
-        """Return the number of heads on this rank."""
+        """Return the number of heads on this rank: ⌈heads/tp⌉.
+
+        Args:
+            heads: Number of heads in the layer.
+        """
         return self.ranks.share(heads)
 
     def select(self, rule: Callable[[Num, Num], Num]) -> "Pass":
-        """Return the pass with only the groups for which `rule(new, past)` is 1. Arrays are
-        masked."""
+        """Return a copy of the pass with only the groups of sequences that a rule selects.
+
+        If `rule` gives an array, the counts of a group are multiplied by the array.
+
+        Args:
+            rule: Function of a group's new and past tokens per sequence. It gives 1 to keep the
+                group and 0 to remove it.
+        """
         groups = []
         selected = copy(self)
         selected.present = 0
@@ -111,7 +128,12 @@ class Pass:
         return selected
 
     def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
-        """Return the (query, key) pairs of the batch: Σ count · visible(new, past)."""
+        """Return the sum over all sequences of this rank: Σ count · visible(new, past).
+
+        Args:
+            visible: Function of new and past tokens of one sequence, such as its (query, key)
+                pairs.
+        """
         return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
 
     def attention(
@@ -124,12 +146,19 @@ class Pass:
         expanded: Num = 0,
         form: str = "",
     ) -> Operator:
-        """Return the operator of fused attention: scores and values over pairs, one cache read,
-        queries in, outputs out.
+        """Return the operator of fused attention on this rank.
+
+        The operator reads the cache once, reads the queries and writes the outputs. Its FLOPs are
+        the scores and the weighted values of all (query, key) pairs.
 
         Args:
-            visible: Function from new and past tokens to the pairs of one sequence.
+            entries: Cache entries that attention reads and writes.
+            visible: Function from new and past tokens of one sequence to its (query, key) pairs.
+            heads: Query heads on this rank.
+            key: Elements of a key of one head.
+            value: Elements of a value of one head.
             expanded: Elements of recomputed keys and values, which are read as activations.
+            form: Form of latent attention, absorbed or expanded; '' for other attention.
         """
         rows = tuple(entries)
         groups = tuple(
@@ -167,18 +196,27 @@ class Pass:
         )
 
     def operator(self, name: str, kind: str, cost: Cost, **fields: Any) -> Operator:
-        """Return an operator of the layers that the pass has entered, with more fields of
-        `Operator`."""
+        """Return an operator of the layers that the pass has entered.
+
+        Args:
+            name: Name in tables.
+            kind: gemm, attention, experts, scan, vector or network.
+            cost: Cost of one run.
+            fields: Further fields of `Operator`, such as `dtype` and `role`.
+        """
         return Operator(name, self.kind, self.count, kind, cost, **fields)
 
     def indexer(
         self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int
     ) -> list[Operator]:
-        """Return the indexer's operators: scores of `heads` index heads over `pairs`, their
-        weighted sum, and `top` selected tokens per query.
+        """Return the two operators of a sparse-attention indexer: scoring and top-k selection.
 
         Args:
-            entries: All entries of the layer; only index keys are read.
+            entries: All cache entries of the layer. Only index keys are read.
+            pairs: (query, index key) pairs of all sequences on this rank.
+            heads: Index heads.
+            width: Elements of an index key.
+            top: Number of tokens or blocks that each query selects.
         """
         rows = [entry for entry in entries if entry.role == "index_key"]
         cost = self.cache(rows)._replace(
@@ -198,7 +236,12 @@ class Pass:
         """Return the operator that updates eviction scores and selects tokens to evict.
 
         The operator reads the scores of stored tokens and writes the scores of remaining tokens.
-        Probabilities are added on chip.
+        Attention probabilities are added on chip.
+
+        Args:
+            scores: Cache entry of the scores.
+            visible: Function from new and past tokens of one sequence to its (query, key) pairs.
+            heads: Query heads on this rank.
         """
         units = self.heads(scores.heads)
         scored = self.pairs(lambda new, past: scores.stored_rows(past)) * units
@@ -213,8 +256,16 @@ class Pass:
         vector_flops: Num,
         activation_bytes: Num,
     ) -> Operator:
-        """Return the operator of a scan over a recurrent or convolution state, which is read and
-        written once."""
+        """Return the operator of a scan over recurrent or convolution states.
+
+        Each state is read once and written once.
+
+        Args:
+            entries: Cache entries of the states.
+            flops: FLOPs of matrix products.
+            vector_flops: FLOPs of elementwise work.
+            activation_bytes: Bytes of the scan's inputs and outputs.
+        """
         cost = self.cache(entries)._replace(
             flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes
         )
@@ -228,13 +279,17 @@ class Pass:
         fraction: Real = 1,
         experts: Real = 0,
     ) -> Operator:
-        """Return the operator x[tokens, inputs] · W for matrices with a common input.
-        Block-diagonal copies have separate inputs.
+        """Return the operator of the product x[tokens, inputs] · W, with one or more matrices W.
+
+        All matrices have one common input. Block-diagonal copies of a matrix have separate inputs.
 
         Args:
-            fraction: Share of the copies that is read (experts that a token reached). Bytes round
-                half up once.
-            experts: Number of experts that are read.
+            name: Name in tables.
+            weights: Shares of the matrices on this rank.
+            tokens: Rows of x; by default all new tokens of this rank.
+            fraction: Share of the copies that is read: experts that a token uses. Weight bytes are
+                rounded once, halves up.
+            experts: Expected number of experts that are read; 0 for other products.
         """
         rows = self.tokens if tokens is None else tokens
         flops: Num = 0
@@ -268,7 +323,9 @@ class Pass:
         )
 
     def format_of(self, weight: Weight) -> str:
-        """Return the name of the storage format of a matrix."""
+        """Return the name of the storage format of a matrix in the layers that the pass
+        has entered.
+        """
         return self.formats.weight_format(self._full(weight.name), weight).name
 
     def vector(
@@ -280,25 +337,46 @@ class Pass:
         weight_bytes: Num = 0,
         role: Role = Role.OTHER,
     ) -> Operator:
-        """Return the operator of an elementwise chain, from its elements read, elements written and
-        vector FLOPs."""
+        """Return the operator of a chain of elementwise operations.
+
+        Args:
+            name: Name in tables.
+            elements_in: Activation elements that are read.
+            elements_out: Activation elements that are written.
+            flops: Vector FLOPs.
+            weight_bytes: Bytes of weights that are read, such as norm vectors.
+            role: Purpose of the operator.
+        """
         moved = (elements_in + elements_out) * self.element
         cost = Cost(0, flops, weight_bytes, activation_bytes=moved)
         return self.operator(name, "vector", cost, role=role)
 
     def gating(self, elements: Num) -> Operator:
-        """Return the operator that multiplies outputs by their gates."""
+        """Return the operator that multiplies outputs by their gates.
+
+        Args:
+            elements: Number of outputs. Each has one gate.
+        """
         return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
 
     def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """Return the activation operator of an FFN, which combines `inputs` arrays [tokens, width]:
-        up, and gate if there is one."""
+        """Return the activation operator of an FFN, which combines up, and gate if there is one.
+
+        Args:
+            name: Name in tables.
+            tokens: Rows of the arrays [tokens, width].
+            width: Columns of the arrays: intermediate size on this rank.
+            inputs: Number of arrays: 1 for only up, 2 for up and gate.
+        """
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
     def cache(self, entries: Iterable[CacheEntry]) -> Cost:
-        """Return the cost of cache traffic: reads of rows that queries may see, and writes of new
-        rows."""
+        """Return a `Cost` with only the cache bytes that the pass reads and writes for these
+        entries.
+
+        Rows that any query may see are read. Rows of new tokens are written.
+        """
         read: Num = 0
         write: Num = 0
         for entry in entries:
@@ -312,16 +390,26 @@ class Pass:
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
-        """Return the operator of a collective that sends `sent` bytes over this rank's link.
+        """Return the operator of a communication between ranks.
 
-        Of the `sent` bytes, `away` bytes go to other nodes.
+        Args:
+            name: Name in tables.
+            sent: Bytes that this rank sends in one run.
+            away: Part of `sent` that goes to other nodes.
+            times: Number of runs per layer.
         """
         cost = Cost(network_bytes=sent, inter_node_bytes=away)
         return Operator(name, self.kind, self.count * times, "network", cost)
 
     def all_reduce(self, width: int) -> list[Operator]:
-        """Return the operator of an all-reduce of [tokens, width] over tp ranks: a ring sends 2(n −
-        1)/n of the bytes, in whole bytes.
+        """Return the all-reduce of an array [tokens, width] over the tp ranks, as a list of one
+        operator.
+
+        With n ranks, a ring sends 2(n − 1)/n of the array's bytes, rounded up to whole bytes. The
+        list is empty for one rank.
+
+        Args:
+            width: Columns of the array.
         """
         n = self.ranks.tp
         if n == 1:

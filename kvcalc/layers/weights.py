@@ -32,16 +32,21 @@ class WeightKind(StrEnum):
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """`copies` equal matrices [inputs, outputs], or a vector or table with that number of elements.
+    """A weight of the model: equal matrices [inputs, outputs], a vector, or a lookup table.
 
     Attributes:
+        name: Name within its part, such as `q` or `experts.up`.
+        inputs: Inputs of a matrix; rows of a table; 1 for a vector.
+        outputs: Outputs of a matrix; elements of a table row or of a vector.
+        copies: Number of equal matrices, such as experts or diagonal blocks.
         active: Number of copies that one token uses (top-k of the experts); 0 for all.
         bias: Bias elements per copy.
-        shards: Units (heads, columns) that tensor parallelism divides. More ranks than units
-            replicate.
-        expert: Whether the copies are experts, which expert parallelism spreads.
-        rows_in: Whether `inputs` is the sharded axis (a row-parallel matrix, whose bias is on every
-            rank).
+        shards: Units (heads, columns) that tensor parallelism divides. If there are more ranks than
+            units, the units are replicated.
+        expert: Whether the copies are experts, which expert parallelism divides.
+        rows_in: Whether tensor parallelism divides `inputs` (a row-parallel matrix, whose bias is
+            on every rank).
+        kind: Matrix, vector or table.
     """
 
     name: str
@@ -57,16 +62,18 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Return the number of parameters: copies · (inputs · outputs + bias)."""
+        """Return the number of parameters in total: copies · (inputs · outputs + bias)."""
         return self.copies * (self.inputs * self.outputs + self.bias)
 
     @property
     def active_elements(self) -> int:
-        """Return the number of parameters that one token uses: only the active copies."""
+        """Return the number of parameters that one token uses. Only active copies count."""
         return (self.active or self.copies) * (self.inputs * self.outputs + self.bias)
 
     def local(self, ranks: Parallelism) -> "Weight":
-        """Return the part of the weight on one rank: whole heads, columns or experts."""
+        """Return the share of the weight that one rank stores, in whole heads, columns or
+        experts.
+        """
         copies = self.copies
         num_shares = ranks.tp
         is_matrix = self.kind is WeightKind.MATRIX
@@ -89,33 +96,52 @@ class Weight(msgspec.Struct, frozen=True):
 def matrix(
     name: str, inputs: int, outputs: int, bias: bool = False, shards: int = 1, **fields: Any
 ) -> Weight:
-    """Return a weight matrix [inputs, outputs], with a bias of `outputs` elements if requested.
+    """Return a weight matrix [inputs, outputs].
 
-    `fields` are other fields of `Weight`.
+    Args:
+        name: Name within its part.
+        inputs: Elements of an input row.
+        outputs: Elements of an output row.
+        bias: Whether the matrix has a bias of `outputs` elements.
+        shards: Units (heads, columns) that tensor parallelism divides; 1 if it is not divided.
+        fields: Further fields of `Weight`.
     """
     bias_elements = outputs if bias else 0
     return Weight(name, inputs, outputs, bias=bias_elements, shards=shards, **fields)
 
 
 def vector(name: str, elements: int, shards: int = 1) -> Weight:
-    """Return an elementwise parameter."""
+    """Return a weight vector that is applied elementwise, such as a norm.
+
+    Args:
+        name: Name within its part.
+        elements: Number of elements.
+        shards: Units that tensor parallelism divides; 1 if it is not divided.
+    """
     return Weight(name, 1, elements, shards=shards, kind=WeightKind.VECTOR)
 
 
 def table(name: str, rows: int, width: int, shards: int = 1) -> Weight:
-    """Return a lookup table of rows × width elements; a token reads one row."""
+    """Return a lookup table, such as an embedding. A token reads one row.
+
+    Args:
+        name: Name within its part.
+        rows: Number of rows.
+        width: Elements of a row.
+        shards: Groups of rows that tensor parallelism divides; 1 if it is not divided.
+    """
     return Weight(name, rows, width, shards=shards, rows_in=True, kind=WeightKind.TABLE)
 
 
 class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
-    """The storage and compute formats of one model under one precision.
+    """Storage and compute formats of one model, under one requested precision.
 
     Attributes:
-        dtype: dtype of products, and of weights that no scheme covers.
-        kv_cache_dtype: Name of the cache layout.
-        reason: Reason why `auto` selected the layout, or ''.
+        dtype: dtype of matrix products, and of weights that no scheme covers.
+        kv_cache_dtype: Name of the KV cache format, a value of `--kv-cache-dtype`.
+        reason: Why `auto` selected this KV cache format; '' if the user requested it.
         schemes: Quantisation schemes. The first scheme that covers a matrix applies.
-        unquantized: Full names of matrices that stay in the dtype.
+        unquantized: Full names of matrices that are stored in `dtype`.
     """
 
     dtype: str
@@ -125,16 +151,19 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     unquantized: frozenset[str] = frozenset()
 
     def cache_format(self, entry: CacheEntry) -> RowFormat:
-        """Return the storage format of a cache entry: the format that the model fixes, or else the
-        format of its role in the cache layout."""
+        """Return the storage format of a cache entry.
+
+        It is the format that the model fixes for the entry. Otherwise it is the format of the
+        entry's role in the KV cache.
+        """
         if entry.dtype:
             return FORMATS[entry.dtype]
         return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
 
     def attention_dtype(self, entries: Iterable[CacheEntry]) -> str:
-        """Return the dtype that attention over these entries can compute in: fp8 if all are fp8 or
-        nvfp4, else the model's.
+        """Return the dtype in which attention over these cache entries can compute.
 
+        It is fp8 if all entries are stored in fp8 or nvfp4, and otherwise the dtype of the model.
         FlashAttention-3, XQA and TensorRT-LLM's kernels multiply such caches in fp8 without a
         conversion.
         """
@@ -143,11 +172,23 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return "fp8" if is_fp8 else self.dtype
 
     def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
-        """Return the bytes of one row of `heads` units of an entry."""
+        """Return the bytes of one row of a cache entry.
+
+        Args:
+            entry: The cache entry.
+            heads: Number of the entry's units (heads) that are stored, such as the heads on one
+                rank.
+        """
         return heads * self.cache_format(entry).row_bytes(entry.width)
 
     def weight_format(self, name: str, weight: Weight) -> WeightFormat:
-        """Return the storage format of a weight: the first scheme that covers it, or the dtype."""
+        """Return the storage format of a weight: of the first scheme that covers it, or of the
+        dtype.
+
+        Args:
+            name: Full name, such as `dense.q`.
+            weight: The weight.
+        """
         key = name, weight.kind
         if key not in self._memo:
             schemes = self.schemes if name not in self.unquantized else ()
@@ -161,8 +202,12 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return {}
 
     def weight_bytes(self, name: str, weight: Weight) -> int:
-        """Return the bytes of one weight with all copies and biases. Table rows are stored like
-        matrix columns."""
+        """Return the bytes of a weight, with all copies, scales and biases.
+
+        Args:
+            name: Full name, such as `dense.q`.
+            weight: The complete weight, or the share of one rank.
+        """
         sides = weight.inputs, weight.outputs
         if weight.kind is not WeightKind.MATRIX:
             sides = weight.outputs, weight.inputs
@@ -170,45 +215,50 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return weight.copies * (matrix_bytes + weight.bias * self.vector_bytes)
 
     def row_bytes(self, table: Weight) -> int:
-        """Return the bytes of one row of a table."""
+        """Return the bytes of one row of a lookup table, with its scales."""
         return self.weight_format(table.name, table).matrix_bytes(table.outputs, 1)
 
     @cached_property
     def vector_bytes(self) -> int:
-        """Return the bytes of an element of a vector or bias: of the dtype, unless a scheme covers
-        vectors."""
+        """Return the bytes of one element of a vector or bias.
+
+        They are the bytes of the dtype, unless a scheme covers vectors.
+        """
         covering = (s for s in self.schemes if "vector" in s.kinds)
         return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)
 
     @property
     def element_bytes(self) -> int:
-        """Return the bytes of an activation element."""
+        """Return the bytes of one activation element, which has the dtype of the model."""
         return FORMATS[self.dtype].bits // 8
 
     @property
     def quantized_dtypes(self) -> list[str]:
-        """Return the compute dtype of the matrices of each scheme."""
+        """Return the dtype in which products with each scheme's matrices compute, in order of the
+        schemes.
+        """
         return [stored_format(s.format).computes or self.dtype for s in self.schemes]
 
     @property
     def product_dtypes(self) -> tuple[str, ...]:
-        """Return the dtypes of all products: quantised matrices first, then the dtype of the
-        model."""
+        """Return the dtypes of all matrix products without repetition, the model's dtype last."""
         return tuple(dict.fromkeys([*self.quantized_dtypes, self.dtype]))
 
     @property
     def weights_label(self) -> str:
-        """Return the weight formats as text for the assumptions of a table."""
+        """Return the names of the weight formats, joined by ` + `, for the assumptions
+        below a table.
+        """
         if self.schemes and self.schemes[0].label:
             return self.schemes[0].label
         return " + ".join(dict.fromkeys([*(s.format for s in self.schemes), self.dtype]))
 
     @property
     def computed(self) -> str:
-        """Return the compute dtypes of quantised matrices, as a remark after `weights_label`.
+        """Return the compute dtypes of quantised matrices, as a parenthesis after `weights_label`.
 
-        '' without quantised matrices, and for 4-bit activations, because not every GPU computes in
-        fp4.
+        The result is '' without quantised matrices. It is also '' for 4-bit activations, because
+        not every GPU computes in fp4.
         """
         dtypes = dict.fromkeys(self.quantized_dtypes)
         if not dtypes or any("fp4" in dtype for dtype in dtypes):
