@@ -46,16 +46,28 @@ _WINDOW_WEIGHTS = """
 
 
 class Compressed(Sublayer, frozen=True, tag="compressed"):
-    """Attention of num_attention_heads heads over one shared row of head_dim, which is key and
-    value.
+    """Compressed attention of DeepSeek-V4: a sliding window plus one cached row per block of
+    tokens.
+
+    All heads share the cached rows. A row is both key and value. The fields are the keys of a
+    preset.
 
     Attributes:
-        qk_rope_head_dim: Rotated part of head_dim.
+        num_attention_heads: Query heads.
+        head_dim: Elements of a cached row.
+        qk_rope_head_dim: Elements of a row with positions (RoPE).
+        q_lora_rank: Width to which queries are compressed.
+        o_lora_rank: Width to which each output group is compressed.
+        o_groups: Number of output groups, into which the heads are divided.
+        sliding_window: Uncompressed tokens that a query sees, including itself.
         compress_ratio: Tokens per compressed row; 0 for only a window.
         overlap: Whether each block is compressed together with the block before it, from two series
             (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
+        index_n_heads: Heads of the indexer, which selects these rows.
+        index_head_dim: Elements of an index key.
         index_candidates: Maximum rows that the indexer scores for a query; 0 for all.
+        sinks: Whether each head has a sink logit.
     """
 
     WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
@@ -93,12 +105,14 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     @property
     def series(self) -> int:
-        """Return the number of series of rows from which a block is compressed."""
+        """Return from how many projections of each token a row is compressed: 2 with
+        overlap, else 1.
+        """
         return 2 if self.overlap else 1
 
     @property
     def output_group_width(self) -> int:
-        """Return the total output width of the heads of one output group."""
+        """Return the number of attention output elements in one of the `o_groups` output groups."""
         return self.num_attention_heads * self.head_dim // self.o_groups
 
     def _rows(
@@ -134,8 +148,11 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: the window, the compressed rows with their
-        index keys, and the buffers of the compressors."""
+        """Return the cache entries of one sequence.
+
+        They are the window, the compressed rows, the index keys, and the buffers of unfinished
+        blocks. Without compression there is only the window.
+        """
         ratio, max_rows = self.compress_ratio, self.index_topk
         entries = self._rows(limit=self.sliding_window)
         if not ratio:
@@ -153,8 +170,10 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return tuple(entries)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: projections of x in one product, queries, compressors,
-        indexer, one attention over both parts, and the output projections.
+        """Return the operators of a pass on one rank.
+
+        They are the projections of x in one product, queries, RoPE, compressors, indexer, attention
+        and output projections. One attention reads window and compressed rows together.
         """
         w = self.local_weights(p)
         heads, d, ratio = (
@@ -230,7 +249,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return f"{'CSA' if self.index_topk else 'HCA'} 1:{self.compress_ratio}"
 
     def predicting(self) -> "Compressed":
-        """Return the form of this mixer in a prediction layer, which stores only its window.
+        """Return this attention in a multi-token-prediction layer, which stores only its window.
 
         Source: vLLM, models/deepseek_v4/attention.py.
         """
@@ -241,13 +260,13 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
 
 class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
-    """`Compressed` in a model in which only some layers store and select compressed rows.
+    """Compressed attention of DeepSeek-V4.1, in which only some layers store compressed rows.
 
     Attributes:
-        lends: Whether this layer stores the compressed rows that it reads. Otherwise the last such
-            layer before it stores them.
+        lends: Whether this layer stores the compressed rows that it reads. Otherwise it reads the
+            rows of the last earlier layer that stores them.
         chooses: Whether this layer selects the rows that its queries read. Otherwise it reuses the
-            last selection.
+            selection of the last earlier layer that selects.
     """
 
     WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
@@ -264,8 +283,11 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     chooses: bool = False
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: the window, the compressed rows, the index keys
-        if they are scored or stored, and an unfinished block."""
+        """Return the cache entries of one sequence.
+
+        They are the window, the compressed rows, the index keys if this layer scores or stores
+        them, and an unfinished block if this layer stores rows.
+        """
         ratio = self.compress_ratio
         is_shared = not self.lends
         entries = self._rows(limit=self.sliding_window)

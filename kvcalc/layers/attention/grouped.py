@@ -26,25 +26,36 @@ from kvcalc.layers.weights import Weight
 
 
 class Grouped(Sublayer, frozen=True, tag="grouped"):
-    """Attention of num_attention_heads query heads over num_key_value_heads keys and values.
+    """Grouped-query attention (GQA), including MHA and MQA. The fields are the keys of a preset.
 
     Attributes:
-        head_dim: Width of a key.
-        v_head_dim: Width of a value; head_dim by default.
+        num_attention_heads: Query heads.
+        num_key_value_heads: KV heads. Equal numbers of heads are MHA; one KV head is MQA.
+        head_dim: Elements of a key of one head.
+        v_head_dim: Elements of a value of one head; `head_dim` by default.
         sliding_window: Tokens that a query sees, including itself. No more are stored, except
             `sink_tokens`.
+        sink_tokens: First tokens of a sequence, which stay in the cache in addition to the window.
         attention_chunk_size: Tokens of a chunk; a query sees only its own chunk.
         cache_budget: Number of tokens that remain after eviction.
-        qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one vector per
-            head).
+        q_bias, k_bias, v_bias, o_bias: Whether the projections of queries, keys, values and outputs
+            have biases.
+        qk_norm: 'head' if all heads share one norm vector of `head_dim` elements, 'full' if each
+            head has its own; null for no norm of queries and keys.
+        q_norm_only: Whether only queries have the norm of `qk_norm`.
+        qk_norm_bias: Whether this norm has a bias vector.
+        v_norm: Whether values have a norm.
         sinks: Whether each head has a sink logit.
         output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the
-            input.
-        input_size, output_size: Widths that differ from the hidden size.
+            input; null for no gate.
+        output_gate_bias: Whether the projection of the gate has a bias.
         k_is_v: Whether one projection gives keys and values.
+        kv_projection: False in a layer that reads another layer's keys and values.
+        qo_projection: False if experts project queries and outputs (JetMoE).
+        input_size: Input width of the projections if it differs from the hidden size.
+        output_size: Output width of the output projection if it differs from the hidden size.
         cached: False if tokens also see later tokens, so nothing can be stored. A token then sees
             sliding_window tokens in each direction, both including itself.
-        qo_projection: False if experts project queries and outputs (JetMoE).
     """
 
     WEIGHTS: ClassVar[str] = """
@@ -108,7 +119,11 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     @property
     def max_tokens(self) -> int:
-        """Return the maximum number of stored tokens; 0 for no limit."""
+        """Return the maximum number of tokens that the cache stores for one sequence; 0 for no
+        limit.
+
+        It is the smallest of the window with its sink tokens, the chunk, and the budget.
+        """
         window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
         return min(
             (n for n in (window, self.attention_chunk_size, self.cache_budget) if n), default=0
@@ -116,11 +131,15 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     @property
     def has_k_norm(self) -> bool:
-        """Return whether keys have a norm in addition to queries."""
+        """Return whether this layer normalises keys, if it has the norms of `qk_norm`."""
         return self.kv_projection and not self.q_norm_only
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return one row of keys [G, d] and one of values [G, dv] per stored token."""
+        """Return the cache entries of one sequence: keys and values of every KV head per stored
+        token.
+
+        The result is empty if `cached` is False.
+        """
         if not self.cached:
             return ()
         has_sinks = self.sliding_window and self.sink_tokens
@@ -138,7 +157,10 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return key, replace(key, role="v", width=self.value_width)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Return scores [G] per stored token, in the dtype of the model."""
+        """Return the entry for eviction scores: one score per KV head and stored token.
+
+        Scores have the dtype of the model. The result is empty without `cache_budget`.
+        """
         if not self.cache_budget or not self.cached:
             return ()
         groups, limit = self.num_key_value_heads, self.max_tokens
@@ -149,8 +171,11 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: qkv, gate, RoPE with q/k norms, attention, eviction
-        scores, and o."""
+        """Return the operators of a pass on one rank.
+
+        They are the product for queries, keys and values, the gate, RoPE with norms, attention,
+        eviction scores, and the output projection with its all-reduce.
+        """
         w = self.local_weights(p)
         queries, keys, values = (
             p.heads(self.num_attention_heads),

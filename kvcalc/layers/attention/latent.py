@@ -19,19 +19,25 @@ from kvcalc.layers.weights import Weight
 
 
 class Latent(Sublayer, frozen=True, tag="latent"):
-    """MLA of num_attention_heads heads.
+    """Multi-head latent attention (MLA). The fields are the keys of a preset.
 
     Attributes:
-        qk_nope_head_dim, qk_rope_head_dim: Key widths without and with positions.
-        v_head_dim: Width of a value.
+        num_attention_heads: Query heads.
+        kv_lora_rank: Elements of the latent that a token caches for all heads.
+        qk_nope_head_dim: Elements of a key of one head without positions.
+        qk_rope_head_dim: Elements of a key with positions, which all heads share.
+        v_head_dim: Elements of a value of one head.
         q_lora_rank: Width to which queries are compressed; null for a plain query projection.
         qkv_bias: Whether the two down-projections have biases.
-        norms: Whether the two latents have RMSNorms.
-        sinks: Whether each head has a sink logit.
-        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the
-            input.
+        o_bias: Whether the output projection has a bias.
+        q_norm: Whether the query latent has an RMSNorm.
+        kv_norm: Whether the cached latent has an RMSNorm.
+        sliding_window: Tokens that a query sees, including itself; null for all tokens.
+        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output; null for
+            no gate.
         q_up_size: Input width of queries and gate if it differs from q_lora_rank (A.X-K2: twice
             q_lora_rank).
+        sinks: Whether each head has a sink logit.
         kv_projection: False in a layer that reads another layer's latents; it has no kv_down.
         heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of
             every head.
@@ -76,20 +82,27 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     heads_cached: bool = False
 
     def sides(self) -> dict[str, tuple[str, str]]:
-        """Return rows and columns of each matrix in letters, including the two absorbed halves of
-        kv_up."""
+        """Return the formulas of rows and columns of each matrix, in the letters of LETTERS.
+
+        The two halves of kv_up also occur separately, as `absorb_q` and `absorb_v`.
+        """
         return super().sides() | {"absorb_q": ("dn", "H·r"), "absorb_v": ("r", "H·dv")}
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of an engine that stores keys and values of every head. A padded
-        value has `value_width` elements."""
+        """Return the cache entries of an engine that stores keys and values of every head, not
+        latents.
+
+        Args:
+            value_width: Elements that the engine stores for a value, including padding.
+        """
         heads, limit = self.num_attention_heads, self.sliding_window or 0
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: one latent of kv_lora_rank and one RoPE key of
-        qk_rope_head_dim per token, for all heads together."""
+        """Return the cache entries of one sequence: a latent and a RoPE key per token,
+        for all heads.
+        """
         return self._latents(max_rows=0)
 
     def _latents(self, max_rows: int) -> tuple[CacheEntry, ...]:
@@ -111,8 +124,12 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return projections, RoPE, attention in the form with fewer FLOPs for each group of
-        sequences, and the output projection."""
+        """Return the operators of a pass on one rank: projections, RoPE, attention, output
+        projection.
+
+        Attention is absorbed or expanded. With the form `auto`, each group of sequences uses the
+        form with fewer FLOPs.
+        """
         w = self.local_weights(p)
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
         results = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]

@@ -23,15 +23,18 @@ from kvcalc.layers.weights import Weight
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
-    """DSA: MLA in which each query reads index_topk latents that an indexer selects.
+    """DeepSeek sparse attention (DSA): MLA in which an indexer selects the latents of each query.
 
     Attributes:
+        index_topk: Cached tokens that each query reads.
+        index_n_heads: Heads of the indexer.
+        index_head_dim: Elements of an index key.
         indexer: False in a layer that reuses an earlier selection; it has no index weights and no
             index keys.
-        index_pool: Tokens per pooled index key (GLM-5.3). Gates and a padding flag are cached with
-            the keys. 0 scores every token.
         index_query_from_hidden: Whether index queries come from the hidden states, not the query
             latent.
+        index_pool: Tokens per pooled index key (GLM-5.3). Gates and a padding flag are cached with
+            the keys. 0 scores every token.
     """
 
     WEIGHTS: ClassVar[str] = f"""{Latent.WEIGHTS}
@@ -56,17 +59,21 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     index_pool: Count = 0
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the two rows of MLA and one index key per token.
+        """Return the cache entries of one sequence: latents, RoPE keys and, with an indexer, index
+        keys.
 
-        A query reads index_topk rows and all index keys.
+        A query reads index_topk latents and all index keys.
         """
         latents = self._latents(max_rows=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return MLA's operators and the indexer's. All except collectives belong to one module,
-        which was also measured as a whole."""
+        """Return the operators of MLA and of the indexer for a pass on one rank.
+
+        The operators, except collectives, also state the shape of the whole module. Kernel times
+        were measured for the whole module too.
+        """
         result = super().operators(p)
         if (
             not self.q_lora_rank
@@ -120,8 +127,14 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return self.index_pool
 
     def storing(self, own: bool) -> "Sparse | None":
-        """Return None for a layer that reads another layer's latents: no source states its
-        indexer."""
+        """Return this part for a layer with its own cache; None for a layer that reads another's
+        latents.
+
+        No source describes the indexer of a layer without its own latents.
+
+        Args:
+            own: Whether the layer stores its own cache.
+        """
         return replace(self, kv_projection=True) if own else None
 
     @property
@@ -130,10 +143,15 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
 
 class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
-    """Grouped attention in which each query reads index_topk_blocks blocks of index_block_size
-    tokens.
+    """Grouped attention in which each query reads only blocks of tokens that an indexer selects.
 
     Attributes:
+        index_block_size: Tokens of a block.
+        index_topk_blocks: Blocks that each query reads.
+        index_n_heads: Heads of the indexer.
+        index_head_dim: Elements of an index key.
+        index_norm: Whether index queries and index keys have norms.
+        index_key_cached: Whether index keys are cached.
         index_pooled: Whether a finished block is scored by the mean of its keys, so an engine may
             store only that mean.
     """
@@ -159,7 +177,11 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return self.index_block_size if self.index_pooled else 0
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return keys and values, and an index key per token. A query reads the selected blocks."""
+        """Return the cache entries of one sequence: keys, values and, if cached, an index key per
+        token.
+
+        A query reads keys and values of at most index_topk_blocks · index_block_size tokens.
+        """
         max_rows = self.index_topk_blocks * self.index_block_size
         groups = self.num_key_value_heads
         index = (
@@ -172,7 +194,14 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         )
 
     def storing(self, own: bool) -> "BlockSparse | None":
-        """Return None for a layer that reads another layer's keys: no source states its indexer."""
+        """Return this part for a layer with its own cache; None for a layer that reads another's
+        keys.
+
+        No source describes the indexer of a layer without its own keys.
+
+        Args:
+            own: Whether the layer stores its own cache.
+        """
         return replace(self, kv_projection=True) if own else None
 
     def _visible(self, new: Num, past: Num) -> Num:

@@ -24,10 +24,20 @@ from kvcalc.layers.weights import Weight, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
-    """A table of table_rows rows of table_width. A token reads `hashes` rows.
+    """An n-gram memory: a lookup table, projections of the rows that a token reads, and a
+    convolution.
 
-    The concatenated rows give one value and one key per residual stream. A dilated convolution
+    The rows of a token give one value, and one key per residual stream. A dilated convolution
     follows.
+
+    Attributes:
+        table_rows: Rows of the table.
+        table_width: Elements of a row.
+        hashes: Rows that each token reads.
+        streams: Number of residual streams.
+        hidden_size: Width of a residual stream.
+        conv_kernel: Taps of the convolution.
+        dilation: Tokens between two taps.
     """
 
     LETTERS: ClassVar[str] = (
@@ -50,14 +60,17 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     dilation: Size = 1
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: the rows that each token reads, then the operators of a
-        recurrent mixer."""
+        """Return the operators of a pass: the table lookup, then the operators of a
+        recurrent mixer.
+        """
         read = p.tokens * self.hashes * self.table_width
         return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: (kernel − 1) · dilation columns of S·D
-        channels."""
+        """Return the convolution state: the last (conv_kernel − 1) · dilation columns.
+
+        A column has streams · hidden_size channels.
+        """
         return (
             conv_state(
                 1, self.streams * self.hidden_size, (self.conv_kernel - 1) * self.dilation + 1
@@ -66,9 +79,15 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
 
 
 class Engram(Sublayer, frozen=True, tag="engram"):
-    """A table of table_rows rows of table_width. A token reads `hashes` rows.
+    """An Engram memory: a lookup table, and a projection of the rows that a token reads.
 
-    The rows give one key per residual stream, and one value.
+    The rows of a token give one key per residual stream, and one value.
+
+    Attributes:
+        table_rows: Rows of the table.
+        table_width: Elements of a row.
+        hashes: Rows that each token reads.
+        streams: Number of residual streams.
     """
 
     LETTERS: ClassVar[str] = "R=table_rows w=table_width h=hashes ns=streams"
@@ -84,8 +103,9 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     streams: Size
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: the rows that each token reads, their product, and the
-        gated addition to the streams."""
+        """Return the operators of a pass: table lookup, projection, and gated addition to
+        the streams.
+        """
         read, mixed = (
             p.tokens * self.hashes * self.table_width,
             p.tokens * self.streams * p.width,
@@ -103,8 +123,17 @@ class Engram(Sublayer, frozen=True, tag="engram"):
 
 
 def ngram_rows(base: int, hashes: int, index: int, divisor: int) -> int:
-    """Return the rows of a model's `index`-th memory: the next primes from `base` on, padded to the
-    divisor."""
+    """Return the number of rows in the table of one of a model's n-gram memories.
+
+    The sizes of all hash tables are consecutive primes from `base` on, `hashes` primes for each
+    memory. The rows are the sum of the memory's primes, rounded up to a multiple of `divisor`.
+
+    Args:
+        base: Smallest size of a hash table.
+        hashes: Hash tables of one memory.
+        index: Index of the memory in the model, from 0.
+        divisor: Number of which the rows are a multiple.
+    """
     rows = sum(_primes(base, hashes * (index + 1))[hashes * index :])
     return -(-rows // divisor) * divisor
 
@@ -121,9 +150,11 @@ def _primes(base: int, count: int) -> tuple[int, ...]:
 
 
 class Convolutions(Sublayer, frozen=True, tag="convolutions"):
-    """Causal depthwise convolutions of one kernel size: name → channels.
+    """Causal depthwise convolutions without projections, all with one kernel size.
 
     Attributes:
+        channels: Name → number of channels.
+        conv_kernel: Taps of each convolution, in tokens.
         bias: Whether each channel has a bias.
         weighted: False for a plain delay without weights.
         columns: Stored columns per channel; kernel − 1 by default. More columns are stored if later
@@ -137,7 +168,14 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
     columns: Size | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weights: [channels, kernel] for each convolution, with a bias if `bias`."""
+        """Return a weight vector for each convolution: conv_kernel elements per channel, plus a
+        bias.
+
+        The result is empty if `weighted` is False.
+
+        Args:
+            hidden_size: Not used, because each convolution states its channels.
+        """
         if not self.weighted:
             return ()
         return tuple(
@@ -146,7 +184,9 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries: kernel − 1 columns, or `columns`, for each channel."""
+        """Return the state of each convolution: its last `columns`, by default conv_kernel − 1
+        columns.
+        """
         kernel = self.columns + 1 if self.columns else self.conv_kernel
         if kernel == 1:
             return ()
@@ -154,7 +194,13 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
 
 
 class ShortConv(RecurrentMixer, frozen=True, tag="short_conv"):
-    """A depthwise convolution of `width` channels between two gates."""
+    """The gated short convolution of LFM2: a depthwise convolution between two gates.
+
+    Attributes:
+        width: Number of channels.
+        conv_kernel: Taps of the convolution, in tokens.
+        bias: Whether convolution and projections have biases.
+    """
 
     LETTERS: ClassVar[str] = "W=width kc=conv_kernel bc=bias"
     LABEL: ClassVar[str] = "ShortConv"

@@ -22,8 +22,16 @@ from kvcalc.layers.recurrent.delta_rule import RecurrentMixer
 
 
 class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
-    """Linear attention of num_attention_heads heads, with norm and gate before the output
-    projection."""
+    """Lightning attention: linear attention with a fixed decay per head (MiniMax-Text-01).
+
+    The state of a sequence is a matrix head_dim × head_dim per head. A norm and a gate precede the
+    output projection.
+
+    Attributes:
+        num_attention_heads: Number of heads.
+        head_dim: Elements of a query, key or value of one head.
+        state_dtype: dtype of the state.
+    """
 
     LETTERS: ClassVar[str] = "H=num_attention_heads d=head_dim"
     LABEL: ClassVar[str] = "Lightning"
@@ -41,11 +49,21 @@ class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
 
 
 class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
-    """Time mixing of num_heads heads of head_dim; decay, learning rate, value mix and gate through
-    low ranks.
+    """Time mixing of RWKV-7: linear attention with a decay per channel.
 
-    `v_low_rank_dim` is 0 in the first layer, which mixes its values with no others. `shift_size` is
-    the width of the last input that the mixer and its FFN each store.
+    The state of a sequence is a matrix head_dim × head_dim per head, and two last inputs: of the
+    time mixing and of the FFN after it.
+
+    Attributes:
+        num_heads: Number of heads.
+        head_dim: Elements of a key or value of one head.
+        decay_low_rank_dim: Rank of the factored projection of the decay.
+        a_low_rank_dim: Rank of the factored projection of the in-context learning rate.
+        v_low_rank_dim: Rank of the factored projection that mixes values; 0 in the first layer,
+            which mixes its values with no others.
+        gate_low_rank_dim: Rank of the factored projection of the gate.
+        shift_size: Elements of each of the two stored inputs.
+        state_dtype: dtype of the matrices.
     """
 
     LETTERS: ClassVar[str] = (
@@ -86,8 +104,16 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
 
 
 class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
-    """A recurrent block of lru_width channels; its two gates are block-diagonal over num_heads
-    blocks."""
+    """The real-gated linear recurrent unit of Griffin and RecurrentGemma.
+
+    The state of a sequence is one number per channel, and conv_kernel − 1 columns of a convolution.
+
+    Attributes:
+        lru_width: Number of channels.
+        num_heads: Blocks of the two block-diagonal gate matrices.
+        conv_kernel: Taps of the convolution, in tokens.
+        state_dtype: dtype of the numbers; the convolution has the dtype of the model.
+    """
 
     LETTERS: ClassVar[str] = "W=lru_width H=num_heads w=block_width kc=conv_kernel"
     LABEL: ClassVar[str] = "RG-LRU"

@@ -14,16 +14,23 @@ from kvcalc.layers.part import Size, StateDtype, Sublayer, number_of
 
 
 def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
-    """Return the cache entry of a convolution: the last kernel − 1 columns of `heads · width`
-    channels in the dtype of the model."""
+    """Return the cache entry of a convolution's state: the last kernel − 1 columns.
+
+    A column has heads · width channels in the dtype of the model.
+
+    Args:
+        heads: Units that tensor parallelism divides.
+        width: Channels of a unit.
+        kernel: Taps of the convolution, in tokens.
+    """
     return CacheEntry("conv_state", heads, width, limit=kernel - 1, span=Span.STATE)
 
 
 class RecurrentMixer(Sublayer, frozen=True):
-    """A mixer with states of fixed size.
+    """Base class of a mixer whose states have a fixed size per sequence.
 
     Attributes:
-        LABEL: Name of the mixer.
+        LABEL: Printed name of the mixer.
         STATES: States of one sequence: `conv: heads × width × kernel` are the last kernel − 1
             columns in the dtype of the model, and `state: heads × rows × width` is a matrix per
             head in the field `state_dtype`. If that is null, the model fixes none, and fp32 is
@@ -61,14 +68,21 @@ class RecurrentMixer(Sublayer, frozen=True):
 
 
 class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
-    """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, with decay and
-    step per head.
+    """Gated DeltaNet (Qwen3-Next): linear attention with the delta rule, and decay and step per
+    head.
 
+    The state of a sequence is a matrix per value head, linear_key_head_dim × linear_value_head_dim.
     The output is normalised per head and gated by a projection as wide as the values.
 
     Attributes:
-        state_dtype: dtype in the config. null means that the config has none: fp32 here, and the
-            engine's default in an engine.
+        linear_num_key_heads: Heads of queries and keys.
+        linear_num_value_heads: Heads of values, a multiple of the key heads.
+        linear_key_head_dim: Elements of a key of one head.
+        linear_value_head_dim: Elements of a value of one head.
+        linear_conv_kernel_dim: Taps of the convolution over queries, keys and values, in tokens.
+        conv_bias: Whether the convolution has a bias.
+        state_dtype: dtype of the state in the config. null means that the config has none. kvcalc
+            then assumes fp32, and an engine uses its default.
     """
 
     LABEL: ClassVar[str] = "GatedDeltaNet"
@@ -107,12 +121,19 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
 
 
 class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
-    """num_heads states of head_dim × head_dim with a decay per channel.
+    """Kimi delta attention (KDA): linear attention with the delta rule, and a decay per channel.
+
+    The state of a sequence is a matrix head_dim × head_dim per head.
 
     Attributes:
+        num_heads: Number of heads.
+        head_dim: Elements of a query, key or value of one head.
+        conv_kernel: Taps of the convolution over queries, keys and values, in tokens.
+        gate_bias: Whether the output gate has a bias.
         factored: Whether decay and output gate are projected through head_dim, not by one matrix
             each.
         full_gate: Whether the gate is one matrix even if `factored` (Kimi-K3).
+        state_dtype: dtype of the state.
     """
 
     LETTERS: ClassVar[str] = "H=num_heads d=head_dim kc=conv_kernel"

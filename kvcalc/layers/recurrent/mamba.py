@@ -13,16 +13,21 @@ from kvcalc.layers.recurrent.delta_rule import RecurrentMixer
 
 
 class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
-    """A Mamba block of intermediate_size channels with state_size states each.
+    """A Mamba block: a selective state space after a short convolution.
 
     Attributes:
+        intermediate_size: Number of channels.
+        state_size: State elements of each channel.
         time_step_rank: Width of the factored step projection.
-        inner_norms: Whether step, B and C have RMSNorms (Jamba).
+        conv_kernel: Taps of the convolution, in tokens.
         n_mamba_heads: Independent groups of channels with their own projections (Zamba).
         num_heads: Heads that share one step, decay and skip (PLaMo 2); by default each channel has
             its own.
-        state_dtype: dtype in the config. null means that the config has none: fp32 here, and the
-            engine's default in an engine.
+        conv_bias: Whether the convolution has a bias.
+        proj_bias: Whether the input and output projections have biases.
+        inner_norms: Whether step, B and C have RMSNorms (Jamba).
+        state_dtype: dtype of the state in the config. null means that the config has none. kvcalc
+            then assumes fp32, and an engine uses its default.
     """
 
     LETTERS: ClassVar[str] = (
@@ -78,8 +83,21 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
 
 
 class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
-    """A Mamba-2 block of num_heads heads of head_dim, with n_groups shared B and C of
-    state_size."""
+    """A Mamba-2 block: a selective state space with one decay per head, after a short convolution.
+
+    Attributes:
+        num_heads: Number of heads.
+        head_dim: Channels of a head.
+        state_size: State elements of each channel.
+        n_groups: Groups of heads that share the projections B and C.
+        conv_kernel: Taps of the convolution, in tokens.
+        conv_bias: Whether the convolution has a bias.
+        proj_bias: Whether the input projections have biases.
+        gate_norm: Whether the gated output has a norm.
+        out_bias: Whether the output projection has a bias; null means as `proj_bias`.
+        state_dtype: dtype of the state in the config. null means that the config has none. kvcalc
+            then assumes fp32, and an engine uses its default.
+    """
 
     LABEL: ClassVar[str] = "Mamba-2"
     STATES: ClassVar[str] = "conv: H × d × kc; conv: G × 2·N × kc; state: H × d × N"
