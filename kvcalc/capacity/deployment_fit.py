@@ -503,8 +503,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def excess_bytes(self) -> int:
-        """Return the bytes by which the KV cache size in the options exceeds the remaining
-        memory."""
+        """Return by how many bytes a cache size in the options exceeds the remaining memory, or
+        0."""
         if not self.has_given_cache:
             return 0
         return max(0, int(self.plan.pool(self.kv_budget)) - self.remaining[self.estimate])

@@ -367,9 +367,8 @@ def batch_memory(
 ) -> Record:
     """Return whether a batch of sequences fits, as a record with the keys of MEMORY_KEYS.
 
-    If the engine cannot run the model, `memory_note` is the engine's message. The other keys are
-    None. An exception is `fits`, which is False if even the stored data without an engine's padding
-    do not fit.
+    If the engine cannot run the model, `memory_note` is its message, and the other keys are None.
+    But `fits` is False if even the stored data exceeds the memory, without any engine's padding.
 
     Args:
         deployment: The deployment, with its engine.
