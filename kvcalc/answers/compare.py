@@ -1,6 +1,7 @@
 """`kvcalc compare`: variants of a model's attention."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
@@ -118,9 +119,25 @@ def compare_answer(
         sweep = comparison_sweep(deployments, variants, batches[0], last)
         return compare_chart(deployments, records, sweep)
 
+    def formulas() -> str:
+        from kvcalc.report.explain import explain_size, explain_table
+
+        texts = [
+            explain_table(table) for table in compare_tables(deployments, records, block_size)
+        ]
+        rows = product(deployments, variants, batches, contexts)
+        for record, (deployment, (_, changed), batch_size, context) in zip(
+            records, rows, strict=True
+        ):
+            precision = changed.precision(deployment.precision)
+            shape = context, batch_size, precision, block_size
+            texts.append(explain_size(record, changed.model, *shape, deployment.parallelism))
+        return "\n".join(texts)
+
     return Answer(
         records,
-        lambda: list(compare_tables(deployments, records, block_size)),
+        lambda: compare_tables(deployments, records, block_size),
         draw,
+        _formulas=formulas,
         _notes=remarks([model], max(contexts)),
     )

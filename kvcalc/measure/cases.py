@@ -74,8 +74,8 @@ def variant_model(model: Model, text: str) -> Model:
     if form == "recurrent":
         return _recurrent(model)
     changed = variant(model, form)
-    if changed.kv_cache_dtype:
-        message = f"variant {text!r}: `measure` keeps the cache in the dtype of its products"
+    if changed.kv_cache_dtype or changed.mla_form:
+        message = f"variant {text!r}: `measure` keeps cache dtype and MLA form of its layers"
         raise UserError(message, "Use --dtype")
     return changed.model
 

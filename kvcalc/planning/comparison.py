@@ -35,13 +35,11 @@ class AttentionPoint(NamedTuple):
         label: Name in the table, such as "GQA-8".
         variant: Name as in `compare --variants`, such as "gqa:8".
         phase: "decode" or "prefill".
-        mla_form: Form of latent attention: "auto", "absorbed" or "expanded".
     """
 
     label: str
     variant: str
     phase: str = "decode"
-    mla_form: str = "auto"
 
 
 POINTS = (
@@ -53,7 +51,7 @@ POINTS = (
     AttentionPoint("MLA absorbed", "mla"),
     AttentionPoint("DSA top-2048", "dsa"),
     AttentionPoint("MHA prefill", "mha", "prefill"),
-    AttentionPoint("MLA prefill", "mla", "prefill", "expanded"),
+    AttentionPoint("MLA prefill", "mla/expanded", "prefill"),
 )
 
 
@@ -87,11 +85,12 @@ def attention_records(
     )
     records: list[Record] = []
     for point, batch_size, context in product(POINTS, batches, contexts):
+        changed = variant(layer, point.variant)
         operators = forward(
-            variant(layer, point.variant).model,
+            changed.model,
             Batch.of_phase(point.phase, context, batch_size),
             precision,
-            mla_form=point.mla_form,
+            mla_form=changed.mla_form or "auto",
         )
         core = [operator for operator in operators if operator.role == Role.CORE]
         placed, cost = roofline(core, gpu), total(core)
@@ -166,7 +165,8 @@ def compare_records(
     references: dict[tuple[int, int], SizeRecord] = {}
     for name, changed in variants:
         model, precision = changed.model, changed.precision(deployment.precision)
-        varied = replace(deployment, model=model, precision=precision)
+        form = changed.mla_form or deployment.mla_form
+        varied = replace(deployment, model=model, precision=precision, mla_form=form)
         for batch_size, context in product(batches, contexts):
             shape = context, batch_size, precision, block_size
             size = size_record(model, *shape, deployment.parallelism)

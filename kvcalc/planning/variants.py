@@ -187,6 +187,7 @@ FORMS = (
     "mqa",
     "gqa:8",
     "mla:512+64",
+    "mla:512+64/expanded",
     "dsa:512+64+128@2048",
     "window:4096",
     "hybrid:5/window:4096",
@@ -199,7 +200,8 @@ INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
 # the field that limits the tokens of a layer, by step
 LIMITS = {"window": "sliding_window", "evict": "cache_budget"}
 UNLIMITED = {"sliding_window": None, "attention_chunk_size": None, "cache_budget": None}
-PLAIN_STEPS = ("none", "mha", "mqa")
+MLA_STEPS = ("absorbed", "expanded")
+PLAIN_STEPS = ("none", "mha", "mqa", *MLA_STEPS)
 NUMBER_STEPS = ("gqa", "cla", "hybrid", *LIMITS)
 NAMES = (*PLAIN_STEPS, "mla", "dsa", *NUMBER_STEPS)
 # a step of this kind replaces the whole attention, and with it the effect of these earlier steps
@@ -218,11 +220,13 @@ class Variant(NamedTuple):
     Attributes:
         model: The changed model.
         kv_cache_dtype: The dtype of the KV cache that the variant's name states; "" for none.
+        mla_form: The form of latent attention that the name states; "" for none.
         held_equal: The properties of the model that the variant does not change, as text.
     """
 
     model: Model
     kv_cache_dtype: str
+    mla_form: str
     held_equal: str
 
     def precision(self, precision: Precision) -> Precision:
@@ -245,7 +249,7 @@ def variant(model: Model, text: str) -> Variant:
     Raises:
         UserError: The name is not one of the known forms, or the model has no such variant.
     """
-    cache_dtype, equal = "", ["layers, width, query heads, FFN"]
+    cache_dtype, mla_form, equal = "", "", ["layers, width, query heads, FFN"]
     local_kinds: dict[str, str] = {}
     steps: dict[str, str] = {}
     for step in map(str.strip, text.strip().lower().split("/")):
@@ -253,6 +257,8 @@ def variant(model: Model, text: str) -> Variant:
         _check_step(text, step, steps)
         if canonical(name) in cache_dtypes() and not value:
             cache_dtype = canonical(name)
+        elif name in MLA_STEPS:
+            mla_form = name
         elif name in LIMITS:
             kinds = local_kinds or model.kinds
             model = _limit_tokens(model, name, value, kinds, LIMITS.keys() & steps)
@@ -283,7 +289,9 @@ def variant(model: Model, text: str) -> Variant:
     key, problem = model.problem()
     if problem:
         raise UserError(f"variant {text!r}: {key}: {problem}")
-    return Variant(model, cache_dtype, "; ".join(equal))
+    if mla_form and not any(isinstance(part, Latent) for part in model.mixers):
+        raise UserError(f"variant {text!r}: {mla_form} needs MLA", f"Write mla/{mla_form}")
+    return Variant(model, cache_dtype, mla_form, "; ".join(equal))
 
 
 def _check_step(text: str, step: str, steps: Mapping[str, str]) -> None:

@@ -289,7 +289,7 @@ def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
     if best is first:
         other = max(equal, key=lambda r: r["kv_cache_bytes"])
     if not best["kv_cache_bytes"] or other["kv_cache_bytes"] == best["kv_cache_bytes"]:
-        return answer_sentence(sentence, ", the least of these variants", reads)
+        return answer_sentence(sentence, ", and no variant needs less", reads)
     reduction = _reduction_words(other["kv_cache_bytes"] / best["kv_cache_bytes"])
     return answer_sentence(sentence, f", {reduction} than with {_variant(other)}", reads)
 
