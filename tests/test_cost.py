@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc import Cost, Operator
-from kvcalc.layers.cost import causal_pairs, chunk_pairs, compressed_pairs, gemm_flops, pair_flops, reached_fraction
+from kvcalc.layers.cost import causal_pairs, chunk_pairs, compressed_pairs, product_flops, reached_fraction
 
 SMALL = list(itertools.product((1, 2, 3, 7, 16, 33), (0, 1, 2, 5, 16, 40)))  # (new, past)
 
@@ -71,8 +71,8 @@ def test_passes_that_follow_one_another_add_up(first: int, second: int, past: in
 def test_ints_stay_exact_at_any_size() -> None:
     n = 10**12 - 1
     assert causal_pairs(n, 0) == n * (n + 1) // 2 > 2**53
-    assert gemm_flops(n, n, 3) == 6 * n * n
-    assert pair_flops(n, 128, 64) == 2 * n * 128 * 64
+    assert product_flops(n, n, 3) == 6 * n * n
+    assert product_flops(n, 128, 64) == 2 * n * 128 * 64
 
 
 def test_costs_add_and_scale() -> None:

@@ -91,7 +91,7 @@ def compare_answer(
     """
     from kvcalc.planning.comparison import compare_records, of_dimensions, usual_variants
     from kvcalc.planning.variants import variant
-    from kvcalc.report.text.compare_text import compare_tables
+    from kvcalc.report.text.compare_text import compare_table
 
     model, block_size = deployments[0].model, shapes[0].block_size
     model.check_generates()
@@ -122,21 +122,18 @@ def compare_answer(
     def formulas() -> str:
         from kvcalc.report.explain import explain_size, explain_table
 
-        texts = [
-            explain_table(table) for table in compare_tables(deployments, records, block_size)
-        ]
+        texts = [explain_table(compare_table(deployments, records, block_size))]
         rows = product(deployments, variants, batches, contexts)
         for record, (deployment, (_, changed), batch_size, context) in zip(
             records, rows, strict=True
         ):
-            precision = changed.precision(deployment.precision)
-            shape = context, batch_size, precision, block_size
+            shape = context, batch_size, changed.precision(deployment.precision), block_size
             texts.append(explain_size(record, changed.model, *shape, deployment.parallelism))
         return "\n".join(texts)
 
     return Answer(
         records,
-        lambda: compare_tables(deployments, records, block_size),
+        lambda: [compare_table(deployments, records, block_size)],
         draw,
         _formulas=formulas,
         _notes=remarks([model], max(contexts)),

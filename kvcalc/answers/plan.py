@@ -35,8 +35,7 @@ def run(
         emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes.
         set_: Changes of the models' fields, such as `layers=40`.
     """
-    loaded = models_of(models, set_)
-    return plan_answer(loaded, need | space, points, emit)
+    return plan_answer(models_of(models, set_), need | space, points, emit)
 
 
 def plan_answer(

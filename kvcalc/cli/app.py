@@ -42,7 +42,7 @@ def _run(words: list[str]) -> int:
     try:
         status = _complete(words)
         if status is None:
-            status = _show_help(words)
+            status = _show_help(words, own_words)
         if status is not None:
             return status
         result = build(command)(words, standalone_mode=False)
@@ -67,9 +67,13 @@ def _run(words: list[str]) -> int:
     return _interrupted() if result == INTERRUPTED else int(result or 0)
 
 
-def _show_help(words: list[str]) -> int | None:
-    """Print the version or help if it is requested; return None if there is a command to run."""
-    own_words = words[: words.index("--")] if "--" in words else words
+def _show_help(words: list[str], own_words: list[str]) -> int | None:
+    """Print the version or help if it is requested; return None if there is a command to run.
+
+    Args:
+        words: Words of the command line.
+        own_words: The words before `--`. Words after it are the command line of an engine.
+    """
     command = words[0] if words else ""
     if command == "--version":
         from kvcalc import __version__

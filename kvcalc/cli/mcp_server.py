@@ -118,8 +118,7 @@ def _option_schema(parameter: Parameter) -> JsonObject:
 def output_schema(command: str) -> JsonObject:
     """Return the JSON Schema of what a tool returns: the records of its command."""
     schema = schema_of_command(command)
-    records = schema["anyOf"][-1]
-    properties = {"records": records, "exit_status": {"type": "integer"}}
+    properties = {"records": schema["anyOf"][-1], "exit_status": {"type": "integer"}}
     return {"type": "object", "properties": properties, "required": ["records"]} | {
         "$defs": schema["$defs"]
     }

@@ -316,21 +316,13 @@ def _unfused_attention(
     return [("qk", qk), ("softmax", softmax), ("av", av)]
 
 
-def gemm_flops(tokens: Num, inputs: int, outputs: int) -> Num:
-    """Return the FLOPs of x[tokens, inputs] · W[inputs, outputs]: 2 · tokens · inputs · outputs."""
-    return 2 * tokens * inputs * outputs
+def product_flops(rows: Num, inner: int, columns: int) -> Num:
+    """Return FLOPs of matrix products: 2 · rows · inner · columns, one multiply and one add each.
 
-
-def pair_flops(pairs: Num, heads: int, width: int) -> Num:
-    """Return the FLOPs of attention scores, or of the weighted sum of values: 2 · pairs · heads ·
-    width.
-
-    Args:
-        pairs: Number of (query, key) pairs per head.
-        heads: Number of query heads.
-        width: Elements of a key for scores, or of a value for the sum; their total for both.
+    Examples: x[tokens, inputs] · W[inputs, outputs] has 2 · tokens · inputs · outputs. A score of a
+    head takes 2 · width, so all heads take 2 · pairs · heads · width.
     """
-    return 2 * pairs * heads * width
+    return 2 * rows * inner * columns
 
 
 def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:

@@ -191,6 +191,10 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
             *(p.all_reduce(p.width) if last else []),
         ]
 
+    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+        """Return operators that a variant of attention adds between projections and attention."""
+        return []
+
     def _scan(self, p: Pass, width_in: int, width_out: int) -> list[Operator]:
         entries = self.cache()
         if not entries:

@@ -17,8 +17,7 @@ from kvcalc.layers.cost import (
     GemmShape,
     Operator,
     Role,
-    gemm_flops,
-    pair_flops,
+    product_flops,
 )
 from kvcalc.layers.weights import Formats, Weight, WeightKind
 
@@ -166,7 +165,7 @@ class Pass:
         )
         pairs = sum((group_pairs for *_, group_pairs in groups), 0)
         flops, vector_flops = (
-            pair_flops(pairs, heads, key + value),
+            product_flops(pairs, heads, key + value),
             SOFTMAX_FLOPS * pairs * heads,
         )
         # Ranks with other tokens of the same heads exchange queries and partial outputs.
@@ -220,7 +219,7 @@ class Pass:
         """
         rows = [entry for entry in entries if entry.role == "index_key"]
         cost = self.cache(rows)._replace(
-            flops=pair_flops(pairs, heads, width),
+            flops=product_flops(pairs, heads, width),
             vector_flops=3 * pairs * heads,  # ReLU, weight, sum
             activation_bytes=(self.tokens * heads * width + pairs) * self.element,
         )
@@ -296,7 +295,7 @@ class Pass:
         resident_bytes = 0
         for w in weights:
             copies = 1 if w.expert else w.copies
-            flops = flops + gemm_flops(rows, w.inputs, w.outputs) * copies
+            flops = flops + product_flops(rows, w.inputs, w.outputs) * copies
             resident_bytes += self.formats.weight_bytes(self._full(w.name), w)
         first = weights[0]
         blocks = 1 if first.expert else first.copies

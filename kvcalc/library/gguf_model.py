@@ -396,8 +396,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
         raise f.fail(
             f"its tensors take {file_bytes:,} bytes, but {model_bytes:,} are understood"
         )
-    note = f"read from the header of a GGUF file ({label})"
-    return replace(model, notes=(note,))
+    return replace(model, notes=(f"read from the header of a GGUF file ({label})",))
 
 
 def _sort_tensors(header: Header, blocks: list[GgufBlock]) -> tuple[int, str]:

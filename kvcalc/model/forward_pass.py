@@ -172,8 +172,7 @@ def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
     p.enter(kind, count, writes_cache=not layer.shares_cache)
     operators = []
     if layer.norm_count and NORM_VECTORS[model.norm]:
-        norm = _norm(model, p, "norm")
-        operators.append(replace(norm, count=count * layer.norm_count))
+        operators.append(replace(_norm(model, p, "norm"), count=count * layer.norm_count))
     for part in layer.all_parts:
         p.role = part.ROLE
         operators += _with_vectors(p, part, part.operators(p))

@@ -131,8 +131,7 @@ def usual_variants(model: Model) -> str:
 
     names = ["mha", "none"]
     if not differs("mha"):
-        parts = model.mixers
-        heads = {part.as_mha()[0] for part in parts if part.attends}
+        heads = {part.as_mha()[0] for part in model.mixers if part.attends}
         groups = [n for n in (8, 4, 2) if all(h % n == 0 and h > n for h in heads)]
         names = ["mha", f"gqa:{groups[0]}" if groups else "none"]
     return ",".join([*names, *filter(differs, ("mqa", "mla", "dsa"))])

@@ -31,8 +31,7 @@ V2 = "DeepSeek-V2, arXiv 2405.04434"
 def _stored_formats(model: Model, precision: Precision) -> tuple[str, str]:
     """Return the narrowest format of the weights, and the cache's label."""
     formats = formats_of(model, precision)
-    weights = min(formats.weights_label.split(" + "), key=_weight_bits)
-    return weights, formats.kv_cache_dtype
+    return min(formats.weights_label.split(" + "), key=_weight_bits), formats.kv_cache_dtype
 
 
 def precision_losses(model: Model, precision: Precision) -> list[str]:

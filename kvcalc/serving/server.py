@@ -354,8 +354,7 @@ class Server:
         settings, deployment = self.settings, self.deployment
         if not settings.draft:
             return None
-        model = draft_model(deployment.model, settings.draft)
-        draft = replace(deployment, model=model)
+        draft = replace(deployment, model=draft_model(deployment.model, settings.draft))
         accepted = ACCEPTANCE if settings.acceptance_rate is None else settings.acceptance_rate
         drafted = settings.num_speculative_tokens
         if not drafted and settings.draft == "mtp" and deployment.model.mtp:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kvcalc.arithmetic import minimum, where
 from kvcalc.errors import UserError, list_few, nearest, printable
 from kvcalc.layers.attention.sparse import Sparse
-from kvcalc.layers.cost import Cost, gemm_flops, pair_flops, triangle
+from kvcalc.layers.cost import Cost, product_flops, triangle
 from kvcalc.library import presets
 from kvcalc.library.files import read_text
 from kvcalc.library.load import read
@@ -73,13 +73,13 @@ def _attention(
         cache_bytes: Bytes of keys and values that are read and written.
     """
     moved = 2 * queries * heads * width + cache_bytes
-    cost = Cost(flops=pair_flops(pairs, heads, width), activation_bytes=moved)
+    cost = Cost(flops=product_flops(pairs, heads, width), activation_bytes=moved)
     return cost, "fp8" if kind.endswith("fp8") else "bf16"
 
 
 def _gemm(kind: str, m: Array, n: Array, k: Array) -> BoundedCost:
     moved = (m + n) * k * _element_bytes(kind) + 2 * m * n
-    return _product(kind, gemm_flops(m, k, n), moved)
+    return _product(kind, product_flops(m, k, n), moved)
 
 
 def _decode(kind: str, *shape: Array) -> BoundedCost:
@@ -141,9 +141,9 @@ def _sparse_module(kind: str, *shape: Array) -> BoundedCost:
     pairs = batch * minimum(length, top)
     scanned = where(index_heads > 0, batch * length, 0.0)
     flops = (
-        gemm_flops(batch, 1, weights + absorbed)
-        + pair_flops(pairs, heads, 2 * latent + rope)
-        + pair_flops(scanned, index_heads, index_width)
+        product_flops(batch, 1, weights + absorbed)
+        + product_flops(pairs, heads, 2 * latent + rope)
+        + product_flops(scanned, index_heads, index_width)
     )
     moved = (
         weights * _element_bytes(stored)

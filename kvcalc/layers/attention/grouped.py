@@ -22,7 +22,6 @@ from kvcalc.layers.cache import CacheEntry, EvictionRule, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
-from kvcalc.layers.weights import Weight
 
 
 class Grouped(Sublayer, frozen=True, tag="grouped"):
@@ -208,10 +207,6 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         if self.attention_chunk_size:
             return chunk_pairs(new, past, self.attention_chunk_size)
         return causal_pairs(new, past, self.max_tokens)
-
-    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
-        """Return operators that a variant adds between projections and attention."""
-        return []
 
     def problem(self) -> str:
         heads, groups = self.num_attention_heads, self.num_key_value_heads

@@ -242,10 +242,6 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         )
         return [replace(up, cost=cost, role=Role.CORE), core]
 
-    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
-        """Return operators that a variant adds between projections and attention."""
-        return []
-
     @property
     def label(self) -> str:
         return "MLA" + (f" window {self.sliding_window}" if self.sliding_window else "")

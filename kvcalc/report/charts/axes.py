@@ -197,8 +197,7 @@ class Panel:
         """Draw one series in the style with index `number`."""
         axes, xs, ys = self.axes, series.xs, series.ys
         width = self.style.font / 5
-        usual = {"dashed": "--", "solid": "-"}
-        linestyle = usual.get(series.kind) or dashes(number)
+        linestyle = {"dashed": "--", "solid": "-"}.get(series.kind) or dashes(number)
         line: Settings = {"color": colour(number, self.style), "linestyle": linestyle}
         dotted = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.7 * width}
         match series.kind:

@@ -181,7 +181,7 @@ def compare_chart(
         about.append(time_note(records))
         if undrawn := [*dict.fromkeys(r["gpu"] for r in records if r not in timed_rows)]:
             about.append(f"steps without a prediction are not drawn: {', '.join(undrawn)}")
-    return with_picture_head(charts, (compared(deployments, records), "; ".join(about)))
+    return with_picture_head(charts, (compared(deployments[0], rows), "; ".join(about)))
 
 
 def _attention_roof(gpu: "Gpu", records: Records) -> Chart:

@@ -320,8 +320,7 @@ def occupancy_chart(run: "SimulationResult") -> list[Chart]:
     memory = Chart("Cache allocated and used", shares, x, y, cache)
     limit = f"at most {run.limits.max_num_seqs:,}"
     y = y._replace(tick=whole_tick)
-    sequences = Chart("Sequences in the batch", limit, x, y, [Series("", xs, batch)])
-    return [memory, sequences]
+    return [memory, Chart("Sequences in the batch", limit, x, y, [Series("", xs, batch)])]
 
 
 def _means(

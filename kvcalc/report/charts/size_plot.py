@@ -120,8 +120,7 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
                 f"{ratio_text(ys[-1] / ys[0])} the KV cache"
             )
     subtitle = f"stored bytes of one sequence, {_cache_dtypes(ranked)}"
-    parameters = Axis("parameters", _parameters_tick)
-    return Chart(title, subtitle, parameters, CACHE_AXIS, series)
+    return Chart(title, subtitle, Axis("parameters", _parameters_tick), CACHE_AXIS, series)
 
 
 def _parameters_tick(value: float) -> str:

@@ -180,10 +180,10 @@ COMPARE_COLUMNS = columns(
 )
 
 
-def compare_tables(
+def compare_table(
     deployments: Sequence[TimedDeployment], records: Records, block_size: int
-) -> list[Table]:
-    """Return the table that `compare` prints, as a list of one. A row is an attention variant.
+) -> Table:
+    """Return the table that `compare` prints. A row is an attention variant.
 
     Args:
         deployments: Deployments of one model.
@@ -191,7 +191,6 @@ def compare_tables(
         block_size: Tokens per block of the cache.
     """
     model, first = deployments[0].model, records[0]
-    gpus = [*dict.fromkeys(d.gpu.name for d in deployments)]
     is_timed = first["weight_bytes"] is not None  # otherwise only the dimensions are known
     assumed = [
         assumptions(model, d.precision, block_size, d.parallelism, is_timed)
@@ -199,33 +198,28 @@ def compare_tables(
     ]
     quality = ["", *_quality_lines({record["variant"]: record for record in records})]
     reference = f"Reductions are against {_variant(first)}"
-    title = compared(deployments, records)
+    equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)
     rows = [
         {**r, "step_s": r.get("time_s") or r.get("roofline_s"), "grade": _grade(r)}
         for r in records
     ]
-    if not is_timed:
-        notes, details = [f"{reference}."], [*dict.fromkeys(assumed), *quality]
-        return [Table(rows, COMPARE_COLUMNS, title, footnotes(*notes), details=details)]
-    none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
-    details = [
-        *dict.fromkeys(assumed),
-        f"{reference}, one decode step on {', '.join(gpus)}.",
-        *pass_details(records),
-        *memory_sentences(records),
-        *quality,
-    ]
-    equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)
-    notes = footnotes(*pass_notes(records, none_fits), *_intensity_notes(equal))
-    return [
-        Table(
-            predictions_first(rows),
-            marked_columns(records, COMPARE_COLUMNS),
-            title,
-            notes,
-            details=details,
-        )
-    ]
+    notes, details = [f"{reference}."], [*dict.fromkeys(assumed)]
+    if is_timed:
+        none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
+        notes = [*pass_notes(records, none_fits), *_intensity_notes(equal)]
+        gpus = ", ".join(dict.fromkeys(d.gpu.name for d in deployments))
+        details += [
+            f"{reference}, one decode step on {gpus}.",
+            *pass_details(records),
+            *memory_sentences(records),
+        ]
+    return Table(
+        predictions_first(rows) if is_timed else rows,
+        marked_columns(records, COMPARE_COLUMNS),
+        compared(deployments[0], equal),
+        footnotes(*notes),
+        details=[*details, *quality],
+    )
 
 
 def _grade(record: Record) -> str | None:
@@ -260,35 +254,31 @@ def _intensity_notes(records: Records) -> list[str]:
     return [f"With {name}, FLOP/B {change} to {new:.4g}, and the step's bound is {bounds}."]
 
 
-def compared(deployments: Sequence[TimedDeployment], records: Records) -> str:
+def compared(deployment: TimedDeployment, records: Records) -> str:
     """Return a sentence on the attention variant with the smallest KV cache.
 
-    The sentence is about the first deployment, context and batch size. A single variant is compared
-    with the model's own attention.
+    A single variant is compared with the model's own attention.
 
     Args:
-        deployments: Deployments of one model.
-        records: Records of `compare`, deployment by deployment.
+        deployment: Deployment of the model.
+        records: Records of `compare` with one context and batch size, one per variant.
     """
     first = records[0]
-    equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)
-    best = min(equal, key=lambda r: r["kv_cache_bytes"])
+    best = min(records, key=lambda r: r["kv_cache_bytes"])
     need = "need" if first["weight_bytes"] is None else "needs"
     cache = f"of KV cache{' per GPU' * (first['gpus'] > 1)} for {load_words(first)}"
     sentence = (
-        f"{deployments[0].model.name} with {_variant(best)} {need} "
+        f"{deployment.model.name} with {_variant(best)} {need} "
         f"{format_bytes(best['kv_cache_bytes'])} {cache}"
     )
-    if len(equal) == 1:
-        return answer_sentence(sentence, *_against_own_attention(deployments[0], first))
-    reader = max(equal, key=lambda r: r["read_reduction"] or 0)
+    if len(records) == 1:
+        return answer_sentence(sentence, *_against_own_attention(deployment, first))
+    reader = max(records, key=lambda r: r["read_reduction"] or 0)
     reads = ""
     if (reader["read_reduction"] or 0) > max(1, best["read_reduction"] or 0):
         reads = f", and {_variant(reader)} reads {_reduction_words(reader['read_reduction'])}"
-    other = first
-    if best is first:
-        other = max(equal, key=lambda r: r["kv_cache_bytes"])
-    if not best["kv_cache_bytes"] or other["kv_cache_bytes"] == best["kv_cache_bytes"]:
+    other = max(records, key=lambda r: r["kv_cache_bytes"]) if best is first else first
+    if best["kv_cache_bytes"] in (0, other["kv_cache_bytes"]):
         return answer_sentence(sentence, ", and no variant needs less", reads)
     reduction = _reduction_words(other["kv_cache_bytes"] / best["kv_cache_bytes"])
     return answer_sentence(sentence, f", {reduction} than with {_variant(other)}", reads)

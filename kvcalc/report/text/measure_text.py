@@ -143,14 +143,12 @@ def generated_table(rows: list[Record], version: str) -> Table:
     bounds = "bound: the same operators at the measured ceilings, fully overlapped, no launches"
     details = [
         f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch "
-        f"{version}, {timing}; "
-        f"{first['new_tokens']:,} tokens, greedy; head: the LM head, on "
-        "the last position or on all",
+        f"{version}, {timing}; {first['new_tokens']:,} tokens, greedy; head: the LM head, on the "
+        "last position or on all",
         f"in the cache {format_bytes(first['allocated_bytes'])}, predicted "
-        f"{format_bytes(first['predicted_bytes'])}; 'cache "
-        "saves': time of a run ÷ time with the cache",
+        f"{format_bytes(first['predicted_bytes'])}; 'cache saves': time of a run ÷ time with the "
+        "cache",
         "predicted: each operator at this machine's rates for products of so few rows and for "
-        "activations, and "
-        f"the host, {seconds(first['host_s'])} a step; rates sampled between the steps; {bounds}",
+        f"activations, and the host, {seconds(first['host_s'])} a step; rates sampled between the steps; {bounds}",
     ]
     return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)
