@@ -198,6 +198,16 @@ def test_table_of_four_variants(kvcalc: Run) -> None:
         assert r["bound"] == "memory"
 
 
+def test_both_forms_of_mla_are_variants(kvcalc: Run) -> None:
+    line = "compare deepseek-v3 --variants mla/absorbed,mla/expanded,mla --context 128k --json"
+    absorbed, expanded, usual = kvcalc(line).records
+    assert [r["mla_form"] for r in (absorbed, expanded)] == ["absorbed", "expanded"]
+    assert absorbed["kv_cache_bytes"] == expanded["kv_cache_bytes"]
+    assert 15 * absorbed["time_s"] < expanded["time_s"]
+    assert absorbed["flops"] == usual["flops"]
+    assert "mla/expanded" in kvcalc("compare llama-7b --variants gqa:8/expanded").err
+
+
 def test_every_note_of_quality_names_its_source() -> None:
     assert set(QUALITY) == {f.partition(":")[0] for f in FORMS} - {"none", "int8 …", "hybrid"} | {"int8", "int4", "fp8", "fp4"}
     assert all(word in str(q) for q in QUALITY.values() for word in ("(", ")"))

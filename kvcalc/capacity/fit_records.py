@@ -220,8 +220,7 @@ def _transfer_keys(result: Fit) -> CacheTransferRecord:
     sequences = result.plan.max_extra_sequences(host_bytes, length)
     read = sequences * content.step_read(length)
     link = gpu.host_link_bytes_per_s
-    rank = replace(result.ranks, dp=1, ep=1)
-    prefill = replace(result.deployment, parallelism=rank)
+    prefill = replace(result.deployment, parallelism=replace(result.ranks, dp=1, ep=1))
     try:
         recompute_s: float | None = float(prefill.seconds(Batch.prefill(length)))
     except UserError:  # a GPU without matrix peaks

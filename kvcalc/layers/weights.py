@@ -86,8 +86,7 @@ class Weight(msgspec.Struct, frozen=True):
             return replace(self, copies=copies)
         units = -(-self.shards // num_shares)
         if self.rows_in:
-            inputs = self.inputs // self.shards * units
-            return replace(self, copies=copies, inputs=inputs)
+            return replace(self, copies=copies, inputs=self.inputs // self.shards * units)
         outputs = self.outputs // self.shards * units
         bias = self.bias // self.shards * units
         return replace(self, copies=copies, outputs=outputs, bias=bias)

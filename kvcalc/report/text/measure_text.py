@@ -149,6 +149,7 @@ def generated_table(rows: list[Record], version: str) -> Table:
         f"{format_bytes(first['predicted_bytes'])}; 'cache saves': time of a run ÷ time with the "
         "cache",
         "predicted: each operator at this machine's rates for products of so few rows and for "
-        f"activations, and the host, {seconds(first['host_s'])} a step; rates sampled between the steps; {bounds}",
+        f"activations, and the host, {seconds(first['host_s'])} a step; rates sampled between the "
+        f"steps; {bounds}",
     ]
     return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)
