@@ -37,14 +37,24 @@ def forward(
     all_positions: bool = False,
     stage: int | None = None,
 ) -> tuple[Operator, ...]:
-    """Return the operators of one pass on one GPU. Equal layers occur once, with their number of
-    runs.
+    """Return the operators of one forward pass on one GPU, for one pipeline stage.
 
-    Under data parallelism each rank takes its share of every group. Raises UserError if the
-    parallelism does not divide the model.
+    Operators of equal layers occur once, with the number of layers as their `count`. Each
+    data-parallel rank processes its share of every group of the batch.
 
     Args:
-        stage: Index of the pipeline stage; by default the stage with the most weights and cache.
+        model: The model.
+        batch: Sequences of all data-parallel ranks.
+        precision: Requested formats.
+        parallelism: Number of ranks.
+        mla_form: Form of latent attention: auto, absorbed or expanded.
+        all_positions: Whether the LM head runs for every new token, not only for the last token of
+            each sequence.
+        stage: Index of the pipeline stage; by default the stage with the most bytes of weights and
+            cache.
+
+    Raises:
+        UserError: The parallelism does not divide the model, or the stage or form is unknown.
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
     all_stages = stages(model, parallelism.pp)
@@ -72,10 +82,21 @@ def through_layers(
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:
-    """Return the operators of one pass through all layers of all stages, without transfers between
-    stages.
+    """Return the operators of one forward pass on one GPU of each pipeline stage, in one list.
 
-    Raises UserError if the parallelism does not divide the model.
+    The list has all layers of the model, embedding and LM head, but no transfers between stages.
+
+    Args:
+        model: The model.
+        batch: Sequences of all data-parallel ranks.
+        precision: Requested formats.
+        parallelism: Number of ranks.
+        mla_form: Form of latent attention: auto, absorbed or expanded.
+        all_positions: Whether the LM head runs for every new token, not only for the last token of
+            each sequence.
+
+    Raises:
+        UserError: The parallelism does not divide the model.
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
     return [
@@ -92,11 +113,18 @@ def between_stages(
     parallelism: Parallelism,
     times: tuple[int, int] | None = None,
 ) -> list[Operator]:
-    """Return the transfers between pipeline stages: the hidden states of all tokens.
+    """Return the operators that send the hidden states of all new tokens to the next pipeline
+    stage.
+
+    There is one operator for transfers within a node and one for transfers to another node.
 
     Args:
-        times: Number of transfers within a node and to another node; by default all transfers
-            of the parallelism.
+        model: The model.
+        batch: Sequences of all data-parallel ranks.
+        precision: Requested formats.
+        parallelism: Number of ranks.
+        times: Number of transfers (within a node, to another node); by default one after each stage
+            except the last.
     """
     if times is None:
         times = handings(parallelism, range(parallelism.pp - 1))
@@ -145,13 +173,24 @@ def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
 
 
 def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
-    """Return the numbers of stages that send within their node, and to another node."""
+    """Return how many pipeline stages send to a next stage (in their own node, on another node).
+
+    Args:
+        ranks: Number of ranks and GPUs per node.
+        stages: Indices of the sending stages.
+    """
     away = [leaves_node(ranks, stage) for stage in stages]
     return away.count(False), away.count(True)
 
 
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
-    """Return whether any GPU of the next stage is on another node."""
+    """Return whether any GPU of the next pipeline stage is outside the node of the stage's first
+    GPU.
+
+    Args:
+        ranks: Number of ranks and GPUs per node.
+        stage: Index of the sending stage.
+    """
     wide = ranks.stage_gpus
     return (
         bool(ranks.per_node)
@@ -160,7 +199,7 @@ def leaves_node(ranks: Parallelism, stage: int) -> bool:
 
 
 def total(operators: Iterable[Operator]) -> Cost:
-    """Return the cost of a pass: each operator times its number of runs."""
+    """Return the sum of the operators' costs, each multiplied by its number of runs."""
     result = Cost()
     for operator in operators:
         result = result + operator.total

@@ -51,12 +51,15 @@ Stored = tuple[str, tuple[tuple[str, str], ...]]
 def stored_by_mix(model: Model, mix: str, imatrix: bool) -> Model:
     """Return `model` with every weight stored as llama.cpp's quantiser stores it.
 
-    The result is computed once per model. Raises UserError if llama.cpp's tensors of the model are
-    unknown.
+    The result is computed once per model.
 
     Args:
-        mix: A file type such as `q4_k_m`.
+        model: A model whose tensors in llama.cpp are known.
+        mix: A GGUF file type such as `q4_k_m`, which mixes tensor types.
         imatrix: Whether the file was made with an importance matrix.
+
+    Raises:
+        UserError: llama.cpp's tensors of the model are unknown.
     """
     label = mix + ("+imatrix" if imatrix else "")
     if any(scheme.label == label for scheme in model.quantization):
@@ -219,13 +222,17 @@ def with_stored_formats(
     vectors: str,
     buffers: int,
 ) -> Model:
-    """Return the model with one kind per storage, and one scheme for every format.
+    """Return the model with the storage format of each weight in each layer.
+
+    A kind of layer is split if its layers store their weights in different formats. `quantization`
+    of the result has one scheme for each format.
 
     Args:
-        stored: (weight, format) by layer; −1 for weights outside the layers.
+        model: The model.
+        stored: Layer index → (weight name, format name) pairs; −1 for weights outside the layers.
+        label: Printed name of the schemes.
         vectors: Format of norms, biases, and of routers and tables that `stored` does not list.
-        buffers: Bytes in addition to the parameters.
-        label: Printed name of the scheme.
+        buffers: Bytes of the file in addition to the parameters.
     """
     keys = [(kind, stored[layer]) for layer, kind in enumerate(model.order)]
     names = _names(keys)

@@ -27,7 +27,10 @@ from kvcalc.units import MAX_TOKENS
 
 
 def windows(model: Model) -> dict[int, int]:
-    """Return the number of layers by window size; 0 means no window."""
+    """Return the number of layers for each size of the sliding window in tokens.
+
+    The key 0 is the number of layers in which a query sees all tokens.
+    """
     layers: dict[int, int] = {}
     for kind, count in model.counts.items():
         sizes = [part.window_tokens for part in model.kinds[kind].mixers]
@@ -38,7 +41,10 @@ def windows(model: Model) -> dict[int, int]:
 
 
 def receptive_field(model: Model) -> int | None:
-    """Return the sum of windows over all layers in tokens, or None if a layer sees all tokens."""
+    """Return the sum of the sliding windows of all layers, in tokens.
+
+    The result is None if a layer has no window, or if the model has no attention.
+    """
     layers = windows(model)
     if not layers or 0 in layers:
         return None
@@ -46,7 +52,7 @@ def receptive_field(model: Model) -> int | None:
 
 
 def reach_line(model: Model) -> str:
-    """Return a sentence with the receptive field as a sum, or '' for a model without windows."""
+    """Return a sentence that shows the receptive field as a sum over layers; '' without windows."""
     layers = windows(model)
     num_unlimited = layers.pop(0, 0)
     if not layers:
@@ -66,10 +72,16 @@ def reach_line(model: Model) -> str:
 
 
 class CacheSize(msgspec.Struct, frozen=True):
-    """Cache bytes on one GPU: stored, read and allocated for all sequences, fixed and slope for one
-    sequence.
+    """Bytes of the KV cache and recurrent states on one GPU.
 
-    `slope` is an int if the cache adds whole rows per token, otherwise a fraction.
+    Attributes:
+        stored: Bytes that all sequences store.
+        read: Bytes that one decode step of all sequences reads.
+        allocated: Bytes of all sequences in whole cache blocks.
+        fixed: Bytes of one sequence in entries that no longer grow, such as full windows and
+            states.
+        slope: Bytes that one more token of a sequence adds on average. It is a float only if it is
+            not a whole number.
     """
 
     stored: int
@@ -80,14 +92,14 @@ class CacheSize(msgspec.Struct, frozen=True):
 
 
 class LayerRows(NamedTuple):
-    """One cache entry of all layers of a kind.
+    """One cache entry of all layers of a kind on one GPU.
 
     Attributes:
         entry: The cache entry of one layer.
-        row_bytes: Bytes of a row on one GPU.
+        row_bytes: Bytes of a row of one layer.
         stored_layers: Number of layers that store the entry.
         read_layers: Number of layers that read the entry.
-        spread: Ranks that share the tokens of this entry (decode-context parallelism).
+        spread: Number of decode-context-parallel ranks that divide the entry's tokens.
     """
 
     entry: CacheEntry
@@ -105,10 +117,18 @@ def cache_size(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> CacheSize:
-    """Return the cache after `context` tokens per sequence, on the GPU with the most weights and
-    cache.
+    """Return the bytes of the KV cache on the GPU with the most weights and cache.
 
-    Stored = batch · Σ layers · rows(context) · Σ heads · row_bytes(width).
+    Stored bytes are sequences · Σ layers · rows(context) · heads · bytes per row and head. The sum
+    is over all cache entries.
+
+    Args:
+        model: The model.
+        context: Tokens of each sequence in the cache.
+        batch_size: Number of sequences, over all data-parallel ranks.
+        precision: Requested formats.
+        block_size: Tokens of a cache block.
+        parallelism: Number of ranks.
 
     Raises:
         UserError: A length, batch or block is not a whole number from 1 to 10^12, or the
@@ -157,8 +177,16 @@ def eviction_score_bytes(
     precision: Precision = PUBLISHED,
     parallelism: Parallelism = ONE_GPU,
 ) -> int:
-    """Return the bytes of eviction scores on the GPU with the most cache: one score per stored
-    token and KV head; 0 without eviction.
+    """Return the bytes of eviction scores on the GPU with the most weights and cache.
+
+    There is one score per stored token and KV head. The result is 0 for a model without eviction.
+
+    Args:
+        model: The model.
+        context: Tokens of each sequence.
+        batch_size: Number of sequences, over all data-parallel ranks.
+        precision: Requested formats.
+        parallelism: Number of ranks.
     """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -175,7 +203,14 @@ def eviction_score_bytes(
 def size_of(
     rows: Iterable[LayerRows], context: int, sequences: int, block_size: int
 ) -> CacheSize:
-    """Return the five figures of `CacheSize` for a list of rows."""
+    """Return the sum of the cache bytes of several cache entries.
+
+    Args:
+        rows: Cache entries with their bytes per row on one GPU.
+        context: Tokens of each sequence.
+        sequences: Number of sequences on one data-parallel rank.
+        block_size: Tokens of a cache block.
+    """
     stored = read = allocated = fixed = 0
     slope: int | float = 0
     for entry, row_bytes, stored_layers, read_layers, spread in rows:
@@ -201,7 +236,12 @@ def size_of(
 
 
 def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
-    """Return only the stored bytes of one sequence. Searches use this, because it is fast."""
+    """Return only the bytes that one sequence stores on one GPU. This is faster than `size_of`.
+
+    Args:
+        rows: Cache entries with their bytes per row on one GPU.
+        context: Tokens of the sequence.
+    """
     total = 0
     for entry, row_bytes, stored_layers, _, spread in rows:
         total += stored_layers * row_bytes * -(-int(entry.stored_rows(context)) // spread)
@@ -211,8 +251,17 @@ def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
 def fullest_stage(
     model: Model, formats: Formats, parallelism: Parallelism, context: int, batch_size: int
 ) -> Stage:
-    """Return the pipeline stage with the most weights and stored cache; the first of equal
-    stages."""
+    """Return the pipeline stage whose GPUs have the most bytes of weights and stored cache.
+
+    If stages are equal, the first of them is returned.
+
+    Args:
+        model: The model.
+        formats: Formats of weights and cache.
+        parallelism: Number of ranks.
+        context: Tokens of each sequence.
+        batch_size: Number of sequences, over all data-parallel ranks.
+    """
     check(model, parallelism)
     all_stages = stages(model, parallelism.pp)
     if len(all_stages) == 1:
@@ -234,8 +283,15 @@ def weight_bytes(
     context: int = 1,
     batch_size: int = 1,
 ) -> int:
-    """Return weight bytes on the GPU with the most weights and cache, including scales of quantised
-    matrices."""
+    """Return the bytes of the weights, with scales, on the GPU with the most weights and cache.
+
+    Args:
+        model: The model.
+        precision: Requested formats.
+        parallelism: Number of ranks.
+        context: Tokens of each sequence, which affect which GPU has the most.
+        batch_size: Number of sequences, over all data-parallel ranks.
+    """
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -248,8 +304,17 @@ def weight_bytes(
 def checkpoint_share(
     model: Model, num_bytes: int, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> int:
-    """Return one GPU's share of `num_bytes` bytes of the checkpoint; 0 if the formats differ from
-    the checkpoint's."""
+    """Return one GPU's share of checkpoint bytes that the first pipeline stage stores.
+
+    The result is 0 on other stages, and if the requested formats differ from the checkpoint's.
+
+    Args:
+        model: The model.
+        num_bytes: Bytes of the checkpoint, which the tp ranks divide.
+        stage: Pipeline stage of the GPU.
+        formats: Requested formats.
+        parallelism: Number of ranks.
+    """
     is_published = formats.schemes == model.quantization and formats.dtype == model.dtype
     return -(-num_bytes // parallelism.tp) if stage.first and is_published else 0
 
@@ -261,11 +326,16 @@ def stage_weight_bytes(
     parallelism: Parallelism,
     only_layers: bool = False,
 ) -> int:
-    """Return weight bytes of a stage. Embedding and buffers are on the first stage, the LM head on
-    the last.
+    """Return the bytes of the weights on one GPU of a pipeline stage.
+
+    Embedding and buffers are on the first stage, and the LM head is on the last.
 
     Args:
-        only_layers: Leave out embedding, final norm, LM head and buffers.
+        model: The model.
+        stage: The pipeline stage.
+        formats: Formats of the weights.
+        parallelism: Number of ranks.
+        only_layers: Whether to leave out embedding, final norm, LM head and buffers.
     """
     ranks = parallelism.tp, parallelism.dp, parallelism.ep  # determine the share of each weight
     layers = (stage.first, stage.last, *stage.counts.values())
@@ -282,7 +352,10 @@ def stage_weight_bytes(
 
 
 def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
-    """Yield (full name, weight, count) for every weight on a pipeline stage."""
+    """Yield (full name, weight, number of layers) for every weight on a pipeline stage.
+
+    Weights are not divided over ranks. Weights outside the layers have the number 1.
+    """
     for name, weight, count in model.walk():
         kind = name.partition(".")[0] if "." in name else ""
         if kind in stage.counts:
@@ -298,11 +371,16 @@ def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
 
 
 def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> float | None:
-    """Return the stored bytes of this model with plain MHA, divided by its stored bytes; None
-    without attention.
+    """Return how many times the KV cache grows if every attention layer becomes plain MHA.
 
-    The MHA model has the value width of each layer, the dtype of this model, and no window. Both
-    models store one sequence of `context` tokens. Recurrent states are unchanged on both sides.
+    The ratio is for the stored bytes of one sequence. The MHA layers have no window. Their keys and
+    values have the value width of the replaced attention. Recurrent states count unchanged on both
+    sides. The result is None without attention.
+
+    Args:
+        model: The model.
+        context: Tokens of the sequence.
+        precision: Requested formats.
     """
     rows = memoized(model, _as_mha_rows, formats_of(model, precision))
     cache_bytes = cache_size(model, context, precision=precision).stored
@@ -336,10 +414,20 @@ def size_record(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> SizeRecord:
-    """Return the record of cache and weights on the GPU with the most weights and cache.
+    """Return the record that `kvcalc size` prints: cache and weights on the fullest GPU.
+
+    The fullest GPU has the most weights and cache.
+
+    Args:
+        model: The model.
+        context: Tokens of each sequence.
+        batch_size: Number of sequences, over all data-parallel ranks.
+        precision: Requested formats.
+        block_size: Tokens of a cache block.
+        parallelism: Number of ranks.
 
     Raises:
-        UserError: The request is impossible.
+        UserError: A value is out of range, or the parallelism does not divide the model.
     """
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     formats = formats_of(model, precision)
@@ -385,12 +473,19 @@ def equal_context(
     parallelism: Parallelism,
     is_read: bool = False,
 ) -> int | None:
-    """Return the smallest context at which `batch_size` sequences store `num_bytes` bytes, or None.
+    """Return the smallest context in tokens at which the KV cache has at least `num_bytes` bytes.
 
-    The bytes are counted on the GPU that has the most weights and cache at `context`.
+    The result is None if no context up to 10^12 tokens is enough. Bytes are counted on the GPU that
+    has the most weights and cache at `context`.
 
     Args:
-        is_read: Whether a decode step reads the bytes, instead of storing them.
+        model: The model.
+        num_bytes: Bytes to reach on that GPU, such as the bytes of its weights.
+        context: Tokens of each sequence, which affect which GPU is used.
+        batch_size: Number of sequences, over all data-parallel ranks.
+        precision: Requested formats.
+        parallelism: Number of ranks.
+        is_read: Whether to count the bytes that one decode step reads, instead of the stored bytes.
     """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -413,14 +508,14 @@ def assumptions(
     parallelism: Parallelism,
     weights: bool,
 ) -> str:
-    """Return a phrase with the formats, blocks and ranks of a size.
+    """Return a phrase that lists the formats, block size and ranks behind a printed size.
 
     Args:
         model: The model.
         precision: Requested formats.
-        block_size: Tokens of a block.
-        parallelism: Ranks.
-        weights: Whether the weights are known.
+        block_size: Tokens of a cache block.
+        parallelism: Number of ranks.
+        weights: Whether to include the weight formats.
     """
     formats = formats_of(model, precision)
     reason = f" ({formats.reason})" if formats.reason else ""

@@ -27,20 +27,20 @@ MAX_RESULTS = 1 << 12  # maximum results of one rule
 
 
 class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A vision tower, which `parameters` excludes.
+    """A vision tower of a model. The model's `parameters` do not include the tower.
 
     Attributes:
         parameters: Parameters of the tower and its projector.
-        width: Hidden size.
-        mlp: Intermediate size.
-        layers: Number of layers.
-        patches: Patches of the largest image.
+        width: Hidden size of the tower.
+        mlp: Intermediate size of the tower's FFNs.
+        layers: Number of layers of the tower.
+        patches: Number of patches of the largest image.
         tokens: Tokens that the language model receives for the largest image.
-        values: Values of one patch: channels · height · width · frames.
-        sharded: Whether engines split the tower over tp.
+        values: Input values of one patch: channels · height · width · frames.
+        sharded: Whether engines divide the tower over tp.
         token_side: Side in pixels of the square that becomes a token; 0 if every image takes
             `tokens`.
-        frames: Video frames that share the tokens of one image.
+        frames: Number of video frames that together take the tokens of one image.
     """
 
     parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
@@ -55,8 +55,15 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frames: Size = 1
 
     def image_tokens(self, width: int = 0, height: int = 0) -> int:
-        """Return the tokens of an image with this width and height in pixels; 0 means the largest
-        image."""
+        """Return the tokens that the language model receives for one image.
+
+        The result is the model's maximum if the size is unknown or every image takes the same
+        tokens.
+
+        Args:
+            width: Width in pixels; 0 for the largest image.
+            height: Height in pixels; 0 for the largest image.
+        """
         if not (self.token_side and width and height):
             return self.tokens
         return min(self.tokens, -(-width // self.token_side) * -(-height // self.token_side))
@@ -72,13 +79,14 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """One kind of layer: its parts in order, and its sharing with other layers.
 
     Attributes:
-        parts: Mixers and FFNs.
-        norms: Number of norm vectors; one for each mixer and FFN by default.
+        parts: Mixers and FFNs, whose weights belong to one layer.
+        norms: Number of norms in a layer outside its parts; null for one norm per mixer and FFN.
         shares_cache: Whether the layer reads an earlier layer's cache and stores none. A field of
             its attention states whether it still projects K and V.
-        shared: Parts whose weights are one of `weight_sets` sets for all layers of this kind.
-        weight_sets: Number of sets; 0 if this kind runs the weights of another kind again.
-        unquantized: Matrices that a quantised checkpoint keeps in the dtype of the model.
+        shared: Parts whose weights several layers of this kind use together.
+        weight_sets: Number of different sets of the shared weights; 0 if this kind uses the weights
+            of another kind.
+        unquantized: Names of matrices that a quantised checkpoint stores in the dtype of the model.
     """
 
     parts: tuple[AnyPart, ...] = ()
@@ -90,21 +98,22 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def norm_count(self) -> int:
-        """Return the number of norms of the layer, without those inside its parts or its shared
-        block."""
+        """Return the number of norms in one layer, without norms inside its parts."""
         if self.norms is not None:
             return self.norms
         return sum(not isinstance(part, Projections) for part in self.parts)
 
     @property
     def all_parts(self) -> tuple[AnyPart, ...]:
-        """Return the parts, and the parts whose weights are shared with other layers."""
+        """Return `parts`, followed by `shared`."""
         return self.parts + self.shared
 
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that this layer reads. The layer also stores the entries, unless
-        `shares_cache` is set."""
+        """Return the cache entries that one layer reads for a sequence.
+
+        The layer also stores them, unless `shares_cache` is set.
+        """
         return tuple(entry for part in self.all_parts for entry in part.cache())
 
     @property
@@ -118,15 +127,28 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
 
 class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Multi-token-prediction layers: `layers` of kind `kind`, each with a projection [2·D, D] and
-    three norms."""
+    """Multi-token-prediction layers of a model.
+
+    Each layer also has a projection [2·D, D] and three norms, with D the hidden size.
+
+    Attributes:
+        kind: Kind of these layers, a key of the model's `kinds`.
+        layers: Number of these layers.
+    """
 
     kind: str
     layers: Layers = 1
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Source of figures: a document, its address, the day it was read, and the figures."""
+    """A document from which a preset's values were taken.
+
+    Attributes:
+        document: Title of the document.
+        url: Address of the document.
+        read: Day on which the document was read.
+        figures: Which values the document states.
+    """
 
     document: str
     url: str
@@ -138,23 +160,42 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     """A language model. The fields are the keys of a preset.
 
     Attributes:
-        family: Name of the model family, for lists.
+        name: Name of the preset or of the file.
+        hidden_size: Width of the residual stream.
+        vocab_size: Number of vocabulary entries.
+        layers: Number of layers.
+        kinds: Name → kind of layer.
+        pattern: Names of kinds in order, `5 local` for five in a row, repeated up to `layers`.
+        family: Name of the model family, such as Llama, for lists.
         model_type: Architecture in transformers or in a GGUF file. Rules of engines depend on it,
             never on `name`.
-        file: The path that the model was read from; "" for a preset.
-        layers: Number of layers.
-        pattern: Kinds in order, `5 local` for five in a row, repeated up to `layers`.
+        aliases: Other names of the preset.
+        huggingface_id: Name on the Hugging Face Hub; null if unknown.
+        source: Documents from which the values were taken.
+        published: Published parameter counts, which tests compare with the computed counts.
+        notes: Remarks for the user.
         dtype: dtype of the published weights.
-        position_embeddings: Rows of a learned position table.
-        embedding_size: Width of the token table if it is narrower than the hidden size. Two
-            projections then connect them.
+        kv_cache_dtype: Format that the checkpoint declares for its KV cache; null for none.
+        quantization: Quantisation schemes of the checkpoint.
+        max_context: Maximum tokens of a sequence; null if unknown.
+        tie_word_embeddings: Whether the LM head uses the weights of the embedding.
+        norm: Type of the norms: RMSNorm, LayerNorm, LayerNorm without a bias, or none with weights.
+        final_norm: Whether a norm follows the last layer.
+        embedding_norm: Whether a norm follows the embedding.
+        embedding_size: Width of the token table if it differs from the hidden size. A projection
+            then connects them.
         head_size: Input width of the LM head if it differs from the token table.
+        position_embeddings: Rows of a learned position table; 0 for other positions.
+        type_embeddings: Rows of a token-type table; 0 for none.
+        lm_head: Whether the model has an LM head.
+        lm_head_bias: Whether the LM head has a bias.
         pooling: Whether the model embeds or ranks whole sequences and generates no tokens.
         lent: `embedding` or `lm_head` if they belong to another model (a draft uses its target's).
             A pass reads them, but they are not parameters of this model.
         parameters_exact: False if the file was read by general rules, or has unknown keys that may
             add weights.
-        published: Published parameter count, which tests compare with the computed count.
+        extra: Projections outside the layers.
+        tables: Name → (rows, columns) of further lookup tables.
         rope_factors: Number of factors that scale rotary frequencies (llama3, longrope). They are
             not parameters. A GGUF file stores them as a tensor.
         buffers: Bytes of a quantised file in addition to its parameters: factors, routing biases,
@@ -162,8 +203,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         uncounted_bytes: Bytes of the checkpoint's tensors minus the bytes computed from the other
             fields; 0 if its headers were not read.
         other_part_bytes: Bytes of the checkpoint's towers and layers for multi-token prediction.
+        mtp: Multi-token-prediction layers; null for none.
+        vision: Vision tower; null for none.
         rope_tables: Positions and rotary width of each distinct rotary table of an engine, if they
             differ from max_context and the widest head.
+        file: The path that the model was read from; "" for a preset.
     """
 
     name: str
@@ -209,22 +253,27 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def parts(self) -> list[AnyPart]:
-        """Return the parts of each kind of layer, without shared parts."""
+        """Return the parts of each kind of layer, without parts whose weights layers share.
+
+        Each kind occurs once, for any number of layers.
+        """
         return [part for layer in self.kinds.values() for part in layer.parts]
 
     @property
     def mixers(self) -> list[Sublayer]:
-        """Return the mixers of each kind of layer."""
+        """Return the attention and recurrent mixers of each kind of layer. Each kind
+        occurs once.
+        """
         return [mixer for layer in self.kinds.values() for mixer in layer.mixers]
 
     @property
     def entries(self) -> list[CacheEntry]:
-        """Return the cache entries of each kind of layer."""
+        """Return the cache entries of one layer of each kind."""
         return [entry for layer in self.kinds.values() for entry in layer.entries]
 
     @property
     def roles(self) -> set[str]:
-        """Return the roles of all cache entries, such as `latent`."""
+        """Return the roles of all cache entries, such as `k`, `v` or `latent`."""
         return {entry.role for entry in self.entries}
 
     def check_generates(self) -> None:
@@ -235,7 +284,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Return the kind of every layer, in order."""
+        """Return the name of the kind of every layer, from the first layer to the last."""
         result: list[str] = []
         for count, kind in cycle(self.runs):
             result += [kind] * min(count, self.layers - len(result))
@@ -245,7 +294,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def runs(self) -> list[tuple[int, str]]:
-        """Return the pattern as (count, kind) pairs; one pair if there is only one kind."""
+        """Return the pattern of layers as (count, kind) pairs.
+
+        `5 local` becomes (5, "local"). Without a pattern, the only kind has the count 1.
+        """
         result = []
         for item in self.pattern or tuple(self.kinds):
             count, _, kind = item.rpartition(" ")
@@ -254,9 +306,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """Return the dictionary of memoized results, by their inputs.
+        """Return this model's store of memoized results: rule → key → result.
 
-        A plan needs equal bytes many times.
+        `memoized` reads and fills the store.
         """
         return {}
 
@@ -266,19 +318,32 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return {kind: self.order.count(kind) for kind in self.kinds}
 
     def layer_weights(self, kind: str) -> tuple[Weight, ...]:
-        """Return the weights of one layer of `kind`, with norms, without its shared block."""
+        """Return the weights of one layer of a kind, with its norms, before they are divided over
+        ranks.
+
+        Weights that layers share are not included.
+
+        Args:
+            kind: Name of the kind of layer.
+        """
         return memoized(self, _layer_weights, kind)
 
     def shared_weights(self, kind: str) -> tuple[Weight, ...]:
-        """Return the weights of one set of the block that layers of `kind` share."""
+        """Return one set of the weights that layers of a kind share.
+
+        Args:
+            kind: Name of the kind of layer.
+        """
         return tuple(
             w for part in self.kinds[kind].shared for w in part.weights(self.hidden_size)
         )
 
     @cached_property
     def outer_weights(self) -> tuple[Weight, ...]:
-        """Return the weights outside the layers: embeddings, final norm, LM head (absent if
-        tied)."""
+        """Return the weights outside the layers: embeddings, final norm, LM head.
+
+        There is no LM head if it is tied to the embedding.
+        """
         width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
         result = [table("embedding", vocab, width, shards=vocab)]
         if self.position_embeddings:
@@ -304,7 +369,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return tuple(result)
 
     def walk(self) -> tuple[tuple[str, Weight, int], ...]:
-        """Return (name, weight, count) for every weight; a shared block counts once per set."""
+        """Return (full name, weight, number of copies in the model) for every weight.
+
+        The number is the number of layers of the kind, or 1 outside the layers. Weights that layers
+        share count once per set. Weights that belong to another model are left out.
+        """
         return memoized(self, _walk)
 
     @property
@@ -314,8 +383,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def unquantized(self) -> frozenset[str]:
-        """Return the full names of matrices that a quantised checkpoint keeps in the dtype of the
-        model."""
+        """Return the full names of matrices that a quantised checkpoint stores in the
+        model's dtype.
+        """
         return frozenset(
             f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized
         )
@@ -338,8 +408,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def mtp_parameters(self) -> int:
-        """Return the number of parameters of the multi-token-prediction layers, which `parameters`
-        excludes."""
+        """Return the number of parameters in the multi-token-prediction layers.
+
+        `parameters` excludes them.
+        """
         if not self.mtp:
             return 0
         layer = sum(w.elements for w in self.layer_weights(self.mtp.kind))
@@ -349,7 +421,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def attention(self) -> str:
-        """Return the names of the model's mixers, with layer counts if there are several mixers."""
+        """Return the names of the model's mixers, such as 'GQA-8'.
+
+        With several mixers, each name has its number of layers: '5× GQA-8 window 512, 1× GQA-8'.
+        """
         labels: dict[str, int] = {}
         for kind, count in self.counts.items():
             label = self.kinds[kind].label
@@ -360,7 +435,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return ", ".join(f"{count}× {label}" for label, count in labels.items())
 
     def problem(self) -> tuple[str, str]:
-        """Return (key, problem) of the first inconsistency among the fields, or ('', '')."""
+        """Return the first inconsistent field as (key, problem), or ('', '') if all
+        fields agree.
+        """
         if not self.name.isprintable() or not self.name:
             return "name", "is empty, or has characters that a terminal does not print"
         if not self.kinds:
@@ -402,10 +479,15 @@ MAX_PADDING = 128
 
 
 def memoized(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
-    """Return `rule(model, *key)`, computed once for each model and key.
+    """Return `rule(model, *key)`, computed once for each model, rule and key.
 
-    Example: `memoized(model, loaded_bytes, formats, ranks, stage)`. If a rule has too many stored
-    results, they are all discarded.
+    Example: `memoized(model, loaded_bytes, formats, ranks, stage)`. If a rule reaches the maximum
+    number of stored results, they are all discarded.
+
+    Args:
+        model: Model that stores the results.
+        rule: Function of the model and of the values of `key`.
+        key: Further arguments of `rule`, which must be hashable.
     """
     results: dict[tuple[Any, ...], Result] = model.memo.setdefault(rule, {})
     if key not in results:
@@ -436,13 +518,15 @@ def _walk(model: Model) -> tuple[tuple[str, Weight, int], ...]:
 def check_vocabulary(
     target: Model, draft: Model, max_padding: int = MAX_PADDING, engine: str = ""
 ) -> None:
-    """Raise UserError if the vocabulary of a draft differs by more than `max_padding` entries.
+    """Raise UserError if the vocabulary sizes of a model and its draft differ too much.
 
-    Only sizes are compared. A draft that uses its target's embedding maps its own vocabulary, so it
-    is not checked.
+    Entries are not compared. A draft that uses its target's embedding is not checked, because it
+    maps its own vocabulary.
 
     Args:
-        max_padding: The limit of the engine.
+        target: The model.
+        draft: The model that drafts tokens for it.
+        max_padding: Largest allowed difference of the sizes, a limit of the engine.
         engine: Name of the engine, for the message.
     """
     if draft.lent or abs(target.vocab_size - draft.vocab_size) <= max_padding:

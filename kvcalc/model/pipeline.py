@@ -13,18 +13,22 @@ REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
 
 
 def divisors(n: int, max_names: int = 12) -> str:
-    """Return the first divisors of n, for a message."""
+    """Return the smallest divisors of a number, joined by commas, for an error message.
+
+    Args:
+        n: The number.
+        max_names: Maximum number of divisors in the text. If there are more, … follows.
+    """
     results = [str(d) for d in range(1, min(n, 4096) + 1) if n % d == 0]
     more = " …" if len(results) > max_names else ""
     return ", ".join(results[:max_names]) + more
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
-    """Raise UserError if tp does not divide the heads, ep does not divide the experts, or pp
-    exceeds the layers.
+    """Raise UserError if tp does not divide the heads, ep the experts, or if pp exceeds the layers.
 
-    If there are fewer KV heads than ranks, the number of heads must divide the ranks. The heads are
-    then replicated, and dcp is at most the number of copies.
+    If there are fewer KV heads than tp ranks, the number of heads must divide the number of ranks.
+    The heads are then replicated, and dcp may be at most the number of copies.
     """
     memoized(model, _check, parallelism)
 
@@ -99,8 +103,15 @@ def _check_context(model: Model, parallelism: Parallelism) -> None:
 
 
 class Stage(NamedTuple):
-    """A pipeline stage: its layers in order, the count of each kind, and whether it has embedding
-    and LM head."""
+    """A pipeline stage of a model.
+
+    Attributes:
+        number: Index of the stage, from 0.
+        order: Kind of each of its layers, in order.
+        counts: Kind → number of its layers.
+        first: Whether the stage is the first, with the embedding.
+        last: Whether the stage is the last, with the LM head.
+    """
 
     number: int
     order: tuple[str, ...]
@@ -110,10 +121,14 @@ class Stage(NamedTuple):
 
 
 def stages(model: Model, pp: int) -> list[Stage]:
-    """Return the pipeline stages: equal shares of the layers, the remainder on stages before the
-    last.
+    """Return the pipeline stages of a model, with equal numbers of layers if possible.
 
-    Source: vLLM, distributed/utils.py, get_pp_indices.
+    Remaining layers go to the stages directly before the last stage, one layer each. Source: vLLM,
+    distributed/utils.py, get_pp_indices.
+
+    Args:
+        model: The model.
+        pp: Number of pipeline stages.
     """
     return memoized(model, _split_layers, pp)
 

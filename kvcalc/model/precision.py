@@ -26,16 +26,16 @@ from kvcalc.storage.quantization import (
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """The requested formats of weights, products and cache. `auto` means as published.
+    """The formats of weights, products and KV cache that the user requests.
 
     Attributes:
-        dtype: dtype of weights and products. Any value except `auto` overrides a published
-            quantisation.
-        kv_cache_dtype: Format or layout of the cache. `auto` is the dtype, or the format that the
-            checkpoint declares for its cache.
-        quantization: Weight format in addition to the dtype. If it is the published format, it
-            covers the matrices that the publisher quantised. A GGUF file type such as `q4_k_m`
-            covers the whole model; `+imatrix` means with an importance matrix.
+        dtype: dtype of weights and products. `auto` means as published. Any other value overrides a
+            published quantisation.
+        kv_cache_dtype: Format of the KV cache. `auto` is the format that the checkpoint declares
+            for its cache, otherwise the dtype.
+        quantization: Weight format in addition to the dtype; '' for none. If it is the published
+            format, it covers the matrices that the publisher quantised. A GGUF file type such as
+            `q4_k_m` covers the whole model; `+imatrix` means with an importance matrix.
     """
 
     dtype: str = "auto"
@@ -61,18 +61,24 @@ PUBLISHED = Precision()
 
 
 def stored_as(model: Model, precision: Precision) -> Model:
-    """Return the model with one storage format per kind of layer. The result differs from `model`
-    only if a GGUF file type mixes formats.
+    """Return the model with the storage format of each layer's weights.
 
-    All sums of weights use this model. Raises UserError if llama.cpp's tensors are unknown.
+    The result differs from `model` only if the precision names a GGUF file type, which mixes
+    formats. All sums of weights use this model.
+
+    Raises:
+        UserError: The tensors of the model in llama.cpp are unknown.
     """
     mix = mix_of(precision.quantization)
     return stored_by_mix(model, *mix) if mix else model
 
 
 def formats_of(model: Model, precision: Precision) -> Formats:
-    """Return the formats of `model` under `precision`. Raises UserError for an unknown or
-    unsuitable format."""
+    """Return the storage and compute formats that result for a model from the requested precision.
+
+    Raises:
+        UserError: A format is unknown or does not suit the model.
+    """
     return memoized(model, _formats_of, precision)
 
 

@@ -17,11 +17,12 @@ Format = TypeVar("Format", bound=msgspec.Struct)
 
 
 class RowFormat(msgspec.Struct, frozen=True):
-    """Storage of one row of `width` elements.
+    """Storage format of a cache row, which has a number of elements and their scales.
 
     Attributes:
+        name: Name, such as fp8.
         bits: Bits per element.
-        group: Elements that share a scale; 0 for no scale, ROW for one scale per row.
+        group: Elements that share a scale; 0 for no scale, ROW (−1) for one scale per row.
         scale_bytes: Bytes of each scale.
         whole_groups: Whether a partial last group takes the space of a full group, as in GGUF
             blocks.
@@ -34,7 +35,13 @@ class RowFormat(msgspec.Struct, frozen=True):
     whole_groups: bool = False
 
     def row_bytes(self, width: int) -> int:
-        """Return the bytes of one row: ⌈width·bits/8⌉ + ⌈width/group⌉·scale_bytes."""
+        """Return the bytes of one row: ⌈width · bits/8⌉ + ⌈width/group⌉ · scale_bytes.
+
+        With `whole_groups`, the width is first rounded up to whole groups.
+
+        Args:
+            width: Elements of the row.
+        """
         groups = 0 if not self.group else 1 if self.group == ROW else -(-width // self.group)
         elements = groups * self.group if self.whole_groups else width
         return -(-elements * self.bits // 8) + groups * self.scale_bytes
@@ -74,8 +81,12 @@ _FORMAT_TABLE = """
 
 
 def read_table(table: str, spec: type[Format]) -> dict[str, Format]:
-    """Return the formats in a text table, by name. The first row of the table has the names of the
-    fields of `spec`."""
+    """Return the formats in a text table, by their name.
+
+    Args:
+        table: Rows of words. The first row has the field names of `spec`.
+        spec: Class of the formats.
+    """
     header, *rows = map(str.split, table.strip().splitlines())
     fields = [dict(zip(header, row, strict=False)) for row in rows]
     return {row["name"]: msgspec.convert(row, spec, strict=False) for row in fields}
@@ -151,14 +162,16 @@ COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 
 
 def canonical(name: str) -> str:
-    """Return kvcalc's name of a dtype: float16 and half become fp16. Unknown names are
-    unchanged."""
+    """Return kvcalc's name of a dtype: `float16` and `half` become `fp16`.
+
+    Unknown names are returned in lower case, without outer blanks.
+    """
     low = name.strip().lower()
     return _SPELLINGS.get(low, low)
 
 
 def cache_dtypes() -> tuple[str, ...]:
-    """Return all values of `--kv-cache-dtype` except `auto`."""
+    """Return all names that `--kv-cache-dtype` accepts, except `auto`."""
     return (
         *(n for n in FORMATS if n not in _ROLE_FORMATS),
         *LATENT_ONLY,
@@ -168,10 +181,16 @@ def cache_dtypes() -> tuple[str, ...]:
 
 @lru_cache(64)
 def cache_layout(name: str) -> dict[str, RowFormat]:
-    """Return the format of each cache role for `--kv-cache-dtype name`.
+    """Return the storage format of each role of the KV cache for a value of `--kv-cache-dtype`.
 
-    Roles are k, v, latent, rope_key and index_key. States and compressors use the dtype of the
-    model. Raises UserError with near matches for an unknown name.
+    Roles are k, v, latent, rope_key and index_key, or only k and v for TurboQuant. States and
+    compressors use the dtype of the model.
+
+    Args:
+        name: Name of the KV cache format in any spelling, such as `fp8` or `fp8_ds_mla`.
+
+    Raises:
+        UserError: The name is unknown. The message names near matches.
     """
     plain = canonical(name)
     if plain not in cache_dtypes():

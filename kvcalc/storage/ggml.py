@@ -95,10 +95,10 @@ _NEED_IMATRIX = {row[1] for row in _FILE_TYPE_ROWS if row[-1] == "imatrix"}
 
 
 def mix_of(name: str) -> tuple[str, bool] | None:
-    """Return the file type in a name and whether it uses an importance matrix; None for other
-    names.
+    """Return the GGUF file type in a name, and whether it uses an importance matrix.
 
-    Accepts `q4_k_m`, `Q4_K` and `iq4_xs+imatrix`.
+    `Q4_K` gives ("q4_k_m", False), and `iq4_xs+imatrix` gives ("iq4_xs", True). The result is None
+    if the name is not a file type.
     """
     low = name.strip().lower()
     plain = low.removesuffix(IMATRIX)
@@ -107,13 +107,21 @@ def mix_of(name: str) -> tuple[str, bool] | None:
 
 
 def tensor_bytes(type_: str, row: int, rows: int) -> int:
-    """Return the bytes of `rows` rows of `row` elements, in whole blocks."""
+    """Return the bytes of a tensor in a ggml type. Each row has a whole number of blocks.
+
+    Args:
+        type_: Name of the ggml type, such as `q4_k`.
+        row: Elements of a row.
+        rows: Number of rows.
+    """
     block_elements, block_bytes = BLOCKS[type_]
     return rows * -(-row // block_elements) * block_bytes
 
 
 def joined_format(pieces: Sequence[tuple[str, int, int]], elements: int) -> str:
-    """Return the format of a weight that several tensors store: `types@bytes/elements`.
+    """Return the name of the storage format of a weight that several tensors store.
+
+    The name is `types@bytes/elements`. `load_weight_format` computes bytes from this name.
 
     Args:
         pieces: (ggml type, elements of a row, rows) of each tensor.
@@ -168,7 +176,11 @@ _EIGHT_EXPERTS_OUTPUTS = [
 
 
 class Use(StrEnum):
-    """Role of a tensor. Tensors with equal roles follow the same rules of a file type."""
+    """Role of a tensor in a model, by its name in llama.cpp.
+
+    In a GGUF file type, tensors with equal roles follow the same rules. OTHER tensors have the
+    basic type of the file type.
+    """
 
     EMBEDDING = "token_embd"
     HEAD = "output"
@@ -188,9 +200,10 @@ VALUES = (Use.V, Use.QKV, Use.KV_UP)
 
 
 class Tensor(NamedTuple):
-    """A tensor of a GGUF file that a mixture may quantise.
+    """A tensor of a GGUF file that a file type may quantise.
 
     Attributes:
+        use: Role of the tensor.
         row: Elements of a row, the first dimension in ggml.
         layer: Index of the layer; −1 for tensors outside the layers.
         stacked: Whether the tensor has one matrix per expert.
@@ -209,12 +222,15 @@ class Tensor(NamedTuple):
 
 
 class ModelFacts(NamedTuple):
-    """Properties of a model that affect the types of its tensors.
+    """Properties of a model that affect which ggml types its tensors have.
 
     Attributes:
+        layers: Number of layers.
+        experts: Maximum number of experts of a layer; 0 without experts.
         queries_per_kv: Query heads per KV head in the first layer.
         seventy: Whether llama.cpp applies its rules for 70B models.
-        tied: Whether the model has no LM head.
+        falcon: Whether llama.cpp applies its rules for Falcon.
+        tied: Whether the LM head uses the weights of the embedding, so there is no tensor for it.
     """
 
     layers: int
@@ -228,9 +244,14 @@ class ModelFacts(NamedTuple):
 def mixed_types(
     tensors: Sequence[Tensor], mix: str, imatrix: bool, facts: ModelFacts
 ) -> list[str]:
-    """Return the ggml type of every tensor of a model for a file type.
+    """Return the ggml type of each tensor of a model in a GGUF file type, as llama.cpp selects it.
 
-    Some rules depend on the number of earlier tensors of the same role.
+    Args:
+        tensors: Tensors in llama.cpp's order. Some rules depend on the number of earlier tensors of
+            the same role.
+        mix: GGUF file type, such as `q4_k_m`.
+        imatrix: Whether the file was made with an importance matrix.
+        facts: Properties of the model.
     """
     start = MIXES[mix]
     if start in ("f32", "f16"):
@@ -247,8 +268,15 @@ def mixed_types(
 
 
 def type_for_row(type_: str, row: int) -> str:
-    """Return the type, or its replacement if a row does not consist of complete blocks of the
-    type."""
+    """Return the ggml type that llama.cpp uses for rows of this length.
+
+    It is `type_` if a row is a whole number of its blocks. Otherwise it is the replacement of
+    `type_`, or f16 if the replacement does not fit either.
+
+    Args:
+        type_: Name of the ggml type.
+        row: Elements of a row.
+    """
     for candidate in (type_, _FALLBACKS.get(type_, type_)):
         if row % BLOCKS[candidate][0] == 0:
             return candidate
@@ -256,8 +284,14 @@ def type_for_row(type_: str, row: int) -> str:
 
 
 def has_more_bits(layer: int, layers: int) -> bool:
-    """Return whether a layer gets more bits: the first and last eighth, and every third layer
-    between."""
+    """Return whether a file type such as Q4_K_M gives a layer a type with more bits.
+
+    It does for the first and last eighth of the layers, and for every third layer between them.
+
+    Args:
+        layer: Index of the layer.
+        layers: Number of layers.
+    """
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 

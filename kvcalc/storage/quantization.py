@@ -21,21 +21,24 @@ from kvcalc.storage.ggml import BLOCKS, MIXES
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
-    """Storage of a matrix [inputs, outputs]: `bits` per element, and a scale for every block of
-    rows × columns.
+    """Storage format of a matrix [inputs, outputs].
+
+    A block is a part of the matrix whose elements share one scale.
 
     Attributes:
-        rows: Elements of a block along the inputs; 0 spans the matrix.
-        columns: Elements of a block along the outputs; 0 spans the matrix.
+        name: Name, such as awq.
+        bits: Bits per element.
+        rows: Elements of a block along the inputs; 0 for all inputs.
+        columns: Elements of a block along the outputs; 0 for all outputs.
         scale_bytes: Bytes of the scale of each block.
         zero_bits: Bits of the zero point of each block, packed along the outputs.
         tensor_bytes: Additional bytes of each matrix.
         computes: Dtype of the products; '' is the model's own. `fp4/int8` is fp4 on GPUs with fp4
             units, else int8.
         flat: Whether blocks of `rows` elements run over the flattened matrix.
-        nested: Number of blocks whose scales share one fp32 scale; 0 if none do.
+        nested: Number of blocks whose scales share one fp32 scale; 0 for none.
         input_bytes: Additional bytes for each input of a matrix.
-        measured: (bytes, elements) of the matrix in its file, instead of all other figures.
+        measured: (bytes, elements) of the matrix in its file, which replace all other sizes.
     """
 
     name: str
@@ -52,8 +55,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
     measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
-        """Return the bytes of one matrix of inputs × outputs elements, including scales and zero
-        points."""
+        """Return the bytes of one matrix [inputs, outputs], including scales and zero points."""
         elements = inputs * outputs
         if not elements:
             return 0
@@ -164,8 +166,10 @@ def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
 
 
 def family(name: str) -> str:
-    """Return the format without its scale width. Kernels and published scores distinguish only
-    families."""
+    """Return the name of a weight format without its suffix `_scale16` or `_scale16_zp`.
+
+    Kernels and published scores do not distinguish formats by the width of their scales.
+    """
     match = _SCALE16.fullmatch(name)
     return match[1] if match else name
 
@@ -218,7 +222,15 @@ def _find_format(name: str) -> WeightFormat | None:
 
 
 def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
-    """Return the weight format `name`. Raises UserError if the name is unknown."""
+    """Return the weight format with this name.
+
+    Args:
+        name: Name that the user typed, in any spelling.
+        noun: Word for the name in the error message.
+
+    Raises:
+        UserError: The name is unknown. The message names near matches.
+    """
     low = canonical(name)
     result = _find_format(low)
     if result is None:
@@ -232,8 +244,14 @@ def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
 
 @lru_cache(1024)
 def stored_format(name: str) -> WeightFormat:
-    """Return the format of a checkpoint. Raises UserError with a workaround if its bytes are
-    unknown."""
+    """Return the weight format with a name that a checkpoint states.
+
+    Args:
+        name: Name of the format.
+
+    Raises:
+        UserError: The format's bytes are unknown. The message suggests `--dtype bf16`.
+    """
     result = _find_format(name)
     if result is None:
         text = (
@@ -245,17 +263,17 @@ def stored_format(name: str) -> WeightFormat:
 
 
 class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights that a checkpoint stores in another format than its dtype.
+    """A quantisation scheme: weights that a checkpoint stores in another format than its dtype.
 
     Weight names are `kind.weight`, such as `moe.experts.up`, `dense.q`, `embedding` or `lm_head`.
-    Patterns are shell wildcards. Embeddings, vectors and names in `except_for` stay in the dtype of
-    the model.
+    Patterns are shell wildcards.
 
     Attributes:
         format: Name of the weight format.
-        covers: Patterns of weights in this format.
-        kinds: Kinds that may be covered: matrix, table (its rows are the inputs), vector (with
-            biases).
+        covers: Patterns of weight names in this format.
+        except_for: Patterns of weight names that stay in the dtype of the model.
+        kinds: Kinds of weight that the scheme may cover: matrix, table (its rows are the inputs),
+            vector (with biases).
         label: Printed name of the scheme to which this entry belongs.
     """
 
@@ -266,11 +284,22 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: str = ""
 
     def covering(self, name: str, kind: str = "matrix") -> bool:
-        """Return whether the scheme covers weight `name` of this kind."""
+        """Return whether the scheme covers a weight.
+
+        Args:
+            name: Full name, such as `dense.q`.
+            kind: matrix, table or vector.
+        """
         return kind in self.kinds and _covers(self, name)
 
     def weight_format(self, name: str, kind: str = "matrix") -> WeightFormat | None:
-        """Return the format of weight `name`, or None if it stays in the dtype of the model."""
+        """Return the format in which the scheme stores a weight, or None if it does not cover the
+        weight.
+
+        Args:
+            name: Full name, such as `dense.q`.
+            kind: matrix, table or vector.
+        """
         return stored_format(self.format) if self.covering(name, kind) else None
 
 
@@ -286,8 +315,14 @@ _TRADE_OFFS = "the abstract of arXiv 2411.02355"
 
 
 class Score(NamedTuple):
-    """A published score, with its reference, task and source. The reference is the score of the
-    same model with MHA or in 16 bits."""
+    """A published score of a model in a format, together with a reference score of this model.
+
+    Attributes:
+        value: Score in the format.
+        full: Reference score: in 16 bits, or with MHA for a changed attention.
+        noun: Benchmark and model, such as `AIME25, DeepSeek-R1`.
+        source: Document with the scores.
+    """
 
     value: float
     full: float
@@ -299,11 +334,12 @@ class Score(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The published quality loss of a format.
+    """The published quality loss of storing weights or KV cache in a format.
 
     Attributes:
         note: A published finding, in words.
         source: Source of the finding; '' if finding and scores have one source.
+        scores: Published scores; text shows the first.
     """
 
     note: str
@@ -312,7 +348,7 @@ class Loss(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """Return the published finding with its source."""
+        """Return the published finding, followed by its source in parentheses."""
         return f"{self.note} ({self.source})" if self.source else self.note
 
     def __str__(self) -> str:
@@ -352,7 +388,13 @@ _CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4"
 
 
 def cache_family(format_: str) -> str:
-    """Return the family of a cache format that has published scores, or ''."""
+    """Return the group of KV cache formats that share published scores: fp8, int8, int4 or fp4.
+
+    The result is '' if no score is published for the format.
+
+    Args:
+        format_: Name of the KV cache format.
+    """
     return next(
         (family for prefix, family in _CACHES.items() if canonical(format_).startswith(prefix)),
         "",
@@ -360,7 +402,14 @@ def cache_family(format_: str) -> str:
 
 
 def loss_of(part: str, format_: str) -> str:
-    """Return the published quality loss of `weights` or `cache` in a format, with its source."""
+    """Return a phrase with the published quality loss of a storage format, and its source.
+
+    If none is published, the phrase states this.
+
+    Args:
+        part: `weights` or `cache`.
+        format_: Name of the weight format or KV cache format.
+    """
     plain = family(format_)
     like = cache_family(format_) if part == "cache" else _SAME_LOSS.get(plain, plain)
     return str(LOSSES.get((part, like), UNKNOWN_LOSS))
