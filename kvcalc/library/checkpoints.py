@@ -17,9 +17,14 @@ from kvcalc.storage.quantization import load_weight_format
 
 
 def load_named(name: str, changes: list[str] | None = None) -> Model:
-    """Return the model, as `load_model` does.
+    """Return the model with this name, as `load_model` does, with a better error for Hub names.
 
-    If the Hub does not provide the model but an equivalent preset exists, the error names it.
+    If the Hub does not provide the model but an equivalent preset exists, the error names the
+    preset.
+
+    Args:
+        name: A name that `load_model` accepts.
+        changes: The changes of `--set`.
     """
     try:
         return load_model(name, changes)
@@ -94,13 +99,13 @@ _SAME_SHAPE = dict(line.split() for line in _SAME_SHAPE_ROWS.strip().splitlines(
 
 
 class Checkpoint(NamedTuple):
-    """A model and the storage formats that its checkpoint name implies.
+    """A model and the storage formats that the name of a checkpoint implies.
 
     Attributes:
         name: The model, as `load_model` accepts it.
-        dtype: Data type of the weights; '' means as published.
+        dtype: dtype of the weights; '' means as published.
         quantization: Weight format; '' means as published.
-        remark: A note for the user.
+        remark: Sentence for the user about how the name was read; '' for none.
     """
 
     name: str
@@ -111,10 +116,11 @@ class Checkpoint(NamedTuple):
 
 @lru_cache(64)
 def checkpoint(name: str) -> Checkpoint:
-    """Return the model and storage formats that a checkpoint's name means.
+    """Return the model and the storage formats that the name of a checkpoint implies.
 
-    The name may be an existing file or folder, a preset, a preset's name on the Hub, or an unknown
-    name on the Hub. Names of presets may have an ending for the storage format, such as `-AWQ`.
+    Args:
+        name: An existing file or folder, a preset, a preset's name on the Hub, or an unknown name
+            on the Hub. Names of presets may have an ending for the storage format, such as `-AWQ`.
 
     Raises:
         UserError: The name is none of these. The message names near matches.
@@ -138,7 +144,11 @@ def checkpoint(name: str) -> Checkpoint:
 
 
 def known_checkpoint(name: str) -> Checkpoint | None:
-    """Return the result of `checkpoint`, or None if the name is empty or unknown."""
+    """Return the result of `checkpoint`, or None if the name is empty or unknown.
+
+    Args:
+        name: A name that `checkpoint` accepts.
+    """
     try:
         return checkpoint(name) if name else None
     except UserError:

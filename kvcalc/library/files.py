@@ -34,7 +34,13 @@ Lines = dict[tuple[str | int, ...], int]
 
 
 def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
-    """Return the mapping in `text`, and the line of each key by its path.
+    """Return the mapping in a YAML text, and the line number of each key by its path.
+
+    The path of a key is a tuple of keys and list indices, such as ("kinds", "full", "parts", 0).
+
+    Args:
+        text: The YAML text.
+        file_name: Name of the file in error messages.
 
     Raises:
         UserError: The text is invalid. The message names the file and the line.
@@ -48,8 +54,15 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
 
 
 def parse_documents(text: str, file_name: str) -> list[Any]:
-    """Return all YAML documents in a text, which may contain aliases. Raises UserError for invalid
-    text."""
+    """Return the value of each YAML document in a text. Documents may contain aliases.
+
+    Args:
+        text: The YAML text.
+        file_name: Name of the file in error messages.
+
+    Raises:
+        UserError: The text is invalid.
+    """
     return _YamlReader(file_name, is_stream=True).documents(text)
 
 
@@ -129,7 +142,10 @@ class _YamlReader:
 
 
 def scalar(text: str) -> Any:
-    """Return a plain scalar by YAML 1.2: null, a boolean, a number, or otherwise the text."""
+    """Return the value of an unquoted YAML scalar by YAML 1.2.
+
+    The value is None, a boolean, a number, or otherwise the text.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
@@ -143,9 +159,15 @@ def scalar(text: str) -> Any:
 
 
 def write_text(target: str | Path, content: str | bytes) -> None:
-    """Write a file completely or not at all. Raises UserError if it cannot be written.
+    """Write a file completely or not at all.
 
-    If standard output cannot be written, the OSError is raised unchanged.
+    Args:
+        target: Path of the file. `-` is standard output.
+        content: The complete content.
+
+    Raises:
+        UserError: The file cannot be written.
+        OSError: Standard output cannot be written.
     """
     file = OutputFile(str(target))
     try:
@@ -157,7 +179,7 @@ def write_text(target: str | Path, content: str | bytes) -> None:
 
 
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
-    """Return the path of `target` with links resolved, and the file status if the file exists.
+    """Return the path of an output file with links resolved, and its status if the file exists.
 
     Raises:
         UserError: No file can be written there.
@@ -203,11 +225,11 @@ def make_folder(path: Path) -> None:
 
 
 class OutputFile:
-    """An output file. Text goes into a temporary file next to it, which replaces it when it is
-    closed.
+    """An output file that is complete, or does not change.
 
-    Links are followed, and an existing file keeps its mode. Devices, named pipes and standard
-    output (`-` or /dev/stdout) are written directly.
+    Text goes into a temporary file in the same folder. `close` replaces the target with it. Links
+    are followed, and an existing file keeps its mode. Devices, named pipes and standard output (`-`
+    or /dev/stdout) are written directly.
 
     Raises:
         UserError: The file cannot be created, or writing fails.
@@ -232,7 +254,7 @@ class OutputFile:
             raise _file_error("written", error, target) from None
 
     def write(self, content: str | bytes) -> None:
-        """Append text or bytes."""
+        """Append text or bytes to the file. Text is encoded as UTF-8."""
         data = content.encode(errors="replace") if isinstance(content, str) else content
         if not self._file:
             sys.stdout.flush()
@@ -245,7 +267,11 @@ class OutputFile:
             raise _file_error("written", error, self.target) from None
 
     def close(self, keep: bool) -> None:
-        """Close the temporary file. If `keep` is true, the file replaces the target."""
+        """Close the file.
+
+        Args:
+            keep: Whether the temporary file replaces the target. If not, it is deleted.
+        """
         if not self._file:
             return
         try:
@@ -269,10 +295,14 @@ MAX_YAML_BYTES, MAX_JSON_BYTES = 4 << 20, 16 << 20
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """Return the UTF-8 text of a regular file of at most `max_bytes` bytes.
+    """Return the UTF-8 text of a regular file.
+
+    Args:
+        path: The file.
+        max_bytes: Maximum size of the file.
 
     Raises:
-        UserError: The file is of another kind or too large. The check happens before reading.
+        UserError: The file is not a regular file, or is too large. Both are checked before reading.
     """
     check_readable(path, max_bytes)
     try:
@@ -285,7 +315,15 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def check_readable(path: Path, max_bytes: int) -> None:
-    """Raise UserError unless the path is a regular file of at most `max_bytes` bytes."""
+    """Check that a path is a regular file of limited size, without reading it.
+
+    Args:
+        path: The file.
+        max_bytes: Maximum size of the file.
+
+    Raises:
+        UserError: The path is not a regular file, or the file is too large.
+    """
     file_name = str(path)
     try:
         result = path.stat()

@@ -28,7 +28,13 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 class TensorInfo(NamedTuple):
-    """A tensor: its name, its dimensions (row first) and its ggml type."""
+    """A tensor that the header of a GGUF file lists.
+
+    Attributes:
+        name: Name, such as `blk.0.attn_q.weight`.
+        shape: Number of elements in each dimension. The first is the length of a row.
+        type: Name of the ggml type, such as q4_k.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,9 +50,11 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The metadata by key and the tensors by name.
+    """The header of a GGUF file.
 
-    For a long list or a list of texts, the metadata contain only its length.
+    Attributes:
+        metadata: Value of each key. A long list, or a list of texts, is replaced by its length.
+        tensors: Tensors by name.
     """
 
     metadata: JsonObject
@@ -54,11 +62,11 @@ class Header(NamedTuple):
 
 
 class ShortHeaderError(UserError):
-    """The data end in the middle of the header."""
+    """The available bytes of a GGUF file end in the middle of its header."""
 
 
 def read_header(name: str, read: ReadBytes, place: str) -> Header:
-    """Return the header of a file, or the merged header if the file is one of several splits.
+    """Return the header of a GGUF file. If the file is one of several splits, merge their headers.
 
     Args:
         name: Name of the file.
@@ -230,7 +238,7 @@ _CHUNK = 8192  # tokens, for llama4; no key contains it
 
 
 class Fields:
-    """The metadata of one file.
+    """The metadata of one GGUF file, with checks of their values.
 
     Attributes:
         layers: Number of layers, without layers that predict further tokens.
@@ -251,11 +259,20 @@ class Fields:
             raise self.fail("it has no layers, or none of any width")
 
     def fail(self, text: str, hint: str = "") -> UserError:
-        """Return an error with the name of this file."""
+        """Return, without raising it, a UserError whose message begins with the name of this file.
+
+        Args:
+            text: The problem.
+            hint: What the user can do.
+        """
         return UserError(text, hint, self.file_name)
 
     def has(self, key: str) -> bool:
-        """Return whether the metadata contain this key."""
+        """Return whether the metadata contain a key.
+
+        Args:
+            key: Name of the key without the architecture, such as `context_length`.
+        """
         return f"{self.family}.{key}" in self.metadata
 
     def size(
@@ -265,10 +282,17 @@ class Fields:
         layer: int = -1,
         max_value: int = MAX_SIZE,
     ) -> int:
-        """Return a whole number from 0 up; from a list, the entry of this layer.
+        """Return the whole number under a metadata key.
+
+        Args:
+            key: Name of the key without the architecture, such as `block_count`.
+            default: Result if the key is missing.
+            layer: Index of the layer. If the value is a list, its entry for this layer is the
+                result.
+            max_value: Largest allowed number. The smallest is 0.
 
         Raises:
-            UserError: The key is missing or its value is not a whole number.
+            UserError: The key is missing and has no default, or its value is not such a number.
         """
         full = f"{self.family}.{key}"
         value = self.metadata.get(full, default)
@@ -283,10 +307,13 @@ class Fields:
         return value
 
     def window(self, layer: int) -> int:
-        """Return the window or chunk of a layer in tokens, or 0 for full attention.
+        """Return the sliding window or chunk of a layer in tokens; 0 for full attention.
+
+        Args:
+            layer: Index of the layer.
 
         Raises:
-            UserError: The layers that have the window are not known.
+            UserError: The file has a window, but it is unknown which layers use it.
         """
         if self.family == "exaone4" and self.layers != 64:
             return 0
@@ -309,7 +336,11 @@ class Fields:
         return tokens if pattern and layer % pattern < pattern - 1 else 0
 
     def refuse(self, tensors: Iterable[TensorInfo]) -> None:
-        """Raise UserError if `tensors`, the tensors that no reader understood, is not empty."""
+        """Raise UserError if there are tensors that no reader understood.
+
+        Args:
+            tensors: These tensors; may be empty.
+        """
         names = [printable(tensor.name, 60) for tensor in tensors]
         if names:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""

@@ -26,13 +26,14 @@ from kvcalc.storage.ggml import FILE_TYPES, joined_format
 
 
 class GgufBlock:
-    """The tensors of a block that no reader has consumed yet, and the format of each weight built
-    from consumed tensors.
+    """The tensors of one block (layer) of a GGUF file, while readers turn them into parts.
+
+    A reader consumes each tensor that it understands. Remaining tensors are an error later.
 
     Attributes:
-        number: Number of the block; -1 for the tensors outside the blocks.
-        formats: (weight, ggml type) of the consumed tensors.
-        norm_biases: Whether the consumed norms of the residual's width have biases.
+        number: Index of the block; −1 for the tensors outside the blocks.
+        formats: (weight name, ggml type) for each weight of the consumed tensors.
+        norm_biases: Whether the consumed norms of the residual stream have biases.
 
     Raises:
         UserError: A tensor is missing, or its shape differs from the metadata.
@@ -45,18 +46,23 @@ class GgufBlock:
         self.norm_biases: set[bool] = set()
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return a number from the metadata for this block, at least 1."""
+        """Return the whole number, at least 1, under a metadata key for this block.
+
+        Args:
+            key: Name of the key without the architecture.
+            default: Result if the key is missing.
+        """
         result = self.fields.size(key, default, self.number)
         if not result:
             raise self.fields.fail(f"block {self.number}: {key} is 0")
         return result
 
     def take(self, weights: str, name: str, *shape: int) -> TensorInfo:
-        """Consume a required tensor that has this shape and stores these weights.
+        """Consume a required tensor of this block, record its format, and return it.
 
         Args:
-            weights: Names of weights, separated by blanks; may be empty.
-            name: Name of the tensor.
+            weights: Names of the weights that the tensor stores, separated by blanks; may be empty.
+            name: Name of the tensor in the block, such as `attn_q`.
             shape: Expected shape; 0 accepts any length, and no shape accepts every shape.
         """
         prefix = f"blk.{self.number}." if self.number >= 0 else ""
@@ -73,7 +79,12 @@ class GgufBlock:
         return result
 
     def join(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
-        """Record a weight that consists of rows of several tensors, as (tensor, number of rows)."""
+        """Record the format of a weight that consists of rows of several tensors.
+
+        Args:
+            weight: Name of the weight.
+            pieces: (tensor, number of its rows in the weight) for each tensor.
+        """
         parts = [(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces]
         name = parts[0][0]
         if any(part[0] != name for part in parts):
@@ -81,21 +92,35 @@ class GgufBlock:
         self.formats.append((weight, name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor that no reader has consumed yet; () if there is no such
-        tensor."""
+        """Return the shape of an unconsumed tensor of this block; () if there is no such tensor.
+
+        Args:
+            name: Name of the tensor in the block, such as `attn_q`.
+        """
         tensor = self.remaining.get(f"{name}.weight")
         return tensor.shape if tensor else ()
 
     def has(self, name: str) -> bool:
-        """Return whether the block has a tensor that no reader has consumed yet."""
+        """Return whether the block has an unconsumed tensor with this name.
+
+        Args:
+            name: Name of the tensor in the block, such as `attn_q`.
+        """
         return bool(self.shape(name))
 
     def bias(self, name: str) -> bool:
-        """Return whether a tensor has a bias, and consume the bias."""
+        """Return whether a tensor of this block has a bias tensor, and consume the bias tensor.
+
+        Args:
+            name: Name of the tensor in the block, such as `attn_q`.
+        """
         return self.remaining.pop(f"{name}.bias", None) is not None
 
     def have_biases(self, *names: str) -> bool:
-        """Return whether these tensors have biases, and consume the biases.
+        """Return whether all these tensors have bias tensors, and consume the bias tensors.
+
+        Args:
+            names: Names of the tensors in the block.
 
         Raises:
             UserError: Only some of the tensors have a bias.
@@ -108,12 +133,16 @@ class GgufBlock:
         return results.pop()
 
     def vector(self, name: str) -> int:
-        """Consume a vector and return its number of elements; 0 if it is absent."""
+        """Consume a vector and return its number of elements; 0 if the block has no such vector.
+
+        Args:
+            name: Name of the tensor in the block.
+        """
         result = self.remaining.pop(f"{name}.weight", None) or self.remaining.pop(name, None)
         return result.elements if result else 0
 
     def norms(self) -> int:
-        """Consume all remaining norms of the residual's width, and return their number."""
+        """Consume all remaining norms as wide as the residual stream, and return their number."""
         names = [
             name.removesuffix(".weight")
             for name, tensor in self.remaining.items()
@@ -126,7 +155,7 @@ class GgufBlock:
 
 
 def delta(b: GgufBlock) -> GatedDeltaNet:
-    """Return the gated delta net of a Qwen3-Next or Qwen3.5 block.
+    """Return the gated delta net of a Qwen3-Next or Qwen3.5 block, and consume its tensors.
 
     Queries, keys and values are one tensor, and their gate is another tensor.
     """
@@ -157,8 +186,10 @@ def delta(b: GgufBlock) -> GatedDeltaNet:
 
 
 def mamba(b: GgufBlock) -> Mamba2:
-    """Return the Mamba-2 mixer of a block. Mamba-1, with separate projections of the time step, is
-    not supported."""
+    """Return the Mamba-2 mixer of a block, and consume its tensors.
+
+    Mamba-1, with separate projections of the time step, is not supported.
+    """
     inner, states = b.size("ssm.inner_size"), b.size("ssm.state_size")
     heads, kernel = b.size("ssm.time_step_rank"), b.size("ssm.conv_kernel")
     groups = b.size("ssm.group_count", 1)
@@ -181,7 +212,7 @@ def mamba(b: GgufBlock) -> Mamba2:
 
 
 def short_conv(b: GgufBlock) -> ShortConv:
-    """Return LFM2's convolution between two gates from the tensors of a block."""
+    """Return LFM2's gated short convolution of a block, and consume its tensors."""
     kernel = b.size("shortconv.l_cache")
     b.take("in", "shortconv.in_proj", b.width, 3 * b.width)
     b.take("", "shortconv.conv", kernel, b.width)
@@ -191,9 +222,10 @@ def short_conv(b: GgufBlock) -> ShortConv:
 
 
 def grouped(b: GgufBlock) -> Grouped:
-    """Return attention with separate heads of keys and values (MHA, GQA or MQA).
+    """Return the MHA, GQA or MQA of a block, and consume its tensors.
 
-    The projections may be one tensor. Queries with a gate are twice as wide.
+    The projections of queries, keys and values may be one tensor. If the attention has an output
+    gate, the query tensor contains it and is twice as wide.
     """
     width, heads = b.width, b.size("attention.head_count")
     if not b.fields.has("attention.key_length") and width % heads:
@@ -243,8 +275,11 @@ def grouped(b: GgufBlock) -> Grouped:
 
 
 def latent(b: GgufBlock) -> Latent:
-    """Return the MLA of a block. The matrix kv_up is one tensor, or two tensors: [dn, r] and [r,
-    dv] for each head."""
+    """Return the multi-head latent attention of a block, and consume its tensors.
+
+    The matrix kv_up is one tensor, or two tensors per head: [qk_nope_head_dim, kv_lora_rank] and
+    [kv_lora_rank, v_head_dim].
+    """
     heads, rank = b.size("attention.head_count"), b.size("attention.kv_lora_rank")
     rope = b.take("kv_down", "attn_kv_a_mqa", b.width, 0).shape[1] - rank
     q_rank = b.take("q_down", "attn_q_a", b.width, 0).shape[1] if b.has("attn_q_a") else 0
@@ -276,9 +311,14 @@ def latent(b: GgufBlock) -> Latent:
 
 
 def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
-    """Return a dense FFN: up, down and an optional gate.
+    """Return a dense FFN of a block, and consume its tensors: up, down and an optional gate.
 
-    The gate is a separate tensor or the other half of up.
+    The gate is a separate tensor, or one half of the tensor of up.
+
+    Args:
+        b: The block.
+        group: Prefix of the weight names; '' for an FFN without experts.
+        names: Pattern of tensor names, in which {} is up, gate or down.
     """
     gate, up, down = (names.format(name) for name in ("gate", "up", "down"))
     inner = b.take(f"{group}down", down, 0, b.width).shape[0]
@@ -301,8 +341,10 @@ def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
 
 
 def experts(b: GgufBlock) -> Moe:
-    """Return the experts of a block: a router, stacked experts, and shared experts if it has
-    any."""
+    """Return the mixture of experts of a block, and consume its tensors.
+
+    The tensors are a router, stacked experts, and shared experts if the block has any.
+    """
     count = b.take("router", "ffn_gate_inp", b.width, 0).shape[1]
     inner = b.take("experts.down", "ffn_down_exps", 0, b.width, count).shape[0]
     is_joined = b.has("ffn_gate_up_exps")
@@ -354,11 +396,11 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
     Blocks after the last layer predict further tokens and do not count as parameters.
 
     Args:
-        path: The file.
+        path: The file, or its first split.
         read: Function that reads the file if it is not on this machine.
 
     Raises:
-        UserError: Part of the file is not understood. The message names it.
+        UserError: Part of the file is not understood. The message names the part.
     """
     header = read_header(path.name, read or read_from(path.parent), str(path))
     f = Fields(header.metadata, str(path))

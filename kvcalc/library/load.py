@@ -46,10 +46,13 @@ _OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
 
 
 def with_changes(model: Model, changes: list[str]) -> Model:
-    """Return `model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
+    """Return `model` with the changes of `--set` applied, after new checks.
 
-    KEY is a field of the model, a layer kind or a part. A change applies to every kind of layer
-    with this field. `null` switches a field off.
+    Args:
+        model: The model.
+        changes: `KEY=VALUE` or `KIND.KEY=VALUE`. KEY is a field of the model, of a layer kind or of
+            a part. A change without KIND applies to every kind of layer with this field. The value
+            `null` switches a field off.
 
     Raises:
         UserError: A key is unknown. The message names the nearest keys.
@@ -120,7 +123,7 @@ Checked = TypeVar("Checked", Model, Gpu)
 
 
 def load_model(name: str, changes: list[str] | None = None) -> Model:
-    """Return the model that `name` means.
+    """Return the model that a name means, read from a preset, a file or a server.
 
     Args:
         name: A preset or its `huggingface_id`, a YAML or GGUF file, a config.json or its folder, or
@@ -161,8 +164,11 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
 
 
 def load_gpu(name: str) -> Gpu:
-    """Return the GPU that `name` means: a preset, an alias of a preset, a YAML file, or `auto` for
-    the first GPU of this machine.
+    """Return the GPU that a name means.
+
+    Args:
+        name: A GPU preset or one of its aliases, a YAML file, or `auto` for the first GPU of this
+            machine.
 
     Raises:
         UserError: The name is unknown. The message names near matches.
@@ -177,7 +183,10 @@ def load_gpu(name: str) -> Gpu:
 def machine_gpu(found: MachineGpu) -> Gpu:
     """Return the preset of a GPU in this machine, with at most the memory that the driver states.
 
-    nvidia-smi states up to 2 % more than CUDA can use, so the preset's figure stays if it is less.
+    nvidia-smi states up to 2 % more than CUDA can use, so a preset with less memory is unchanged.
+
+    Args:
+        found: The GPU as the driver describes it.
 
     Raises:
         UserError: No preset has this name and memory.
@@ -199,10 +208,11 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
     Example: "NVIDIA H100 80GB HBM3" is h100-80gb.
 
     Args:
+        name: The driver's name.
         memory_bytes: Memory that the driver states; 0 if unknown.
 
     Returns:
-        None if no preset matches the name, or if its memory differs by more than
+        The preset. None if no preset matches the name, or if the memory differs by more than
         NAMED_TOLERANCE.
     """
     words = re.split(r"[\s-]+", _GENERIC_WORDS.sub(" ", name.lower().replace("_", " ")).strip())
@@ -219,7 +229,11 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
 
 
 def with_memory(gpu: Gpu, memory: str) -> Gpu:
-    """Return `gpu` with the memory of a machine, such as `36GiB`; '' keeps the preset's memory.
+    """Return `gpu` with another amount of memory.
+
+    Args:
+        gpu: The GPU of a preset.
+        memory: Memory such as `36GiB`; '' for the preset's memory.
 
     Raises:
         UserError: The memory is larger than the preset's.
@@ -243,8 +257,12 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
 
 
 def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
-    """Return `gpu` with a bandwidth to other nodes, such as `50GB/s`; '' keeps the preset's
-    bandwidth."""
+    """Return `gpu` with another bandwidth to GPUs of other nodes.
+
+    Args:
+        gpu: The GPU of a preset.
+        rate: Bytes per second such as `50GB/s`; '' for the preset's bandwidth.
+    """
     if not rate:
         return gpu
     bandwidth = float(parse_rate(rate, "inter-node-bandwidth"))
@@ -252,7 +270,13 @@ def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
 
 
 class Place(NamedTuple):
-    """The file that a name means, whether it is a preset, and a remark if the name is ambiguous."""
+    """The file that the name of a model or GPU means.
+
+    Attributes:
+        path: The file.
+        preset: Whether the file is a preset.
+        remark: Sentence for the user if the name has several meanings; '' otherwise.
+    """
 
     path: Path
     preset: bool = False
@@ -260,10 +284,14 @@ class Place(NamedTuple):
 
 
 def locate(name: str, kind: str) -> Place:
-    """Return the file of the model or GPU (`kind`: models, gpus) with this name.
+    """Return the file that the name of a model or GPU means.
 
     A name that looks like a file name means a file. For other names, a folder with a config.json
     comes first, then a preset, then any file with this name.
+
+    Args:
+        name: The name.
+        kind: `models` or `gpus`.
 
     Raises:
         UserError: The name is unknown. The message names near matches.
@@ -289,7 +317,11 @@ def locate(name: str, kind: str) -> Place:
 
 
 def read(path: Path, spec: type[Checked]) -> Checked:
-    """Return the checked model or GPU of a YAML file.
+    """Return the model or GPU in a YAML file, after checks.
+
+    Args:
+        path: The file.
+        spec: The class `Model` or `Gpu`.
 
     Raises:
         UserError: The file is invalid. The message names file, line, key and problem.
@@ -303,7 +335,7 @@ def read(path: Path, spec: type[Checked]) -> Checked:
 
 
 def changed(model: Model, **fields: object) -> Model:
-    """Return `model` with fields replaced. The result is checked again."""
+    """Return `model` with some fields replaced, after new checks."""
     result = replace(model, **fields)
     key, problem = result.problem()
     if problem:
@@ -312,14 +344,17 @@ def changed(model: Model, **fields: object) -> Model:
 
 
 def hub_name(name: str) -> str:
-    """Return the Hub name in the address of a Hub page. Any other name is returned unchanged."""
+    """Return `hf:org/name` for the address of a model's page on the Hugging Face Hub.
+
+    An address with a revision gives `hf:org/name@revision`. Any other text is returned unchanged.
+    """
     page = _ADDRESS.fullmatch(name.strip())
     return "@".join(filter(None, (f"hf:{page[1]}", page[2]))) if page else name
 
 
 @lru_cache(1)
 def published() -> dict[str, str]:
-    """Return presets by their Hub name in lower case."""
+    """Return the presets that have a Hugging Face name: name on the Hub in lower case → preset."""
     results: dict[str, str] = {}
     for stem, path in preset_files("models").items():
         with suppress(OSError):
@@ -337,9 +372,13 @@ LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are ta
 
 
 def beginning(name: str, kind: str) -> list[str]:
-    """Return the presets of `kind` (models, gpus) whose names contain `name`.
+    """Return the names of presets that contain a word, for a list of choices.
 
     The list is empty if a preset has exactly this name.
+
+    Args:
+        name: The word.
+        kind: `models` or `gpus`.
     """
     try:
         locate(name, kind)
@@ -354,12 +393,12 @@ def _presets(kind: str, spec: type[Checked], names: Sequence[str]) -> list[Check
 
 
 def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
-    """Return the models that match a family and an attention, sorted by family and parameters.
-
-    The words are compared with family and name.
+    """Return the models of all presets that match, sorted by family and parameters.
 
     Args:
-        names: Return only these models.
+        family: Word in the family or name of the model; '' for all.
+        attention: Word in the name of its attention, such as MLA; '' for all.
+        names: Return only these presets; empty for all.
     """
     models = _presets("models", Model, names)
     family, attention = family.lower(), attention.lower()
@@ -373,12 +412,11 @@ def all_models(family: str = "", attention: str = "", names: Sequence[str] = ())
 
 
 def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
-    """Return the GPUs that match a word, sorted by vendor and falling memory bandwidth.
-
-    The word is compared with vendor, architecture and name.
+    """Return the GPUs of all presets that match, sorted by vendor and falling memory bandwidth.
 
     Args:
-        names: Return only these GPUs.
+        vendor: Word in the vendor, architecture or name of the GPU; '' for all.
+        names: Return only these presets; empty for all.
     """
     gpus = _presets("gpus", Gpu, names)
     words = [f"{gpu.vendor} {gpu.architecture} {gpu.name}".lower() for gpu in gpus]
@@ -387,14 +425,19 @@ def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
 
 
 def preset_text(name: str, kind: str) -> str:
-    """Return the text of the preset file called `name`, with its sources; kind: models or gpus."""
+    """Return the text of a preset's YAML file, including its sources.
+
+    Args:
+        name: Name of the preset.
+        kind: `models` or `gpus`.
+    """
     return visible(read_text(locate(name, kind).path, MAX_YAML_BYTES).replace("\r\n", "\n"))
 
 
 def model_record(model: Model) -> "ModelPresetRecord":
-    """Return one model as a flat record.
+    """Return the flat record of one model for `--format`.
 
-    bytes_per_token covers all layers of one sequence at 8,192 tokens in bf16.
+    `bytes_per_token` covers all layers of one sequence of 8,192 tokens in bf16.
     """
     return {
         "model": model.name,
@@ -415,7 +458,10 @@ def model_record(model: Model) -> "ModelPresetRecord":
 
 
 def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
-    """Return one GPU as a flat record; null if its vendor does not publish a figure."""
+    """Return the flat record of one GPU for `--format`.
+
+    Values that the vendor does not publish are null.
+    """
     peaks = {f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS}
     host = gpu.host
     first = "vendor architecture memory_bytes usable_bytes"
@@ -447,10 +493,10 @@ UNKNOWN = cast("WeightsRecord", dict.fromkeys(WeightsRecord.__annotations__))
 
 
 class Dimensions(DimensionOptions, frozen=True):
-    """The dimensions of a model whose layers are all equal; 0 means that the user did not give the
-    value.
+    """The dimensions of a model whose layers are all equal, for a size without a preset.
 
-    Layers have KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim.
+    Layers have KV heads of head_dim elements, or latents of kv_lora_rank elements and a RoPE key of
+    qk_rope_head_dim elements. 0 means that the user did not give the value.
 
     Attributes:
         hidden_size: Replaces the number of KV heads, for MHA whose keys and values together are as
@@ -460,13 +506,17 @@ class Dimensions(DimensionOptions, frozen=True):
     """
 
     def model(self) -> Model:
-        """Return a model with these dimensions, named by its cache contents. Raises UserError if
-        they are invalid."""
+        """Return a model with these dimensions. Its name states the contents of its cache.
+
+        Raises:
+            UserError: The dimensions are invalid.
+        """
         return self.checked()._build(self._name())
 
     def compared(self) -> Model:
-        """Return a model with these dimensions for comparisons of attention, named by its number of
-        layers.
+        """Return a model with these dimensions whose attention can be compared with MHA and others.
+
+        Its name states its number of layers.
 
         Raises:
             UserError: The dimensions are invalid, or the number of query heads is missing.
@@ -559,10 +609,13 @@ class Dimensions(DimensionOptions, frozen=True):
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
     def record(self, model: Model, *arguments: Any) -> SizeRecord:
-        """Return the `size_record` of a model that has only dimensions. Figures that need weights
-        are null.
+        """Return the `size_record` of a model that has only dimensions.
 
-        The ratio to MHA is included only if the number of query heads is given.
+        Values that need weights are null. The ratio to MHA is null unless `heads` is given.
+
+        Args:
+            model: The result of `model()`.
+            arguments: Further arguments of `size_record`.
         """
         record: SizeRecord = {**size_record(model, *arguments), **UNKNOWN}
         if not self.heads or (self.kv_lora_rank and not self.head_dim):

@@ -21,13 +21,14 @@ UNIT_BYTES = {"B": 1, "KB": 1 << 10, "GB": 1 << 30}
 
 
 class MachineGpu(NamedTuple):
-    """One GPU of this machine.
+    """One GPU of this machine, as nvidia-smi or a similar tool lists it.
 
     Attributes:
         number: Index of the GPU in the tool's list.
         name: The driver's name.
-        memory_bytes, used_bytes: Total memory, and memory in use; 0 if unknown.
-        processes: Bytes of GPU memory by name of the process that uses them.
+        memory_bytes: Total memory; 0 if unknown.
+        used_bytes: Memory in use; 0 if unknown.
+        processes: Name of a process → bytes of GPU memory that it uses.
     """
 
     number: int
@@ -38,7 +39,11 @@ class MachineGpu(NamedTuple):
 
 
 def read_machine() -> list[MachineGpu]:
-    """Return the GPUs of this machine. Raises UserError if no tool lists one."""
+    """Return the GPUs of this machine.
+
+    Raises:
+        UserError: No tool of a GPU driver lists a GPU.
+    """
     for read_tool in (_read_nvidia, _read_amd, _read_apple):
         if gpus := read_tool():
             return gpus

@@ -28,16 +28,22 @@ _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
 def key(name: str, dots: bool = False) -> str:
-    """Return the form of `name` in which preset names are compared.
+    """Return the form of a preset's name in which names are compared.
 
-    Case, `_`, `-`, `.` and blanks are ignored. With `dots`, `.` is not ignored.
+    Lower case, without `_`, `-`, `.` and blanks: `Llama-3.1_8B` becomes `llama318b`.
+
+    Args:
+        name: The name.
+        dots: Whether to keep `.` in the result.
     """
     return name.lower().translate(_NO_SEPARATORS if dots else _NO_DOTS)
 
 
 def user_folders() -> list[Path]:
-    """Return the folders of the user's presets: $KVCALC_PRESETS, then the platform's config
-    folder."""
+    """Return the folders with the user's presets, the most important first.
+
+    They are $KVCALC_PRESETS, then the platform's config folder.
+    """
     named_folders = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
     if sys.platform == "darwin":
         base = "~/Library/Application Support"
@@ -55,6 +61,9 @@ def new_path(*names: str) -> Path:
 
     Example: `new_path("models", "my-model")`.
 
+    Args:
+        names: Folder and name of the preset.
+
     Raises:
         UserError: A name cannot be used in a path, or there is no folder.
     """
@@ -70,8 +79,10 @@ def new_path(*names: str) -> Path:
 
 @cache
 def shipped_folder() -> Path:
-    """Return the folder of the shipped presets, in the installed package or next to it in a
-    checkout."""
+    """Return the folder of the presets that kvcalc contains.
+
+    It is in the installed package, or next to the package in a checkout.
+    """
     package = Path(__file__).parent.parent
     checkout = package.parent
     is_checkout = (checkout / "pyproject.toml").is_file()
@@ -81,7 +92,13 @@ def shipped_folder() -> Path:
 
 
 def preset_files(kind: str) -> dict[str, Path]:
-    """Return all preset files of a kind (`models`, `gpus`) by file stem; user presets win."""
+    """Return the files of all presets, by file name without ending.
+
+    A user's preset replaces a shipped preset of the same name.
+
+    Args:
+        kind: `models` or `gpus`.
+    """
     results: dict[str, Path] = {}
     for folder in [*user_folders(), shipped_folder()]:
         try:
@@ -95,10 +112,14 @@ def preset_files(kind: str) -> dict[str, Path]:
 
 
 def find(name: str, kind: str) -> Path:
-    """Return the preset file of `kind` with this name or alias.
+    """Return the file of the preset with this name or alias.
 
     A file name has priority over an alias, and a user's preset over a shipped preset. A name with
     the same dots has priority over a name with other dots.
+
+    Args:
+        name: Name or alias in any case.
+        kind: `models` or `gpus`.
 
     Raises:
         UserError: No preset matches. The message names near matches.
@@ -167,7 +188,13 @@ def _aliases(path: Path) -> list[str]:
 def build(
     data: JsonObject, spec: type[Spec], file_name: str, lines: Lines | None = None
 ) -> Spec:
-    """Return `data` as a checked specification.
+    """Return the data of a preset as an object of its class, after checks.
+
+    Args:
+        data: The mapping in the preset's file.
+        spec: The class, such as `Model` or `Gpu`.
+        file_name: Name of the file in error messages.
+        lines: Line number of each key by its path, if known.
 
     Raises:
         UserError: The data are invalid. The message names the file, the line if known, the key and
@@ -194,7 +221,15 @@ def build(
 def located(
     text: str, path: tuple[str | int, ...], file_name: str, lines: Lines, hint: str = ""
 ) -> UserError:
-    """Return an error about the key at a path, with its line if the line is known."""
+    """Return, without raising it, a UserError about one key of a preset's file.
+
+    Args:
+        text: The problem.
+        path: Keys and list indices that lead to the key.
+        file_name: Name of the file.
+        lines: Line number of each key by its path; may lack the key.
+        hint: What the user can do.
+    """
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
     dotted = ".".join(str(p) for p in path)
     text = text.replace("Object missing required field", "is missing the key").replace("`", "'")
@@ -206,7 +241,10 @@ def located(
 
 
 def split_path(text: str) -> tuple[str | int, ...]:
-    """Return the keys and indices of a path such as `kinds.full.parts[0]`."""
+    """Return the keys and list indices of a path in text.
+
+    `kinds.full.parts[0]` gives ("kinds", "full", "parts", 0).
+    """
     return tuple(
         int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text)
     )
@@ -236,7 +274,12 @@ def _concrete(
 
 
 def lookup(data: Any, path: tuple[str | int, ...]) -> Any:
-    """Return the value at a path of keys and indices; None if there is none."""
+    """Return the value at a path in nested mappings and lists; None if there is no such value.
+
+    Args:
+        data: The outermost mapping or list.
+        path: Keys and list indices, from the outside to the inside.
+    """
     for step in path:
         if isinstance(data, dict):
             data = data.get(step)

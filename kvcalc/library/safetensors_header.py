@@ -34,7 +34,7 @@ _OTHER_PART = re.compile(
 
 
 class MissingFileError(UserError):
-    """A checkpoint has no file with this name."""
+    """Raised by a function that reads files of a checkpoint if the checkpoint has no such file."""
 
 
 class _TensorEntry(msgspec.Struct):
@@ -46,8 +46,10 @@ class _Index(msgspec.Struct):
 
 
 def read_from(folder: Path) -> ReadBytes:
-    """Return a function that reads a file in a folder. The function raises UserError if it
-    cannot."""
+    """Return a function that reads bytes of a named file in a folder.
+
+    The function raises UserError if it cannot read the file.
+    """
 
     def read(name: str, start: int, count: int) -> bytes:
         path = folder / name
@@ -65,10 +67,12 @@ def read_from(folder: Path) -> ReadBytes:
 
 
 def with_file_bytes(model: Model, read: ReadBytes, place: str) -> Model:
-    """Return the model with the bytes of its checkpoint. Without safetensors files, the model is
-    unchanged.
+    """Return the model with the byte counts that its safetensors headers state.
+
+    Without safetensors files, the model is unchanged.
 
     Args:
+        model: The model of the checkpoint's config.
         read: Function that reads a file of the checkpoint.
         place: Name of the checkpoint in error messages.
 
