@@ -85,12 +85,14 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
             vector. Further words: `if qk_norm=full and not bias` is a condition, `copies E` a
             number of equal matrices, `active k` marks experts of which a token uses k, `table` a
             lookup table. A divided matrix with D outputs, or with `rows`, is row-parallel.
+        MULTIPLE: A field, and the field of which it must be a multiple. Empty without such a rule.
     """
 
     STATE_FLOPS: ClassVar[int] = 4
     ROLE: ClassVar[Role] = Role.PROJECTION
     LETTERS: ClassVar[str] = ""
     WEIGHTS: ClassVar[str] = ""
+    MULTIPLE: ClassVar[tuple[str, ...]] = ()
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Return every weight of this part, before it is divided over ranks.
@@ -225,7 +227,13 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Return a sentence about an invalid combination of fields, or '' if the fields
         are valid.
         """
-        return ""
+        if not self.MULTIPLE:
+            return ""
+        name, unit = self.MULTIPLE
+        value, divisor = getattr(self, name), getattr(self, unit)
+        return (
+            f"{name} {value} is not a multiple of {unit} {divisor}" if value % divisor else ""
+        )
 
     @property
     def label(self) -> str:

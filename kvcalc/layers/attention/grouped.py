@@ -81,6 +81,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         v_norm: dv, if v_norm
         sinks: H / H, if sinks
     """
+    MULTIPLE: ClassVar[tuple[str, ...]] = ("num_attention_heads", "num_key_value_heads")
     LETTERS: ClassVar[str] = (
         "H=num_attention_heads G=num_key_value_heads d=head_dim dv=value_width Di=input_size "
         "Do=output_size"
@@ -209,11 +210,6 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return causal_pairs(new, past, self.max_tokens)
 
     def problem(self) -> str:
-        heads, groups = self.num_attention_heads, self.num_key_value_heads
-        if heads % groups:
-            return (
-                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
-            )
         if self.k_is_v and self.value_width != self.head_dim:
             return (
                 f"k_is_v needs v_head_dim {self.v_head_dim} equal to head_dim {self.head_dim}"
@@ -222,7 +218,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
             return "sliding_window and attention_chunk_size exclude each other"
         if self.attention_chunk_size and self.cache_budget:
             return "attention_chunk_size and cache_budget exclude each other"
-        return ""
+        return super().problem()
 
     @property
     def label(self) -> str:

@@ -127,6 +127,7 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
         out: W × D / H, bias
     """
     STATE_FLOPS: ClassVar[int] = 0  # the recurrence is elementwise
+    MULTIPLE: ClassVar[tuple[str, ...]] = ("lru_width", "num_heads")
 
     lru_width: Size
     num_heads: Size
@@ -136,8 +137,3 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
     @property
     def block_width(self) -> int:
         return self.lru_width // self.num_heads
-
-    def problem(self) -> str:
-        if self.lru_width % self.num_heads:
-            return f"num_heads {self.num_heads} does not divide lru_width {self.lru_width}"
-        return ""

@@ -98,6 +98,7 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
         out: Hv·dv × D / Hv
     """
     STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
+    MULTIPLE: ClassVar[tuple[str, ...]] = ("linear_num_value_heads", "linear_num_key_heads")
     LETTERS: ClassVar[str] = (
         "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim "
         "dv=linear_value_head_dim kc=linear_conv_kernel_dim bc=conv_bias"
@@ -110,14 +111,6 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
     linear_conv_kernel_dim: Size = 4
     conv_bias: bool = False
     state_dtype: StateDtype | None = None
-
-    def problem(self) -> str:
-        if self.linear_num_value_heads % self.linear_num_key_heads:
-            return (
-                f"linear_num_value_heads {self.linear_num_value_heads} is not a multiple of "
-                f"linear_num_key_heads {self.linear_num_key_heads}"
-            )
-        return ""
 
 
 class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):

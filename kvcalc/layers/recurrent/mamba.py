@@ -35,6 +35,7 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
         "g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
     )
     LABEL: ClassVar[str] = "Mamba"
+    MULTIPLE: ClassVar[tuple[str, ...]] = ("intermediate_size", "n_mamba_heads")
     STATES: ClassVar[str] = "conv: Em × 1 × kc; state: Em × 1 × N"
     WEIGHTS: ClassVar[str] = """
         in: D × 2·Em / Em, bias proj_bias
@@ -72,14 +73,6 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
     @property
     def group_steps(self) -> int:
         return self.num_steps // self.n_mamba_heads
-
-    def problem(self) -> str:
-        if self.intermediate_size % self.n_mamba_heads:
-            return (
-                f"n_mamba_heads {self.n_mamba_heads} does not divide intermediate_size "
-                f"{self.intermediate_size}"
-            )
-        return ""
 
 
 class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
