@@ -305,7 +305,13 @@ def doubling_context(
 def latency_records(
     requests: Sequence[tuple[TimedDeployment, LatencyOptions]],
 ) -> list[Record]:
-    """Return the record of each request or batch, as `latency_record` describes it.
+    """Return the latency of each request or batch as a flat record, with the keys of
+    `LatencyRecord`.
+
+    - `uncached_ttft_s` is TTFT without the cached prefix; None without a prefix.
+    - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
+      if the GPU's power is unknown.
+    - `fallback` names the data type of GEMMs if the GPU has no unit for the requested data type.
 
     Raises:
         UserError: All requests together take more than 2^23 passes. A pass through a model with
@@ -330,17 +336,6 @@ def latency_records(
             record = {**record, "no_cache_doubles_from": doubling[key]}
         records.append(record)
     return records
-
-
-def latency_record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return the latency of one batch as a flat record, with the keys of `LatencyRecord`.
-
-    - `uncached_ttft_s` is TTFT without the cached prefix; None without a prefix.
-    - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
-      if the GPU's power is unknown.
-    - `fallback` names the data type of GEMMs if the GPU has no unit for the requested data type.
-    """
-    return latency_records([(deployment, options)])[0]
 
 
 def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:

@@ -11,7 +11,7 @@ from kvcalc.planning.grid import Candidate, SearchGrid, Target
 from kvcalc.planning.search_space import SearchSpace, Speculation
 from kvcalc.question.plan_options import Requirement
 from kvcalc.question.serving_options import LatencyOptions
-from kvcalc.serving.request_latency import latency_record, request
+from kvcalc.serving.request_latency import latency_records, request
 
 
 def candidates(need: Requirement, model: str, gpu: str, **axes: object) -> list[Candidate]:
@@ -40,7 +40,7 @@ def test_a_draft_s_tpot_is_latency_s_and_what_fits_is_fit_s(model: str, draft: s
         lengths = (need.input_len, need.output_len) if need.output_len else (need.context - 1, 2)
         for one in (every[0], every[-1]):
             asked = LatencyOptions(*lengths, one.max_num_seqs, draft=draft, num_speculative_tokens=3, acceptance_rate=0.7)
-            assert one.tpot == pytest.approx(latency_record(one.deployment, asked)["speculative_tpot_s"], rel=1e-12)
+            assert one.tpot == pytest.approx(latency_records([(one.deployment, asked)])[0]["speculative_tpot_s"], rel=1e-12)
             options = SearchSpace(models=(), gpus=()).fit_options(need, one.max_num_seqs)
             assert one.capacity == fit(one.deployment, speculation.options(one.deployment.model, options)).capacity
 

@@ -8,7 +8,6 @@ from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.serving import request_latency
 from kvcalc.serving.request_latency import (
     cost_per_million,
-    latency_record,
     latency_records,
     prefill_passes,
     request,
@@ -137,5 +136,5 @@ def test_a_list_gives_what_each_request_gives(name: str) -> None:
     lists = [(batch, *lengths, host) for host in (0, 3) for batch in (1, 8) for lengths in ((100, 500), (90, 30), (7, 1))]
     requests = [LatencyOptions(input_len=i, output_len=o, batch_size=b, cpu_offload_gb=g) for b, i, o, g in lists]
     for record, one in zip(latency_records([(timed, one) for one in requests]), requests, strict=True):
-        for key, value in latency_record(timed, one).items():
+        for key, value in latency_records([(timed, one)])[0].items():
             assert record[key] == (pytest.approx(value, rel=1e-14) if isinstance(value, float) else value)
