@@ -300,6 +300,7 @@ def test_records_give_shapes_and_the_roof_s_own_bound(kvcalc: Run) -> None:
     softmax = next(p for p in found["attention"]["parts"] if p["operator"] == "softmax")
     scores = 32 * 8 * 32 * 4096 * 2  # bytes of bf16 scores in all layers
     assert (softmax["vector_flops"], softmax["bytes"], softmax["bound"]) == (5 * 32 * 8 * 4096 * 32, 2 * scores, "memory")
+    assert softmax["intensity"] == 5 / (2 * 2)
     assert softmax["roofline_s"] == pytest.approx(2 * scores / 3.35e12)
     prefill = {r["operator"]: r for r in kvcalc("roofline llama-3.1-8b --phase prefill --context 8k --format json").records}
     assert prefill["attention"]["intensity"] > 295 and prefill["attention"]["bound"] == "compute"

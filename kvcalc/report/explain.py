@@ -447,12 +447,10 @@ def _separate_kernels(records: Records) -> list[str]:
     for record in records:
         if formula := INTENSITIES.get(record["operator"]):
             bound = f"{record['bound']} bound {kernel_seconds(record['roofline_s'])}"
-            unit, flops = "FLOP/B", record["flops"]
-            if not flops:  # softmax
-                unit, flops = "vector FLOP/B", record["vector_flops"]
+            unit = "FLOP/B" if record["flops"] else "vector FLOP/B"
             lines.append(
                 f"    {record['operator']} as a kernel of its own: {record['bytes']:,} bytes, "
-                f"{unit} = {formula} = {digits(flops / record['bytes'])}, {bound}"
+                f"{unit} = {formula} = {digits(record['intensity'])}, {bound}"
             )
     return lines
 

@@ -637,17 +637,16 @@ def _shape_figures(shape: Any) -> Record:
 
 
 def _part(name: str, cost: Cost, dtype: str, gpu: Gpu) -> Record:
-    """Return the record of an operation as if it ran in a separate kernel, with its bound."""
+    """Return the record of an operation as if it ran in a separate kernel, with its bound.
+
+    The intensity of an operation without matrix products, such as softmax, is its vector FLOPs per
+    byte.
+    """
     roof = cost_bound(cost, dtype if cost.flops else "", gpu, memory_only=True)
     return {
         "operator": name,
-        "flops": cost.flops,
-        "vector_flops": cost.vector_flops,
-        "weight_bytes": cost.weight_bytes,
-        "cache_bytes": cost.cache_bytes,
-        "activation_bytes": cost.activation_bytes,
-        "bytes": cost.bytes,
-        "intensity": cost.flops / cost.bytes if cost.bytes else None,
+        **_cost_figures(cost),
+        "intensity": (cost.flops or cost.vector_flops) / cost.bytes if cost.bytes else None,
         "bound": roof.bound,
         "roofline_s": roof.seconds,
     }

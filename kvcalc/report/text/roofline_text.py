@@ -87,9 +87,8 @@ def pass_table(
             name = name.replace("_", " ")
         rows.append({**record, "operator": name, "shape": shape(record)})
         for part in record.get("parts", []):
-            rows.append(
-                {"count": None, **part, "operator": f"  {part['operator']}", "layer": "in it"}
-            )
+            row = {"operator": f"  {part['operator']}", "layer": "in it", "count": None}
+            rows.append({**part, **row, "flops": part["flops"] or part["vector_flops"]})
     if smallest_batches is None:
         is_decode = total["phase"] == "decode"
         smallest_batches = (
