@@ -124,14 +124,15 @@ _REFUSED = frozenset(_RARELY_SERVED.split() + _FLA_NAMES.split())
 
 
 class ModelType(NamedTuple):
-    """A model type, and the notes on how it was chosen for a file.
+    """The model type that reads a config.json, and notes on how it was chosen.
 
     Attributes:
-        name: Name of the type.
-        has_entry: Whether the table of types has an entry for it.
-        notes: Notes on the choice.
-        exact: False if the reading may be wrong.
-        pooling: Name of the class, if the class embeds or ranks whole sequences and has no LM head.
+        name: Name of the type, such as `llama`.
+        has_entry: Whether the table of types in `types/` has an entry for it.
+        notes: Sentences for the user about the choice.
+        exact: False if the sizes that the type reads may be wrong.
+        pooling: Name of the model's class if it embeds or ranks whole sequences and has no LM head;
+            '' otherwise.
     """
 
     name: str
@@ -142,7 +143,7 @@ class ModelType(NamedTuple):
 
 
 def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) -> ModelType:
-    """Return the type that reads the text part of a file.
+    """Return the model type that reads the text part of a config.json.
 
     Args:
         outer: The whole file.
@@ -150,7 +151,7 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
         file_name: Name of the file, for errors.
 
     Raises:
-        UserError: The type is known and is not supported here.
+        UserError: transformers has the type, but kvcalc does not support it.
     """
     model_type = inner.get("model_type", outer.get("model_type"))
     if model_type is not None and not isinstance(model_type, str):

@@ -25,22 +25,22 @@ _BOOLEAN, _MAPPING = "true or false", "a mapping"
 
 
 class Config:
-    """The merged view of a file and the defaults of its type.
+    """The keys of a config.json together with the defaults of its model type.
 
     A missing key has transformers' default for the type; an explicit null counts as null. A list
     with one entry per layer gives the entry of the current layer.
 
     Attributes:
         file: The keys of the file, or of its text part.
+        file_name: Name of the file, for errors.
         defaults: Values of keys that the file leaves out.
-        where: The name of the file, for errors.
-        aliases: Other spellings of a key.
-        layer: Index of the layer being read.
+        aliases: Key → its other spellings.
+        layer: Index of the current layer, whose parts a reader builds.
         layers: Number of layers.
-        layer_type: Type of the layer being read.
+        layer_type: Type of the current layer, such as `full_attention`.
         outer: The whole file, if `file` is a part of it.
         read: Keys of the file that a reader used.
-        inside: Keys that a reader used inside a nested mapping, by the key of the mapping.
+        inside: Key of a nested mapping → its inner keys that a reader used.
         defaulted: Keys and values that a reader took from the defaults.
         steps: Computed values, which formulas name like keys of the file.
     """
@@ -69,13 +69,20 @@ class Config:
             self._layer_keys[int(index)] = keys
 
     def fail(self, key: str, text: str, hint: str = "") -> UserError:
-        """Return an error about one key of the file."""
+        """Return, without raising it, a UserError about one key of the file.
+
+        Args:
+            key: The key.
+            text: The problem.
+            hint: What the user can do.
+        """
         return UserError(f"{key}: {text}", hint, self.file_name)
 
     def raw(self, key: str) -> Any:
-        """Return the value of a key in any spelling, else the default; None if neither exists.
+        """Return the unchecked value of a key in any spelling, with all layers of a list.
 
-        A spelling with a value wins over a spelling with null.
+        If the file has no spelling of the key, the result is the default, or None without a
+        default. A spelling with a value has priority over a spelling with null.
         """
         names = (key, *self.aliases.get(key, ()))
         layer_keys = self._layer_keys.get(self.layer, {}) if self.layers else {}
@@ -92,24 +99,36 @@ class Config:
         return self.defaults.get(key)
 
     def in_file(self, key: str) -> bool:
-        """Return whether the file has this key, in any spelling, with a value other than null."""
+        """Return whether the file itself has a value for this key, in any spelling. null
+        is no value.
+        """
         return any(
             self.file.get(name) is not None for name in (key, *self.aliases.get(key, ()))
         )
 
     def has(self, *keys: str) -> bool:
-        """Return whether one of these keys has a value other than null."""
+        """Return whether at least one of these keys has a value in the file or in the defaults."""
         return any(self.raw(key) is not None for key in keys)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the unchecked value for the current layer; `default` if missing or null."""
+        """Return the unchecked value of a key for the current layer.
+
+        Args:
+            key: The key, in any spelling.
+            default: Result if the key is missing or null.
+        """
         value = self.raw(key)
         if isinstance(value, list) and self.layer < self.layers == len(value):
             value = value[self.layer]
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return the whole number under a key, or the default if the key is missing or null.
+        """Return the whole number under a key for the current layer.
+
+        Args:
+            key: The key, in any spelling.
+            default: Result if the key is missing or null.
+            minimum: Smallest allowed number.
 
         Raises:
             UserError: The value is not a whole number of at least `minimum`, or is missing and has
@@ -121,7 +140,12 @@ class Config:
         return self.checked_size(key, value, minimum)
 
     def checked_size(self, key: str, value: Any, minimum: int = 1) -> int:
-        """Return a value as an int.
+        """Return a value of the file as an int, after a check.
+
+        Args:
+            key: Key of the value, for the error message.
+            value: The value.
+            minimum: Smallest allowed number.
 
         Raises:
             UserError: The value is not a whole number of at least `minimum`.
@@ -140,7 +164,11 @@ class Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return the boolean under a key, or the default if the key is missing or null.
+        """Return the boolean under a key for the current layer.
+
+        Args:
+            key: The key, in any spelling.
+            default: Result if the key is missing or null.
 
         Raises:
             UserError: The value is not a boolean.
@@ -149,7 +177,11 @@ class Config:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return the positive number under a key, or the default if the key is missing or null.
+        """Return the positive number under a key for the current layer.
+
+        Args:
+            key: The key, in any spelling.
+            default: Result if the key is missing or null.
 
         Raises:
             UserError: The value is not a positive number, or is missing and has no default.
@@ -160,7 +192,11 @@ class Config:
         return float(value)
 
     def word(self, key: str, default: str = "") -> str:
-        """Return the text under a key, or the default if the key is missing or null.
+        """Return the text under a key for the current layer.
+
+        Args:
+            key: The key, in any spelling.
+            default: Result if the key is missing or null.
 
         Raises:
             UserError: The value is not a text.
@@ -169,15 +205,31 @@ class Config:
         return value
 
     def items(self, key: str, max_items: int = MAX_ITEMS) -> list[Any] | None:
-        """Return a whole list of limited length, or None if it is missing or null."""
+        """Return the complete list under a key, or None if the key is missing or null.
+
+        Args:
+            key: The key, in any spelling.
+            max_items: Maximum number of entries. A longer list is an error.
+
+        Raises:
+            UserError: The value is not a list, or is too long.
+        """
         value: list[Any] | None = self.raw(key)
         if value is not None and len(self._check(key, value, list, "a list")) > max_items:
             raise self.fail(key, f"has {len(value):,} entries; the limit is {max_items:,}")
         return value
 
     def sizes(self, key: str) -> list[int]:
-        """Return a list of whole numbers from -1 up, or the numbers of a text such as `4, 5`; empty
-        if it is missing or null."""
+        """Return the list of whole numbers under a key; empty if the key is missing or null.
+
+        Numbers are −1 or more. A text such as `4, 5` is accepted as a list.
+
+        Args:
+            key: The key, in any spelling.
+
+        Raises:
+            UserError: The value is not such a list.
+        """
         text = self.raw(key)
         if isinstance(text, str) and re.fullmatch(r"[\d, ]+", text):
             return [int(word) for word in re.findall(r"\d+", text)]
@@ -188,13 +240,18 @@ class Config:
         return sizes
 
     def table(self, key: str) -> JsonObject:
-        """Return the mapping for the current layer; empty if it is missing or null."""
+        """Return the mapping under a key for the current layer; empty if the key is missing or
+        null.
+
+        Raises:
+            UserError: The value is not a mapping.
+        """
         value = self.get(key)
         table: JsonObject = {} if value is None else self._check(key, value, dict, _MAPPING)
         return table
 
     def nested(self, key: str) -> "Config":
-        """Return the mapping under a key as a Config."""
+        """Return the mapping under a key as a Config with the same current layer."""
         defaults = self.defaults.get(key)
         file_name = f"{self.file_name}: {key}"
         inner = Config(
@@ -210,7 +267,7 @@ class Config:
 
 
 def show(value: Any) -> str:
-    """Return a short text of a value for an error message."""
+    """Return a value of the file as a short text for an error message."""
     if isinstance(value, list | dict):
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value):,}"
     text = repr(value[:60] if isinstance(value, str) else value)
@@ -242,18 +299,26 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def value_of(field: Field, c: Config) -> Any:
-    """Return the value of a field: the result of a rule or a formula, or the literal itself.
+    """Return the value of a field for the current layer.
 
-    A formula is a Python expression whose names are keys of the file. `layer_index`, `layer_count`
-    and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic
-    must be whole numbers from 1 up, and from 0 up before a `|`. If the first factor of a product is
-    0, the other factors are not evaluated. A condition must be true, false, 0, 1 or missing.
-    `len(a)` is the length of a list, `has(a)` whether a has a value, and `in_file(a)` whether the
-    file itself gives it. `a.b` is the key b of the mapping a, `a[0]` the first item of
-    a list.
+    A rule is called, a formula is evaluated, and another literal is returned unchanged. A formula
+    is a Python expression whose names are keys of the file:
+
+    - `layer_index`, `layer_count` and `layer_type` describe the current layer.
+    - `a | b` is b if a is missing.
+    - Keys in arithmetic must be whole numbers from 1 up, and from 0 up before a `|`.
+    - If the first factor of a product is 0, the other factors are not evaluated.
+    - A condition must be true, false, 0, 1 or missing.
+    - `len(a)` is the length of a list, and `has(a)` whether a has a value.
+    - `in_file(a)` is whether the file itself gives a.
+    - `a.b` is the key b of the mapping a, `a[0]` the first item of a list.
 
     Examples: `n_inner | 4 * hidden_size`; `hidden_size, 2 * head_dim` for the two sides of a
     matrix; `layer_index in full_attn_idxs`.
+
+    Args:
+        field: Rule, formula or literal.
+        c: The file.
     """
     if callable(field):
         return field(c)
@@ -368,7 +433,11 @@ def _is_true(node: ast.expr, c: Config) -> bool:
 
 
 def is_true(condition: Field, c: Config) -> bool:
-    """Return the value of a condition.
+    """Return whether a condition is true for the current layer.
+
+    Args:
+        condition: Rule, formula or literal.
+        c: The file.
 
     Raises:
         UserError: The value is not true, false, 0, 1 or missing. `use_qk_norm: 7` is refused.
@@ -386,13 +455,25 @@ def _condition(value: Any, key: str, c: Config) -> bool:
 
 
 def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Config], Any]:
-    """Return a rule that gives `then` if the condition is true, and `otherwise` if it is false."""
+    """Return a rule that gives `then` if a condition is true, otherwise `otherwise`.
+
+    Args:
+        condition: Rule, formula or literal that is true or false.
+        then: Rule, formula or literal for true.
+        otherwise: Rule, formula or literal for false.
+    """
     return lambda c: value_of(then if is_true(condition, c) else otherwise, c)
 
 
 def field_values(fields: dict[str, Field], c: Config) -> JsonObject:
-    """Return the values of all fields. A field with the value None is left out and keeps its
-    default."""
+    """Return the values of all fields for the current layer.
+
+    Fields with the value None are left out, so they have the defaults of their class.
+
+    Args:
+        fields: Name → rule, formula or literal.
+        c: The file.
+    """
     values = {name: value_of(field, c) for name, field in fields.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -416,7 +497,7 @@ MAX_DEPTH = 32
 
 @cache
 def facts() -> dict[str, JsonObject]:
-    """Return the properties of each model type in transformers.
+    """Return the properties of each model type in transformers, by name of the type.
 
     Each type has its class defaults, older spellings of keys, and the type of its text part.
     """
@@ -426,7 +507,8 @@ def facts() -> dict[str, JsonObject]:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Return the mapping in a JSON file; NaN and Infinity are allowed, as transformers writes them.
+    """Return the mapping in a JSON file. NaN and Infinity are allowed, because transformers writes
+    them.
 
     Raises:
         UserError: The file is not a JSON mapping, repeats a key or nests too deeply.
@@ -459,9 +541,13 @@ def read_json(path: Path) -> JsonObject:
 
 
 def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
-    """Return the part of a file that describes the language model.
+    """Return the part of a config.json that describes the language model.
 
     The part includes `tie_word_embeddings` from the enclosing parts of the file.
+
+    Args:
+        data: The whole file.
+        file_name: Name of the file, for errors.
     """
     key = "tie_word_embeddings"
     inner = data
@@ -477,10 +563,15 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
 
 
 def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
-    """Return the default values that transformers' class of this type gives to missing keys.
+    """Return the values that transformers' config class gives to keys that a file leaves out.
 
-    If the type is a part of a larger type, the default of the larger type says whether the head is
-    tied.
+    If the type is the text part of a larger type, the larger type decides the default of
+    `tie_word_embeddings`.
+
+    Args:
+        model_type: The type of the text part.
+        outer: The whole file.
+        inner: The text part of the file, or the whole file if it has none.
     """
     defaults = facts().get(model_type, {}).get("defaults", {})
     outer_facts = facts().get(str(outer.get("model_type")), {}) if outer is not inner else {}

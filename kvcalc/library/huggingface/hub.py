@@ -43,7 +43,13 @@ MAX_TIMEOUTS = 3  # times the client's timeout
 
 
 class ModelHost(NamedTuple):
-    """A server of models, and the environment variable with its address."""
+    """A server from which models are downloaded.
+
+    Attributes:
+        name: Printed name of the server.
+        setting: Environment variable with its address.
+        default: Address if the variable is not set.
+    """
 
     name: str
     setting: str
@@ -227,10 +233,16 @@ def _load_ollama(name: str) -> Model:
 
 
 def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
-    """Return `count` bytes of a file from `start` on, or a whole small file if `count` is 0.
+    """Return bytes of a file on a server.
 
-    A server that ignores the range is refused before it sends the file. The Hub's token goes only
-    to the Hub.
+    A server that ignores the requested range is refused before it sends the file. The Hub's token
+    is sent only to the Hub.
+
+    Args:
+        url: Address of the file.
+        file: Name of the file in error messages.
+        start: Position of the first byte.
+        count: Number of bytes; 0 for a whole small file.
 
     Raises:
         MissingFileError: The server has no such file.

@@ -47,14 +47,26 @@ _SWITCHES = {
 
 
 class ConfigNote(NamedTuple):
-    """The notes of a file, and whether its parameters are exact."""
+    """Notes about the reading of a config.json.
+
+    Attributes:
+        notes: Sentences for the user.
+        exact: Whether the number of parameters is exact.
+    """
 
     notes: tuple[str, ...]
     exact: bool
 
 
 def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
-    """Return notes about general rules and defaults that were used, and keys that no reader used.
+    """Return notes about how a config.json was read.
+
+    Notes name the general rules and defaults that were used, and the keys that no reader used.
+
+    Args:
+        c: The file, after its layers were read.
+        resolved: The model type that read the file.
+        entry: The table entry of this type.
 
     Raises:
         UserError: The type is not known, and an unread key may change the cache.
@@ -100,7 +112,7 @@ def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
 
 
 def may_carry_weights(key: str) -> bool:
-    """Return whether an unknown key may add parameters, by its name."""
+    """Return whether an unknown key of a config.json may add parameters, judged by its name."""
     is_size = _WEIGHTS.search(key) and not (_LENGTHS.search(key) or is_silent(key))
     return bool(_ALWAYS.search(key) or is_size)
 
@@ -188,7 +200,10 @@ _Dumper.add_representer(str, _text)
 
 
 def preset_text_of(model: Model) -> str:
-    """Return the YAML text of a preset, with its notes and the fields to complete as comments."""
+    """Return the YAML text of a preset for a model that was read from another file.
+
+    Comments contain the model's notes and the fields that the user must complete.
+    """
     hint = "" if model.huggingface_id else "# huggingface_id: org/name\n"
     hint += (
         "# source: [{document: config.json, url: 'https://huggingface.co/org/name', "
@@ -200,9 +215,9 @@ def preset_text_of(model: Model) -> str:
 
 
 def to_yaml(preset: Model | Gpu) -> str:
-    """Return the text of a preset, without defaults and with innermost values on one line.
+    """Return the YAML text of a preset. Fields with default values are left out.
 
-    The model that is read from this text has equal figures.
+    The innermost mappings are on one line. A model that is read from this text has equal sizes.
     """
     data = _without_defaults(preset)
     ordered = {key: data.pop(key) for key in _ORDER.split() if key in data} | data

@@ -186,14 +186,15 @@ def _float8(w: Config, strategy: str, size: int, packing: str) -> str:
 
 
 class Storage:
-    """How a checkpoint stores its weights and its cache.
+    """How a checkpoint stores its weights and its cache, from `quantization_config`.
 
     Attributes:
-        formats: Patterns of matrices by format; the first format that covers a matrix counts.
-        groups: Pairs (format, modules) that replace `formats` if the file lists formats by module.
+        formats: Format → patterns of matrix names. The first format that covers a matrix applies.
+        groups: Pairs (format, modules), used instead of `formats` if the file lists formats by
+            module.
         ignored: Modules that are not quantised.
-        cache: Dtype that the checkpoint declares for the cache, or None.
-        notes: Notes about the cache and about unknown formats.
+        cache: Format that the checkpoint declares for the KV cache, or None.
+        notes: Sentences for the user about the cache and about unknown formats.
 
     Raises:
         UserError: A value in `quantization_config` is invalid.
@@ -235,8 +236,17 @@ class Storage:
     def of_layer(
         self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
     ) -> tuple[tuple[str, ...], MatrixFormats]:
-        """Return the matrices of a layer that keep the model's dtype, and the matrices with a
-        format by module."""
+        """Return how the checkpoint stores the matrices of one layer.
+
+        Args:
+            layer: Index of the layer.
+            parts: Parts of the layer.
+            hidden_size: Hidden size of the model.
+
+        Returns:
+            The names of matrices that stay in the model's dtype, and (matrix name, format) pairs
+            for matrices whose module has a format of its own.
+        """
         unquantized = {}
         formats = []
         for name, modules in matrices(parts, hidden_size) if self.q.file else ():
@@ -248,7 +258,11 @@ class Storage:
         return tuple(unquantized), tuple(formats)
 
     def schemes(self, kinds: Mapping[str, MatrixFormats]) -> tuple[Quantization, ...]:
-        """Return the schemes of the model. `kinds` has the formats of each kind of layer."""
+        """Return the quantisation schemes of the model.
+
+        Args:
+            kinds: Kind of layer → (matrix name, format) pairs from `of_layer`.
+        """
         exceptions = _NOT_QUANTIZED
         covers = self.formats
         tables: list[Quantization] = []
@@ -355,9 +369,9 @@ class Storage:
 
 
 def with_used_schemes(model: Model) -> Model:
-    """Return the model with only the schemes that cover a weight.
+    """Return the model without quantisation schemes that cover no weight.
 
-    A note names the formats if no scheme covers any weight.
+    If no scheme covers any weight, a note names their formats.
     """
     weights = [(name, w.kind) for name, w, _ in model.walk() if name not in model.unquantized]
     schemes = tuple(

@@ -19,9 +19,13 @@ from kvcalc.library.huggingface.config import Config
 
 
 def quark(q: Config) -> str:
-    """Return Quark's format: fp8 with an fp32 scale per tensor or channel, or OCP mxfp4.
+    """Return the name of the weight format that Quark's `quantization_config` describes.
 
-    Source: quark/torch/export/nn/modules/realquantizer.py.
+    It is fp8 with an fp32 scale per tensor or channel, or OCP mxfp4. Source:
+    quark/torch/export/nn/modules/realquantizer.py.
+
+    Args:
+        q: The `quantization_config`.
     """
     config = q.nested("global_quant_config")
     if q.get("layer_quant_config") or q.get("layer_type_quant_config"):
@@ -79,9 +83,13 @@ _ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
 
 @lru_cache(1024)
 def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
-    """Return the usual names of the module of a weight, without the layer.
+    """Return the names that a checkpoint may use for the module of a weight, without the layer.
 
     Examples for `q`: `self_attn.q_proj`, `attn.c_attn`.
+
+    Args:
+        is_mixer: Whether the weight belongs to a mixer, not to an FFN.
+        name: Name of the weight in kvcalc.
     """
     group, _, leaf = name.rpartition(".")
     if name in _NAMES:
@@ -93,8 +101,12 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
 
 
 def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tuple[str, ...]]]:
-    """Return pairs for every matrix of these parts: the name of the weight, and the names of its
-    module."""
+    """Return (name of the weight, names of its module) for every matrix of some parts.
+
+    Args:
+        parts: Parts of a layer.
+        hidden_size: Hidden size of the model.
+    """
     return [
         (weight.name, module_names(bool(part.label), weight.name))
         for part in parts
@@ -104,7 +116,7 @@ def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tup
 
 
 class Rules:
-    """Names of modules, shell wildcards and `re:` patterns, as quantisation tools list them.
+    """A list of modules in a quantisation config: names, shell wildcards and `re:` patterns.
 
     A list that names one expert of a layer means all experts of the layer.
 
@@ -166,7 +178,12 @@ class Rules:
         self._patterns.setdefault(layer, {})[source] = self._compiled[source]
 
     def match(self, layer: int, modules: tuple[str, ...]) -> bool:
-        """Return whether the list includes a module of this layer; `modules` are its names."""
+        """Return whether the list includes a module of a layer.
+
+        Args:
+            layer: Index of the layer.
+            modules: Possible names of the module, without the layer.
+        """
         own_names = self._names.get(layer, set())
         return (
             self.everything

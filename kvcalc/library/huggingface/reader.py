@@ -91,7 +91,14 @@ def read_config(path: Path, changes: list[str] | None = None) -> Model:
 def model_from(
     data: Mapping[str, Any], file_name: str, name: str, changes: list[str] | None = None
 ) -> Model:
-    """Return the model that a config's mapping describes.
+    """Return the model that the content of a config.json describes.
+
+    Args:
+        data: The whole content.
+        file_name: Name of the file, for errors.
+        name: Name of the model.
+        changes: The changes of `--set`. Changes that settle open questions of an unknown type are
+            removed from the list.
 
     Raises:
         UserError: The value of a key is invalid. The message names the file and the key.
@@ -271,8 +278,11 @@ def _layers(
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:
-    """Return a name for each kind of layer: the name of its mixer, FFN or both, or a number if all
-    names are equal."""
+    """Return a name for each kind of layer in a model.
+
+    A name has the words that distinguish the kinds: the mixer, the FFN or both. Equal names get a
+    number, such as `local` and `local_2`.
+    """
     mixers = [_mixer_word(layer) for layer in kinds]
     networks = [
         "_".join(
@@ -305,10 +315,13 @@ def _mixer_word(layer: Layer) -> str:
 
 
 def runs(order: list[str]) -> tuple[str, ...]:
-    """Return the order of layers as runs, such as `5 local` for five in a row. If the order
-    repeats, only its shortest period is returned.
+    """Return the order of layers in the form of `Model.pattern`.
 
-    The last repetition may be incomplete.
+    Five `local` layers in a row become `5 local`. If the order repeats, only its shortest period is
+    returned. The last repetition may be incomplete.
+
+    Args:
+        order: Kind of each layer.
     """
     lengths = range(1, len(order) + 1)  # a, b, a, b, a has the period 2
     period = next(n for n in lengths if order[n:] == order[: len(order) - n])

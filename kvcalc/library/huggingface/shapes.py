@@ -34,7 +34,11 @@ _RENAMED = {
 
 
 def uniform(kind: str = FULL) -> Order:
-    """Return the order in which all layers are of one type."""
+    """Return an order of layers in which all layers have one type.
+
+    Args:
+        kind: The layer type.
+    """
     return lambda c: [kind] * c.layers
 
 
@@ -42,7 +46,11 @@ ALL_FULL = uniform()
 
 
 def each_layer(kind: Field) -> Order:
-    """Return the order in which a formula or a rule gives the type of each layer."""
+    """Return an order of layers in which a formula or a rule gives the type of each layer.
+
+    Args:
+        kind: Rule or formula whose value is the type of the current layer.
+    """
 
     def order(c: Config) -> list[str]:
         names = []
@@ -56,16 +64,25 @@ def each_layer(kind: Field) -> Order:
 
 
 def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Order:
-    """Return the order with `full` in the layers for which the condition is true.
+    """Return an order of layers with the type `full` if a condition is true for the layer.
 
     Example: `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
+
+    Args:
+        condition: Rule or formula that is true or false for the current layer.
+        full: Layer type if the condition is true.
+        others: Layer type if the condition is false.
     """
     return each_layer(lambda c: full if is_true(condition, c) else others)
 
 
 def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
-    """Return the order of the list under `key` in the file, or under an older spelling of the
-    key."""
+    """Return the order of layers that the file lists under a key, or under an older spelling of it.
+
+    Args:
+        otherwise: Order of layers if the file has no such list.
+        key: The key of the list.
+    """
 
     def order(c: Config) -> list[str]:
         names = c.items(key)
@@ -85,14 +102,28 @@ def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
 
 
 def check_names(c: Config, key: str, names: Any, known_names: Any = None) -> None:
-    """Raise UserError unless all names under `key` are known names."""
+    """Raise UserError unless all names in a list of the file are known.
+
+    Args:
+        c: The file.
+        key: Key of the list, for the message.
+        names: The names in the list.
+        known_names: The names that are allowed.
+    """
     for name in names:
         if not isinstance(name, str) or (known_names is not None and name not in known_names):
             raise c.fail(key, f"holds {show(name)}, which is no layer type")
 
 
 def cycle(key: str, kinds: dict[str, str]) -> Order:
-    """Return the order that repeats a short list, or the letters of a text, over all layers."""
+    """Return an order of layers that repeats a short list of the file until all layers have a type.
+
+    If the file has no list, all layers have full attention.
+
+    Args:
+        key: Key of the list, or of a text whose letters are the list.
+        kinds: Item of the list → layer type.
+    """
 
     def order(c: Config) -> list[str]:
         text = c.raw(key)
@@ -133,12 +164,16 @@ _INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def head_dim(c: Config) -> int:
-    """Return the width of a head that the file gives, else hidden size ÷ heads."""
+    """Return the width of an attention head: the file's value, otherwise hidden size ÷ heads."""
     return c.size("head_dim") if c.has("head_dim") else even_head_dim(c)
 
 
 def even_head_dim(c: Config, heads: str = "num_attention_heads") -> int:
-    """Return the width of a head, hidden size ÷ heads.
+    """Return the width of an attention head as hidden size ÷ heads.
+
+    Args:
+        c: The file.
+        heads: Key of the number of heads.
 
     Raises:
         UserError: The number of heads does not divide the hidden size.
@@ -163,10 +198,12 @@ def grouped(
     spec: type[Grouped] = Grouped,
     **fields: Field,
 ) -> Reader:
-    """Return the reader of MHA, MQA or GQA.
+    """Return a reader that builds the MHA, MQA or GQA of a layer.
 
     Args:
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
+        qkv_bias: Whether the projections of queries, keys and values have biases.
+        o_bias: Whether the output projection has a bias.
         window: Tokens of a sliding window. Chunked layers have `attention_chunk_size`.
         heads: Number of query heads; by default the standard key.
         kv_heads: Number of KV heads; by default the standard key, or without it one per query head.
@@ -213,10 +250,16 @@ def mha(
     kv_heads: Field = None,
     **fields: Field,
 ) -> Reader:
-    """Return the reader of plain multi-head attention, which has no further keys.
+    """Return a reader that builds the plain multi-head attention of a layer.
 
-    The width of a head is the hidden size divided by the heads. Each head has its own key and
-    value.
+    The width of a head is the hidden size divided by the heads. Each query head has its own KV head
+    by default.
+
+    Args:
+        bias: Whether all four projections have biases.
+        heads: Key of the number of query heads.
+        kv_heads: Number of KV heads.
+        **fields: Further fields of the part.
     """
     return grouped(
         bias,
@@ -234,9 +277,16 @@ def cross_attention(
     source: Field = None,
     is_on: Field = "add_cross_attention",
 ) -> Reader:
-    """Return the reader of the four projections of attention to an encoder of width `source`.
+    """Return a reader that builds the projections of attention to an encoder.
 
     The part caches nothing, because kvcalc models no encoder.
+
+    Args:
+        bias: Whether the four projections have biases.
+        k_bias: Whether the key projection has a bias, if this differs from `bias`.
+        o_bias: Whether the output projection has a bias, if this differs from `bias`.
+        source: Width of the encoder's output.
+        is_on: Whether the model has cross attention.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -258,9 +308,12 @@ def cross_attention(
 def latent(
     bias: Field = "attention_bias", spec: type[Latent] = Latent, **fields: Field
 ) -> Reader:
-    """Return the reader of MLA, or of DSA with spec=Sparse.
+    """Return a reader that builds the multi-head latent attention of a layer.
 
-    The bias is on the two down-projections and the output.
+    Args:
+        bias: Whether the two down-projections and the output projection have biases.
+        spec: Class of the part: Latent for MLA, Sparse for DeepSeek sparse attention.
+        **fields: Further fields of the part.
     """
     index = _INDEX_KEYS if issubclass(spec, Sparse) else ()
     keys: dict[str, Field] = {name: name for name in (*_LATENT_KEYS, *index)}
@@ -268,7 +321,12 @@ def latent(
 
 
 def mixer(spec: type[Any], **fields: Field) -> Reader:
-    """Return the reader of one part of the class `spec`, with these fields."""
+    """Return a reader that builds one part of a class.
+
+    Args:
+        spec: Class of the part.
+        **fields: Field of the part → rule, formula or literal.
+    """
     return lambda c: (make(c, spec, field_values(fields, c)),)
 
 
@@ -278,7 +336,14 @@ def dense(
     bias: Field = False,
     **fields: Field,
 ) -> Reader:
-    """Return the reader of a dense FFN of `size`."""
+    """Return a reader that builds the dense FFN of a layer.
+
+    Args:
+        size: Intermediate size.
+        gated: Whether the FFN has a gate.
+        bias: Whether its matrices have biases.
+        **fields: Further fields of the part.
+    """
     return mixer(Dense, intermediate_size=size, gated=gated, bias=bias, **fields)
 
 
@@ -293,13 +358,13 @@ def moe(
     shared: Field = None,
     **fields: Field,
 ) -> Reader:
-    """Return the reader of a mixture of `experts` experts of `size`.
+    """Return a reader that builds the mixture of experts of a layer.
 
     Args:
         experts: Number of experts.
-        top_k: Experts of a token.
-        size: Width of an expert.
-        shared: Width of all shared experts together.
+        top_k: Experts that a token uses.
+        size: Intermediate size of an expert.
+        shared: Intermediate size of all shared experts together.
         **fields: Further fields of the part.
     """
     return mixer(
@@ -316,10 +381,13 @@ GROUPED, DENSE = grouped(), dense()
 
 
 def state_dtype(*keys: str) -> Field:
-    """Return a rule for the format of recurrent states.
+    """Return a rule that gives the dtype of recurrent states.
 
-    The rule returns the format under the first key that has one, or None if all are missing or
-    `auto`.
+    The result of the rule is the dtype under the first key that has one. It is None if all keys are
+    missing or `auto`.
+
+    Args:
+        keys: Keys of the file, the most important first.
     """
 
     def rule(c: Config) -> str | None:
@@ -330,9 +398,14 @@ def state_dtype(*keys: str) -> Field:
 
 
 def projections(matrices: Field = None, vectors: Field = None) -> Reader:
-    """Return the reader of named matrices and vectors. If all are None, there is no part.
+    """Return a reader that builds named matrices and vectors.
 
-    Example: `projections({"gate": "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
+    If no matrix and no vector has a size, the reader gives no part. Example: `projections({"gate":
+    "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
+
+    Args:
+        matrices: Name → formula of the two sides of a matrix.
+        vectors: Name → formula of the number of elements.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -346,7 +419,7 @@ def projections(matrices: Field = None, vectors: Field = None) -> Reader:
 
 
 def both(*readers: Reader) -> Reader:
-    """Return a reader that joins the parts of several readers, in their order.
+    """Return a reader that gives the parts of several readers, one reader after another.
 
     Example: `both(mha(), cross_attention())` reads a layer of a decoder that attends to an encoder.
     """
@@ -354,14 +427,19 @@ def both(*readers: Reader) -> Reader:
 
 
 def nothing(c: Config) -> tuple[Any, ...]:
-    """Return no parts. This is the reader of layers without such a part, such as layers without an
-    FFN."""
+    """Return no parts. This is the reader for layers without an FFN or without a mixer."""
     return ()
 
 
 def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
-    """Return a reader of no parts that refuses the file, with a text about `key`, if the condition
-    is true."""
+    """Return a reader that gives no parts, and raises UserError if a condition is true.
+
+    Args:
+        condition: Rule or formula that is true or false.
+        key: Key of the file that the message names.
+        text: The problem.
+        hint: What the user can do.
+    """
 
     def read(c: Config) -> tuple[Any, ...]:
         if is_true(condition, c):
@@ -372,15 +450,23 @@ def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
 
 
 def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
-    """Return the reader that is `then` in layers where the condition is true, else `otherwise`."""
+    """Return a reader that selects one of two readers for each layer.
+
+    Args:
+        condition: Rule or formula that is true or false for the current layer.
+        then: Reader if the condition is true.
+        otherwise: Reader if the condition is false.
+    """
     return lambda c: (then if is_true(condition, c) else otherwise)(c)
 
 
 def by_type(**readers: Reader) -> Reader:
-    """Return the reader of the current layer's type.
+    """Return a reader that selects a reader by the type of the current layer.
 
-    Raises:
-        UserError: There is no reader of this type.
+    The new reader raises UserError for a layer type without a reader.
+
+    Args:
+        **readers: Layer type → reader.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -397,8 +483,14 @@ def by_type(**readers: Reader) -> Reader:
 
 
 def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> Reader:
-    """Return the reader that is `then` in layers where the condition is true, else `otherwise`. If
-    the file has a list `mlp_layer_types`, the list decides.
+    """Return a reader that selects the FFN of each layer: mixture of experts or dense.
+
+    If the file has a list `mlp_layer_types`, the list decides instead of the condition.
+
+    Args:
+        condition: Rule or formula that is true for layers with a mixture of experts.
+        then: Reader of the mixture of experts.
+        otherwise: Reader of the dense FFN.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -418,10 +510,14 @@ def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> R
 def after_first(
     count: int | str, then: Reader, otherwise: Reader = DENSE, freq: str = ""
 ) -> Reader:
-    """Return the reader that is `otherwise` in the first `count` layers and `then` after them.
+    """Return a reader for the FFNs of a model whose first layers are dense.
 
-    If the value under the key `freq` is a number, only each `freq`-th layer is `then`. If the value
-    is a list, only the layers with a 1 in the list are `then`.
+    Args:
+        count: Number of these layers, or a formula of it.
+        then: Reader of the layers after them, usually a mixture of experts.
+        otherwise: Reader of the first layers.
+        freq: Key of the file. If its value is a number n, only each n-th layer uses `then`. If the
+            value is a list, only layers with a 1 in the list use `then`.
     """
     condition = f"layer_index >= {count}"
     if freq:
@@ -430,7 +526,12 @@ def after_first(
 
 
 def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
-    """Return a part of the class `spec` with these fields.
+    """Return a part of a class after checks of its fields.
+
+    Args:
+        c: The file, for error messages.
+        spec: Class of the part.
+        fields: Values of the fields.
 
     Raises:
         UserError: A value is invalid. The message names the field.

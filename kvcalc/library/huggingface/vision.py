@@ -35,12 +35,15 @@ _TOWERS_WITHOUT_KEY = {"molmo"}  # types that have a vision tower, but no key fo
 def tower(
     data: Mapping[str, Any], file_name: str, width: int
 ) -> tuple[Vision | None, tuple[str, ...]]:
-    """Return the tower that a file describes, and notes on parts that are not counted.
+    """Return the vision tower that a config.json describes, and notes on parts that are not
+    counted.
+
+    The tower is None if the file describes none.
 
     Args:
         data: The whole file.
         file_name: Name of the file, for errors.
-        width: Width of the language model.
+        width: Hidden size of the language model.
 
     Raises:
         UserError: The value of a key is invalid.
@@ -94,7 +97,9 @@ def _read_tower(
 
 @cache
 def tower_entries() -> dict[str, JsonObject]:
-    """Return the formulas of each shape, and the default values of each model type."""
+    """Return the table of vision towers: formulas of each shape, and defaults of each
+    model type.
+    """
     path = Path(__file__).with_suffix(".yaml")
     entries, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     return {name: entry for names, entry in entries.items() for name in names.split()}

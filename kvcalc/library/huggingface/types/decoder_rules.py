@@ -26,13 +26,13 @@ MINICPMV_STACKS = {
 
 
 def outer_tie(default: bool) -> Field:
-    """Return a rule: whether the LM head of a multimodal model is tied to its embedding.
+    """Return a rule that gives whether a multimodal model's LM head is tied to its embedding.
 
     The text part of a multimodal file has no LM head, so `tie_word_embeddings` is outside the text
     part. In some classes, the text part may have the key too.
 
     Args:
-        default: The value if the file does not state it.
+        default: Result of the rule if the file does not state it.
     """
 
     def is_tied(c: Config) -> bool:
@@ -47,8 +47,11 @@ def outer_tie(default: bool) -> Field:
 
 
 def exaone_order(c: Config) -> list[str]:
-    """Return EXAONE 4's order of layers, from a number n (each n-th layer is full) or letters
-    (LLLG)."""
+    """Return the type of each layer of EXAONE 4, from `sliding_window_pattern`.
+
+    The key has a number n, and each n-th layer has full attention. Or it has letters such as LLLG,
+    in which G is full attention. Without a window, all layers have full attention.
+    """
     key = "sliding_window_pattern"
     if not c.has("sliding_window"):
         return [FULL] * c.layers
@@ -58,20 +61,29 @@ def exaone_order(c: Config) -> list[str]:
 
 
 def gemma4_order(c: Config) -> list[str]:
-    """Return the listed layer types, or full attention in each sixth layer. The last layer is
-    always full."""
+    """Return the type of each layer of Gemma 4, from the file's list of layer types.
+
+    Without a list, each sixth layer has full attention. The last layer always has full attention.
+    """
     return [*typed(full_where("(layer_index + 1) % 6 == 0"))(c)[:-1], FULL]
 
 
 def altup_projections(c: Config) -> Matrices:
-    """Return the projections into AltUp's further streams and back."""
+    """Return AltUp's matrices, by name: the projections into each further stream and back.
+
+    The sizes of each matrix are [hidden_size, hidden_size].
+    """
     sides = (c.size("hidden_size"), c.size("hidden_size"))
     numbers = range(1, c.size("altup_num_inputs"))
     return {f"stream_{way}_{i}": sides for way in ("in", "out") for i in numbers}
 
 
 def minicpmv_stack(c: Config) -> str:
-    """Return the type of the language model of a MiniCPM-V or -o, by its version."""
+    """Return the model type of the language model in a MiniCPM-V or MiniCPM-o, by its version.
+
+    Raises:
+        UserError: The version is unknown.
+    """
     is_first = (c.size("hidden_size"), c.get("query_num")) == (2304, 64)
     version = str(c.get("version", 2.0 if is_first else 2.5))
     if version not in MINICPMV_STACKS:

@@ -87,11 +87,15 @@ _PLAIN_ATTENTION = (
 
 
 def apply_settling_changes(c: Config, changes: list[str]) -> None:
-    """Apply the changes of `--set` that settle open questions of a file, and remove them from
-    `changes`.
+    """Apply the changes of `--set` that answer open questions about a file of an unknown type.
 
-    `layer_types=5 sliding_attention, full_attention` names the layers, and is repeated until the
-    stack is full. `sliding_window=512` is their window. `KEY=null` leaves out a key of the file.
+    These changes are removed from `changes`. `layer_types=5 sliding_attention, full_attention`
+    names the layers, and is repeated until all layers have a type. `sliding_window=512` is their
+    window. `KEY=null` leaves out a key of the file.
+
+    Args:
+        c: The file, which is changed.
+        changes: The changes of `--set`.
     """
     keys = dict(c.file)
     for change in list(changes):
@@ -134,13 +138,15 @@ def _remove(keys: JsonObject, path: str) -> bool:
 
 
 def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
-    """Raise UserError if an unread key may change a count, or if no key states which layers have
-    the window.
+    """Check that the sizes of a file of an unknown type do not depend on open questions.
 
     Args:
         c: The file, after its layers were read.
         model_type: The `model_type` in the file.
         unread: Keys that no reader used. Keys inside mappings are `KEY.INNER`.
+
+    Raises:
+        UserError: An unread key may change a size, or no key states which layers have the window.
     """
     others = [
         key for key in unread if not OTHER_PARTS.search(key) and not key.startswith("mm_")
@@ -185,7 +191,7 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
 
 
 def is_silent(key: str) -> bool:
-    """Return whether a key cannot change a size, judged by its name."""
+    """Return whether an unknown key of a file cannot change a size, judged by its name."""
     return bool(_SILENT.search(key) or OTHER_MODALITIES.search(key) or OTHER_PARTS.search(key))
 
 
@@ -245,13 +251,20 @@ EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps
 
 
 def first_word(c: Config, *keys: str) -> str:
-    """Return the value of the first of these keys that has a text, in lower case."""
+    """Return the first text under several keys, in lower case.
+
+    Args:
+        c: The file.
+        keys: Keys in the order in which they are tried.
+    """
     return next((value.lower() for key in keys if isinstance(value := c.get(key), str)), "")
 
 
 def has_layer_norms(c: Config) -> bool:
-    """Return whether norms are LayerNorms, by the name of the norm, else by the name of the epsilon
-    key."""
+    """Return whether the norms are LayerNorms, not RMSNorms.
+
+    The name of the norm in the file decides. Without it, the name of the epsilon key decides.
+    """
     kind = first_word(c, "norm_type", "layer_norm_type", "normalization_type")
     switches = [c.get(key) for key in ("rmsnorm", "use_rmsnorm", "use_rms_norm")]
     if "rms" in kind or True in switches:
@@ -260,5 +273,5 @@ def has_layer_norms(c: Config) -> bool:
 
 
 def is_gated(c: Config) -> bool:
-    """Return whether the FFN has a gate, judged by its activation function."""
+    """Return whether the FFN has a gate matrix, judged by its activation function."""
     return first_word(c, *ACTIVATIONS) not in UNGATED

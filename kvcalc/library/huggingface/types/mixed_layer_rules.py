@@ -20,7 +20,11 @@ LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
 
 
 def lfm2_width(c: Config) -> int:
-    """Return LFM2's FFN width: two thirds of a size times a factor, rounded up to a multiple."""
+    """Return the intermediate size of LFM2's FFN.
+
+    It is two thirds of the file's size times a factor, rounded up to a multiple. Without
+    `block_auto_adjust_ff_dim` it is the file's size.
+    """
     key = "block_ffn_dim_multiplier"
     size = c.size("block_ff_dim", c.size("intermediate_size"))
     if not c.flag("block_auto_adjust_ff_dim", True):
@@ -33,13 +37,15 @@ def lfm2_width(c: Config) -> int:
 
 
 def memory_index(c: Config) -> int:
-    """Return the index of the current layer's n-gram memory; −1 if the layer has none."""
+    """Return the index of the current layer's n-gram memory in the model; −1 if it has none."""
     layers = sorted(set(c.sizes("ple_layer_ids")))
     return layers.index(c.layer + 1) if c.layer + 1 in layers else -1
 
 
 def ngram_hashes(c: Config) -> int:
-    """Return the number of hashes. Each hash selects one row of an n-gram memory."""
+    """Return the number of hashes of an n-gram memory. Each hash selects one table row
+    for a token.
+    """
     count = (c.size("ngram_size", minimum=2) - 1) * c.size("heads_per_ngram")
     width = c.size("ple_embed_dim", c.size("hidden_size"))
     if count * (memory_index(c) + 1) > 1000 or width % count:
@@ -59,15 +65,15 @@ def memory_rows(c: Config) -> int:
 
 
 def nemotron_order(c: Config) -> list[str]:
-    """Return Nemotron's order of layers from a text with one letter per layer.
+    """Return the type of each layer of Nemotron-H, from a text with one letter per layer.
 
-    The default of transformers has one layer of each type.
+    transformers' default has one layer of each type.
     """
     return [LETTERS.get(letter, letter) for letter in c.word("hybrid_override_pattern", "ME*-")]
 
 
 def nemotron_layers(c: Config) -> int:
-    """Return the number of layers in Nemotron's list, if the file has one."""
+    """Return the number of layers in Nemotron's list of layer types; 0 if the file has no list."""
     keys = ("layer_types", "hybrid_override_pattern", "num_hidden_layers")
     if not any(map(c.in_file, keys)):
         return 0
@@ -79,10 +85,14 @@ RATIO_TYPES = {0: SLIDING, 4: CSA, 128: HCA}
 
 
 def indexer_where(offset: int, freq: int) -> Field:
-    """Return a rule: whether the current layer has its own indexer.
+    """Return a rule that gives whether the current layer has its own sparse-attention indexer.
 
-    The file lists these layers, or gives a pattern. Otherwise each `freq`-th layer from an offset
-    on has an indexer.
+    The file lists these layers, or gives a pattern. Otherwise the first `offset` layers have an
+    indexer, and each `freq`-th layer after them.
+
+    Args:
+        offset: Number of first layers with an indexer, if the file does not state it.
+        freq: Distance between later layers with an indexer, if the file does not state it.
     """
 
     def rule(c: Config) -> bool:
@@ -99,8 +109,10 @@ def indexer_where(offset: int, freq: int) -> Field:
 
 
 def v4_order(c: Config) -> list[str]:
-    """Return DeepSeek-V4's listed layer types, or the types for the ratios of older files. By
-    default two HCA layers come first, then CSA and HCA alternate.
+    """Return the type of each layer of DeepSeek-V4: window only, CSA or HCA.
+
+    The file lists the types, or older files list the compression ratios. By default the layers with
+    the indices 3, 5, 7 … are CSA, and all others are HCA.
     """
     names: list[Any] | None = c.items("layer_types")
     if names is None and c.items("compress_ratios") is not None:
@@ -115,15 +127,17 @@ def v4_order(c: Config) -> list[str]:
 
 
 def v4_rotated(c: Config) -> int:
-    """Return the number of rotated elements of a head. Files give it as a share of the head, older
-    files as a number."""
+    """Return the number of elements of a DeepSeek-V4 head that have rotary positions.
+
+    Files give it as a share of the head, and older files as a number.
+    """
     if c.has("partial_rotary_factor"):
         return int(c.size("head_dim") * c.number("partial_rotary_factor"))
     return c.size("qk_rope_head_dim", c.size("head_dim") // 8)
 
 
 def engram_rows(c: Config) -> int:
-    """Return the number of rows in the n-gram table of the current layer; 0 if it has none."""
+    """Return the number of rows in the Engram table of the current layer; 0 if it has none."""
     layers, rows = c.sizes("engram_layer_ids"), c.items("engram_num_embeddings") or []
     if len(layers) != len(rows):
         raise c.fail("engram_num_embeddings", f"does not give the rows of {len(layers)} layers")
@@ -131,7 +145,10 @@ def engram_rows(c: Config) -> int:
 
 
 def nas_width(c: Config) -> int:
-    """Return the width of an FFN by its factor: two thirds of a multiple of the model's width,
-    rounded up to a multiple of 256."""
+    """Return the intermediate size of a Nemotron-NAS FFN from the file's factor of the model's
+    width.
+
+    It is two thirds of the factor times the width, rounded up to a multiple of 256.
+    """
     factor = c.nested("block_configs").nested("ffn").number("ffn_mult")
     return -(-int(2 * factor * c.size("hidden_size") / 3) // 256) * 256

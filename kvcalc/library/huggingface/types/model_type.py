@@ -40,20 +40,23 @@ PARTS = {
 
 
 class Type(NamedTuple):
-    """One model type: readers of a layer's parts, the order of layer types, and the other parts.
+    """An entry of the table of model types: how a config.json of this type is read.
+
+    A reader is a function that builds the parts of a layer from the file. Other fields are rules,
+    formulas of keys, or literals.
 
     Attributes:
-        mixer: Reader of a layer's first parts.
+        mixer: Reader of a layer's first parts, usually attention.
         ffn: Reader of a layer's last parts.
         order: Type of each layer.
-        norms: Norms of a layer outside its parts.
-        norm: Kind of the norms.
+        norms: Number of norms of a layer outside its parts.
+        norm: Type of the norms, such as `rms`.
         layer: Further fields of each `Layer`.
         model: Fields of `Model` that differ from the standard ones.
         depth: Number of layers if no key gives it.
         layers_key: Key of the number of layers; '' if only `depth` gives it.
         defaults: Values of keys that the file leaves out.
-        spellings: Other names of a key.
+        spellings: Key → its other spellings.
         inert: Keys that change no size, separated by spaces.
         is_encoder: Whether tokens also see later tokens in classes without an LM head.
         has_pooler: Whether the class without a head has a dense layer for the first token.
@@ -80,7 +83,7 @@ class Type(NamedTuple):
 
 @cache
 def entry_texts() -> dict[str, str]:
-    """Return the YAML text of each entry by each of its names."""
+    """Return the YAML text of each entry in the table of model types, by each name of the type."""
     texts = {}
     for file in sorted(Path(__file__).parent.glob("*.yaml")):
         for text in re.split(
@@ -92,20 +95,30 @@ def entry_texts() -> dict[str, str]:
 
 
 def type_names() -> list[str]:
-    """Return the model types that have an entry."""
+    """Return the names of the model types that have an entry in the table."""
     return [name for name in entry_texts() if not name.startswith("$")]
 
 
 def read_entry(name: str) -> Any:
-    """Return the value of an entry as plain data. Raises KeyError if there is no such entry."""
+    """Return the YAML value of a model type's entry, before its functions are called.
+
+    Raises:
+        KeyError: The table has no such entry.
+    """
     entry, _ = parse_yaml(entry_texts()[name], name)
     return next(iter(entry.values()))
 
 
 @cache
 def read_type(name: str) -> Type:
-    """Return the entry of a model type. The fields `layer` and `model` of the entry extend the
-    fields of the type under `like`."""
+    """Return the entry of a model type in the table.
+
+    The type under `like` gives all fields that the entry does not state. Its fields `layer` and
+    `model` are extended by the entry's.
+
+    Args:
+        name: Name of the model type.
+    """
     entry = read_entry(name)
     base = read_type(entry.pop("like")) if "like" in entry else Type()
     plain = {key: entry.pop(key) for key in ("defaults", "spellings") if key in entry}
@@ -116,7 +129,11 @@ def read_type(name: str) -> Type:
 
 
 def resolve(node: Any) -> Any:
-    """Return a value of the table after its functions are called and its `$` names are replaced."""
+    """Return a value of an entry after its functions are called and its `$` names are replaced.
+
+    Args:
+        node: Value from the YAML text.
+    """
     if isinstance(node, str):
         if re.fullmatch(r"\$\w+", node):
             return resolve(read_entry(node))
@@ -142,5 +159,8 @@ def resolve(node: Any) -> Any:
 
 
 def is_call(node: JsonObject) -> bool:
-    """Return whether a mapping names one function or part with its arguments."""
+    """Return whether a mapping in an entry is one function or part with its arguments.
+
+    `{grouped: {bias: attention_bias}}` is a call.
+    """
     return len(node) == 1 and not node.keys().isdisjoint(FUNCTIONS.keys() | PARTS.keys())
