@@ -152,8 +152,9 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     def cache_format(self, entry: CacheEntry) -> RowFormat:
         """Return the storage format of a cache entry.
 
-        It is the format that the model fixes for the entry. Otherwise it is the format of the
-        entry's role in the KV cache.
+        It is the format that the model fixes for the entry, such as fp32 for a recurrent state.
+        Otherwise `kv_cache_dtype` decides. Roles that `kv_cache_dtype` does not cover have the
+        dtype.
         """
         if entry.dtype:
             return FORMATS[entry.dtype]

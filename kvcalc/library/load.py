@@ -270,7 +270,7 @@ def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
 
 
 class Place(NamedTuple):
-    """The file that the name of a model or GPU means.
+    """The file to which the name of a model or GPU refers.
 
     Attributes:
         path: The file.

@@ -315,11 +315,11 @@ _TRADE_OFFS = "the abstract of arXiv 2411.02355"
 
 
 class Score(NamedTuple):
-    """A published score of a model in a format, together with a reference score of this model.
+    """A published benchmark score of a model that is stored in a format, and its reference score.
 
     Attributes:
-        value: Score in the format.
-        full: Reference score: in 16 bits, or with MHA for a changed attention.
+        value: Score of the model with weights or KV cache in the format.
+        full: Reference score of this model: in 16 bits, or with MHA for a changed attention.
         noun: Benchmark and model, such as `AIME25, DeepSeek-R1`.
         source: Document with the scores.
     """

@@ -34,7 +34,9 @@ _RENAMED = {
 
 
 def uniform(kind: str = FULL) -> Order:
-    """Return an order of layers in which all layers have one type.
+    """Return a function that gives one layer type to every layer of the model.
+
+    The function takes a `Config` and returns a list with the type of each layer.
 
     Args:
         kind: The layer type.
@@ -46,7 +48,9 @@ ALL_FULL = uniform()
 
 
 def each_layer(kind: Field) -> Order:
-    """Return an order of layers in which a formula or a rule gives the type of each layer.
+    """Return a function that computes the type of each layer by a formula or a rule.
+
+    The function takes a `Config` and returns a list with the type of each layer.
 
     Args:
         kind: Rule or formula whose value is the type of the current layer.
@@ -64,9 +68,10 @@ def each_layer(kind: Field) -> Order:
 
 
 def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Order:
-    """Return an order of layers with the type `full` if a condition is true for the layer.
+    """Return a function that gives each layer one of two types, by a condition.
 
-    Example: `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
+    The function takes a `Config` and returns a list with the type of each layer. Example:
+    `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
 
     Args:
         condition: Rule or formula that is true or false for the current layer.
@@ -77,11 +82,13 @@ def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Ord
 
 
 def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
-    """Return the order of layers that the file lists under a key, or under an older spelling of it.
+    """Return a function that reads the type of each layer from a list in the file.
+
+    The function takes a `Config` and returns the list. Older names of types are replaced.
 
     Args:
-        otherwise: Order of layers if the file has no such list.
-        key: The key of the list.
+        otherwise: Function or list that gives the types if the file has no such list.
+        key: Key of the list in the file.
     """
 
     def order(c: Config) -> list[str]:
@@ -116,9 +123,10 @@ def check_names(c: Config, key: str, names: Any, known_names: Any = None) -> Non
 
 
 def cycle(key: str, kinds: dict[str, str]) -> Order:
-    """Return an order of layers that repeats a short list of the file until all layers have a type.
+    """Return a function that repeats a short list of the file until all layers have a type.
 
-    If the file has no list, all layers have full attention.
+    The function takes a `Config` and returns a list with the type of each layer. If the file has no
+    short list, all layers have full attention.
 
     Args:
         key: Key of the list, or of a text whose letters are the list.
@@ -200,6 +208,9 @@ def grouped(
 ) -> Reader:
     """Return a reader that builds the MHA, MQA or GQA of a layer.
 
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
+
     Args:
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
         qkv_bias: Whether the projections of queries, keys and values have biases.
@@ -252,6 +263,9 @@ def mha(
 ) -> Reader:
     """Return a reader that builds the plain multi-head attention of a layer.
 
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
+
     The width of a head is the hidden size divided by the heads. Each query head has its own KV head
     by default.
 
@@ -278,6 +292,9 @@ def cross_attention(
     is_on: Field = "add_cross_attention",
 ) -> Reader:
     """Return a reader that builds the projections of attention to an encoder.
+
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
 
     The part caches nothing, because kvcalc models no encoder.
 
@@ -310,6 +327,9 @@ def latent(
 ) -> Reader:
     """Return a reader that builds the multi-head latent attention of a layer.
 
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
+
     Args:
         bias: Whether the two down-projections and the output projection have biases.
         spec: Class of the part: Latent for MLA, Sparse for DeepSeek sparse attention.
@@ -322,6 +342,9 @@ def latent(
 
 def mixer(spec: type[Any], **fields: Field) -> Reader:
     """Return a reader that builds one part of a class.
+
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
 
     Args:
         spec: Class of the part.
@@ -337,6 +360,9 @@ def dense(
     **fields: Field,
 ) -> Reader:
     """Return a reader that builds the dense FFN of a layer.
+
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
 
     Args:
         size: Intermediate size.
@@ -359,6 +385,9 @@ def moe(
     **fields: Field,
 ) -> Reader:
     """Return a reader that builds the mixture of experts of a layer.
+
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
 
     Args:
         experts: Number of experts.
@@ -400,6 +429,9 @@ def state_dtype(*keys: str) -> Field:
 def projections(matrices: Field = None, vectors: Field = None) -> Reader:
     """Return a reader that builds named matrices and vectors.
 
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
+    a formula of the file's keys, or a literal.
+
     If no matrix and no vector has a size, the reader gives no part. Example: `projections({"gate":
     "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
 
@@ -421,6 +453,8 @@ def projections(matrices: Field = None, vectors: Field = None) -> Reader:
 def both(*readers: Reader) -> Reader:
     """Return a reader that gives the parts of several readers, one reader after another.
 
+    A reader is a function from a `Config` to the parts of its current layer.
+
     Example: `both(mha(), cross_attention())` reads a layer of a decoder that attends to an encoder.
     """
     return lambda c: tuple(part for reader in readers for part in reader(c))
@@ -433,6 +467,8 @@ def nothing(c: Config) -> tuple[Any, ...]:
 
 def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
     """Return a reader that gives no parts, and raises UserError if a condition is true.
+
+    A reader is a function from a `Config` to the parts of its current layer.
 
     Args:
         condition: Rule or formula that is true or false.
@@ -452,6 +488,8 @@ def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
 def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
     """Return a reader that selects one of two readers for each layer.
 
+    A reader is a function from a `Config` to the parts of its current layer.
+
     Args:
         condition: Rule or formula that is true or false for the current layer.
         then: Reader if the condition is true.
@@ -462,6 +500,8 @@ def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
 
 def by_type(**readers: Reader) -> Reader:
     """Return a reader that selects a reader by the type of the current layer.
+
+    A reader is a function from a `Config` to the parts of its current layer.
 
     The new reader raises UserError for a layer type without a reader.
 
@@ -484,6 +524,8 @@ def by_type(**readers: Reader) -> Reader:
 
 def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> Reader:
     """Return a reader that selects the FFN of each layer: mixture of experts or dense.
+
+    A reader is a function from a `Config` to the parts of its current layer.
 
     If the file has a list `mlp_layer_types`, the list decides instead of the condition.
 
@@ -511,6 +553,8 @@ def after_first(
     count: int | str, then: Reader, otherwise: Reader = DENSE, freq: str = ""
 ) -> Reader:
     """Return a reader for the FFNs of a model whose first layers are dense.
+
+    A reader is a function from a `Config` to the parts of its current layer.
 
     Args:
         count: Number of these layers, or a formula of it.

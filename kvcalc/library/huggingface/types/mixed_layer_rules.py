@@ -145,10 +145,9 @@ def engram_rows(c: Config) -> int:
 
 
 def nas_width(c: Config) -> int:
-    """Return the intermediate size of a Nemotron-NAS FFN from the file's factor of the model's
-    width.
+    """Return the intermediate size of the current layer's FFN in Nemotron-NAS.
 
-    It is two thirds of the factor times the width, rounded up to a multiple of 256.
+    It is 2/3 · `ffn_mult` · hidden size, rounded up to a multiple of 256.
     """
     factor = c.nested("block_configs").nested("ffn").number("ffn_mult")
     return -(-int(2 * factor * c.size("hidden_size") / 3) // 256) * 256
