@@ -82,7 +82,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     @property
     def grows(self) -> bool:
-        """Return whether each new token can add rows. It is False for states and block buffers."""
+        """Return whether more tokens of the sequence can add rows, up to `limit` if there is one.
+
+        It is False for states and block buffers.
+        """
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:

@@ -317,10 +317,17 @@ def _unfused_attention(
 
 
 def product_flops(rows: Num, inner: int, columns: int) -> Num:
-    """Return FLOPs of matrix products: 2 · rows · inner · columns, one multiply and one add each.
+    """Return the FLOPs of a matrix product [rows, inner] · [inner, columns]: 2 · rows · inner ·
+    columns.
 
-    Examples: x[tokens, inputs] · W[inputs, outputs] has 2 · tokens · inputs · outputs. A score of a
-    head takes 2 · width, so all heads take 2 · pairs · heads · width.
+    Each element needs `inner` multiplications and as many additions. Examples: a projection of
+    x[tokens, inputs] has 2 · tokens · inputs · outputs. Attention scores have 2 · pairs · heads ·
+    width, with one row per (query, key) pair.
+
+    Args:
+        rows: Rows of the left array: tokens, or (query, key) pairs of one head.
+        inner: Length of the dot products; heads for attention.
+        columns: Columns of the right array; elements of a key or value for attention.
     """
     return 2 * rows * inner * columns
 

@@ -286,9 +286,9 @@ class Pass:
             name: Name in tables.
             weights: Shares of the matrices on this rank.
             tokens: Rows of x; by default all new tokens of this rank.
-            fraction: Share of the copies that is read: experts that a token uses. Weight bytes are
-                rounded once, halves up.
-            experts: Expected number of experts that are read; 0 for other products.
+            fraction: Share of the copies (experts) whose weights are read, because a token uses
+                them; 1 for all. Weight bytes are rounded once, halves up.
+            experts: Expected number of experts whose weights are read; 0 for other products.
         """
         rows = self.tokens if tokens is None else tokens
         flops: Num = 0

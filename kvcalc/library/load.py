@@ -435,9 +435,10 @@ def preset_text(name: str, kind: str) -> str:
 
 
 def model_record(model: Model) -> "ModelPresetRecord":
-    """Return the flat record of one model for `--format`.
+    """Return the record of one model preset for `--format`. No value is nested.
 
-    `bytes_per_token` covers all layers of one sequence of 8,192 tokens in bf16.
+    `bytes_per_token` is the number of bytes that one more token adds to a bf16 KV cache of 8,192
+    tokens, over all layers.
     """
     return {
         "model": model.name,
@@ -458,7 +459,7 @@ def model_record(model: Model) -> "ModelPresetRecord":
 
 
 def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
-    """Return the flat record of one GPU for `--format`.
+    """Return the record of one GPU preset for `--format`. No value is nested.
 
     Values that the vendor does not publish are null.
     """

@@ -82,9 +82,10 @@ def through_layers(
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:
-    """Return the operators of one forward pass on one GPU of each pipeline stage, in one list.
+    """Return the operators of one forward pass through all layers of the model, on one rank.
 
-    The list has all layers of the model, embedding and LM head, but no transfers between stages.
+    The list joins the operators of all pipeline stages, with embedding and LM head. It has no
+    transfers between stages.
 
     Args:
         model: The model.

@@ -97,8 +97,10 @@ def _read_tower(
 
 @cache
 def tower_entries() -> dict[str, JsonObject]:
-    """Return the table of vision towers: formulas of each shape, and defaults of each
-    model type.
+    """Return the table of vision towers, by name of a model type or of a shape.
+
+    A model type has default values of its keys and the names of its shapes. A shape has formulas
+    for fields of `Vision`.
     """
     path = Path(__file__).with_suffix(".yaml")
     entries, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)
