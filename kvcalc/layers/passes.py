@@ -97,7 +97,7 @@ class Pass:
         return weight.local(self.ranks).elements * self.formats.vector_bytes
 
     def heads(self, heads: int) -> int:
-        """Return the number of heads on this rank: ⌈heads/tp⌉.
+        """Return how many of a layer's heads this rank has: ⌈heads/tp⌉, at least 1.
 
         Args:
             heads: Number of heads in the layer.
@@ -322,8 +322,9 @@ class Pass:
         )
 
     def format_of(self, weight: Weight) -> str:
-        """Return the name of the storage format of a matrix in the layers that the pass
-        has entered.
+        """Return the name of a matrix's storage format, in the layers that the pass has entered.
+
+        Equal names of matrices can have different formats in other layers.
         """
         return self.formats.weight_format(self._full(weight.name), weight).name
 

@@ -86,7 +86,11 @@ class _YamlReader:
         return UserError(text, where=self.file_name + line)
 
     def documents(self, text: str) -> list[Any]:
-        """Return the value of each document."""
+        """Return the value of each YAML document in a text.
+
+        Args:
+            text: The YAML text.
+        """
         import yaml
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -108,7 +112,12 @@ class _YamlReader:
         return documents
 
     def value(self, node: Any, path: tuple[str | int, ...]) -> Any:
-        """Return the value of a node, and record the lines of all its keys."""
+        """Return the value of a YAML node, and record the line number of each key in it.
+
+        Args:
+            node: Node that the YAML library parsed.
+            path: Keys and list indices that lead to the node.
+        """
         if id(node) in self.values:
             if not self.is_stream:
                 raise self.fail("has an alias; write the value out", node.start_mark)
@@ -144,7 +153,11 @@ class _YamlReader:
 def scalar(text: str) -> Any:
     """Return the value of an unquoted YAML scalar by YAML 1.2.
 
-    The value is None, a boolean, a number, or otherwise the text.
+    The value is None, a boolean, a number, or otherwise the text. Examples: `4` gives 4, and `yes`
+    gives 'yes'.
+
+    Args:
+        text: The scalar.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -180,6 +193,9 @@ def write_text(target: str | Path, content: str | bytes) -> None:
 
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     """Return the path of an output file with links resolved, and its status if the file exists.
+
+    Args:
+        target: Path that the user typed.
 
     Raises:
         UserError: No file can be written there.

@@ -144,7 +144,14 @@ class _Reader:
         return Header(metadata, results)
 
     def skip(self, count: int) -> int:
-        """Advance by a number of bytes and return the position of the first skipped byte."""
+        """Move forward in the header, and return the position before the move.
+
+        Args:
+            count: Number of bytes to move.
+
+        Raises:
+            UserError: The header has fewer bytes.
+        """
         start = self.position
         if count > self.size - start:
             kind = ShortHeaderError if count < MAX_HEADER else UserError
@@ -173,8 +180,14 @@ class _Reader:
             raise self.fail(f"a {noun} is not UTF-8 text") from None
 
     def value(self, kind: int, key: str) -> Any:
-        """Return a value; for an array of texts or of more than MAX_VALUES numbers, only its
-        length."""
+        """Return the next metadata value of the header.
+
+        For an array of texts, or of more than MAX_VALUES numbers, the result is its length.
+
+        Args:
+            kind: Number of the value's GGUF type.
+            key: Key of the value, for error messages.
+        """
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:

@@ -309,10 +309,13 @@ class _Mixture(NamedTuple):
     values: int
 
     def type_of(self, tensor: Tensor, use: Use, ordinal: int) -> str | None:
-        """Return the type of a tensor before its row length is checked; None for the basic type of
-        the file type.
+        """Return the ggml type that a file type gives to a tensor, before the row length is
+        checked.
+
+        None means the basic type of the file type.
 
         Args:
+            tensor: The tensor.
             use: Role of the tensor; V for all tensors with values.
             ordinal: Number of earlier tensors with this role.
         """

@@ -243,6 +243,9 @@ class Config:
         """Return the mapping under a key for the current layer; empty if the key is missing or
         null.
 
+        Args:
+            key: The key, in any spelling.
+
         Raises:
             UserError: The value is not a mapping.
         """
@@ -251,7 +254,13 @@ class Config:
         return table
 
     def nested(self, key: str) -> "Config":
-        """Return the mapping under a key as a Config with the same current layer."""
+        """Return the mapping under a key as a `Config` for the same current layer.
+
+        If the key is missing, the result has only the defaults.
+
+        Args:
+            key: The key, in any spelling.
+        """
         defaults = self.defaults.get(key)
         file_name = f"{self.file_name}: {key}"
         inner = Config(
