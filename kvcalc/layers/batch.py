@@ -234,8 +234,8 @@ class Batch(msgspec.Struct, frozen=True):
         Args:
             parallelism: Gives the number of pipeline stages and data-parallel ranks.
             cuts_prompts: Whether prompts are divided into chunks if there are fewer prompts than
-                stages. The returned chunk has the mean number of tokens before it. No division of
-                the batch takes less time than this chunk takes to pass all stages.
+                stages. The returned chunk has the mean number of tokens before it. Its time in all
+                stages is a lower bound for every division of the batch.
             rounds_up: Whether to return the largest micro-batch instead of the smallest.
         """
         shares = [_micro_batch(g, parallelism, cuts_prompts, rounds_up) for g in self.groups]

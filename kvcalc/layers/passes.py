@@ -324,7 +324,7 @@ class Pass:
     def format_of(self, weight: Weight) -> str:
         """Return the name of a matrix's storage format, in the layers that the pass has entered.
 
-        Equal names of matrices can have different formats in other layers.
+        A matrix of the same name can have another format in layers of another kind.
         """
         return self.formats.weight_format(self._full(weight.name), weight).name
 

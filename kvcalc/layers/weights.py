@@ -255,10 +255,10 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def computed(self) -> str:
-        """Return the compute dtypes of quantised matrices, as a parenthesis after `weights_label`.
+        """Return the compute dtypes of quantised matrices, as text after `weights_label`.
 
-        The result is '' without quantised matrices. It is also '' for 4-bit activations, because
-        not every GPU computes in fp4.
+        Example: ` (quantised matrices computed in fp8)`. The result is '' without quantised
+        matrices. It is also '' for 4-bit activations, because not every GPU computes in fp4.
         """
         dtypes = dict.fromkeys(self.quantized_dtypes)
         if not dtypes or any("fp4" in dtype for dtype in dtypes):

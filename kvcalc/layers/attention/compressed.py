@@ -105,8 +105,10 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     @property
     def series(self) -> int:
-        """Return from how many projections of each token a row is compressed: 2 with
-        overlap, else 1.
+        """Return the number of projections of a token that contribute to compressed rows.
+
+        With `overlap` there are 2: one for the row of the token's block and one for the row of the
+        next block. Otherwise there is 1.
         """
         return 2 if self.overlap else 1
 

@@ -59,7 +59,7 @@ class Type(NamedTuple):
         spellings: Key → its other spellings.
         inert: Keys that change no size, separated by spaces.
         is_encoder: Whether tokens also see later tokens in classes without an LM head.
-        has_pooler: Whether the class without a head has a dense layer for the first token.
+        has_pooler: Whether the class without an LM head has a dense layer for the first token.
         mtp: Whether layers of multi-token prediction are like the last layer. If not, they are left
             out.
     """
