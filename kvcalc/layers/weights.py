@@ -241,7 +241,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def product_dtypes(self) -> tuple[str, ...]:
-        """Return the dtypes of all matrix products without repetition, the model's dtype last."""
+        """Return the distinct dtypes of all matrix products, quantised matrices first."""
         return tuple(dict.fromkeys([*self.quantized_dtypes, self.dtype]))
 
     @property

@@ -191,7 +191,9 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
 
 
 def is_silent(key: str) -> bool:
-    """Return whether an unknown key of a file cannot change a size, judged by its name."""
+    """Return whether an unknown key of a config.json, judged by its name, changes no weight or
+    cache size.
+    """
     return bool(_SILENT.search(key) or OTHER_MODALITIES.search(key) or OTHER_PARTS.search(key))
 
 
