@@ -76,7 +76,7 @@ def variant_model(model: Model, text: str) -> Model:
     changed = variant(model, form)
     if changed.kv_cache_dtype or changed.mla_form:
         message = f"variant {text!r}: `measure` keeps cache dtype and MLA form of its layers"
-        raise UserError(message, "Use --dtype")
+        raise UserError(message, "Use --dtype for a narrower cache")
     return changed.model
 
 
