@@ -101,9 +101,7 @@ def measured_table(rows: list[Record], version: str) -> Table:
         bytes_note,
     ]
     error = max(r["cache_error"] for r in rows)
-    agreement = (
-        f"With and without the cache, outputs differ by at most {error:.0e} of the largest."
-    )
+    agreement = f"With and without cache, outputs differ by at most {error:.0e} of the largest."
     notes = [*_basis(rows, version), agreement]
     return Table(rows, MEASURE_COLUMNS, title, notes, details=details)
 
