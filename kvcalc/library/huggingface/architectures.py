@@ -124,15 +124,16 @@ _REFUSED = frozenset(_RARELY_SERVED.split() + _FLA_NAMES.split())
 
 
 class ModelType(NamedTuple):
-    """The model type that reads a config.json, and notes on how it was chosen.
+    """The model type that reads a config.json, and how it was chosen.
 
     Attributes:
         name: Name of the type, such as `llama`.
-        has_entry: Whether the table of types in `types/` has an entry for it.
+        has_entry: Whether the table of model types has an entry for it. If not, general rules for
+            decoders read the file.
         notes: Sentences for the user about the choice.
-        exact: False if the sizes that the type reads may be wrong.
+        exact: False if the computed parameter count or cache size may be wrong.
         pooling: Name of the model's class if it embeds or ranks whole sequences and has no LM head;
-            '' otherwise.
+            '' for a model that generates tokens.
     """
 
     name: str
@@ -143,15 +144,19 @@ class ModelType(NamedTuple):
 
 
 def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) -> ModelType:
-    """Return the model type that reads the text part of a config.json.
+    """Return the model type whose rules read the text part of a config.json.
+
+    The class in `architectures` decides before `model_type`. A type that neither kvcalc nor
+    transformers knows is returned with `has_entry` False.
 
     Args:
-        outer: The whole file.
-        inner: The text part of the file, or the whole file if it has none.
-        file_name: Name of the file, for errors.
+        outer: The content of the whole config.json.
+        inner: The text part of this content, or the whole content if it has none.
+        file_name: Name of the file in error messages.
 
     Raises:
-        UserError: transformers has the type, but kvcalc does not support it.
+        UserError: transformers has the type but kvcalc does not support it, or the file is a draft
+            whose weights kvcalc does not know.
     """
     model_type = inner.get("model_type", outer.get("model_type"))
     if model_type is not None and not isinstance(model_type, str):

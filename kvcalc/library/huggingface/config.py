@@ -99,15 +99,25 @@ class Config:
         return self.defaults.get(key)
 
     def in_file(self, key: str) -> bool:
-        """Return whether the file itself has a value for this key, in any spelling. null
-        is no value.
+        """Return whether the file itself has a value other than null for a key, in any spelling.
+
+        Defaults of the model type do not count.
+
+        Args:
+            key: The key, in any spelling.
         """
         return any(
             self.file.get(name) is not None for name in (key, *self.aliases.get(key, ()))
         )
 
     def has(self, *keys: str) -> bool:
-        """Return whether at least one of these keys has a value in the file or in the defaults."""
+        """Return whether at least one of these keys has a value in the file or in the defaults.
+
+        null is no value.
+
+        Args:
+            keys: Keys of config.json, each in any spelling.
+        """
         return any(self.raw(key) is not None for key in keys)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -240,8 +250,7 @@ class Config:
         return sizes
 
     def table(self, key: str) -> JsonObject:
-        """Return the mapping under a key for the current layer; empty if the key is missing or
-        null.
+        """Return the mapping under a key for the current layer; {} if the key is missing or null.
 
         Args:
             key: The key, in any spelling.
@@ -276,7 +285,11 @@ class Config:
 
 
 def show(value: Any) -> str:
-    """Return a value of the file as a short text for an error message."""
+    """Return a value of config.json as a short text for an error message.
+
+    Args:
+        value: The value, of any JSON type.
+    """
     if isinstance(value, list | dict):
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value):,}"
     text = repr(value[:60] if isinstance(value, str) else value)
@@ -464,24 +477,26 @@ def _condition(value: Any, key: str, c: Config) -> bool:
 
 
 def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Config], Any]:
-    """Return a rule that gives `then` if a condition is true, otherwise `otherwise`.
+    """Return a rule that gives one of two values, selected by a condition.
+
+    A rule is a function of the `Config`, the read config.json with its current layer.
 
     Args:
-        condition: Rule, formula or literal that is true or false.
-        then: Rule, formula or literal for true.
-        otherwise: Rule, formula or literal for false.
+        condition: Rule, formula or literal, which must be true or false.
+        then: Rule, formula or literal that gives the value if the condition is true.
+        otherwise: Rule, formula or literal that gives the value if it is false.
     """
     return lambda c: value_of(then if is_true(condition, c) else otherwise, c)
 
 
 def field_values(fields: dict[str, Field], c: Config) -> JsonObject:
-    """Return the values of all fields for the current layer.
+    """Return the values of several fields for the current layer, by field name.
 
-    Fields with the value None are left out, so they have the defaults of their class.
+    A field whose value is None is left out, so its class uses its own default.
 
     Args:
-        fields: Name → rule, formula or literal.
-        c: The file.
+        fields: Field name → rule, formula or literal, as `value_of` reads it.
+        c: The config.json and its current layer.
     """
     values = {name: value_of(field, c) for name, field in fields.items()}
     return {name: value for name, value in values.items() if value is not None}
@@ -506,9 +521,10 @@ MAX_DEPTH = 32
 
 @cache
 def facts() -> dict[str, JsonObject]:
-    """Return the properties of each model type in transformers, by name of the type.
+    """Return the facts about each model type that transformers has, by name of the type.
 
-    Each type has its class defaults, older spellings of keys, and the type of its text part.
+    The facts of a type are a mapping: defaults of its config class, older spellings of keys, and
+    the model type of its text part.
     """
     path = Path(__file__).parent / "defaults.json"
     table: dict[str, JsonObject] = msgspec.json.decode(path.read_bytes())
@@ -572,15 +588,15 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
 
 
 def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
-    """Return the values that transformers' config class gives to keys that a file leaves out.
+    """Return the defaults of transformers' config class for keys that a config.json leaves out.
 
-    If the type is the text part of a larger type, the larger type decides the default of
-    `tie_word_embeddings`.
+    The result maps a key to its default value. If the type is the text part of a multimodal type,
+    the multimodal type decides the default of `tie_word_embeddings`.
 
     Args:
-        model_type: The type of the text part.
-        outer: The whole file.
-        inner: The text part of the file, or the whole file if it has none.
+        model_type: Model type of the text part.
+        outer: The content of the whole config.json.
+        inner: The text part of this content, or the whole content if it has none.
     """
     defaults = facts().get(model_type, {}).get("defaults", {})
     outer_facts = facts().get(str(outer.get("model_type")), {}) if outer is not inner else {}

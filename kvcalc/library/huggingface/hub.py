@@ -46,8 +46,8 @@ class ModelHost(NamedTuple):
     """A server from which models are downloaded.
 
     Attributes:
-        name: Printed name of the server.
-        setting: Environment variable with its address.
+        name: Printed name of the server, such as `ModelScope`.
+        setting: Environment variable that may contain the server's address.
         default: Address if the variable is not set.
     """
 

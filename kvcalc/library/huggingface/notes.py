@@ -47,11 +47,12 @@ _SWITCHES = {
 
 
 class ConfigNote(NamedTuple):
-    """Notes about the reading of a config.json.
+    """Notes about how a config.json was read.
 
     Attributes:
         notes: Sentences for the user.
-        exact: Whether the number of parameters is exact.
+        exact: False if the computed parameter count may be wrong: the model type has no table
+            entry, its choice is uncertain, or an unread key may add weights.
     """
 
     notes: tuple[str, ...]
@@ -61,15 +62,16 @@ class ConfigNote(NamedTuple):
 def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     """Return notes about how a config.json was read.
 
-    Notes name the general rules and defaults that were used, and the keys that no reader used.
+    Notes name the general rules and the defaults that were used, and the keys that no reader used.
+    A reader is a function that builds parts of a layer from the file.
 
     Args:
-        c: The file, after its layers were read.
+        c: The config.json, after its layers were read.
         resolved: The model type that read the file.
         entry: The table entry of this type.
 
     Raises:
-        UserError: The type is not known, and an unread key may change the cache.
+        UserError: The type has no table entry, and an unread key may change weights or cache.
     """
     inert = {
         *entry.inert.split(),
@@ -112,7 +114,11 @@ def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
 
 
 def may_carry_weights(key: str) -> bool:
-    """Return whether an unknown key of a config.json may add parameters, judged by its name."""
+    """Return whether an unknown key of config.json may add parameters, judged by its name.
+
+    Args:
+        key: Name of the key, without the mappings that contain it.
+    """
     is_size = _WEIGHTS.search(key) and not (_LENGTHS.search(key) or is_silent(key))
     return bool(_ALWAYS.search(key) or is_size)
 
@@ -200,9 +206,12 @@ _Dumper.add_representer(str, _text)
 
 
 def preset_text_of(model: Model) -> str:
-    """Return the YAML text of a preset for a model that was read from another file.
+    """Return the YAML text of a preset for a model that was read from a config.json or GGUF file.
 
-    Comments contain the model's notes and the fields that the user must complete.
+    Comments in the text contain the model's notes, and name the fields that the user must complete.
+
+    Args:
+        model: The model.
     """
     hint = "" if model.huggingface_id else "# huggingface_id: org/name\n"
     hint += (
@@ -215,9 +224,13 @@ def preset_text_of(model: Model) -> str:
 
 
 def to_yaml(preset: Model | Gpu) -> str:
-    """Return the YAML text of a preset. Fields with default values are left out.
+    """Return the YAML text of a model or GPU preset, without fields that have their default value.
 
-    The innermost mappings are on one line. A model that is read from this text has equal sizes.
+    The innermost mappings are each on one line. A model that is read from this text has equal
+    weight and cache sizes.
+
+    Args:
+        preset: The model or GPU.
     """
     data = _without_defaults(preset)
     ordered = {key: data.pop(key) for key in _ORDER.split() if key in data} | data

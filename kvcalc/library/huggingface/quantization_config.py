@@ -186,14 +186,18 @@ def _float8(w: Config, strategy: str, size: int, packing: str) -> str:
 
 
 class Storage:
-    """How a checkpoint stores its weights and its cache, from `quantization_config`.
+    """How a checkpoint stores its weights and its KV cache, read from `quantization_config`.
+
+    A module is the layer object of the modelling code that has a matrix, such as
+    `self_attn.q_proj`.
 
     Attributes:
-        formats: Format → patterns of matrix names. The first format that covers a matrix applies.
-        groups: Pairs (format, modules), used instead of `formats` if the file lists formats by
-            module.
+        formats: Weight format → shell wildcards of matrix names. The first format that covers a
+            matrix applies.
+        groups: (weight format, modules) pairs, used instead of `formats` if the file lists formats
+            by module.
         ignored: Modules that are not quantised.
-        cache: Format that the checkpoint declares for the KV cache, or None.
+        cache: Format that the checkpoint declares for the KV cache; None if it declares none.
         notes: Sentences for the user about the cache and about unknown formats.
 
     Raises:
@@ -236,16 +240,17 @@ class Storage:
     def of_layer(
         self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
     ) -> tuple[tuple[str, ...], MatrixFormats]:
-        """Return how the checkpoint stores the matrices of one layer.
+        """Return how the checkpoint stores the matrices of one layer, as two tuples.
 
         Args:
             layer: Index of the layer.
-            parts: Parts of the layer.
+            parts: Mixers and FFNs of the layer.
             hidden_size: Hidden size of the model.
 
         Returns:
-            The names of matrices that stay in the model's dtype, and (matrix name, format) pairs
-            for matrices whose module has a format of its own.
+            Names of the matrices that are not quantised, and (matrix name, weight format) pairs.
+                The pairs
+            are empty unless `groups` lists formats by module.
         """
         unquantized = {}
         formats = []
@@ -258,10 +263,12 @@ class Storage:
         return tuple(unquantized), tuple(formats)
 
     def schemes(self, kinds: Mapping[str, MatrixFormats]) -> tuple[Quantization, ...]:
-        """Return the quantisation schemes of the model.
+        """Return the quantisation schemes of the model, one for each weight format.
+
+        A scheme has a format and the names of the weights that it covers.
 
         Args:
-            kinds: Kind of layer → (matrix name, format) pairs from `of_layer`.
+            kinds: Name of a layer kind → (matrix name, weight format) pairs from `of_layer`.
         """
         exceptions = _NOT_QUANTIZED
         covers = self.formats
@@ -369,9 +376,13 @@ class Storage:
 
 
 def with_used_schemes(model: Model) -> Model:
-    """Return the model without quantisation schemes that cover no weight.
+    """Return the model without the quantisation schemes that cover none of its matrices.
 
-    If no scheme covers any weight, a note names their formats.
+    Schemes for only tables or vectors stay. If no scheme is left, a note to the user names the
+    removed formats, because no weight is stored in them.
+
+    Args:
+        model: The model as read from config.json.
     """
     weights = [(name, w.kind) for name, w, _ in model.walk() if name not in model.unquantized]
     schemes = tuple(

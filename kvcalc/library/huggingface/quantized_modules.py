@@ -19,13 +19,13 @@ from kvcalc.library.huggingface.config import Config
 
 
 def quark(q: Config) -> str:
-    """Return the name of the weight format that Quark's `quantization_config` describes.
+    """Return the weight format that Quark's `quantization_config` describes, such as `mxfp4`.
 
-    It is fp8 with an fp32 scale per tensor or channel, or OCP mxfp4. Source:
-    quark/torch/export/nn/modules/realquantizer.py.
+    Quark is AMD's quantisation tool. Known formats are OCP mxfp4, and fp8 with an fp32 scale per
+    tensor or channel. Source: quark/torch/export/nn/modules/realquantizer.py.
 
     Args:
-        q: The `quantization_config`.
+        q: The `quantization_config` of a config.json.
     """
     config = q.nested("global_quant_config")
     if q.get("layer_quant_config") or q.get("layer_type_quant_config"):
@@ -83,13 +83,14 @@ _ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
 
 @lru_cache(1024)
 def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
-    """Return the names that a checkpoint may use for the module of a weight, without the layer.
+    """Return the names that a checkpoint may use for the module with a weight.
 
-    Examples for `q`: `self_attn.q_proj`, `attn.c_attn`.
+    A module is the layer object of the modelling code. Names have no `model.layers.N.` before them.
+    The weight `q` gives `self_attn.q_proj`, `attn.c_attn` and others.
 
     Args:
-        is_mixer: Whether the weight belongs to a mixer, not to an FFN.
-        name: Name of the weight in kvcalc.
+        is_mixer: Whether the weight belongs to an attention or recurrent mixer, not to an FFN.
+        name: Name of the weight in kvcalc, such as `q` or `experts.up`.
     """
     group, _, leaf = name.rpartition(".")
     if name in _NAMES:
@@ -101,10 +102,12 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
 
 
 def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (name of the weight, names of its module) for every matrix of some parts.
+    """Return (weight name, possible names of its module) for every matrix of a layer's parts.
+
+    Vectors and lookup tables are left out.
 
     Args:
-        parts: Parts of a layer.
+        parts: Mixers and FFNs of the layer.
         hidden_size: Hidden size of the model.
     """
     return [
@@ -178,11 +181,17 @@ class Rules:
         self._patterns.setdefault(layer, {})[source] = self._compiled[source]
 
     def match(self, layer: int, modules: tuple[str, ...]) -> bool:
-        """Return whether the list includes a module of a layer.
+        """Return whether the list of modules includes a module of a layer.
+
+        It does if it contains one of the module's names, a module around it, or a pattern that
+        matches.
 
         Args:
             layer: Index of the layer.
-            modules: Possible names of the module, without the layer.
+            modules: Possible names of the module, without `model.layers.N.` before them.
+
+        Raises:
+            UserError: The patterns take more than 2 s to match.
         """
         own_names = self._names.get(layer, set())
         return (

@@ -62,15 +62,16 @@ _SPELLINGS = {
 def read_config(path: Path, changes: list[str] | None = None) -> Model:
     """Return the model of a config.json, or of the folder that contains one.
 
-    If the config does not describe the quantisation, `hf_quant_config.json` next to it is read.
+    If the config.json does not describe the quantisation, `hf_quant_config.json` next to it is
+    read.
 
     Args:
         path: The file or folder.
-        changes: The changes of `--set`. Changes that settle open questions of an unknown type are
-            removed from the list.
+        changes: `KEY=VALUE` changes of `--set`. Changes that answer open questions about a file of
+            an unknown type are applied, and removed from this list.
 
     Raises:
-        UserError: The file is not read. The message names the file and the key.
+        UserError: The file cannot be read as a model. The message names the file and the key.
     """
     is_folder = os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises without permission)
     file = path / "config.json" if is_folder else path
@@ -94,11 +95,11 @@ def model_from(
     """Return the model that the content of a config.json describes.
 
     Args:
-        data: The whole content.
-        file_name: Name of the file, for errors.
-        name: Name of the model.
-        changes: The changes of `--set`. Changes that settle open questions of an unknown type are
-            removed from the list.
+        data: The content of the whole config.json.
+        file_name: Name of the file in error messages.
+        name: Name of the resulting model.
+        changes: `KEY=VALUE` changes of `--set`. Changes that answer open questions about a file of
+            an unknown type are applied, and removed from this list.
 
     Raises:
         UserError: The value of a key is invalid. The message names the file and the key.
@@ -278,10 +279,14 @@ def _layers(
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:
-    """Return a name for each kind of layer in a model.
+    """Return a name for each kind of layer in a model, in the same order.
 
-    A name has the words that distinguish the kinds: the mixer, the FFN or both. Equal names get a
-    number, such as `local` and `local_2`.
+    A name has the words that distinguish the kinds: the mixer (`local` for a sliding window), the
+    FFN (such as `moe`), or both. Layers that read another layer's cache also have `shared`. If
+    names are equal, later ones get a number, such as `local_2`.
+
+    Args:
+        kinds: Distinct layers of the model.
     """
     mixers = [_mixer_word(layer) for layer in kinds]
     networks = [
@@ -315,13 +320,14 @@ def _mixer_word(layer: Layer) -> str:
 
 
 def runs(order: list[str]) -> tuple[str, ...]:
-    """Return the order of layers in the form of `Model.pattern`.
+    """Return the order of layer kinds in the short form of `Model.pattern`.
 
-    Five `local` layers in a row become `5 local`. If the order repeats, only its shortest period is
-    returned. The last repetition may be incomplete.
+    Neighbouring equal kinds become a count and a name: five `local` and one `full` give ("5 local",
+    "full"). If this order repeats, only its shortest period is returned. The last repetition may be
+    incomplete.
 
     Args:
-        order: Kind of each layer.
+        order: Name of the kind of each layer.
     """
     lengths = range(1, len(order) + 1)  # a, b, a, b, a has the period 2
     period = next(n for n in lengths if order[n:] == order[: len(order) - n])

@@ -109,13 +109,13 @@ def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
 
 
 def check_names(c: Config, key: str, names: Any, known_names: Any = None) -> None:
-    """Raise UserError unless all names in a list of the file are known.
+    """Raise UserError unless all layer types in a list of config.json are allowed.
 
     Args:
-        c: The file.
-        key: Key of the list, for the message.
-        names: The names in the list.
-        known_names: The names that are allowed.
+        c: The config.json.
+        key: Key of the list, for the error message.
+        names: Layer types in the list.
+        known_names: Layer types that are allowed; None allows every text.
     """
     for name in names:
         if not isinstance(name, str) or (known_names is not None and name not in known_names):
@@ -172,7 +172,10 @@ _INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def head_dim(c: Config) -> int:
-    """Return the width of an attention head: the file's value, otherwise hidden size ÷ heads."""
+    """Return the width of an attention head in elements.
+
+    It is `head_dim` in config.json, or hidden size ÷ number of query heads without this key.
+    """
     return c.size("head_dim") if c.has("head_dim") else even_head_dim(c)
 
 
@@ -291,18 +294,17 @@ def cross_attention(
     source: Field = None,
     is_on: Field = "add_cross_attention",
 ) -> Reader:
-    """Return a reader that builds the projections of attention to an encoder.
+    """Return a reader that builds the projections of a decoder's attention to an encoder.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
-
-    The part caches nothing, because kvcalc models no encoder.
+    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule, a
+    formula of the file's keys, or a literal. If `is_on` is false, the layer has no such part. The
+    part caches nothing, because kvcalc models no encoder.
 
     Args:
-        bias: Whether the four projections have biases.
+        bias: Whether the projections of queries, keys, values and outputs have biases.
         k_bias: Whether the key projection has a bias, if this differs from `bias`.
         o_bias: Whether the output projection has a bias, if this differs from `bias`.
-        source: Width of the encoder's output.
+        source: Width of the encoder's output; by default the hidden size.
         is_on: Whether the model has cross attention.
     """
 
@@ -410,13 +412,13 @@ GROUPED, DENSE = grouped(), dense()
 
 
 def state_dtype(*keys: str) -> Field:
-    """Return a rule that gives the dtype of recurrent states.
+    """Return a rule that gives the dtype of recurrent states, such as `fp32`.
 
-    The result of the rule is the dtype under the first key that has one. It is None if all keys are
-    missing or `auto`.
+    A rule is a function of the `Config`, the read config.json. The first of the keys with a value
+    other than `auto` decides. Without such a key the rule gives None.
 
     Args:
-        keys: Keys of the file, the most important first.
+        keys: Keys of config.json that may have the dtype, the most important first.
     """
 
     def rule(c: Config) -> str | None:
@@ -461,7 +463,13 @@ def both(*readers: Reader) -> Reader:
 
 
 def nothing(c: Config) -> tuple[Any, ...]:
-    """Return no parts. This is the reader for layers without an FFN or without a mixer."""
+    """Return no parts, for a layer without an FFN or without a mixer.
+
+    This function is a reader, like the results of `grouped` and `dense`.
+
+    Args:
+        c: Not used.
+    """
     return ()
 
 
@@ -552,16 +560,17 @@ def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> R
 def after_first(
     count: int | str, then: Reader, otherwise: Reader = DENSE, freq: str = ""
 ) -> Reader:
-    """Return a reader for the FFNs of a model whose first layers are dense.
+    """Return a reader for the FFNs of a model whose first layers have a dense FFN.
 
     A reader is a function from a `Config` to the parts of its current layer.
 
     Args:
-        count: Number of these layers, or a formula of it.
-        then: Reader of the layers after them, usually a mixture of experts.
-        otherwise: Reader of the first layers.
-        freq: Key of the file. If its value is a number n, only each n-th layer uses `then`. If the
-            value is a list, only layers with a 1 in the list use `then`.
+        count: Number of first layers that use `otherwise`, or a formula of it.
+        then: Reader of the later layers' FFN, usually a mixture of experts.
+        otherwise: Reader of the first layers' FFN, and of later layers that `freq` excludes.
+        freq: Key of config.json. If its value is a number n, only layers whose index is a multiple
+            of n use `then`. If it is a list, only layers with a 1 in the list do. '' for no such
+            key.
     """
     condition = f"layer_index >= {count}"
     if freq:
@@ -570,12 +579,14 @@ def after_first(
 
 
 def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
-    """Return a part of a class after checks of its fields.
+    """Return an object of a part's class, after checks of its fields.
+
+    A part is an attention or recurrent mixer, or an FFN.
 
     Args:
-        c: The file, for error messages.
-        spec: Class of the part.
-        fields: Values of the fields.
+        c: The config.json and its current layer, for error messages.
+        spec: Class of the part, such as `Grouped`.
+        fields: Field name → value.
 
     Raises:
         UserError: A value is invalid. The message names the field.

@@ -35,14 +35,14 @@ _TOWERS_WITHOUT_KEY = {"molmo"}  # types that have a vision tower, but no key fo
 def tower(
     data: Mapping[str, Any], file_name: str, width: int
 ) -> tuple[Vision | None, tuple[str, ...]]:
-    """Return the vision tower that a config.json describes, and notes on parts that are not
-    counted.
+    """Return the vision tower that a config.json describes, and sentences for the user about it.
 
-    The tower is None if the file describes none.
+    The tower is None if the file describes none, or one of an unknown shape. The sentences state
+    the tower's parameters, and name towers and other parts of the file that are not counted.
 
     Args:
-        data: The whole file.
-        file_name: Name of the file, for errors.
+        data: The content of the whole config.json.
+        file_name: Name of the file in error messages.
         width: Hidden size of the language model.
 
     Raises:
@@ -97,10 +97,10 @@ def _read_tower(
 
 @cache
 def tower_entries() -> dict[str, JsonObject]:
-    """Return the table of vision towers, by name of a model type or of a shape.
+    """Return the entries of the table `vision.yaml`, by name.
 
-    A model type has default values of its keys and the names of its shapes. A shape has formulas
-    for fields of `Vision`.
+    The entry of a model type has defaults for keys of its `vision_config`, and under `shapes` the
+    names of its shapes. The entry of a shape has a formula for each field of the class `Vision`.
     """
     path = Path(__file__).with_suffix(".yaml")
     entries, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)

@@ -28,11 +28,13 @@ MINICPMV_STACKS = {
 def outer_tie(default: bool) -> Field:
     """Return a rule that gives whether a multimodal model's LM head is tied to its embedding.
 
-    The text part of a multimodal file has no LM head, so `tie_word_embeddings` is outside the text
-    part. In some classes, the text part may have the key too.
+    A rule is a function of the `Config`, the read config.json. The result of this rule is a bool. A
+    multimodal file has `tie_word_embeddings` outside its text part, so the rule reads the key
+    there. For some model types the key inside the text part also counts. In a file without a text
+    part, the rule reads the key of the file.
 
     Args:
-        default: Result of the rule if the file does not state it.
+        default: Result if a multimodal file does not state `tie_word_embeddings`.
     """
 
     def is_tied(c: Config) -> bool:
@@ -47,10 +49,11 @@ def outer_tie(default: bool) -> Field:
 
 
 def exaone_order(c: Config) -> list[str]:
-    """Return the type of each layer of EXAONE 4, from `sliding_window_pattern`.
+    """Return the layer types of EXAONE 4: `full_attention` or `sliding_attention` for each layer.
 
-    The key has a number n, and each n-th layer has full attention. Or it has letters such as LLLG,
-    in which G is full attention. Without a window, all layers have full attention.
+    The key `sliding_window_pattern` in config.json decides. If it is a number n, each n-th layer
+    has full attention. If it is letters such as LLLG, the letters repeat: G is full attention, L a
+    sliding window. A file without `sliding_window` has full attention in all layers.
     """
     key = "sliding_window_pattern"
     if not c.has("sliding_window"):
@@ -61,17 +64,20 @@ def exaone_order(c: Config) -> list[str]:
 
 
 def gemma4_order(c: Config) -> list[str]:
-    """Return the type of each layer of Gemma 4, from the file's list of layer types.
+    """Return the layer types of Gemma 4: `full_attention` or `sliding_attention` for each layer.
 
-    Without a list, each sixth layer has full attention. The last layer always has full attention.
+    The list `layer_types` in config.json decides. Without this list, each sixth layer has full
+    attention. The last layer always has full attention.
     """
     return [*typed(full_where("(layer_index + 1) % 6 == 0"))(c)[:-1], FULL]
 
 
 def altup_projections(c: Config) -> Matrices:
-    """Return AltUp's matrices, by name: the projections into each further stream and back.
+    """Return the (inputs, outputs) of AltUp's projection matrices, by matrix name.
 
-    The sizes of each matrix are [hidden_size, hidden_size].
+    AltUp keeps `altup_num_inputs` copies (streams) of the residual stream. Each stream except the
+    first has one matrix into it and one out of it. Both are square, with hidden_size inputs. With 4
+    streams the names are `stream_in_1` to `stream_in_3` and `stream_out_1` to `stream_out_3`.
     """
     sides = (c.size("hidden_size"), c.size("hidden_size"))
     numbers = range(1, c.size("altup_num_inputs"))
@@ -79,7 +85,10 @@ def altup_projections(c: Config) -> Matrices:
 
 
 def minicpmv_stack(c: Config) -> str:
-    """Return the model type of the language model in a MiniCPM-V or MiniCPM-o, by its version.
+    """Return the model type of the language model inside a MiniCPM-V or MiniCPM-o.
+
+    The `version` in config.json decides. Examples: version 2.5 gives `llama`, and 2.6 gives
+    `qwen2`. A file without a version is 2.0 or 2.5, by its hidden size and number of image queries.
 
     Raises:
         UserError: The version is unknown.

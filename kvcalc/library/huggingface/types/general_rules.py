@@ -87,15 +87,19 @@ _PLAIN_ATTENTION = (
 
 
 def apply_settling_changes(c: Config, changes: list[str]) -> None:
-    """Apply the changes of `--set` that answer open questions about a file of an unknown type.
+    """Apply the `--set` changes that answer open questions about a config.json of an unknown type.
 
-    These changes are removed from `changes`. `layer_types=5 sliding_attention, full_attention`
-    names the layers, and is repeated until all layers have a type. `sliding_window=512` is their
-    window. `KEY=null` leaves out a key of the file.
+    An open question is a key that may change sizes and that no reader understands. The applied
+    changes are removed from `changes`; all others stay in it. Applied are:
+
+    - `layer_types=5 sliding_attention, full_attention` gives the type of each layer. This list of
+    six is repeated until all layers have a type.
+    - `sliding_window=512` is the window of these layers, in tokens.
+    - `KEY=null` removes a key from the file.
 
     Args:
-        c: The file, which is changed.
-        changes: The changes of `--set`.
+        c: The config.json. Its `file` and `outer` are replaced.
+        changes: The changes of `--set`, as `KEY=VALUE`.
     """
     keys = dict(c.file)
     for change in list(changes):
@@ -138,15 +142,19 @@ def _remove(keys: JsonObject, path: str) -> bool:
 
 
 def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
-    """Check that the sizes of a file of an unknown type do not depend on open questions.
+    """Check that no unread key can change the sizes of a model of an unknown type.
+
+    Sizes are those of weights and KV cache. A sliding window is also an open question if no key
+    states which layers have it.
 
     Args:
-        c: The file, after its layers were read.
-        model_type: The `model_type` in the file.
-        unread: Keys that no reader used. Keys inside mappings are `KEY.INNER`.
+        c: The config.json, after its layers were read.
+        model_type: The `model_type` in the file, for the error message.
+        unread: Keys that no reader used. A key inside a mapping is `KEY.INNER`.
 
     Raises:
-        UserError: An unread key may change a size, or no key states which layers have the window.
+        UserError: An unread key may change a size, or no key states which layers have the sliding
+            window. The hint names the `--set` changes that answer the question.
     """
     others = [
         key for key in unread if not OTHER_PARTS.search(key) and not key.startswith("mm_")
@@ -191,8 +199,9 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
 
 
 def is_silent(key: str) -> bool:
-    """Return whether an unknown key of a config.json, judged by its name, changes no weight or
-    cache size.
+    """Return whether an unknown key of config.json changes no weight or cache size, by its name.
+
+    The name is compared with patterns of harmless keys, such as token ids and dropout.
     """
     return bool(_SILENT.search(key) or OTHER_MODALITIES.search(key) or OTHER_PARTS.search(key))
 
@@ -253,19 +262,20 @@ EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps
 
 
 def first_word(c: Config, *keys: str) -> str:
-    """Return the first text under several keys, in lower case.
+    """Return the first value in config.json that is a text, in lower case; '' if none is.
 
     Args:
-        c: The file.
-        keys: Keys in the order in which they are tried.
+        c: The config.json.
+        keys: Keys whose values are tried, in this order.
     """
     return next((value.lower() for key in keys if isinstance(value := c.get(key), str)), "")
 
 
 def has_layer_norms(c: Config) -> bool:
-    """Return whether the norms are LayerNorms, not RMSNorms.
+    """Return whether the model's norms are LayerNorms. If not, they are RMSNorms.
 
-    The name of the norm in the file decides. Without it, the name of the epsilon key decides.
+    The name of the norm in config.json decides, such as `norm_type: layernorm`. Without it, the
+    name of the epsilon key decides: `layer_norm_eps` means LayerNorm, and `rms_norm_eps` RMSNorm.
     """
     kind = first_word(c, "norm_type", "layer_norm_type", "normalization_type")
     switches = [c.get(key) for key in ("rmsnorm", "use_rmsnorm", "use_rms_norm")]
@@ -275,5 +285,9 @@ def has_layer_norms(c: Config) -> bool:
 
 
 def is_gated(c: Config) -> bool:
-    """Return whether the FFN has a gate matrix, judged by its activation function."""
+    """Return whether the FFN has a gate matrix, judged by the activation function in config.json.
+
+    The result is False for ReLU and GELU without a gate, such as `relu`, `relu2` or `gelu_new`. It
+    is True for any other activation, and if the file names none.
+    """
     return first_word(c, *ACTIVATIONS) not in UNGATED

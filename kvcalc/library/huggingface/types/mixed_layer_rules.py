@@ -22,8 +22,9 @@ LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
 def lfm2_width(c: Config) -> int:
     """Return the intermediate size of LFM2's FFN.
 
-    It is two thirds of the file's size times a factor, rounded up to a multiple. Without
-    `block_auto_adjust_ff_dim` it is the file's size.
+    It is ⌊2·s/3⌋ · f, rounded up to a multiple of `block_multiple_of`. Here s is `block_ff_dim` or
+    `intermediate_size` in config.json, and f is `block_ffn_dim_multiplier`. If the file has `false`
+    for `block_auto_adjust_ff_dim`, the result is s.
     """
     key = "block_ffn_dim_multiplier"
     size = c.size("block_ff_dim", c.size("intermediate_size"))
@@ -37,14 +38,23 @@ def lfm2_width(c: Config) -> int:
 
 
 def memory_index(c: Config) -> int:
-    """Return the index of the current layer's n-gram memory in the model; −1 if it has none."""
+    """Return the position of the current layer among the layers that have an n-gram memory.
+
+    An n-gram memory is a lookup table that a token reads by hashes of its last tokens. Positions
+    count from 0, and a layer without a memory gives −1. `ple_layer_ids` in config.json lists these
+    layers, counted from 1.
+    """
     layers = sorted(set(c.sizes("ple_layer_ids")))
     return layers.index(c.layer + 1) if c.layer + 1 in layers else -1
 
 
 def ngram_hashes(c: Config) -> int:
-    """Return the number of hashes of an n-gram memory. Each hash selects one table row
-    for a token.
+    """Return the number of table rows that a token reads from one n-gram memory.
+
+    Each row has its own hash. There are (ngram_size − 1) · heads_per_ngram hashes.
+
+    Raises:
+        UserError: The number of hashes does not divide the embedding's width, or is too large.
     """
     count = (c.size("ngram_size", minimum=2) - 1) * c.size("heads_per_ngram")
     width = c.size("ple_embed_dim", c.size("hidden_size"))
@@ -55,7 +65,11 @@ def ngram_hashes(c: Config) -> int:
 
 
 def memory_rows(c: Config) -> int:
-    """Return the number of table rows in the n-gram memory of the current layer."""
+    """Return the number of rows in the lookup table of the current layer's n-gram memory.
+
+    `ngram_rows` computes it from config.json: its base vocabulary size, the hashes of a memory, the
+    position of the memory, and the divisor.
+    """
     return ngram_rows(
         c.size("ngram_vocab_size_base"),
         ngram_hashes(c),
@@ -65,15 +79,21 @@ def memory_rows(c: Config) -> int:
 
 
 def nemotron_order(c: Config) -> list[str]:
-    """Return the type of each layer of Nemotron-H, from a text with one letter per layer.
+    """Return the layer types of Nemotron-H, from `hybrid_override_pattern` in config.json.
 
-    transformers' default has one layer of each type.
+    Each letter of the text is one layer. M is `linear_attention` (Mamba-2), E is `moe`, `*` is
+    `full_attention`, and `-` is `mlp`. A file without the key has transformers' default, `ME*-`.
     """
     return [LETTERS.get(letter, letter) for letter in c.word("hybrid_override_pattern", "ME*-")]
 
 
 def nemotron_layers(c: Config) -> int:
-    """Return the number of layers in Nemotron's list of layer types; 0 if the file has no list."""
+    """Return the number of Nemotron-H's layers: the length of the file's list of layer types.
+
+    The list is `layer_types` or `hybrid_override_pattern`. If config.json has neither, its
+    `num_hidden_layers` allows transformers' default of four layers. Without all three keys the
+    result is 0.
+    """
     keys = ("layer_types", "hybrid_override_pattern", "num_hidden_layers")
     if not any(map(c.in_file, keys)):
         return 0
@@ -87,12 +107,14 @@ RATIO_TYPES = {0: SLIDING, 4: CSA, 128: HCA}
 def indexer_where(offset: int, freq: int) -> Field:
     """Return a rule that gives whether the current layer has its own sparse-attention indexer.
 
-    The file lists these layers, or gives a pattern. Otherwise the first `offset` layers have an
-    indexer, and each `freq`-th layer after them.
+    A rule is a function of the `Config`, the read config.json. A layer without an indexer reuses
+    the token selection of an earlier layer. If the file lists `full` or `shared` for each layer,
+    the list decides. Otherwise `offset` and `freq` decide: with 3 and 4, layers 0, 1, 2, 6, 10 …
+    have an indexer.
 
     Args:
-        offset: Number of first layers with an indexer, if the file does not state it.
-        freq: Distance between later layers with an indexer, if the file does not state it.
+        offset: Number of first layers, all with an indexer, unless the file states it.
+        freq: Distance in layers between later indexers, unless the file states it.
     """
 
     def rule(c: Config) -> bool:
@@ -109,10 +131,15 @@ def indexer_where(offset: int, freq: int) -> Field:
 
 
 def v4_order(c: Config) -> list[str]:
-    """Return the type of each layer of DeepSeek-V4: window only, CSA or HCA.
+    """Return the attention type of each layer of DeepSeek-V4.
 
-    The file lists the types, or older files list the compression ratios. By default the layers with
-    the indices 3, 5, 7 … are CSA, and all others are HCA.
+    The types are `sliding_attention`, `compressed_sparse_attention` (CSA, one row per 4 tokens),
+    and `heavily_compressed_attention` (HCA, one row per 128 tokens). `layer_types` in config.json
+    lists them. Older files have `compress_ratios` instead: 0, 4 or 128. By default layers 3, 5, 7 …
+    are CSA and all others are HCA.
+
+    Raises:
+        UserError: The list is too short or has an unknown type.
     """
     names: list[Any] | None = c.items("layer_types")
     if names is None and c.items("compress_ratios") is not None:
@@ -127,9 +154,10 @@ def v4_order(c: Config) -> list[str]:
 
 
 def v4_rotated(c: Config) -> int:
-    """Return the number of elements of a DeepSeek-V4 head that have rotary positions.
+    """Return how many elements of a DeepSeek-V4 attention head have rotary positions.
 
-    Files give it as a share of the head, and older files as a number.
+    It is head_dim · `partial_rotary_factor`. Older files have the number as `qk_rope_head_dim`;
+    without both keys it is head_dim ÷ 8.
     """
     if c.has("partial_rotary_factor"):
         return int(c.size("head_dim") * c.number("partial_rotary_factor"))
@@ -137,7 +165,13 @@ def v4_rotated(c: Config) -> int:
 
 
 def engram_rows(c: Config) -> int:
-    """Return the number of rows in the Engram table of the current layer; 0 if it has none."""
+    """Return the number of rows in the current layer's Engram lookup table; 0 if it has none.
+
+    `engram_num_embeddings` in config.json has the rows of each layer in `engram_layer_ids`.
+
+    Raises:
+        UserError: The two lists differ in length.
+    """
     layers, rows = c.sizes("engram_layer_ids"), c.items("engram_num_embeddings") or []
     if len(layers) != len(rows):
         raise c.fail("engram_num_embeddings", f"does not give the rows of {len(layers)} layers")
@@ -147,7 +181,8 @@ def engram_rows(c: Config) -> int:
 def nas_width(c: Config) -> int:
     """Return the intermediate size of the current layer's FFN in Nemotron-NAS.
 
-    It is 2/3 · `ffn_mult` · hidden size, rounded up to a multiple of 256.
+    It is 2/3 · `ffn_mult` · hidden_size, rounded up to a multiple of 256. `ffn_mult` is the factor
+    of this layer in `block_configs` of config.json.
     """
     factor = c.nested("block_configs").nested("ffn").number("ffn_mult")
     return -(-int(2 * factor * c.size("hidden_size") / 3) // 256) * 256

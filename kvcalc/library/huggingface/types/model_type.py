@@ -42,26 +42,27 @@ PARTS = {
 class Type(NamedTuple):
     """An entry of the table of model types: how a config.json of this type is read.
 
-    A reader is a function that builds the parts of a layer from the file. Other fields are rules,
-    formulas of keys, or literals.
+    A reader is a function that builds parts of one layer from the file. A part is an attention or
+    recurrent mixer, or an FFN. A `Field` is a rule (a function of the file), a formula of the
+    file's keys, or a literal.
 
     Attributes:
         mixer: Reader of a layer's first parts, usually attention.
-        ffn: Reader of a layer's last parts.
-        order: Type of each layer.
+        ffn: Reader of a layer's last parts, usually an FFN.
+        order: Function or list that gives the type of each layer, such as `full_attention`.
         norms: Number of norms of a layer outside its parts.
-        norm: Type of the norms, such as `rms`.
-        layer: Further fields of each `Layer`.
-        model: Fields of `Model` that differ from the standard ones.
-        depth: Number of layers if no key gives it.
-        layers_key: Key of the number of layers; '' if only `depth` gives it.
-        defaults: Values of keys that the file leaves out.
-        spellings: Key → its other spellings.
-        inert: Keys that change no size, separated by spaces.
-        is_encoder: Whether tokens also see later tokens in classes without an LM head.
-        has_pooler: Whether the class without an LM head has a dense layer for the first token.
-        mtp: Whether layers of multi-token prediction are like the last layer. If not, they are left
-            out.
+        norm: Type of the model's norms, such as `rms`.
+        layer: Field of class `Layer` → its value, for every layer.
+        model: Field of class `Model` → its value, in addition to the fields that every type has.
+        depth: Number of layers if config.json does not state it.
+        layers_key: Key of the number of layers in config.json; '' if only `depth` gives it.
+        defaults: Key of config.json → its value if the file leaves it out.
+        spellings: Key → other names of the key in released files.
+        inert: Keys that change no size, separated by blanks.
+        is_encoder: Whether tokens also attend to later tokens if the model has no LM head.
+        has_pooler: Whether a model without an LM head has a dense layer on its first token.
+        mtp: Whether layers of multi-token prediction have the parts of the last layer. If not,
+            these layers are left out.
     """
 
     mixer: Reader = shapes.GROUPED
@@ -83,7 +84,11 @@ class Type(NamedTuple):
 
 @cache
 def entry_texts() -> dict[str, str]:
-    """Return the YAML text of each entry in the table of model types, by each name of the type."""
+    """Return the YAML text of each entry in the table of model types, by name of the type.
+
+    An entry with several names occurs once for each name. Names that begin with `$` are shared
+    values, not model types.
+    """
     texts = {}
     for file in sorted(Path(__file__).parent.glob("*.yaml")):
         for text in re.split(
@@ -100,10 +105,13 @@ def type_names() -> list[str]:
 
 
 def read_entry(name: str) -> Any:
-    """Return the YAML value of a model type's entry, before its functions are called.
+    """Return the mapping or value in a model type's YAML entry, before its functions are called.
+
+    Args:
+        name: Name of a model type, or `$name` of a value that entries share.
 
     Raises:
-        KeyError: The table has no such entry.
+        KeyError: The table has no entry with this name.
     """
     entry, _ = parse_yaml(entry_texts()[name], name)
     return next(iter(entry.values()))
@@ -111,13 +119,16 @@ def read_entry(name: str) -> Any:
 
 @cache
 def read_type(name: str) -> Type:
-    """Return the entry of a model type in the table.
+    """Return the table entry of a model type, with its functions called.
 
-    The type under `like` gives all fields that the entry does not state. Its fields `layer` and
-    `model` are extended by the entry's.
+    `like` in an entry names the type that it extends. Fields that the entry does not state come
+    from that type. The mappings `layer` and `model` of both entries are merged.
 
     Args:
         name: Name of the model type.
+
+    Raises:
+        KeyError: The table has no entry with this name.
     """
     entry = read_entry(name)
     base = read_type(entry.pop("like")) if "like" in entry else Type()
@@ -129,10 +140,14 @@ def read_type(name: str) -> Type:
 
 
 def resolve(node: Any) -> Any:
-    """Return a value of an entry after its functions are called and its `$` names are replaced.
+    """Return the value that a node of a YAML entry stands for.
+
+    Calls such as `{grouped: {bias: true}}` are replaced by their results, and `$name` by the value
+    of the entry `$name`. A list of readers becomes one reader that gives the parts of all of them.
+    Other nodes are unchanged.
 
     Args:
-        node: Value from the YAML text.
+        node: Text, number, list or mapping from the YAML text.
     """
     if isinstance(node, str):
         if re.fullmatch(r"\$\w+", node):
@@ -159,8 +174,12 @@ def resolve(node: Any) -> Any:
 
 
 def is_call(node: JsonObject) -> bool:
-    """Return whether a mapping in an entry is one function or part with its arguments.
+    """Return whether a mapping in an entry is a call: one function or part with its arguments.
 
-    `{grouped: {bias: attention_bias}}` is a call.
+    The only key must be the name of a function or of a class of a part. `{grouped: {bias:
+    attention_bias}}` is a call.
+
+    Args:
+        node: Mapping from the YAML text of an entry.
     """
     return len(node) == 1 and not node.keys().isdisjoint(FUNCTIONS.keys() | PARTS.keys())
