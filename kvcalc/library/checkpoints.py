@@ -17,14 +17,17 @@ from kvcalc.storage.quantization import load_weight_format
 
 
 def load_named(name: str, changes: list[str] | None = None) -> Model:
-    """Return the model with this name, as `load_model` does, with a better error for Hub names.
+    """Return the model that a name means, as `load_model` does.
 
-    If the Hub does not provide the model but an equivalent preset exists, the error names the
-    preset.
+    The error differs: if the Hugging Face Hub does not provide the model but a preset is
+    equivalent, the message suggests the preset, which needs no network.
 
     Args:
         name: A name that `load_model` accepts.
-        changes: The changes of `--set`.
+        changes: The `KEY=VALUE` changes of `--set`.
+
+    Raises:
+        UserError: Nothing has this name, or a file or change is invalid.
     """
     try:
         return load_model(name, changes)
@@ -144,7 +147,9 @@ def checkpoint(name: str) -> Checkpoint:
 
 
 def known_checkpoint(name: str) -> Checkpoint | None:
-    """Return the result of `checkpoint`, or None if the name is empty or unknown.
+    """Return the model and storage formats that a name implies, as `checkpoint` does.
+
+    The result is None if the name is empty, or if `checkpoint` does not know it.
 
     Args:
         name: A name that `checkpoint` accepts.

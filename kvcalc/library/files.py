@@ -54,14 +54,16 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
 
 
 def parse_documents(text: str, file_name: str) -> list[Any]:
-    """Return the value of each YAML document in a text. Documents may contain aliases.
+    """Return the values of a YAML text, one for each of its documents.
+
+    Documents are separated by lines of `---`, and may contain aliases.
 
     Args:
         text: The YAML text.
         file_name: Name of the file in error messages.
 
     Raises:
-        UserError: The text is invalid.
+        UserError: The text is invalid. The message names the file and the line.
     """
     return _YamlReader(file_name, is_stream=True).documents(text)
 
@@ -153,11 +155,14 @@ class _YamlReader:
 def scalar(text: str) -> Any:
     """Return the value of an unquoted YAML scalar by YAML 1.2.
 
-    The value is None, a boolean, a number, or otherwise the text. Examples: `4` gives 4, and `yes`
-    gives 'yes'.
+    A scalar is one value that is not a list or a mapping. The result is None, a boolean, a number,
+    or otherwise the text. Examples: `4` gives 4, and `yes` gives 'yes'.
 
     Args:
-        text: The scalar.
+        text: The scalar as it is written in the file.
+
+    Raises:
+        OverflowError: The number is too large for a float.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -192,7 +197,9 @@ def write_text(target: str | Path, content: str | bytes) -> None:
 
 
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
-    """Return the path of an output file with links resolved, and its status if the file exists.
+    """Return the path of an output file with links resolved, and its `os.stat` result.
+
+    The second value is None if the file does not exist yet.
 
     Args:
         target: Path that the user typed.
@@ -241,7 +248,7 @@ def make_folder(path: Path) -> None:
 
 
 class OutputFile:
-    """An output file that is complete, or does not change.
+    """An output file that is complete after `close`, or does not change.
 
     Text goes into a temporary file in the same folder. `close` replaces the target with it. Links
     are followed, and an existing file keeps its mode. Devices, named pipes and standard output (`-`
@@ -270,7 +277,13 @@ class OutputFile:
             raise _file_error("written", error, target) from None
 
     def write(self, content: str | bytes) -> None:
-        """Append text or bytes to the file. Text is encoded as UTF-8."""
+        """Append text, as UTF-8, or bytes to the temporary file.
+
+        If the target is standard output, a pipe or a device, they are written there directly.
+
+        Args:
+            content: Text or bytes.
+        """
         data = content.encode(errors="replace") if isinstance(content, str) else content
         if not self._file:
             sys.stdout.flush()

@@ -50,11 +50,12 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The header of a GGUF file.
+    """The header of a GGUF file, or the merged headers of its splits.
 
     Attributes:
-        metadata: Value of each key. A long list, or a list of texts, is replaced by its length.
-        tensors: Tensors by name.
+        metadata: Key, such as `llama.block_count` → value. A list of texts, and a long list of
+            numbers, is replaced by its length.
+        tensors: Name of a tensor → its shape and type.
     """
 
     metadata: JsonObject
@@ -62,16 +63,20 @@ class Header(NamedTuple):
 
 
 class ShortHeaderError(UserError):
-    """The available bytes of a GGUF file end in the middle of its header."""
+    """Raised if the bytes read so far of a GGUF file end in the middle of its header.
+
+    The caller then reads more bytes.
+    """
 
 
 def read_header(name: str, read: ReadBytes, place: str) -> Header:
     """Return the header of a GGUF file. If the file is one of several splits, merge their headers.
 
     Args:
-        name: Name of the file.
-        read: Function that reads bytes of the file and of its other splits.
-        place: Name of the file in error messages.
+        name: Name of the file, or of any of its splits such as `model-00001-of-00003.gguf`.
+        read: Function of (file name, first byte, number of bytes) that returns bytes of the file or
+            of its other splits.
+        place: Path or address of the file in error messages.
 
     Raises:
         UserError: The header is invalid. The message names the file and the problem.
@@ -254,8 +259,14 @@ class Fields:
     """The metadata of one GGUF file, with checks of their values.
 
     Attributes:
-        layers: Number of layers, without layers that predict further tokens.
-        width: Width of the residual stream.
+        metadata: Key → value, as the header states them.
+        file_name: Name of the file in error messages.
+        family: Value of `general.architecture`, such as `llama`, with which most keys begin.
+        layers: Number of layers, without layers of multi-token prediction.
+        width: Width of the residual stream (hidden size).
+
+    Raises:
+        UserError: The architecture, number of layers or width is missing or unusable.
     """
 
     def __init__(self, metadata: JsonObject, file_name: str) -> None:
@@ -298,7 +309,7 @@ class Fields:
         """Return the whole number under a metadata key.
 
         Args:
-            key: Name of the key without the architecture, such as `block_count`.
+            key: Name of the key without the architecture: `block_count` means `llama.block_count`.
             default: Result if the key is missing.
             layer: Index of the layer. If the value is a list, its entry for this layer is the
                 result.
@@ -349,10 +360,10 @@ class Fields:
         return tokens if pattern and layer % pattern < pattern - 1 else 0
 
     def refuse(self, tensors: Iterable[TensorInfo]) -> None:
-        """Raise UserError if there are tensors that no reader understood.
+        """Raise UserError if a GGUF file has tensors that no reader understood.
 
         Args:
-            tensors: These tensors; may be empty.
+            tensors: Tensors that remain after all readers; an empty list raises nothing.
         """
         names = [printable(tensor.name, 60) for tensor in tensors]
         if names:

@@ -28,12 +28,17 @@ from kvcalc.storage.ggml import FILE_TYPES, joined_format
 class GgufBlock:
     """The tensors of one block (layer) of a GGUF file, while readers turn them into parts.
 
-    A reader consumes each tensor that it understands. Remaining tensors are an error later.
+    A part is an attention or recurrent mixer, or an FFN. A reader consumes each tensor that it
+    understands. Tensors that remain after all readers are an error.
 
     Attributes:
+        fields: Metadata of the file.
         number: Index of the block; −1 for the tensors outside the blocks.
+        width: Width of the residual stream (hidden size).
+        remaining: Unconsumed tensors, by name without `blk.N.`.
         formats: (weight name, ggml type) for each weight of the consumed tensors.
-        norm_biases: Whether the consumed norms of the residual stream have biases.
+        norm_biases: Whether each consumed norm of the residual stream has a bias, as a set of
+            bools.
 
     Raises:
         UserError: A tensor is missing, or its shape differs from the metadata.
@@ -79,11 +84,11 @@ class GgufBlock:
         return result
 
     def join(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
-        """Record the format of a weight that consists of rows of several tensors.
+        """Record the storage format of a weight that consists of rows of several tensors.
 
         Args:
-            weight: Name of the weight.
-            pieces: (tensor, number of its rows in the weight) for each tensor.
+            weight: Name of the weight in kvcalc, such as `qk`.
+            pieces: (tensor, number of the tensor's rows that belong to the weight) for each tensor.
         """
         parts = [(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces]
         name = parts[0][0]
@@ -142,7 +147,10 @@ class GgufBlock:
         return result.elements if result else 0
 
     def norms(self) -> int:
-        """Consume all remaining norms as wide as the residual stream, and return their number."""
+        """Consume the remaining norms of the residual stream in this block, and return their number.
+
+        These are the norm tensors with as many elements as the residual stream is wide.
+        """
         names = [
             name.removesuffix(".weight")
             for name, tensor in self.remaining.items()
@@ -392,13 +400,15 @@ _VECTOR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 
 
 def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
-    """Return the model of a .gguf file or of its splits, with its storage formats.
+    """Return the model of a .gguf file or of its splits, with the storage format of each weight.
 
-    Blocks after the last layer predict further tokens and do not count as parameters.
+    Blocks after the last layer are for multi-token prediction. Their bytes count, but they are no
+    parameters.
 
     Args:
         path: The file, or its first split.
-        read: Function that reads the file if it is not on this machine.
+        read: Function of (file name, first byte, number of bytes) that returns bytes of a file on a
+            server; None for a file on this machine.
 
     Raises:
         UserError: Part of the file is not understood. The message names the part.

@@ -50,12 +50,13 @@ def with_changes(model: Model, changes: list[str]) -> Model:
 
     Args:
         model: The model.
-        changes: `KEY=VALUE` or `KIND.KEY=VALUE`. KEY is a field of the model, of a layer kind or of
-            a part. A change without KIND applies to every kind of layer with this field. The value
-            `null` switches a field off.
+        changes: `KEY=VALUE` or `KIND.KEY=VALUE`. KEY is a field of the model, of a kind of layer,
+            or of a part (a mixer or FFN) in it. KIND is a key of the model's `kinds`. Without KIND,
+            the change applies to every kind of layer with this field. The value `null` removes the
+            field's value.
 
     Raises:
-        UserError: A key is unknown. The message names the nearest keys.
+        UserError: A key is unknown or a value is invalid. The message names the nearest keys.
     """
     if not changes:
         return model
@@ -127,12 +128,12 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
 
     Args:
         name: A preset or its `huggingface_id`, a YAML or GGUF file, a config.json or its folder, or
-            a name that `load_remote` accepts.
-        changes: The changes of `--set`. Changes that settle open questions of a file of an unknown
-            type are removed from the list.
+            a name that `load_remote` accepts, such as `org/name`.
+        changes: The `KEY=VALUE` changes of `--set`. Changes that answer open questions about a
+            config.json of an unknown type are removed from this list.
 
     Raises:
-        UserError: Nothing matches (the message names near matches), or a file is invalid (the
+        UserError: Nothing has this name (the message names near matches), or a file is invalid (the
             message names file, line and key).
     """
     if not name.strip():
@@ -181,9 +182,11 @@ def load_gpu(name: str) -> Gpu:
 
 
 def machine_gpu(found: MachineGpu) -> Gpu:
-    """Return the preset of a GPU in this machine, with at most the memory that the driver states.
+    """Return the preset of a GPU in this machine. Its memory is the driver's figure if that is
+    smaller.
 
-    nvidia-smi states up to 2 % more than CUDA can use, so a preset with less memory is unchanged.
+    nvidia-smi states up to 2 % more than CUDA can use, so the driver's figure never enlarges a
+    preset.
 
     Args:
         found: The GPU as the driver describes it.
@@ -203,17 +206,18 @@ def machine_gpu(found: MachineGpu) -> Gpu:
 
 
 def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
-    """Return the GPU preset whose name is the longest part of the driver's name for a GPU.
+    """Return the GPU preset that fits the driver's name for a GPU.
 
-    Example: "NVIDIA H100 80GB HBM3" is h100-80gb.
+    Words are removed from the end of the driver's name until a preset has the rest as its name or
+    alias. Example: "NVIDIA H100 80GB HBM3" is h100-80gb.
 
     Args:
         name: The driver's name.
         memory_bytes: Memory that the driver states; 0 if unknown.
 
     Returns:
-        The preset. None if no preset matches the name, or if the memory differs by more than
-        NAMED_TOLERANCE.
+        The preset. None if no preset has such a name, or if its memory differs by more than the
+        fraction NAMED_TOLERANCE.
     """
     words = re.split(r"[\s-]+", _GENERIC_WORDS.sub(" ", name.lower().replace("_", " ")).strip())
     for count in range(len(words), 0, -1):
@@ -229,14 +233,14 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
 
 
 def with_memory(gpu: Gpu, memory: str) -> Gpu:
-    """Return `gpu` with another amount of memory.
+    """Return `gpu` with less memory than its preset has.
 
     Args:
         gpu: The GPU of a preset.
         memory: Memory such as `36GiB`; '' for the preset's memory.
 
     Raises:
-        UserError: The memory is larger than the preset's.
+        UserError: The memory is larger than the preset's, or too small to be meant.
     """
     if not memory:
         return gpu
@@ -274,8 +278,8 @@ class Place(NamedTuple):
 
     Attributes:
         path: The file.
-        preset: Whether the file is a preset.
-        remark: Sentence for the user if the name has several meanings; '' otherwise.
+        preset: Whether the file is a preset of the user or of kvcalc.
+        remark: Sentence for the user if the name could also mean another file; '' otherwise.
     """
 
     path: Path
@@ -335,7 +339,15 @@ def read(path: Path, spec: type[Checked]) -> Checked:
 
 
 def changed(model: Model, **fields: object) -> Model:
-    """Return `model` with some fields replaced, after new checks."""
+    """Return `model` with some fields replaced, after new checks of all fields.
+
+    Args:
+        model: The model.
+        **fields: Field of `Model` → new value.
+
+    Raises:
+        UserError: The fields contradict each other, or a value is invalid.
+    """
     result = replace(model, **fields)
     key, problem = result.problem()
     if problem:
@@ -344,9 +356,12 @@ def changed(model: Model, **fields: object) -> Model:
 
 
 def hub_name(name: str) -> str:
-    """Return `hf:org/name` for the address of a model's page on the Hugging Face Hub.
+    """Return the `hf:org/name` that the address of a model's page on the Hugging Face Hub means.
 
     An address with a revision gives `hf:org/name@revision`. Any other text is returned unchanged.
+
+    Args:
+        name: Address such as `https://huggingface.co/org/name`, or another name of a model.
     """
     page = _ADDRESS.fullmatch(name.strip())
     return "@".join(filter(None, (f"hf:{page[1]}", page[2]))) if page else name
@@ -354,7 +369,10 @@ def hub_name(name: str) -> str:
 
 @lru_cache(1)
 def published() -> dict[str, str]:
-    """Return the presets that have a Hugging Face name: name on the Hub in lower case → preset."""
+    """Return the name of each model preset by its name on the Hugging Face Hub, in lower case.
+
+    Presets without a `huggingface_id` are left out.
+    """
     results: dict[str, str] = {}
     for stem, path in preset_files("models").items():
         with suppress(OSError):
@@ -372,9 +390,9 @@ LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are ta
 
 
 def beginning(name: str, kind: str) -> list[str]:
-    """Return the names of presets that contain a word, for a list of choices.
+    """Return the names of presets that contain a word, for a list of choices in an error message.
 
-    The list is empty if a preset has exactly this name.
+    The list is empty if the word itself is the name of a preset or file.
 
     Args:
         name: The word.
@@ -393,12 +411,13 @@ def _presets(kind: str, spec: type[Checked], names: Sequence[str]) -> list[Check
 
 
 def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
-    """Return the models of all presets that match, sorted by family and parameters.
+    """Return the models of all matching presets, sorted by family and number of parameters.
 
     Args:
-        family: Word in the family or name of the model; '' for all.
-        attention: Word in the name of its attention, such as MLA; '' for all.
-        names: Return only these presets; empty for all.
+        family: Only presets with this text in the name of the family or of the model; '' for all.
+        attention: Only presets with this text in the printed name of the attention, such as MLA; ''
+            for all.
+        names: Only presets with these names; empty for all.
     """
     models = _presets("models", Model, names)
     family, attention = family.lower(), attention.lower()
@@ -412,11 +431,11 @@ def all_models(family: str = "", attention: str = "", names: Sequence[str] = ())
 
 
 def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
-    """Return the GPUs of all presets that match, sorted by vendor and falling memory bandwidth.
+    """Return the GPUs of all matching presets, by vendor and then by falling memory bandwidth.
 
     Args:
-        vendor: Word in the vendor, architecture or name of the GPU; '' for all.
-        names: Return only these presets; empty for all.
+        vendor: Only presets with this text in the name of vendor, architecture or GPU; '' for all.
+        names: Only presets with these names; empty for all.
     """
     gpus = _presets("gpus", Gpu, names)
     words = [f"{gpu.vendor} {gpu.architecture} {gpu.name}".lower() for gpu in gpus]
@@ -435,10 +454,13 @@ def preset_text(name: str, kind: str) -> str:
 
 
 def model_record(model: Model) -> "ModelPresetRecord":
-    """Return the record of one model preset for `--format`. No value is nested.
+    """Return the flat record of a model preset that `kvcalc models --format` prints.
 
-    `bytes_per_token` is the number of bytes that one more token adds to a bf16 KV cache of 8,192
-    tokens, over all layers.
+    `bytes_per_token` is the number of bytes that one more token adds to a bf16 KV cache, over all
+    layers. It applies to a sequence of 8,192 tokens, in which short windows are full.
+
+    Args:
+        model: The model of the preset.
     """
     return {
         "model": model.name,
@@ -459,9 +481,12 @@ def model_record(model: Model) -> "ModelPresetRecord":
 
 
 def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
-    """Return the record of one GPU preset for `--format`. No value is nested.
+    """Return the flat record of a GPU preset that `kvcalc gpus --format` prints.
 
     Values that the vendor does not publish are null.
+
+    Args:
+        gpu: The GPU of the preset.
     """
     peaks = {f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS}
     host = gpu.host
@@ -494,16 +519,21 @@ UNKNOWN = cast("WeightsRecord", dict.fromkeys(WeightsRecord.__annotations__))
 
 
 class Dimensions(DimensionOptions, frozen=True):
-    """The dimensions of a model whose layers are all equal, for a size without a preset.
+    """The dimensions of a model whose layers are all equal, for a cache size without a preset.
 
-    Layers have KV heads of head_dim elements, or latents of kv_lora_rank elements and a RoPE key of
-    qk_rope_head_dim elements. 0 means that the user did not give the value.
+    A layer has KV heads of head_dim elements, or latents of kv_lora_rank elements and a RoPE key of
+    qk_rope_head_dim elements. In every field 0 means that the user did not give the value.
 
     Attributes:
-        hidden_size: Replaces the number of KV heads, for MHA whose keys and values together are as
-            wide as the model.
-        heads: Number of query heads, for the comparison with MHA.
-        sliding_window: Largest number of tokens that a layer stores.
+        layers: Number of layers, all with their own KV cache.
+        kv_heads: KV heads per layer.
+        head_dim: Elements of a key or value of one head.
+        hidden_size: Width of the model, given instead of `kv_heads` and `head_dim`. Keys and values
+            are then as wide as the model (MHA).
+        heads: Query heads per layer, only for the comparison with MHA.
+        sliding_window: Maximum tokens that a layer stores.
+        kv_lora_rank: Elements of MLA's latent, which replaces the KV heads.
+        qk_rope_head_dim: Elements of MLA's RoPE key.
     """
 
     def model(self) -> Model:
@@ -610,13 +640,13 @@ class Dimensions(DimensionOptions, frozen=True):
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
     def record(self, model: Model, *arguments: Any) -> SizeRecord:
-        """Return the `size_record` of a model that has only dimensions.
+        """Return the record that `kvcalc size` prints for a model with only dimensions.
 
         Values that need weights are null. The ratio to MHA is null unless `heads` is given.
 
         Args:
             model: The result of `model()`.
-            arguments: Further arguments of `size_record`.
+            arguments: Arguments of `size_record` after the model: context, batch size and others.
         """
         record: SizeRecord = {**size_record(model, *arguments), **UNKNOWN}
         if not self.heads or (self.kv_lora_rank and not self.head_dim):

@@ -28,12 +28,12 @@ _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
 def key(name: str, dots: bool = False) -> str:
-    """Return the form of a preset's name in which names are compared.
+    """Return a name in the form in which preset names are compared.
 
-    Lower case, without `_`, `-`, `.` and blanks: `Llama-3.1_8B` becomes `llama318b`.
+    The form is in lower case, without `_`, `-`, `.` and blanks: `Llama-3.1_8B` becomes `llama318b`.
 
     Args:
-        name: The name.
+        name: The name, such as the name of a preset or one that a user typed.
         dots: Whether to keep `.` in the result.
     """
     return name.lower().translate(_NO_SEPARATORS if dots else _NO_DOTS)
@@ -59,13 +59,13 @@ def user_folders() -> list[Path]:
 def new_path(*names: str) -> Path:
     """Return the path for a new preset in the first of `user_folders`.
 
-    Example: `new_path("models", "my-model")`.
+    `new_path("models", "my-model")` gives `models/my-model.yaml` in this folder.
 
     Args:
-        names: Folder and name of the preset.
+        names: Folder (`models` or `gpus`) and name of the preset.
 
     Raises:
-        UserError: A name cannot be used in a path, or there is no folder.
+        UserError: A name cannot be used in a path, or there is no user folder.
     """
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
@@ -92,7 +92,7 @@ def shipped_folder() -> Path:
 
 
 def preset_files(kind: str) -> dict[str, Path]:
-    """Return the files of all presets, by file name without ending.
+    """Return the YAML file of each preset of a kind, by file name without `.yaml`.
 
     A user's preset replaces a shipped preset of the same name.
 
@@ -188,13 +188,14 @@ def _aliases(path: Path) -> list[str]:
 def build(
     data: JsonObject, spec: type[Spec], file_name: str, lines: Lines | None = None
 ) -> Spec:
-    """Return the data of a preset as an object of its class, after checks.
+    """Return the mapping of a preset's file as an object of its class, after checks.
 
     Args:
-        data: The mapping in the preset's file.
+        data: The mapping in the file.
         spec: The class, such as `Model` or `Gpu`.
         file_name: Name of the file in error messages.
-        lines: Line number of each key by its path, if known.
+        lines: Path of a key (keys and list indices that lead to it) → its line number; None if
+            unknown.
 
     Raises:
         UserError: The data are invalid. The message names the file, the line if known, the key and
@@ -289,7 +290,11 @@ def lookup(data: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def mapping(value: Any) -> JsonObject:
-    """Return `value` if it is a mapping, otherwise {}."""
+    """Return `value` if it is a mapping, otherwise {}.
+
+    Args:
+        value: Value from a JSON or YAML file, of any type.
+    """
     return value if isinstance(value, dict) else {}
 
 

@@ -46,9 +46,17 @@ class _Index(msgspec.Struct):
 
 
 def read_from(folder: Path) -> ReadBytes:
-    """Return a function that reads bytes of a named file in a folder.
+    """Return a function that reads bytes of the files in a folder.
 
-    The function raises UserError if it cannot read the file.
+    The function takes a file name, the position of the first byte, and a number of bytes. The
+    number 0 reads a whole small file.
+
+    Args:
+        folder: The folder of a checkpoint.
+
+    Raises:
+        MissingFileError: Raised by the returned function if the file does not exist.
+        UserError: Raised by the returned function if the file cannot be read.
     """
 
     def read(name: str, start: int, count: int) -> bytes:
@@ -67,13 +75,15 @@ def read_from(folder: Path) -> ReadBytes:
 
 
 def with_file_bytes(model: Model, read: ReadBytes, place: str) -> Model:
-    """Return the model with the byte counts that its safetensors headers state.
+    """Return the model with byte counts from the headers of its safetensors files.
 
+    It sets the fields `other_part_bytes` and `uncounted_bytes` of the model, and adds a note.
     Without safetensors files, the model is unchanged.
 
     Args:
-        model: The model of the checkpoint's config.
-        read: Function that reads a file of the checkpoint.
+        model: The model of the checkpoint's config.json.
+        read: Function of (file name, first byte, number of bytes) that returns bytes of a file of
+            the checkpoint.
         place: Name of the checkpoint in error messages.
 
     Raises:
