@@ -147,7 +147,7 @@ class GgufBlock:
         return result.elements if result else 0
 
     def norms(self) -> int:
-        """Consume the remaining norms of the residual stream in this block, and return their number.
+        """Consume this block's remaining norms of the residual stream, and return their number.
 
         These are the norm tensors with as many elements as the residual stream is wide.
         """

@@ -182,8 +182,7 @@ def load_gpu(name: str) -> Gpu:
 
 
 def machine_gpu(found: MachineGpu) -> Gpu:
-    """Return the preset of a GPU in this machine. Its memory is the driver's figure if that is
-    smaller.
+    """Return the preset of a GPU in this machine, with at most the memory that the driver states.
 
     nvidia-smi states up to 2 % more than CUDA can use, so the driver's figure never enlarges a
     preset.
