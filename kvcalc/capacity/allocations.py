@@ -33,7 +33,9 @@ MAX_REQUESTS = 20_000  # in a simulation
 
 
 class Waste(NamedTuple):
-    """Allocated token slots, and the slots among them that store tokens.
+    """Token slots that an allocator has given to sequences, and how many of them store tokens.
+
+    A token slot is memory for the keys and values of one token.
 
     Attributes:
         slots: Allocated token slots.
@@ -56,7 +58,9 @@ class Waste(NamedTuple):
 
 
 class FragmentationResult(NamedTuple):
-    """Result of a simulation of first-fit allocation. All fields are None if nothing was simulated.
+    """Result of `simulate_first_fit`. All fields are None if nothing was simulated.
+
+    A hole is a free range of memory between two sequences, or before or after all of them.
 
     Attributes:
         requests: Number of simulated requests.
@@ -87,12 +91,11 @@ def paged_waste(lengths: Sequence[int], block: int) -> Waste:
 def simulate_first_fit(
     lengths: Sequence[int], capacity: int, seed: int = 0
 ) -> FragmentationResult:
-    """Compute how often holes between sequences are too small, if each sequence is one piece of
-    memory.
+    """Compute how often the free memory is large enough for a request, but split into small holes.
 
-    Each sequence takes the first hole of at least its length. If no hole fits, stored sequences end
-    in random order until one does. The lengths are repeated up to 20 times, for at most 20,000
-    requests.
+    Each request is one piece of memory, in the first hole of at least its length. If no hole is
+    large enough, stored requests end in random order until one is. The lengths are repeated up to
+    20 times, for at most 20,000 requests.
 
     Args:
         lengths: Tokens of each request. Longer requests than `capacity` are left out.
@@ -213,7 +216,7 @@ class AllocationStep(NamedTuple):
     """One line of a script of allocations and releases.
 
     Attributes:
-        line: Number of the line.
+        line: Number of the line in the script's file, or of the step in a text, from 1.
         name: Name of the sequence. "" if the line only asks whether a new sequence would fit.
         tokens: Reserved tokens of the sequence; 0 to release it.
         used: Stored tokens, if the sequence uses only a part of its reservation; else 0. The paged
@@ -381,7 +384,7 @@ class AllocationRun(NamedTuple):
     """The result of a script of allocations, played to three allocators.
 
     Attributes:
-        records: One record per line of the script, with the result of each allocator.
+        records: One dict per line of the script, with the keys of `AllocationRecord`.
         slots: Allocator of contiguous slots of the longest length, after the last line.
         first_fit: First-fit allocator of exact pieces, after the last line.
         pages: Paged allocator, after the last line.
@@ -394,23 +397,23 @@ class AllocationRun(NamedTuple):
 
     @property
     def wastes(self) -> list[Waste]:
-        """Return the waste of the three allocators: contiguous slots, first fit, pages."""
+        """Return the waste after the last line: contiguous slots, first fit, pages."""
         return [self.slots.waste, self.first_fit.waste, self.pages.waste]
 
 
 def run_allocations(
     steps: Sequence[AllocationStep], memory: int, longest: int, block: int
 ) -> AllocationRun:
-    """Compute what three allocators do with the lines of a script.
+    """Compute what three allocators do with the lines of a script of `read_script`.
 
     Args:
-        steps: The lines of the script, in order.
+        steps: The lines of the script, in order, without its `memory` line.
         memory: Memory of each allocator in token slots.
         longest: Tokens of a slot of the allocator of contiguous slots.
         block: Tokens of a block of the paged allocator.
 
     Raises:
-        UserError: The memory has too many token slots.
+        UserError: `memory` exceeds 2^27 token slots.
     """
     if memory > MAX_SLOTS:
         raise UserError(

@@ -36,10 +36,12 @@ Layouts = dict[tuple[int, int, int, Defaults], Plans]
 class BatchedFit(NamedTuple):
     """A deployment on several GPU models that have the same cache layouts.
 
+    A cache layout states how an engine divides the KV cache of one GPU into blocks.
+
     Attributes:
         fit: The deployment on one of the GPU models.
-        plans: Cache layout of each pipeline stage, by stage index. Stages with equal layers appear
-            once.
+        plans: Cache layout of a GPU of each pipeline stage, by stage index. Only the first of
+            several stages with equal layers is a key.
         gpus: The GPU models.
         gpu_indices: Index of each of `gpus` in the caller's list of GPU models.
         utilizations: Share of each GPU's memory that the engine may use, from 0 to 1.
@@ -55,8 +57,8 @@ class BatchedFit(NamedTuple):
         """Return the seconds to send one sequence's KV cache to another replica, for each GPU in
         `gpus`.
 
-        The GPUs of the pipeline stage with the most bytes decide. The time is NaN for a GPU without
-        a known link.
+        All GPUs send their part at the same time. The time is the largest part of one GPU in bytes
+        ÷ the rate of `transfer_link`. It is NaN for a GPU model without a known link.
 
         Args:
             length: Tokens of the sequence.
@@ -70,13 +72,14 @@ class BatchedFit(NamedTuple):
         return [size / rate if rate else nan for rate in rates]
 
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
-        """Return how many sequences of `length` tokens fit in a replica, as an array [GPUs,
-        counts].
+        """Return how many sequences of `length` tokens fit in a replica, as an array [GPUs in
+        `gpus`, counts].
 
         The pipeline stage that fits the fewest sequences decides. The values equal `Fit.capacity`.
 
         Args:
-            remaining: KV cache budgets in bytes, as `remaining_bytes` returns them.
+            remaining: Bytes per GPU for the KV cache [stages, GPUs, counts], as `remaining_bytes`
+                returns them for some values of `max_num_seqs` (the counts).
             length: Tokens of each sequence.
         """
         import numpy as np
@@ -120,18 +123,19 @@ class BatchedFit(NamedTuple):
 
 
 def transfer_link(gpu: Gpu) -> float | None:
-    """Return the bytes per second of a GPU's link to another replica; None if it is not known.
+    """Return the bytes per second that one GPU sends to another replica; None if not known.
 
-    This is the GPU-to-GPU link if there is one, otherwise the link between nodes.
+    This is the rate of the link between GPUs in one direction, such as NVLink. For a GPU model
+    without one, it is the rate per GPU between nodes.
     """
     return gpu.link_bytes_per_s or gpu.inter_domain_rate
 
 
 def transfer_rate(gpu: Gpu) -> float:
-    """Return the bytes per second of a GPU's link to another replica.
+    """Return the bytes per second that one GPU sends to another replica, as `transfer_link`.
 
     Raises:
-        UserError: The GPU's preset has no link.
+        UserError: The rate is not known.
     """
     if not (rate := transfer_link(gpu)):
         raise UserError(
@@ -145,10 +149,11 @@ class BatchedFitBuilder:
     """Builds `BatchedFit` objects for one model, precision and parallelism.
 
     Args:
-        deployment: The deployment. `batches` replaces its GPU.
-        options: The options of `fit`. `batches` replaces `max_model_len`.
-        layouts: Cache layouts of other parallelisms, to reuse and to extend. They must have the
-            same model, precision and options. Data and expert parallelism do not change a layout.
+        deployment: The deployment. The method `batches` replaces its GPU model.
+        options: The options of `fit`. The method `batches` replaces `max_model_len`.
+        layouts: Cache layouts of earlier builders for other parallelisms, by tp, dcp, pp and the
+            engine's defaults. The builder reuses them and adds its own. Model, precision and
+            options must be equal. Data and expert parallelism do not change a layout.
 
     Raises:
         UserError: The engine cannot run the deployment.

@@ -59,9 +59,10 @@ class Command(NamedTuple):
         engine: Name of the engine, such as "vllm".
         model_words: The model's name in the command line.
         model: The loaded model.
-        settings: Values of the flags, by field name of `FitOptions`, `Precision` or `Parallelism`.
+        settings: Values that the flags give to fields of `FitOptions`, `Precision` or
+            `Parallelism`, by the field's name.
         ignored: Flags that do not change the prediction, as written in the command line.
-        remarks: Remarks for the user.
+        remarks: Sentences for the user, such as the reason why a draft is left out.
     """
 
     engine: str
@@ -112,6 +113,8 @@ def split(words: Sequence[str]) -> list[str]:
 
 def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str]] | None:
     """Return the engine that a command line starts, and the words after the start; None if unknown.
+
+    The engine is returned as its command-line syntax. Words before the start are skipped.
 
     Example: `["vllm", "serve", "qwen3-8b"]` gives vLLM's `Dialect` and `["qwen3-8b"]`.
     """
@@ -241,8 +244,8 @@ def interpret_flags(
 
     Args:
         dialect: The engine's command-line syntax.
-        model_words: The model's name in the command line.
-        values: Parsed values of the flags, by `Flag.name`.
+        model_words: The model's name as written in the command line.
+        values: Parsed value of each flag, by the kvcalc option that it sets (`Flag.name`).
         changes: Changes of the model as typed after `--set`. See `load_model`.
 
     Raises:
@@ -310,7 +313,7 @@ class SpeculativeConfig(msgspec.Struct):
     Attributes:
         method: Drafting method, such as "mtp", "ngram" or "eagle".
         model: Name of the draft model; "[ngram]" for drafts without a model.
-        num_speculative_tokens: Draft tokens per verification.
+        num_speculative_tokens: Draft tokens that the target model verifies in one pass.
         use_heterogeneous_vocab: Whether draft and target may have different vocabularies.
     """
 
@@ -356,8 +359,10 @@ class EngineCommand(NamedTuple):
     Attributes:
         start: Words before the model's name.
         model: The model's name.
-        words: Words of each flag, by the flag's name.
-        options: Words of those kvcalc options that no flag of the engine expresses.
+        words: Words of each flag, such as ["--max-num-seqs", "8"], by the kvcalc option that the
+            flag sets.
+        options: Words of further kvcalc options, such as "--users" and "8", that no flag of the
+            engine expresses.
     """
 
     start: tuple[str, ...]

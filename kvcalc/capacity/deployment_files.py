@@ -79,6 +79,9 @@ class Scope(NamedTuple):
 def read_servers(path: str) -> list[DeclaredServer]:
     """Return the servers that a deployment file or shell script starts, in order.
 
+    A deployment file is a file of Docker Compose, Kubernetes, KServe or llm-d. Its variables get
+    values from the environment, else from a file `.env` in the same folder.
+
     Args:
         path: Path of the file; "-" for standard input.
 

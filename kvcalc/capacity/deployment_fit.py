@@ -55,7 +55,7 @@ class CapacityLimits(NamedTuple):
     Attributes:
         cache: Bytes of the KV cache on the GPU that needs the most.
         utilization: Smallest gpu_memory_utilization, in steps of 0.0001; None if it is above 1.
-        sequences: Largest max_num_seqs of the replica whose sequences all fit.
+        sequences: Largest max_num_seqs of the replica with which this number of sequences fits.
         length: Largest max_model_len in tokens, with the requested or the engine's own
             max_num_seqs. None means without a limit.
     """
@@ -74,6 +74,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     Attributes:
         requested: The deployment as requested.
         deployment: The deployment in the formats that the engine stores.
+        options: The options of the request.
         settings: The engine's settings, with all defaults filled in.
         release: The rules of the engine's version; None if the engine has no versions.
         max_num_seqs: Sequences of one dp rank for which the engine is set up.
@@ -81,8 +82,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         utilization_basis: Memory to which the share refers: "total", "free" or "remaining".
         length: Tokens of each sequence: `max_model_len`, or the model's own maximum.
         layers: Every layer with a cache, including draft layers.
-        extra_weights: Bytes per GPU on the last stage of a draft ("draft") and prediction layers
-            ("mtp").
+        extra_weights: Bytes of a draft model ("draft") and of multi-token-prediction layers
+            ("mtp") on each GPU of the last pipeline stage.
         remarks: Remarks for the user on the engine's choices.
     """
 
@@ -145,7 +146,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
-        """Return one GPU when the engine starts, as input of `memory`.
+        """Return the inputs of `memory` for one GPU when the engine starts.
 
         Args:
             stage: Index of the GPU's pipeline stage.
@@ -180,8 +181,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         )
 
     def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, with the sizes and the log of the
-        options.
+        """Return the bytes of one GPU outside the KV cache.
+
+        Corrections from a log are added. Sizes in the options replace the predicted sizes.
 
         Args:
             start: The GPU when the engine starts.
@@ -229,8 +231,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def remaining_bytes(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Any:
-        """Return the bytes of one GPU that remain for the KV cache, after the margin; negative if
-        missing.
+        """Return the bytes of one GPU for the KV cache, after the safety margin of `terms`.
+
+        The result is negative if memory is missing. It is an array if `terms` has arrays.
 
         Args:
             terms, utilization, gpu: As in `budget_of`.
@@ -240,8 +243,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def missing_free_bytes(self) -> int:
-        """Return the bytes of free GPU memory that other processes take from the start of the
-        engine.
+        """Return the bytes of one GPU that the engine needs to start, but other processes use.
 
         0 means that enough is free, or that the engine does not check it. vLLM compares its share
         with the free memory after it has made its CUDA context (v1/worker/utils.py: request_memory,
@@ -284,7 +286,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def stage_terms(self) -> dict[str, list[MemoryBreakdown]]:
-        """Return the bytes of one GPU outside the KV cache, by estimate, for every pipeline stage.
+        """Return the bytes of one GPU outside the KV cache: by estimate, one item per stage.
 
         Engines without a memory range have only the estimate "middle".
         """
@@ -309,7 +311,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def content(self) -> Content:
-        """Return the cache layout of stored data only, without padding or reserved blocks."""
+        """Return the cache layout of `stage` without padding and reserved blocks."""
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -323,7 +325,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, in the estimate of the answer."""
+        """Return the bytes of one GPU outside the KV cache, in the estimate `self.estimate`."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -366,15 +368,15 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def sequences(self) -> int:
-        """Return `sequences_at` for the estimate that the answer uses, in sequences of the
-        replica."""
+        """Return how many sequences of `length` tokens fit in the replica: `sequences_at` for the
+        estimate that the answer uses."""
         return self.sequences_at(self.estimate)
 
     def sequences_at(self, estimate: str) -> int:
-        """Return how many sequences of `length` tokens fit in the replica, if it starts for as
-        many.
+        """Return how many sequences of `length` tokens fit in the replica, if `max_num_seqs` is
+        this number.
 
-        A start with a higher `max_num_seqs` needs more memory outside the KV cache.
+        A higher `max_num_seqs` needs more memory outside the KV cache.
 
         Args:
             estimate: "low", "middle" or "high" estimate of the KV cache budget.
@@ -497,7 +499,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether on any stage the memory outside the KV cache exceeds the share."""
+        """Return whether memory outside the KV cache exceeds the engine's share on any stage."""
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
@@ -537,7 +539,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def margin_bytes(self) -> int:
-        """Return one GPU's bytes that the estimate keeps free; negative in the high estimate."""
+        """Return the bytes of one GPU that the estimate keeps free as a safety margin; negative in
+        the high estimate."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:

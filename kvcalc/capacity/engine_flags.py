@@ -92,8 +92,9 @@ class Flag(NamedTuple):
 
     Attributes:
         name: Name of the kvcalc option; "-" if the flag does not change the memory.
-        kind: How to read the flag's value: a key of READERS or of FORMAT_NAMES, or "switch" for a
-            flag without a value.
+        kind: How to read the flag's value. "switch" is a flag without a value. "number", "signed",
+            "length", "real", "text" and "name" are keys of READERS. "format", "torch", "ggml" and
+            "sglang" are dtypes, written with the names in FORMAT_NAMES.
         spellings: All spellings that the engine accepts. kvcalc writes the first one.
         setting: Value of the kvcalc option if a switch is present.
     """
@@ -108,7 +109,9 @@ class Flag(NamedTuple):
         return self.kind == "switch"
 
     def read(self, text: str) -> Any:
-        """Parse the flag's value from the text of a command line.
+        """Parse the text of the flag's value in a command line into the value of its kvcalc option.
+
+        Depending on `kind`, the value is a number, a text, None, or kvcalc's name of a dtype.
 
         Raises:
             UserError: The text does not suit the flag's kind.
@@ -147,8 +150,8 @@ class Dialect(NamedTuple):
         flags: The flags. The model's name follows `starts` unless a flag names the model.
         image: Container image of the engine.
         port: Port of the engine's container.
-        formats: Weight formats to which the engine converts when it loads weights, with its names
-            for them. Every other format needs its own checkpoint.
+        formats: The engine's name of each weight format to which it can convert weights while it
+            loads them, by kvcalc's name. Every other format needs its own checkpoint.
         read: Takes the flags' values by option name, and a list for remarks. Turns the values into
             kvcalc options in place.
         write: Takes kvcalc options by name, and the deployment. Turns the options into values of
@@ -183,6 +186,10 @@ class Dialect(NamedTuple):
         Args:
             words: Words of the engine's command line.
             version: The engine's version; "" for the latest.
+
+        Returns:
+            The image with its tag, the port of the server, and the words after the image's name in
+            `docker run`.
         """
         image = self.image
         if ":" not in image:

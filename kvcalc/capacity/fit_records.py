@@ -37,9 +37,9 @@ class TypedRequest(NamedTuple):
     """The parts of a request as the user typed them.
 
     Attributes:
-        model: The requested model; "" if it is the model's own name.
-        gpu: The requested GPU model or file; "" if it is the GPU's own name.
-        options: kvcalc options that no flag of an engine expresses.
+        model: Name or path of the model as typed; "" if it equals the model's own name.
+        gpu: Name or file of the GPU model as typed; "" if it equals the GPU model's own name.
+        options: Words of typed kvcalc options that no flag of an engine expresses.
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
 
@@ -55,7 +55,9 @@ NOTHING_TYPED = TypedRequest()
 def fit_record(
     result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: TypedRequest = NOTHING_TYPED
 ) -> Record:
-    """Return the JSON record of one configuration. Sizes are exact bytes of one GPU.
+    """Return the JSON record of one configuration, with the keys of `FitRecord`.
+
+    Sizes are exact bytes of one GPU. With `lengths`, it also has the keys of `WasteRecord`.
 
     Args:
         result: The capacity of the configuration.
@@ -264,8 +266,8 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
 
 
 def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | None]:
-    """Return two command lines of a configuration: the engine's, and the one of `kvcalc fit` with
-    it.
+    """Return the engine's command line of a configuration, and a `kvcalc fit` command that reads
+    this line.
 
     Both are None if no command line of the engine starts the configuration. llama.cpp gets one slot
     for each sequence that fits, unless the request states a number.
@@ -288,11 +290,11 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:
-    """Return the configurations with the smallest configuration that fits in front.
+    """Return the configurations, with the smallest one that fits moved to the front.
 
-    The order of the others does not change. Configurations at the model's maximum length come
-    before configurations with a requested length. Then the smallest has the fewest GPUs, then the
-    least total GPU memory.
+    The order of the others does not change. Configurations at the model's maximum length count as
+    smaller than configurations with a requested length. Then fewer GPUs count as smaller, then
+    less total GPU memory.
     """
     fitting = [result for result in results if result.fits]
     if not fitting:
@@ -315,7 +317,8 @@ MIN_CONTEXT, MIN_COLUMNS, MAX_COLUMNS = 4096, 6, 8
 def contexts_of(max_context: int | None) -> list[int]:
     """Return contexts in tokens that double up to the model's maximum, which is the last context.
 
-    The contexts begin at 4096 tokens, but there are at least 6 and at most 8 contexts.
+    The contexts begin at 4096 tokens, but there are at least 6 and at most 8 contexts. Example: a
+    maximum of 131,072 gives 4,096, 8,192, 16,384, 32,768, 65,536 and 131,072.
 
     Args:
         max_context: Maximum tokens of the model; None means 131,072.
@@ -335,8 +338,8 @@ def matrix_records(
 ) -> list[Record]:
     """Return one record of `fit` for each number of users and each context.
 
-    Records of one number of users are adjacent. The key `headroom_bytes` has the bytes of KV cache
-    per GPU that stay free.
+    The first number of users comes first, with all contexts. The key `headroom_bytes` has the bytes
+    of KV cache per GPU that stay free; negative if memory is missing.
 
     Args:
         deployment: The deployment.

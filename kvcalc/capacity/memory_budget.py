@@ -50,13 +50,15 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         stage: Index of the GPU's pipeline stage.
         utilization_basis: Memory to which the utilization refers: "total", "free" or "remaining".
         tokens: Maximum tokens of one forward pass.
-        sequences: Sequences of one dp rank for which the engine is set up; an int or an array.
+        sequences: Maximum sequences of one dp rank in a forward pass: max_num_seqs, but at most
+            `tokens`. An int or an array.
         options: The `FitOptions` of the request.
         prompts: Sequences of one dp rank that must fit; an int or an array.
         release: The rules of the engine's version, in a class of this engine. None if the engine
             has no versions.
         cpu_experts: Number of first layers whose experts llama.cpp leaves in host memory.
-        context: Tokens of one llama.cpp cache, an int or an array; 0 for other engines.
+        context: Tokens that one llama.cpp cache stores: of one slot, or of all slots if they share
+            a cache. An int or an array; 0 for other engines.
         extra: Bytes of draft and prediction layers on this GPU, by name: "draft" or "mtp".
     """
 
@@ -113,10 +115,10 @@ class MemoryBreakdown(NamedTuple):
         activation: Peak of a forward pass; an int or an array.
         overhead: Other memory of the engine, by name; ints or arrays.
         startup: Memory in use before the engine measures the free memory, by name.
-        margin: Share of the GPU's memory that is subtracted from the cache in addition. For the
-            high estimate it is negative and adds to the cache.
+        margin: Safety margin of the estimate, as a share of the GPU's memory. It is subtracted
+            from the KV cache budget; for the high estimate it is negative.
         peak: Name of the start-up step that reaches `activation`; "" if unknown.
-        host: Weights in host memory, which are not on the GPU.
+        host: Bytes of weights in host memory. No other field includes them.
     """
 
     language: int
@@ -150,6 +152,8 @@ class MemoryBreakdown(NamedTuple):
 
 class Budget(NamedTuple):
     """Memory of one GPU in bytes: KV cache = share − weights − activation − overhead.
+
+    Fields of type Any are ints, or arrays with one element per evaluated case.
 
     Attributes:
         memory: Memory of the GPU.
@@ -324,6 +328,11 @@ def draft_weights(draft: Model, precision: Precision, ranks: Parallelism) -> int
 
     The draft has the tensor parallelism of its target model. If the target spreads its experts, the
     draft spreads its experts over all GPUs of the stage.
+
+    Args:
+        draft: The draft model.
+        precision: Formats of the draft's weights.
+        ranks: The parallelism of the target model.
     """
     ep = ranks.stage_gpus if ranks.ep > 1 else 1
     return weight_bytes(draft, precision, Parallelism(ranks.tp, 1, ranks.dp, ep))

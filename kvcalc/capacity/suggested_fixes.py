@@ -174,10 +174,13 @@ def join_with_or(words: Sequence[str]) -> str:
 
 
 def smaller_cache(start: ConfigChange) -> ConfigChange | None:
-    """Return the change to an 8-bit KV cache.
+    """Return the request with an 8-bit KV cache: fp8, or q8_0 with llama.cpp.
 
-    The result is None if GPU or engine do not support such a cache, or if the cache already has at
-    most 8 bits.
+    The result is None if the GPU has no fp8 matrix units and the engine needs fp8. It is also None
+    if the cache already has at most 8 bits, unless the options state dtypes of keys and values.
+
+    Args:
+        start: The request, possibly with earlier changes.
     """
     options, deployment = start.options, start.deployment
     dtypes = options.rules.dtypes or EIGHT_BITS
@@ -194,17 +197,21 @@ def smaller_cache(start: ConfigChange) -> ConfigChange | None:
 
 
 def small_cache(result: Fit) -> ConfigChange | None:
-    """Return the change to an 8-bit KV cache, if more sequences fit with it; otherwise None."""
+    """Return the request with an 8-bit KV cache, if more sequences fit with it; otherwise None."""
     change = smaller_cache(ConfigChange.of(result))
     return change if change and change.sequences > result.sequences else None
 
 
 def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
-    """Yield the changes to smaller weight formats that the engine can load, the largest format
-    first.
+    """Yield the request with each smaller weight format that the engine can load, the largest
+    format first.
 
     A format must save at least 10% of the weights' bytes. fp8 is left out if the GPU has no fp8
-    matrix units. Only llama.cpp converts GGUF files.
+    matrix units. Nothing is yielded if the requested dtype is fp8, or for a GGUF file with an
+    engine other than llama.cpp.
+
+    Args:
+        start: The request, possibly with earlier changes.
     """
     deployment, options = start.deployment, start.options
     model, precision = deployment.model, deployment.precision
@@ -326,8 +333,8 @@ def wider_requests(
 ) -> Iterator[ConfigChange]:
     """Yield the request with 2, 4, 8 … times its tensor-parallel ranks or pipeline stages.
 
-    The number of ranks ends at MAX_RANKS. If experts are spread over all GPUs of a stage, the new
-    GPUs get experts too.
+    The doubling ends as soon as the number is 64 (MAX_RANKS) or more. If experts are spread over
+    all GPUs of a stage, the new GPUs get experts too.
 
     Args:
         request: The request, possibly with earlier changes.
