@@ -47,8 +47,8 @@ class Limits(NamedTuple):
     """Scheduler limits of one data-parallel rank.
 
     Attributes:
-        max_num_seqs: Maximum number of concurrent sequences.
-        max_num_batched_tokens: Maximum tokens of a pass.
+        max_num_seqs: Maximum number of concurrent sequences of the rank.
+        max_num_batched_tokens: Maximum new tokens of one pass, from prompts and decodes together.
     """
 
     max_num_seqs: int = 256
@@ -133,12 +133,15 @@ class Decoding:
 
     @property
     def context(self) -> int:
-        """Return the cached tokens of all sequences together."""
+        """Return the number of cached tokens, summed over all decoding sequences of the rank."""
         return int(self.cached.sum())
 
     @property
     def needed(self) -> int:
-        """Return the KV cache bytes that are allocated once each sequence has one more token."""
+        """Return the KV cache bytes that the decoding sequences allocate with one more token each.
+
+        The bytes are the sum over the sequences, on the rank's GPU with the most cache bytes.
+        """
         return int(self.pool.allocated[self.cached + 1].sum())
 
     @property
@@ -161,11 +164,17 @@ class Decoding:
         self.remaining = np.append(self.remaining, answer_tokens)
 
     def newest(self) -> int:
-        """Return the `order` of the sequence that joined last; −1 without sequences."""
+        """Return the admission number (`RunningRequest.order`) of the sequence that joined last.
+
+        The result is −1 if no sequence decodes.
+        """
         return self.running[-1].order if self.running else -1
 
     def take_out(self) -> RunningRequest:
-        """Remove and return the sequence that joined last, with its token counts updated."""
+        """Remove and return the sequence that joined last.
+
+        Its `cached` and `generated` are first set to the tokens that it has by now.
+        """
         request = self.running.pop()
         cached = int(self.cached[-1])
         request.generated += cached - request.cached
@@ -175,13 +184,15 @@ class Decoding:
         return request
 
     def in_a_row(self, max_passes: int, free_bytes: int) -> int:
-        """Return the number of passes until a sequence is done or the free memory is exceeded.
+        """Return the number of decode passes that can run before the set of sequences changes.
 
-        The number is at least 1 and at most `max_passes`. With a draft it is 1.
+        The set changes if a sequence is done, or if one more pass would exceed the free memory. The
+        number is at least 1 and at most `max_passes`. With a draft it is 1.
 
         Args:
-            max_passes: Maximum result.
-            free_bytes: KV cache bytes that the decoding sequences may allocate together.
+            max_passes: Maximum number of passes.
+            free_bytes: KV cache bytes that all decoding sequences together may allocate, including
+                the bytes that they have already.
         """
         passes = 1 if self.drafting else min(int(self.remaining.min()), max_passes)
         if passes == 1:
@@ -196,14 +207,17 @@ class Decoding:
     def grow(
         self, passes: int, line: StepTimeSegment, other_allocated: int, other_stored: int
     ) -> tuple[CacheGrowth, list[RunningRequest]]:
-        """Simulate consecutive decode passes. Return their cache bytes and the requests that are
-        done.
+        """Simulate consecutive decode passes over the same sequences, and remove the sequences that
+        are done.
 
         Args:
             passes: Number of passes.
             line: Times of the passes.
-            other_allocated: Allocated bytes of requests that do not decode.
-            other_stored: Stored bytes of requests that do not decode.
+            other_allocated: KV cache bytes allocated for requests of the rank that do not decode.
+            other_stored: KV cache bytes stored for requests of the rank that do not decode.
+
+        Returns:
+            The KV cache bytes of the whole rank during the passes, and the requests that are done.
         """
         if self.drafting:
             gained = self.drafting.draw_tokens(self.rng, self.count).clip(max=self.remaining)
@@ -237,15 +251,15 @@ class Decoding:
 
 
 class ServerSetup(NamedTuple):
-    """The settings of a simulated server that all its ranks share.
+    """The settings of a simulated server, which are equal for all its data-parallel ranks.
 
     Attributes:
         pool: KV cache memory of one rank.
-        steps: Timer of the passes.
+        steps: Timer that returns the seconds of each pass.
         limits: Scheduler limits of one rank.
         scheduling: How the engine fills its passes.
-        prefix_hit_rate: Share of each prompt that a rank's prefix cache contains; 0 without a
-            prefix cache.
+        prefix_hit_rate: Share of each prompt, from 0 to 1, that a rank's prefix cache contains; 0
+            without a prefix cache.
     """
 
     pool: Pool
@@ -256,14 +270,15 @@ class ServerSetup(NamedTuple):
 
 
 class RankServer:
-    """Base class of one simulated data-parallel rank, with the state of both kinds of batching.
+    """Base class of one simulated data-parallel rank, with the state of static and continuous
+    batching.
 
     Attributes:
-        waiting: Requests that wait for admission.
+        waiting: Indices of requests, or requests, that wait for admission.
         queue: Requests that have not arrived yet.
-        log: Log of the rank.
+        log: Log of the rank: times of its requests and sums over its passes.
         pool: KV cache memory of the rank.
-        steps: Timer of the passes.
+        steps: Timer that returns the seconds of each pass.
         limits: Scheduler limits of the rank.
         now: Simulated time in seconds.
     """
@@ -392,17 +407,20 @@ class Static(RankServer):
 class Continuous(RankServer):
     """One data-parallel rank with continuous batching: the batch is chosen again before every pass.
 
+    Bytes are KV cache bytes on the rank's GPU with the most cache bytes.
+
     Attributes:
         waiting: Requests that wait for admission. Preempted requests come first.
         prefilling: Admitted requests whose prompts are being processed.
         decoding: Requests that decode.
         scheduling: How the engine fills its passes.
         prefixes: The prefix cache; None if the server has no prefix cache.
-        allocated: Allocated bytes of a request, indexed by its tokens.
-        stored_bytes: Stored bytes of a request, indexed by its tokens.
-        admitted: Number of admissions so far.
+        allocated: Allocated bytes of a request, indexed by its cached tokens.
+        stored_bytes: Stored bytes of a request, indexed by its cached tokens.
+        admitted: Number of admissions so far. A request counts again if it is admitted again after
+            a preemption.
         prefill_bytes: Allocated bytes of `prefilling`, minus all bytes that running requests share.
-        reserved: Bytes reserved for admitted requests.
+        reserved: Bytes reserved for all admitted requests together.
         waited: Consecutive decode passes for which prompts have waited for more prompts.
         horizon: Time in seconds up to which all arrivals are known.
     """

@@ -25,16 +25,17 @@ class Pool(NamedTuple):
     """The KV cache memory of one data-parallel rank. Bytes are of its GPU with the most cache.
 
     Requests have allocated bytes, which nothing else can use, and stored bytes, which contain
-    tokens. A request's allocated bytes never shrink while it grows.
+    tokens. A request's allocated bytes never shrink while it grows. A shared block is a cache block
+    that requests with a common prefix use together.
 
     Attributes:
         budget: KV cache budget in bytes.
-        allocated: Allocated bytes of a request, as an int64 array indexed by its tokens.
-        stored_bytes: Stored bytes of a request, as an int64 array indexed by its tokens.
-        longest: Maximum tokens of a request, independent of free memory.
-        shared_block_bytes: Allocated bytes of a block that requests with a common prefix share.
-        shared_block_stored: Stored bytes of such a block.
-        block_size: Tokens of such a block.
+        allocated: Allocated bytes of one request, as an int64 array indexed by its cached tokens.
+        stored_bytes: Stored bytes of one request, as an int64 array indexed by its cached tokens.
+        longest: Maximum cached tokens of a request, independent of free memory.
+        shared_block_bytes: Allocated bytes of one shared block.
+        shared_block_stored: Stored bytes of one shared block.
+        block_size: Tokens of one shared block.
     """
 
     budget: int
@@ -62,15 +63,16 @@ def make_pool(
     max_tokens: int,
     draft_slots: int = 0,
 ) -> Pool:
-    """Return the KV cache memory for requests that store at most `max_tokens` tokens.
+    """Return the KV cache memory of one data-parallel rank, with bytes tabulated by a request's
+    tokens.
 
     Args:
         capacity: The KV cache budget, and the engine's layout of the cache.
         cache: `paged` allocates blocks as a request grows. `contiguous` reserves `max_model_len`
             tokens when a request is admitted.
-        max_model_len: Maximum tokens of a request.
-        max_tokens: Maximum tokens for which bytes are tabulated.
-        draft_slots: Slots for draft tokens behind the tokens of a request.
+        max_model_len: Maximum tokens of a request: prompt and answer together.
+        max_tokens: Number of cached tokens up to which the bytes of a request are tabulated.
+        draft_slots: Cache slots for draft tokens that each request needs in addition to its tokens.
 
     Raises:
         UserError: Not even one contiguous reservation fits.
@@ -100,7 +102,8 @@ def make_pool(
 
 
 def shared_block(layout: CacheLayout, block_size: int) -> int:
-    """Return the bytes of one block that two requests with a common prefix share.
+    """Return the bytes, on one GPU, of one cache block that two requests with a common prefix
+    share.
 
     The result is the mean over many blocks, because a compressed layer stores less than one row per
     token.
@@ -114,7 +117,9 @@ def shared_block(layout: CacheLayout, block_size: int) -> int:
 
 
 class CacheGrowth(NamedTuple):
-    """KV cache bytes of one rank during consecutive passes.
+    """KV cache bytes of all requests of one rank during consecutive passes.
+
+    Bytes are of the rank's GPU with the most cache bytes.
 
     Attributes:
         allocated: Bytes allocated after the last pass, which is also their maximum.
@@ -130,30 +135,33 @@ class CacheGrowth(NamedTuple):
 
 
 def constant_growth(allocated: int, stored_bytes: int, seconds: float) -> CacheGrowth:
-    """Return the cache bytes of passes that take `seconds` and leave both bytes unchanged.
+    """Return the cache bytes of consecutive passes of one rank during which they do not change.
 
     Args:
-        allocated: Allocated bytes.
-        stored_bytes: Stored bytes.
-        seconds: Seconds of the passes together.
+        allocated: KV cache bytes allocated for all requests of the rank.
+        stored_bytes: KV cache bytes stored for all requests of the rank.
+        seconds: Seconds of all passes together.
     """
     return CacheGrowth(allocated, stored_bytes, allocated * seconds, stored_bytes * seconds)
 
 
 class PassRow(NamedTuple):
-    """One row of the timeline: consecutive passes of one rank over the same sequences.
+    """One row of the timeline of a simulation: consecutive passes of one rank over the same
+    sequences.
+
+    Bytes are of the rank's GPU with the most cache bytes.
 
     Attributes:
         rank: Index of the data-parallel rank.
-        start_s: Simulated time at which the first pass begins.
+        start_s: Simulated time in seconds at which the first pass begins.
         duration_s: Seconds of all passes together.
         passes: Number of passes.
-        sequences: Sequences in each pass.
-        tokens: Tokens of each pass.
+        sequences: Number of sequences in each pass.
+        tokens: New tokens of each pass, including `prefill_tokens`.
         prefill_tokens: Prompt tokens of each pass.
-        waiting: Requests that are not admitted.
-        kv_allocated_bytes: Allocated KV cache bytes of one GPU after the last pass.
-        kv_stored_bytes: Stored KV cache bytes of one GPU after the last pass.
+        waiting: Number of requests of the rank that have arrived but are not admitted.
+        kv_allocated_bytes: Allocated KV cache bytes of all requests after the last pass.
+        kv_stored_bytes: Stored KV cache bytes of all requests after the last pass.
     """
 
     rank: int
@@ -235,11 +243,11 @@ class Log:
         return log
 
     def add(self, row: PassRow, growth: CacheGrowth) -> None:
-        """Record consecutive passes: their timeline row, and the sums over passes.
+        """Add consecutive passes to the timeline and to the sums over all passes.
 
         Args:
-            row: Row of the timeline.
-            growth: KV cache bytes during the passes.
+            row: Row of the timeline that describes the passes.
+            growth: KV cache bytes of the rank during the passes.
         """
         prompt = row.prefill_tokens
         self.passes += row.passes
@@ -261,14 +269,15 @@ class Log:
 
 
 def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
-    """Return the prompt tokens that a prefix cache contains: the whole blocks within a share.
+    """Return the prompt tokens that a prefix cache contains: only whole blocks within `rate` of the
+    prompt.
 
     Example: 0.9 of 1,000 tokens are 56 blocks of 16, so 896 tokens are found.
 
     Args:
-        rate: Share of the prompt, from 0 to 1.
+        rate: Share of the prompt that the cache contains, from 0 to 1.
         prompt: Tokens of the prompt.
-        block_size: Tokens per block.
+        block_size: Tokens per cache block.
     """
     return int(round(rate * prompt, 6)) // block_size * block_size
 
@@ -299,7 +308,9 @@ class PrefixCache:
 
     @property
     def shared_stored(self) -> int:
-        """Return the stored bytes that running requests save by sharing."""
+        """Return the stored KV cache bytes, on one GPU, that all running requests together save by
+        sharing.
+        """
         return self.shared_blocks * self.block_stored
 
     def cached_tokens(self, prompt: int) -> int:
@@ -311,7 +322,10 @@ class PrefixCache:
         return min(hit_tokens(self.rate, prompt, self.block_size), prompt - 1)
 
     def shared_bytes(self, cached: int) -> int:
-        """Return the allocated bytes of a cached prefix that running requests already use.
+        """Return the allocated bytes, on one GPU, of a cached prefix that running requests already
+        use.
+
+        A new request with this prefix does not allocate these bytes again.
 
         Args:
             cached: Tokens of the prefix.
@@ -320,11 +334,11 @@ class PrefixCache:
         return min(blocks, max(self.users, default=0)) * self.block_bytes
 
     def use(self, index: int, tokens: int) -> int:
-        """Set the number of leading prefix tokens that a request uses; 0 when it leaves.
+        """Set the number of leading prefix tokens that a request uses; 0 if the request leaves.
 
         Args:
-            index: Index of the request.
-            tokens: Number of leading tokens.
+            index: Index of the request among the requests of the rank.
+            tokens: Number of leading prompt tokens that the request uses from the prefix cache.
 
         Returns:
             Allocated bytes newly shared with other running requests; negative if fewer are shared.

@@ -52,7 +52,8 @@ FP4 = {"fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4"}
 def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
     """Return the datasheet bound of a measured server's time per output token, in microseconds.
 
-    NaN means that the model is unknown, or that the row's ranks cannot run it.
+    The result is NaN if no preset matches the row's model, or if the model cannot run on the row's
+    tensor-parallel and expert-parallel ranks.
 
     Args:
         row: Measured row of a server.
@@ -119,7 +120,13 @@ def _model_key(row: MeasuredRow) -> str:
 
 
 def ranks_of(row: MeasuredRow) -> Parallelism:
-    """Return the parallelism of a measured run of a server: its tp and ep."""
+    """Return the parallelism of a measured server: its tensor-parallel and expert-parallel degrees.
+
+    Without an expert-parallel degree in the row, ep is 1.
+
+    Args:
+        row: Measured row of a server.
+    """
     tp, *ep = map(int, row.shape[3:])
     return Parallelism(tp=tp, ep=max([1, *ep]))
 
@@ -140,16 +147,16 @@ class PublishedRun(NamedTuple):
     """The load and the settings of a measured run of a server.
 
     Attributes:
-        input_len: Nominal tokens of a prompt.
-        output_len: Nominal tokens of an answer.
+        input_len: Nominal tokens of a prompt, as published.
+        output_len: Nominal tokens of an answer, as published.
         clients: Number of clients, each with one request at a time.
-        max_tokens: Maximum tokens of a pass.
+        max_tokens: Maximum new tokens of one pass.
         max_num_seqs: Maximum number of concurrent sequences.
         scheduling: How the engine fills its passes.
-        rounds: Prompts per client.
-        min_share: Minimum length as a share of the nominal length. Lengths are uniform between
-            them; 1 means that all lengths are nominal.
-        prefix_hit_rate: Share of each prompt that a prefix cache contains.
+        rounds: Number of requests that each client sends, one after the other.
+        min_share: Minimum length as a share of the nominal length. Lengths are drawn uniformly
+            between minimum and nominal length; 1 means that all lengths are nominal.
+        prefix_hit_rate: Share of each prompt, from 0 to 1, that a prefix cache contains.
     """
 
     input_len: int
@@ -164,7 +171,7 @@ class PublishedRun(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """Return the maximum tokens of a request, plus one."""
+        """Return the maximum tokens of a request (prompt and answer), plus one."""
         return self.input_len + self.output_len + 1
 
 
@@ -225,7 +232,9 @@ MIN_MAX_LEN, MIN_MAX_TOKENS, MIN_MAX_NUM_SEQS = 9300, 16384, 128
 def served_times(
     rows: Sequence[MeasuredRow], gpu: Gpu, calibration: Calibration
 ) -> list[ServedTimes]:
-    """Return the simulated times and tokens/s of each measured server; NaN if the model is unknown.
+    """Return the simulated mean times and tokens/s of each measured server, in the order of `rows`.
+
+    All figures of a server are NaN if no preset matches its model.
 
     Args:
         rows: Measured rows of servers.
@@ -300,9 +309,10 @@ def steps_validated(
 ) -> dict[Any, ErrorStatistics]:
     """Return the errors of simulated TPOT, TTFT and tokens/s against measured servers.
 
-    The keys are the keys of `Calibration.validation`, such as `dense` or `mixture_ttft`. Runs that
-    hit a prefix cache or contain measurement artefacts are left out. An error from fewer than 8
-    runs is left out too.
+    The keys are the keys of `Calibration.validation`. `dense` and `mixture` (of experts) are errors
+    of TPOT; the suffixes `_ttft` and `_throughput` mark TTFT and tokens/s. Runs that hit a prefix
+    cache or contain measurement artefacts are left out. An error from fewer than 8 runs is left out
+    too.
 
     Args:
         calibration: Kernel models that time the passes.

@@ -46,16 +46,17 @@ FEW_KINDS, SMALL_BLOCK_WEIGHT = 4, 8
 class Latency(NamedTuple):
     """Times in seconds, matrix FLOPs and bytes of a batch of equal requests.
 
-    FLOPs and bytes are of one GPU of each pipeline stage, summed over the stages.
+    A decode step is a pass that gives each sequence one token after its first. FLOPs and bytes are
+    of one GPU of each pipeline stage, summed over the stages.
 
     Attributes:
         ttft_s: Time to the first token. None if the GPU has no matrix peak, which a prefill needs.
-        tpot_s: Mean time per further token. None if there is no further token.
+        tpot_s: Mean time per output token after the first. None if there is only one output token.
         tpot_first_s: Time of the first decode step; None without a decode step.
         tpot_last_s: Time of the last decode step; None without a decode step.
         e2e_s: Time to the last token. None if ttft_s is None.
-        flops: Matrix FLOPs of all passes.
-        bytes: Bytes moved by all passes.
+        flops: Matrix FLOPs of all passes: prefill and decode steps.
+        bytes: Bytes moved by all passes: prefill and decode steps.
     """
 
     ttft_s: float | None
@@ -154,11 +155,16 @@ def request(
 
 
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
-    """Return the tokens of one sequence that pass through the layers, with and without a cache.
+    """Return the tokens of one sequence that pass through the layers: (with a cache, without a
+    cache).
 
     For n input and m output tokens, n + m − 1 tokens pass with a cache. Without a cache, each step
     passes all tokens again, which gives n + (n + 1) + … + (n + m − 1). The difference is redundant
     work.
+
+    Args:
+        input_len: Prompt tokens n.
+        output_len: Output tokens m.
     """
     last = input_len + output_len - 1
     return last, (input_len + last) * output_len // 2
@@ -185,10 +191,13 @@ class _Spent(NamedTuple):
 
 
 def passes_in_one(model: Model) -> int:
-    """Return the cost of timing one pass of this model, in passes of a simple model: at least 1.
+    """Return how many times longer kvcalc computes one pass of this model than of a simple model.
 
-    kvcalc needs proportionally longer to time a pass of a model with many kinds of layers. Example:
-    a model with 8 kinds of layers gives 2.
+    A kind of layer is a set of equal layers. The result is the number of kinds ÷ 4, rounded down,
+    but at least 1. Example: a model with 8 kinds of layers gives 2.
+
+    Args:
+        model: The model whose pass is timed.
     """
     return max(1, len(model.kinds) // FEW_KINDS)
 
@@ -196,7 +205,11 @@ def passes_in_one(model: Model) -> int:
 def block_of(model: Model) -> int:
     """Return the number of passes of this model that are timed in one call, as one array.
 
-    Models with many kinds of layers get smaller blocks, because their arrays need much memory.
+    It is 16,384 for models with fewer than 64 kinds of layers, and smaller for other models,
+    because their arrays need much memory.
+
+    Args:
+        model: The model whose passes are timed.
     """
     return BLOCK // max(1, passes_in_one(model) // SMALL_BLOCK_WEIGHT)
 
@@ -305,7 +318,7 @@ def doubling_context(
 def latency_records(
     requests: Sequence[tuple[TimedDeployment, LatencyOptions]],
 ) -> list[Record]:
-    """Return the latency of each request or batch as a flat record, with the keys of
+    """Return the latency of each batch of equal requests as a flat record, with the keys of
     `LatencyRecord`.
 
     - `uncached_ttft_s` is TTFT without the cached prefix; None without a prefix.
@@ -313,9 +326,13 @@ def latency_records(
       if the GPU's power is unknown.
     - `fallback` names the data type of GEMMs if the GPU has no unit for the requested data type.
 
+    Args:
+        requests: One pair for each record: a model on one replica of GPUs, and the options of its
+            batch, such as lengths and batch size.
+
     Raises:
-        UserError: All requests together take more than 2^23 passes. A pass through a model with
-            many kinds of layers counts as several.
+        UserError: All requests together take more than 2^23 passes. A pass counts as often as
+            `passes_in_one` of its model.
     """
     passes = 0
     for deployment, options in requests:
@@ -443,6 +460,13 @@ def _no_cache_fields(
 def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment:
     """Return the deployment with `host_weights` set to the bytes that `cpu_offload_gb` moves to CPU
     memory.
+
+    The bytes are of one GPU, in the pipeline stage with the most bytes. Without `cpu_offload_gb`
+    they are 0.
+
+    Args:
+        deployment: Model on one replica of GPUs.
+        options: Options of the request; only `cpu_offload_gb` is used.
     """
     if not options.cpu_offload_gb:
         return replace(deployment, host_weights=0)
@@ -456,11 +480,12 @@ def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> T
 def drafting(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment | None:
     """Return the deployment of the draft model, with the GPUs and settings of the target.
 
-    None means that the options name no draft.
+    The result is None if the options name no draft model. All weights of the draft model are on the
+    GPUs.
 
     Args:
         deployment: The target: the model whose output the draft proposes.
-        options: Options that may name a draft.
+        options: Options of the request; `options.draft` names the draft model.
     """
     if not options.draft:
         return None
@@ -496,8 +521,12 @@ def _speculative(
 
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return the record keys about memory: how much the batch and the draft model need, and if they
-    fit.
+    """Return the record keys about GPU memory: the bytes that the batch and the draft model need,
+    and whether they fit.
+
+    Args:
+        deployment: The target model on one replica of GPUs.
+        options: Lengths, batch size, draft and memory options of the batch.
     """
     is_mtp = options.draft == "mtp"
     draft = draft_model(deployment.model, options.draft) if options.draft else None

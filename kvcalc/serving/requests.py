@@ -65,14 +65,19 @@ class Requests:
 
     @property
     def rate(self) -> float:
-        """Return the mean requests per second from the first to the last arrival; 0 if all arrive
-        together.
+        """Return the mean number of requests per second from the first to the last arrival.
+
+        The result is 0 if all requests arrive at the same time.
         """
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span if span else 0.0
 
     def select(self, index: Any) -> "Requests":
-        """Return the requests at a slice, or at an array of indices."""
+        """Return only the selected requests.
+
+        Args:
+            index: A slice of the requests, or an array of their indices.
+        """
         return Requests(*(column[index] for column in vars(self).values()))
 
 
@@ -216,12 +221,16 @@ def _parse_length(text: str, name: str) -> int:
 
 
 def sample_workload(load: Workload) -> Requests:
-    """Return the requests of a workload, read from its trace or drawn at random.
+    """Return the requests of a workload, read from its trace file or drawn at random.
 
-    Intervals are gamma distributed with shape `burstiness` and mean 1/rate, as in vLLM's benchmark.
-    A burstiness of 1 is a Poisson process. Below 1, requests come in bursts; above 1, they come
-    more regularly. Arrivals and lengths are drawn independently, so the same seed gives the same
-    lengths at any rate.
+    Intervals between arrivals are gamma distributed with shape `burstiness` and mean 1/rate, as in
+    vLLM's benchmark. A burstiness of 1 is a Poisson process. Below 1, requests come in bursts;
+    above 1, they come more regularly. Arrivals and lengths are drawn independently, so the same
+    seed gives the same lengths at any rate.
+
+    Args:
+        load: The workload: the trace file, or rate, burstiness, lengths, number of requests and
+            seed.
 
     Raises:
         UserError: Options contradict each other or are out of range.
@@ -283,8 +292,11 @@ class Clients(NamedTuple):
         return self._replace(concurrency=max(1, clients + (rank < remainder)))
 
     def with_path_of(self, engine: EngineOverheads | None) -> "Clients":
-        """Return the clients with the `path_s` and `path_s_per_token` of an engine, or unchanged
-        for None.
+        """Return the clients with an engine's time outside its passes, as `path_s` and
+        `path_s_per_token`.
+
+        Args:
+            engine: Overheads of the engine. If they are None, the clients are returned unchanged.
         """
         if not engine:
             return self
@@ -326,8 +338,12 @@ class ArrivalQueue:
         """Queue every `num_ranks`-th request, from request `rank` on.
 
         Args:
-            times: Log of all requests.
-            clients: Clients of all requests.
+            requests: Requests of all ranks.
+            pool: KV cache memory of the rank. Requests that do not fit into it are rejected.
+            times: Log with the times of all requests.
+            clients: Clients of all ranks together.
+            rank: Index of the rank.
+            num_ranks: Number of ranks that share the requests.
         """
         requests = requests.select(slice(rank, None, num_ranks))
         clients = clients.for_rank(rank, num_ranks)
@@ -374,18 +390,19 @@ class ArrivalQueue:
 
     @property
     def next_s(self) -> float:
-        """Return the time in seconds at which the next known request arrives.
+        """Return the simulated time in seconds of the next known arrival of a request of this rank.
 
-        The time is infinite if no request arrives before another request is done.
+        It is infinite if no arrival is known. In a closed loop, an arrival is known once a client
+        has its previous answer.
         """
         return self.coming[0][0] if self.coming else inf
 
     def record_done(self, index: int, now: float) -> None:
-        """Record that a request is done.
+        """Record that a request is done, and that its client has the answer.
 
         Args:
             index: Index of the request on this rank.
-            now: Simulated time in seconds.
+            now: Simulated time in seconds at which the request is done.
         """
         self.log.finished[index] = now
         self.record_answer(now)

@@ -42,7 +42,11 @@ def summary(
 ) -> Record:
     """Return the metrics of a simulated run, such as throughput, latency percentiles and goodput.
 
+    Latencies and throughput count only completed requests. Throughput is of the whole server,
+    goodput is the completed requests per second that meet both targets.
+
     Args:
+        served: Times of all requests, and logs of all ranks.
         budget: KV cache budget in bytes of one GPU.
         slo_ttft, slo_tpot: Targets in seconds of the time to first token and of the time per output
             token; 0 for no target.
@@ -110,19 +114,19 @@ def _utilization(logs: Sequence[Log], span: float) -> float | None:
 
 
 def mean(values: Any) -> float | None:
-    """Return the mean of an array; None if it is empty."""
+    """Return the mean of an array of numbers as a float; None if the array is empty."""
     return float(values.mean()) if values.size else None
 
 
 def mean_and_percentiles(name: str, values: Any) -> dict[str, float | None]:
-    """Return the mean and the percentiles 50, 90 and 99 of an array of seconds; None if it is
-    empty.
+    """Return the mean and the percentiles 50, 90 and 99 of an array of seconds, by JSON key.
 
-    Percentiles are interpolated linearly between ranks.
+    All values are None if the array is empty. Percentiles are interpolated linearly between the two
+    nearest values.
 
     Args:
         name: Beginning of the keys. `ttft` gives `ttft_mean_s`, `ttft_p50_s` and so on.
-        values: Array of seconds.
+        values: Array of seconds, one for each request.
     """
     figures = {f"{name}_mean_s": mean(values)}
     for percentile in PERCENTILES:
@@ -191,12 +195,12 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
 def saturated_rate(served: Served, started: int) -> float | None:
     """Return the requests per second that a server completes while requests always wait.
 
-    None means that it completed no request. Counting begins when the first concurrent requests are
-    done, and ends when the last request starts. If all requests of the backlog run concurrently,
-    the whole run counts.
+    The result is None if the server completed no request. Counting begins when the first `started`
+    requests are done, and ends when the last request starts. If all requests of the backlog run
+    concurrently, the whole run counts.
 
     Args:
-        served: Simulated run of a backlog.
+        served: Simulated run of the backlog that `make_backlog` returned.
         started: Number of requests of the backlog that had begun earlier.
     """
     finished = _sorted_times(served, "finished")
@@ -518,9 +522,10 @@ def server_errors(
 ) -> dict[str, float | None]:
     """Return the 90th percentiles of the errors of simulated times and throughput: 0.05 is 5%.
 
-    The errors are against measured servers. The keys are `time_p90_error`, `tpot_p90_error`,
-    `ttft_p90_error` and `throughput_p90_error`. The first two are equal. An error is None if
-    unknown: for disaggregated servers, and for steps whose error `latency` does not know either.
+    The errors are against measured servers of dense models or of mixtures of experts, like the
+    deployment's model. The keys are `time_p90_error`, `tpot_p90_error`, `ttft_p90_error` and
+    `throughput_p90_error`. The first two are equal. Errors are None for disaggregated servers, and
+    for steps for which `TimedDeployment.p90_error` is None.
 
     Args:
         deployment: Model on one replica of GPUs.

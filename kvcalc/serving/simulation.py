@@ -96,13 +96,13 @@ class PrefillArrivals(ArrivalQueue):
 class DisaggregatedServer:
     """All prefill ranks and decode ranks of a disaggregated deployment.
 
-    The logs of both share the times of the requests.
+    The logs of prefill ranks and decode ranks write to one common log of the times of all requests.
 
     Attributes:
         is_closed: Whether clients wait for answers before they send new requests.
-        senders: Arrivals of the prefill ranks.
-        prompts: The prefill ranks.
-        decodes: The decode ranks.
+        senders: Arrivals at each prefill rank.
+        prompts: The prefill ranks, which process prompts.
+        decodes: The decode ranks, which generate answers.
     """
 
     def __init__(
@@ -158,7 +158,12 @@ class DisaggregatedServer:
 
 
 def scheduling_of(engine: EngineOverheads | None) -> Scheduling:
-    """Return how an engine fills its passes; vLLM's way if the engine is None."""
+    """Return how an engine fills its passes with prompts and decodes.
+
+    Args:
+        engine: Overheads of the engine. None gives vLLM's scheduling: prompts in chunks, together
+            with decodes.
+    """
     return (
         Scheduling(engine.decodes_wait, engine.whole, engine.reserve)
         if engine

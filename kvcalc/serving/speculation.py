@@ -82,7 +82,10 @@ class StepTimes(NamedTuple):
     verify_s: Any
 
     def per_token(self, acceptance: float) -> Any:
-        """Return the mean seconds per output token of each sequence.
+        """Return the mean seconds per output token of each sequence with speculation.
+
+        The result is the step's time divided by the mean number of tokens that a sequence gains in
+        it.
 
         Args:
             acceptance: Probability, from 0 to 1, that a draft token is accepted.
@@ -144,8 +147,9 @@ def best_drafted(
     batch_size: int,
     acceptance: float,
 ) -> StepTimes:
-    """Return the times of a step with the number of draft tokens, from 1 to 16, that is fastest per
-    token.
+    """Return the times of a step with the best number of draft tokens.
+
+    Numbers from 1 to 16 are tried. The best number gives the least mean seconds per output token.
 
     Args:
         target: Deployment of the model that verifies.

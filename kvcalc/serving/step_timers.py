@@ -62,14 +62,22 @@ class StepTimeSegment(NamedTuple):
     exact_seconds: Sequence[float] = ()
 
     def seconds(self, passes: int) -> float:
-        """Return the seconds of the first `passes` passes together."""
+        """Return the seconds that the first passes of the segment take together.
+
+        Args:
+            passes: Number of passes, counted from the first pass of the segment.
+        """
         if self.exact_seconds:
             return sum(self.exact_seconds[:passes])
         return passes * self.first + self.increase_s * passes * (passes - 1) / 2
 
     def passes_until(self, max_passes: int, seconds: float) -> int:
-        """Return the smallest number of passes that take at least `seconds`; at most
-        `max_passes`.
+        """Return the smallest number of passes, from the first on, that together take at least
+        `seconds`.
+
+        Args:
+            max_passes: Maximum result, also if the passes take less time.
+            seconds: Seconds to reach.
         """
         return bisect_left(range(1, max_passes), seconds, key=self.seconds) + 1
 
@@ -86,8 +94,9 @@ def largest_micro_batch(
     300 tokens and 3 decodes.
 
     Args:
-        deployment: Model on one replica of GPUs.
-        chunks: (new tokens, cached tokens before them) of each chunk of a prompt in the pass.
+        deployment: Model on one replica of GPUs, with its number of pipeline stages.
+        chunks: One pair for each chunk of a prompt in the pass: new tokens, and cached tokens
+            before them.
         count: Number of decoding sequences in the pass.
     """
     stages = deployment.parallelism.pp
@@ -124,7 +133,7 @@ class StepTimer:
         """Return the seconds of a pass that contains only prompts.
 
         Args:
-            chunks: (new tokens, cached tokens before them) of each chunk of a prompt.
+            chunks: One pair for each chunk of a prompt: new tokens, and cached tokens before them.
         """
         chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         if chunks not in self._prompts:
@@ -203,14 +212,14 @@ def _index_below(points: Sequence[float], x: float) -> int:
 
 
 def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
-    """Return the value at `x`, on straight lines between the points.
+    """Return the value at `x` on the polyline through the points and their values.
 
     Beyond the last point, the last line continues.
 
     Args:
-        points: Ascending positions.
-        values: Value at each point.
-        x: Position of the result.
+        points: Ascending positions, such as numbers of tokens.
+        values: Value at each point, such as seconds.
+        x: Position at which the value is wanted, in the unit of `points`.
     """
     index = _index_below(points, x)
     low, high = points[index], points[index + 1]
@@ -266,8 +275,9 @@ class InterpolatedStepTimer(StepTimer):
 
     @cached_property
     def host(self) -> HostTime:
-        """Return the time that the engine adds to the kernels of a pass; zero for
-        datasheet bounds.
+        """Return the time that the engine adds to the kernels of a pass.
+
+        For datasheet bounds it adds nothing.
         """
         if not self.deployment.calibration:
             return HostTime(0.0, 0.0, 1.0, 0.0)
@@ -294,7 +304,7 @@ class InterpolatedStepTimer(StepTimer):
         """Return the seconds of a pass with both chunks of prompts and decodes.
 
         Args:
-            chunks: (new tokens, cached tokens before them) of each chunk of a prompt.
+            chunks: One pair for each chunk of a prompt: new tokens, and cached tokens before them.
             count: Number of decoding sequences of the rank; 0 for prompts only.
             context: Mean tokens of the decoding sequences, including the new token.
         """
@@ -409,7 +419,8 @@ class SpeculativeStepTimer(StepTimer):
     decode pass per draft token.
 
     Attributes:
-        target: Timer of the model. A sequence has one new token per draft token, plus one.
+        target: Timer of the target, the model that verifies. In a decode pass, a sequence has one
+            new token per draft token, plus one.
         draft: Timer of the draft model.
         drafting: Settings of speculative decoding.
     """
@@ -427,10 +438,11 @@ class SpeculativeStepTimer(StepTimer):
         self.draft.reset()
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
-        """Return the seconds of a pass with both chunks of prompts and decodes, drafting included.
+        """Return the seconds of a pass with both chunks of prompts and decodes, including the draft
+        model's passes.
 
         Args:
-            chunks: (new tokens, cached tokens before them) of each chunk of a prompt.
+            chunks: One pair for each chunk of a prompt: new tokens, and cached tokens before them.
             count: Number of decoding sequences of the rank; 0 for prompts only.
             context: Mean tokens of the decoding sequences, including the first new token.
         """
@@ -438,10 +450,11 @@ class SpeculativeStepTimer(StepTimer):
         return seconds + (self._draft_seconds(count, context) if count else 0.0)
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the time of one pass that contains only decodes, drafting included.
+        """Return the time of one pass that contains only decodes, including the draft model's
+        passes.
 
         Args:
-            count: Number of sequences of the rank.
+            count: Number of decoding sequences of the rank.
             context: Mean tokens of the sequences, including the first new token.
         """
         seconds = self.target.line(count, context).first + self._draft_seconds(count, context)

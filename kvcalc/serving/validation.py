@@ -91,16 +91,18 @@ def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> Bo
 class Validation(NamedTuple):
     """One file of measured rows, with bounds and predictions for each valid row.
 
-    Times are microseconds; NaN if unknown.
+    Times are microseconds of one call, or per output token for a row of a server. A time is NaN if
+    unknown.
 
     Attributes:
         table: The file of measured rows.
         bound: Datasheet bounds [rows].
-        calibrated: Predictions of a calibration [rows].
+        calibrated: Predictions of the row's calibration [rows].
         gpus: Name of each row's GPU: the name of its preset, or the name in the row if there is no
             preset.
         unknown: Line numbers of rows with an unknown GPU, by (GPU, operation).
-        served: TPOT, TTFT and tokens/s of each simulated server, by the index of its row.
+        served: TPOT, TTFT and tokens/s of each simulated server, by the index of its row in
+            `table.rows`.
     """
 
     table: MeasurementFile
@@ -116,9 +118,13 @@ def validate(
 ) -> list[Validation]:
     """Return each file of measured rows with bounds and predictions.
 
+    A software stack is an engine or kernel library, such as `vllm`, for which a GPU may have a
+    calibration.
+
     Args:
         tables: Files of rows, as `read_rows` returns them.
-        stack: Stack whose calibration is used for all rows; '' for the framework in each row.
+        stack: Name of the stack whose calibration is used for all rows; '' for the framework in
+            each row.
         source: GPU whose calibration is scaled to all GPUs; None for each GPU's own calibration.
 
     Raises:
@@ -222,13 +228,15 @@ def error_records(
 ) -> list[Record]:
     """Return one record of errors for each group of measured rows, sorted by the groups' names.
 
+    A record has the number of rows, and the errors of their predictions.
+
     Args:
         validations: Files of rows with bounds and predictions.
         by: Names of columns: op, gpu, framework, dtype, model or client. Rows that are equal in
             these columns form one group.
 
     Raises:
-        UserError: `by` has another name.
+        UserError: `by` contains a name that is not one of these columns.
     """
     unknown = [key for key in by if key not in KEYS]
     if unknown:
