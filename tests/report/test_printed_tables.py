@@ -171,7 +171,7 @@ def test_roofline(kvcalc: Run, line: str) -> None:
         name = r["operator"].replace("_overhead", " overhead")
         rows.append(r | {"share": r[shown_time] / whole[shown_time], "operator": name})
         for part in r.get("parts", []):
-            rows.append(part | {"layer": "in it"})
+            rows.append(part | {"layer": "in it", "flops": part["flops"] or part["vector_flops"]})  # softmax has no products
     assert any(r["operator"] == "qk" for r in rows)
     columns = [*ROOFLINE]
     if whole["time_s"] is None:  # the share stands behind the bound, which is then the time shown
