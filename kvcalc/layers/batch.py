@@ -67,6 +67,7 @@ class Parallelism(msgspec.Struct, frozen=True):
     def near(self, group_size: int) -> int:
         """Return how many ranks of a communication group are on one node.
 
+        A communication group is the ranks that take part in one collective, such as the tp ranks.
         With 8 GPUs per node, a group of 16 ranks has 8 ranks on a node, and a group of 4 has 4.
 
         Args:
@@ -79,11 +80,12 @@ class Parallelism(msgspec.Struct, frozen=True):
         return -(-batch_size // self.dp)
 
     def share(self, shards: int) -> int:
-        """Return how many of a layer's units, such as heads, one tensor-parallel rank has:
-        ⌈shards/tp⌉.
+        """Return the number of units on one tensor-parallel rank: ⌈shards/tp⌉.
+
+        A unit is what tensor parallelism does not split: a head, a column or a vocabulary row.
 
         Args:
-            shards: Number of units in total: heads, columns or vocabulary rows.
+            shards: Number of units of the layer on all ranks together.
         """
         return -(-shards // self.tp)
 
@@ -201,7 +203,10 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> Num:
-        """Return the number of new tokens that the pass processes: Σ count · new of all groups."""
+        """Return the number of new tokens in the batch: Σ count · new over its groups.
+
+        It counts all data-parallel ranks.
+        """
         return sum((g.count * g.new for g in self.groups), 0)
 
     @property

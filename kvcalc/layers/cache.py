@@ -139,7 +139,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return ceil_div(rows, rows_per_block) * rows_per_block
 
     def read_rows(self, new: Num, past: Num) -> Num:
-        """Return the number of distinct rows of one sequence that a forward pass reads.
+        """Return the number of distinct rows of one sequence that a layer reads in one pass.
 
         The rows that the pass writes are included. With a window, all queries together read at most
         limit − 1 + new rows. With chunks, they read every row since the start of the first query's

@@ -254,16 +254,17 @@ class Operator(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Cost:
-        """Return the cost of all runs of the operator in the pass."""
+        """Return the cost of all runs of the operator in one pass on one GPU."""
         return self.cost * self.count
 
 
 def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
-    """Return the name and cost of each kernel of an operator if an engine does not fuse its parts.
+    """Return the kernels of an operator in an engine that does not fuse its parts.
 
-    Attention becomes three kernels: scores QKᵀ, softmax, and product with V. They write and read
-    arrays [queries, keys], which fused attention never stores. An FFN's gate and up become two
-    kernels, which both read the input. The list is empty for an operator that is not fused.
+    The result has the name of each kernel and its cost in one run. Attention becomes three kernels:
+    scores QKᵀ, softmax, and product with V. They write and read arrays [queries, keys], which fused
+    attention never stores. The product of an FFN's gate and up becomes two kernels, which both read
+    the input. The list is empty if the operator has only one kernel.
 
     Args:
         operator: Operator with the shape of an attention, a GEMM or routed experts.
@@ -317,12 +318,12 @@ def _unfused_attention(
 
 
 def product_flops(rows: Num, inner: int, columns: int) -> Num:
-    """Return the FLOPs of a matrix product [rows, inner] · [inner, columns]: 2 · rows · inner ·
-    columns.
+    """Return the FLOPs of a matrix product: 2 · rows · inner · columns.
 
-    Each element needs `inner` multiplications and as many additions. Examples: a projection of
-    x[tokens, inputs] has 2 · tokens · inputs · outputs. Attention scores have 2 · pairs · heads ·
-    width, with one row per (query, key) pair.
+    The product is [rows, inner] · [inner, columns]. Each element of the result needs `inner`
+    multiplications and as many additions. Examples: a projection of x[tokens, inputs] has 2 ·
+    tokens · inputs · outputs. Attention scores have 2 · pairs · heads · width, with one row per
+    (query, key) pair.
 
     Args:
         rows: Rows of the left array: tokens, or (query, key) pairs of one head.

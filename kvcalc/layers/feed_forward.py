@@ -56,15 +56,20 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 
     @property
     def has_down_bias(self) -> bool:
-        """Return whether the matrix `down` has a bias: `down_bias`, or `bias` if
-        `down_bias` is None.
+        """Return whether the matrix `down` has a bias.
+
+        It is `down_bias`, or `bias` if `down_bias` is null.
         """
         return self.bias if self.down_bias is None else self.down_bias
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass on one rank: up and gate as one product, activation, down.
+        """Return the operators of one pass through this FFN on one rank.
 
-        With tensor parallelism an all-reduce follows.
+        They are up and gate as one matrix product, the activation, and down. With tensor
+        parallelism an all-reduce follows.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         w = self.local_weights(p)
         return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
@@ -98,8 +103,12 @@ class Projections(Sublayer, frozen=True, tag="projections"):
         return (*results, *(vector(n, size) for n, size in self.vectors.items()))
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return one matrix product per matrix, over all new tokens of the pass. Vectors
-        give none.
+        """Return the operators of one pass on one rank: a product per matrix, over all new tokens.
+
+        Vectors have no operators.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         return [
             p.gemm(w.name, w)
@@ -215,11 +224,14 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         return gated and self.shared_expert_intermediate_size > 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: router, routed experts, shared experts and collectives.
+        """Return the operators of one pass on one rank: router, experts and collectives.
 
-        The routed experts are one fused operator. Only weights of experts that a token uses are
-        read. Under uniform routing the expected share is 1 − (1 − k/E)^T, with T tokens, E experts,
-        and k experts per token.
+        The routed experts are one fused operator. It reads only the weights of experts that a token
+        uses. Under uniform routing their expected share is 1 − (1 − k/E)^T, with T tokens, E
+        experts in the layer, and k experts per token.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         w = self.local_weights(p)
         ranks = p.ranks

@@ -103,13 +103,18 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return _listed_weights(self, hidden_size)
 
     def local_weights(self, p: Pass) -> dict[str, Weight]:
-        """Return the share of each weight that one rank of the pass stores, by weight name."""
+        """Return the share of each weight that one rank stores, by weight name.
+
+        Args:
+            p: Context of the pass, which gives the hidden size and the ranks.
+        """
         return {w.name: w.local(p.ranks) for w in self.weights(p.width)}
 
     def lines(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Return (name, size, options) of each line of WEIGHTS whose `if` condition holds.
+        """Return (weight name, size formula, options) of each line of WEIGHTS that applies.
 
-        `o: H·d × D / H, bias o_bias` gives ("o", "H·d × D / H", {"bias": "o_bias"}).
+        A line applies if its `if` condition is true for the fields. `o: H·d × D / H, bias o_bias`
+        gives ("o", "H·d × D / H", {"bias": "o_bias"}).
         """
         lines = []
         for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):
@@ -121,7 +126,11 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return lines
 
     def sides(self) -> dict[str, tuple[str, str]]:
-        """Return the formulas of rows and columns of each matrix, such as {"q": ("D", "H·d")}."""
+        """Return the formulas of rows and columns of each matrix, by weight name.
+
+        Example: {"q": ("D", "H·d")}. D is the hidden size; the class attribute LETTERS explains the
+        others.
+        """
         sizes = {name: size.partition(" / ")[0].split(" × ") for name, size, _ in self.lines()}
         return {name: (size[0], size[1]) for name, size in sizes.items() if len(size) == 2}
 
@@ -129,8 +138,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Return whether a condition on the fields of this part is true.
 
         Args:
-            condition: `bias` or `not bias` for a field that is set or not, `output_gate=full` for a
-                field with a value.
+            condition: `bias` (true if this field is set), `not bias` (true if it is not), or
+                `output_gate=full` (true if the field has this value).
         """
         field, _, value = condition.removeprefix("not ").partition("=")
         actual = getattr(self, field)
@@ -143,7 +152,10 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return {letter: getattr(self, field) or 0 for letter, field in pairs}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that this part needs for one sequence; empty for an FFN."""
+        """Return the cache entries that one layer with this part needs for one sequence.
+
+        The result is empty for an FFN.
+        """
         return ()
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
@@ -171,14 +183,16 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass on one rank. The input and output are x [tokens,
-        hidden_size].
+        """Return the operators of one pass through this part on one rank.
 
-        By default the operators are: the projections that read x as one product, each other
-        projection, a scan over the state, and the projections that write x. The scan counts
-        STATE_FLOPS per state element and token as matrix products. Decay and convolution count as
-        vector work. All states except convolution states are scanned. A part that caches rows per
-        token must define its own operators.
+        The input and output are x [tokens, hidden_size]. By default the operators are: the
+        projections that read x as one product, each other projection, a scan over the state, and
+        the projections that write x. The scan counts STATE_FLOPS per state element and token as
+        matrix products. Decay and convolution count as vector work. All states except convolution
+        states are scanned. A part that caches rows per token must define its own operators.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         results = [w for w in self.local_weights(p).values() if w.kind is WeightKind.MATRIX]
         first = [w for w in results if w.inputs == p.width and w.copies == 1 and not w.rows_in]
@@ -224,9 +238,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         ]
 
     def problem(self) -> str:
-        """Return a sentence about an invalid combination of fields, or '' if the fields
-        are valid.
-        """
+        """Return a sentence about an invalid combination of fields; '' if the fields are valid."""
         if not self.MULTIPLE:
             return ""
         name, unit = self.MULTIPLE
@@ -237,13 +249,17 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def label(self) -> str:
-        """Return the printed name of an attention or recurrent mixer, such as 'GQA-8'; ''
-        for an FFN.
+        """Return the printed name of an attention or recurrent mixer, such as 'GQA-8'.
+
+        It is '' for an FFN.
         """
         return ""
 
     def predicting(self) -> "Sublayer":
-        """Return this part as a multi-token-prediction layer contains it; by default unchanged."""
+        """Return this part with the fields that it has in a multi-token-prediction layer.
+
+        By default the part is unchanged.
+        """
         return self
 
     def storing(self, own: bool) -> "Sublayer | None":
@@ -259,16 +275,17 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return self if own else None
 
     def as_mha(self) -> tuple[int, int, int]:
-        """Return (query heads, elements of a key, elements of a value) of this attention as plain
-        MHA.
+        """Return the dimensions that this attention would have as plain MHA, per layer.
 
-        The result is (0, 0, 0) for a part that is not attention.
+        They are (query heads, elements of a key of one head, elements of a value of one head). The
+        result is (0, 0, 0) for a part that is not attention.
         """
         return 0, 0, 0
 
     @property
     def attends(self) -> bool:
-        """Return whether this part is attention over tokens, so another attention type
-        can replace it.
+        """Return whether this part is attention over tokens.
+
+        If so, `compare` can replace it by another attention type.
         """
         return self.as_mha()[0] > 0

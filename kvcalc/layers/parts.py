@@ -8,7 +8,9 @@ from kvcalc.layers.part import Sublayer
 
 
 def listed(*rooms: Any) -> tuple[type[Sublayer], ...]:
-    """Return all part classes that the given modules export, in order of definition.
+    """Return all classes of parts in some modules, in order of definition.
+
+    A part is an attention or recurrent mixer, an FFN, or other projections of a layer.
 
     Args:
         rooms: Modules or packages, such as `kvcalc.layers.attention`.

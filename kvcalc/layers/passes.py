@@ -127,11 +127,12 @@ class Pass:
         return selected
 
     def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
-        """Return the sum over all sequences of this rank: Σ count · visible(new, past).
+        """Return a number of pairs, such as (query, key) pairs, of all sequences on this rank.
+
+        It is Σ count · visible(new, past) over the groups of equal sequences.
 
         Args:
-            visible: Function of new and past tokens of one sequence, such as its (query, key)
-                pairs.
+            visible: Function from new and past tokens of one sequence to its number of pairs.
         """
         return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
 
@@ -213,9 +214,9 @@ class Pass:
         Args:
             entries: All cache entries of the layer. Only index keys are read.
             pairs: (query, index key) pairs of all sequences on this rank.
-            heads: Index heads.
+            heads: Heads of the indexer.
             width: Elements of an index key.
-            top: Number of tokens or blocks that each query selects.
+            top: Number of tokens, blocks or compressed rows that each query selects.
         """
         rows = [entry for entry in entries if entry.role == "index_key"]
         cost = self.cache(rows)._replace(
@@ -352,10 +353,10 @@ class Pass:
         return self.operator(name, "vector", cost, role=role)
 
     def gating(self, elements: Num) -> Operator:
-        """Return the operator that multiplies outputs by their gates.
+        """Return the operator that multiplies each output element by its gate.
 
         Args:
-            elements: Number of outputs. Each has one gate.
+            elements: Number of output elements on this rank, for all new tokens.
         """
         return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
 
@@ -372,10 +373,13 @@ class Pass:
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
     def cache(self, entries: Iterable[CacheEntry]) -> Cost:
-        """Return a `Cost` with only the cache bytes that the pass reads and writes for these
-        entries.
+        """Return a `Cost` with only the cache bytes that the pass reads and writes.
 
-        Rows that any query may see are read. Rows of new tokens are written.
+        The bytes are those of one layer, on one rank, for all its sequences. Rows that any query
+        may see are read, and rows of new tokens are written.
+
+        Args:
+            entries: Cache entries of one layer.
         """
         read: Num = 0
         write: Num = 0
@@ -402,14 +406,13 @@ class Pass:
         return Operator(name, self.kind, self.count * times, "network", cost)
 
     def all_reduce(self, width: int) -> list[Operator]:
-        """Return the all-reduce of an array [tokens, width] over the tp ranks, as a list of one
-        operator.
+        """Return the all-reduce of an array [tokens, width] over the tp ranks, as a list.
 
-        With n ranks, a ring sends 2(n − 1)/n of the array's bytes, rounded up to whole bytes. The
-        list is empty for one rank.
+        The list has one operator, or none if there is only one rank. With n ranks, each rank of a
+        ring sends 2(n − 1)/n of the array's bytes, rounded up to whole bytes.
 
         Args:
-            width: Columns of the array.
+            width: Columns of the array, usually the hidden size.
         """
         n = self.ranks.tp
         if n == 1:

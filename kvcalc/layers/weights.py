@@ -26,9 +26,18 @@ from kvcalc.storage.quantization import (
 
 
 class WeightKind(StrEnum):
-    MATRIX = "matrix"  # factor of a matrix product, which quantisation covers
-    VECTOR = "vector"  # elementwise: norms, separate biases, sinks, gates per channel
-    TABLE = "table"  # rows looked up by token id or position; never multiplied
+    """Use of a weight.
+
+    Attributes:
+        MATRIX: Factor of a matrix product, which quantisation covers.
+        VECTOR: Values that are applied elementwise: norms, separate biases, sinks, gates per
+            channel.
+        TABLE: Rows that are looked up by token id or position.
+    """
+
+    MATRIX = "matrix"
+    VECTOR = "vector"
+    TABLE = "table"
 
 
 class Weight(msgspec.Struct, frozen=True):
@@ -172,12 +181,11 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return "fp8" if is_fp8 else self.dtype
 
     def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
-        """Return the bytes of one row of a cache entry.
+        """Return the bytes of one row of a cache entry on one rank, with its scales.
 
         Args:
             entry: The cache entry.
-            heads: Number of the entry's units (heads) that are stored, such as the heads on one
-                rank.
+            heads: Units of a row (KV heads, latents) that the rank stores.
         """
         return heads * self.cache_format(entry).row_bytes(entry.width)
 
@@ -215,14 +223,18 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return weight.copies * (matrix_bytes + weight.bias * self.vector_bytes)
 
     def row_bytes(self, table: Weight) -> int:
-        """Return the bytes of one row of a lookup table, with its scales."""
+        """Return the bytes of one row of a lookup table, with its scales.
+
+        Args:
+            table: The table, such as an embedding.
+        """
         return self.weight_format(table.name, table).matrix_bytes(table.outputs, 1)
 
     @cached_property
     def vector_bytes(self) -> int:
         """Return the bytes of one element of a vector or bias.
 
-        They are the bytes of the dtype, unless a scheme covers vectors.
+        An element has the dtype of the model, unless a quantisation scheme covers vectors.
         """
         covering = (s for s in self.schemes if "vector" in s.kinds)
         return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)
@@ -234,20 +246,22 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def quantized_dtypes(self) -> list[str]:
-        """Return the dtype in which products with each scheme's matrices compute, in order of the
-        schemes.
-        """
+        """Return the compute dtype of each quantisation scheme's matrix products."""
         return [stored_format(s.format).computes or self.dtype for s in self.schemes]
 
     @property
     def product_dtypes(self) -> tuple[str, ...]:
-        """Return the distinct dtypes of all matrix products, quantised matrices first."""
+        """Return the distinct compute dtypes of all matrix products of the model.
+
+        The dtypes of quantised matrices come first, and the model's dtype last.
+        """
         return tuple(dict.fromkeys([*self.quantized_dtypes, self.dtype]))
 
     @property
     def weights_label(self) -> str:
-        """Return the names of the weight formats, joined by ` + `, for the assumptions
-        below a table.
+        """Return the printed name of the weight formats, such as `awq + bf16`.
+
+        It is the label of the first quantisation scheme if it has one, such as a GGUF file type.
         """
         if self.schemes and self.schemes[0].label:
             return self.schemes[0].label

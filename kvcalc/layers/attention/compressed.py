@@ -46,8 +46,7 @@ _WINDOW_WEIGHTS = """
 
 
 class Compressed(Sublayer, frozen=True, tag="compressed"):
-    """Compressed attention of DeepSeek-V4: a sliding window plus one cached row per block of
-    tokens.
+    """Compressed attention of DeepSeek-V4: a sliding window plus one cached row per token block.
 
     All heads share the cached rows. A row is both key and value. The fields are the keys of a
     preset.
@@ -55,19 +54,18 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
     Attributes:
         num_attention_heads: Query heads.
         head_dim: Elements of a cached row.
-        qk_rope_head_dim: Elements of a row with positions (RoPE).
+        qk_rope_head_dim: Elements of a row that have rotary positions (RoPE).
         q_lora_rank: Width to which queries are compressed.
         o_lora_rank: Width to which each output group is compressed.
         o_groups: Number of output groups, into which the heads are divided.
         sliding_window: Uncompressed tokens that a query sees, including itself.
-        compress_ratio: Tokens per compressed row; 0 for only a window.
-        overlap: Whether each block is compressed together with the block before it, from two series
-            (CSA).
+        compress_ratio: Tokens of a block, which become one compressed row; 0 for only a window.
+        overlap: Whether a compressed row also uses the tokens of the block before its own (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
-        index_n_heads: Heads of the indexer, which selects these rows.
-        index_head_dim: Elements of an index key.
-        index_candidates: Maximum rows that the indexer scores for a query; 0 for all.
-        sinks: Whether each head has a sink logit.
+        index_n_heads: Heads of the indexer, which selects these rows; 0 without an indexer.
+        index_head_dim: Elements of an index key; 0 without an indexer.
+        index_candidates: Maximum compressed rows that the indexer scores for a query; 0 for all.
+        sinks: Whether each head has a sink logit, a learned extra term of its softmax.
     """
 
     WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
@@ -150,10 +148,10 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence.
+        """Return the cache entries that one layer needs for one sequence.
 
-        They are the window, the compressed rows, the index keys, and the buffers of unfinished
-        blocks. Without compression there is only the window.
+        They are the window's rows, the compressed rows, the index keys, and the buffers of blocks
+        that are not yet compressed. Without compression there is only the window.
         """
         ratio, max_rows = self.compress_ratio, self.index_topk
         entries = self._rows(limit=self.sliding_window)
@@ -172,10 +170,14 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return tuple(entries)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass on one rank.
+        """Return the operators of one pass through this mixer on one rank.
 
-        They are the projections of x in one product, queries, RoPE, compressors, indexer, attention
-        and output projections. One attention reads window and compressed rows together.
+        They are the projections of the input in one product, queries, RoPE, compressors, indexer,
+        attention and output projections. One attention operator reads window and compressed rows
+        together.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         w = self.local_weights(p)
         heads, d, ratio = (
@@ -285,10 +287,10 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     chooses: bool = False
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence.
+        """Return the cache entries that one layer reads for one sequence.
 
-        They are the window, the compressed rows, the index keys if this layer scores or stores
-        them, and an unfinished block if this layer stores rows.
+        They are the window's rows, the compressed rows, the index keys if this layer scores or
+        stores them, and a block that is not yet compressed if this layer stores compressed rows.
         """
         ratio = self.compress_ratio
         is_shared = not self.lends

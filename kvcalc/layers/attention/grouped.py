@@ -29,30 +29,33 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     Attributes:
         num_attention_heads: Query heads.
-        num_key_value_heads: KV heads. Equal numbers of heads are MHA; one KV head is MQA.
+        num_key_value_heads: KV heads. As many KV heads as query heads are MHA; one KV head is MQA.
         head_dim: Elements of a key of one head.
-        v_head_dim: Elements of a value of one head; `head_dim` by default.
-        sliding_window: Tokens that a query sees, including itself. No more are stored, except
-            `sink_tokens`.
+        v_head_dim: Elements of a value of one head; null means as `head_dim`.
+        sliding_window: Tokens that a query sees, including itself; null for all. No more are
+            stored, except `sink_tokens`.
         sink_tokens: First tokens of a sequence, which stay in the cache in addition to the window.
-        attention_chunk_size: Tokens of a chunk; a query sees only its own chunk.
-        cache_budget: Number of tokens that remain after eviction.
-        q_bias, k_bias, v_bias, o_bias: Whether the projections of queries, keys, values and outputs
-            have biases.
+        attention_chunk_size: Tokens of a chunk; a query sees only its own chunk. null for no
+            chunks.
+        cache_budget: Tokens of a sequence that remain after eviction; null for no eviction.
+        q_bias: Whether the query projection has a bias.
+        k_bias: Whether the key projection has a bias.
+        v_bias: Whether the value projection has a bias.
+        o_bias: Whether the output projection has a bias.
         qk_norm: 'head' if all heads share one norm vector of `head_dim` elements, 'full' if each
             head has its own; null for no norm of queries and keys.
         q_norm_only: Whether only queries have the norm of `qk_norm`.
-        qk_norm_bias: Whether this norm has a bias vector.
+        qk_norm_bias: Whether the norm of `qk_norm` has a bias vector.
         v_norm: Whether values have a norm.
-        sinks: Whether each head has a sink logit.
-        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the
-            input; null for no gate.
+        sinks: Whether each head has a sink logit, a learned extra term of its softmax.
+        output_gate: Gate that the layer computes from its input and applies to the attention
+            output: 'full' (a gate per channel), 'head' (a gate per head), or null for none.
         output_gate_bias: Whether the projection of the gate has a bias.
         k_is_v: Whether one projection gives keys and values.
         kv_projection: False in a layer that reads another layer's keys and values.
         qo_projection: False if experts project queries and outputs (JetMoE).
-        input_size: Input width of the projections if it differs from the hidden size.
-        output_size: Output width of the output projection if it differs from the hidden size.
+        input_size: Input width of the projections; null for the hidden size.
+        output_size: Output width of the output projection; null for the hidden size.
         cached: False if tokens also see later tokens, so nothing can be stored. A token then sees
             sliding_window tokens in each direction, both including itself.
     """
@@ -135,10 +138,10 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return self.kv_projection and not self.q_norm_only
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: keys and values of every KV head per stored
-        token.
+        """Return the cache entries of one layer for one sequence: keys and values per stored token.
 
-        The result is empty if `cached` is False.
+        A row has the keys, or the values, of all KV heads. The result is empty if `cached` is
+        False.
         """
         if not self.cached:
             return ()
@@ -157,9 +160,10 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return key, replace(key, role="v", width=self.value_width)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Return the entry for eviction scores: one score per KV head and stored token.
+        """Return the cache entry of the eviction scores, as a tuple of one or none.
 
-        Scores have the dtype of the model. The result is empty without `cache_budget`.
+        A score is the attention that a stored token has received, one per KV head, in the dtype of
+        the model. The result is empty without `cache_budget`.
         """
         if not self.cache_budget or not self.cached:
             return ()
@@ -171,10 +175,13 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass on one rank.
+        """Return the operators of one pass through this mixer on one rank.
 
         They are the product for queries, keys and values, the gate, RoPE with norms, attention,
         eviction scores, and the output projection with its all-reduce.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         w = self.local_weights(p)
         queries, keys, values = (

@@ -21,23 +21,26 @@ from kvcalc.layers.weights import Weight
 class Latent(Sublayer, frozen=True, tag="latent"):
     """Multi-head latent attention (MLA). The fields are the keys of a preset.
 
+    A latent is the compressed row that a token caches, from which keys and values of all heads
+    follow.
+
     Attributes:
         num_attention_heads: Query heads.
         kv_lora_rank: Elements of the latent that a token caches for all heads.
-        qk_nope_head_dim: Elements of a key of one head without positions.
-        qk_rope_head_dim: Elements of a key with positions, which all heads share.
+        qk_nope_head_dim: Elements of a key of one head without rotary positions.
+        qk_rope_head_dim: Elements of a key with rotary positions (RoPE), which all heads share.
         v_head_dim: Elements of a value of one head.
         q_lora_rank: Width to which queries are compressed; null for a plain query projection.
-        qkv_bias: Whether the two down-projections have biases.
+        qkv_bias: Whether the two down-projections, of queries and of latents, have biases.
         o_bias: Whether the output projection has a bias.
-        q_norm: Whether the query latent has an RMSNorm.
+        q_norm: Whether the compressed query has an RMSNorm.
         kv_norm: Whether the cached latent has an RMSNorm.
         sliding_window: Tokens that a query sees, including itself; null for all tokens.
-        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output; null for
-            no gate.
-        q_up_size: Input width of queries and gate if it differs from q_lora_rank (A.X-K2: twice
-            q_lora_rank).
-        sinks: Whether each head has a sink logit.
+        output_gate: Gate on the attention output: 'full' (a gate per channel), 'head' (a gate per
+            head), or null for none.
+        q_up_size: Input width of the up-projection of queries, and of the gate; null for
+            q_lora_rank. A.X-K2 has twice q_lora_rank.
+        sinks: Whether each head has a sink logit, a learned extra term of its softmax.
         kv_projection: False in a layer that reads another layer's latents; it has no kv_down.
         heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of
             every head.
@@ -89,19 +92,21 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return super().sides() | {"absorb_q": ("dn", "H·r"), "absorb_v": ("r", "H·dv")}
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of an engine that stores keys and values of every head, not
-        latents.
+        """Return the cache entries of an engine that stores every head's keys and values.
+
+        Such an engine stores no latents.
 
         Args:
-            value_width: Elements that the engine stores for a value, including padding.
+            value_width: Elements that the engine stores for one head's value, including padding.
         """
         heads, limit = self.num_attention_heads, self.sliding_window or 0
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: a latent and a RoPE key per token,
-        for all heads.
+        """Return the cache entries of one layer for one sequence.
+
+        They are a latent and a RoPE key per token, which all heads share.
         """
         return self._latents(max_rows=0)
 
@@ -124,11 +129,14 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass on one rank: projections, RoPE, attention, output
-        projection.
+        """Return the operators of one pass through this mixer on one rank.
 
-        Attention is absorbed or expanded. With the form `auto`, each group of sequences uses the
-        form with fewer FLOPs.
+        They are projections, RoPE, attention and the output projection. Absorbed attention computes
+        on the latents. Expanded attention first recomputes keys and values of every cached token.
+        With the form `auto`, each group of equal sequences uses the form with fewer FLOPs.
+
+        Args:
+            p: Context of the pass: its sequences, formats, ranks and form of latent attention.
         """
         w = self.local_weights(p)
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]

@@ -25,16 +25,18 @@ from kvcalc.layers.weights import Weight
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     """DeepSeek sparse attention (DSA): MLA in which an indexer selects the latents of each query.
 
+    An indexer scores small index keys of the cached tokens. The fields of `Latent` also apply.
+
     Attributes:
         index_topk: Cached tokens that each query reads.
         index_n_heads: Heads of the indexer.
         index_head_dim: Elements of an index key.
-        indexer: False in a layer that reuses an earlier selection; it has no index weights and no
-            index keys.
-        index_query_from_hidden: Whether index queries come from the hidden states, not the query
-            latent.
-        index_pool: Tokens per pooled index key (GLM-5.3). Gates and a padding flag are cached with
-            the keys. 0 scores every token.
+        indexer: False in a layer that reuses an earlier layer's selection; it has no index weights
+            and no index keys.
+        index_query_from_hidden: Whether index queries are projected from the hidden states, not
+            from the compressed query.
+        index_pool: Tokens that share one pooled index key (GLM-5.3); 0 for one key per token. Gates
+            and a padding flag are cached with pooled keys.
     """
 
     WEIGHTS: ClassVar[str] = f"""{Latent.WEIGHTS}
@@ -69,10 +71,14 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of MLA and of the indexer for a pass on one rank.
+        """Return the operators of MLA and of its indexer for one pass on one rank.
 
-        The operators, except collectives, also state the shape of the whole module. Kernel times
-        were measured for the whole module too.
+        Kernel times were measured for the whole module: projections, indexer and attention. If the
+        layer's fields suit the measured kernel, each operator except collectives has the shape of
+        this module.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         result = super().operators(p)
         if (
@@ -145,6 +151,8 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     """Grouped attention in which each query reads only blocks of tokens that an indexer selects.
 
+    An indexer scores small index keys of the tokens. The fields of `Grouped` also apply.
+
     Attributes:
         index_block_size: Tokens of a block.
         index_topk_blocks: Blocks that each query reads.
@@ -152,8 +160,8 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         index_head_dim: Elements of an index key.
         index_norm: Whether index queries and index keys have norms.
         index_key_cached: Whether index keys are cached.
-        index_pooled: Whether a finished block is scored by the mean of its keys, so an engine may
-            store only that mean.
+        index_pooled: Whether the indexer scores a finished block by the mean of its index keys, so
+            an engine may store only this mean.
     """
 
     WEIGHTS: ClassVar[str] = f"""{Grouped.WEIGHTS}

@@ -24,11 +24,10 @@ from kvcalc.layers.weights import Weight, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
-    """An n-gram memory: a lookup table, projections of the rows that a token reads, and a
-    convolution.
+    """An n-gram memory: a lookup table, projections of a token's rows, and a convolution.
 
-    The rows of a token give one value, and one key per residual stream. A dilated convolution
-    follows.
+    A token reads one row for each hash of its last tokens. These rows give one value, and one key
+    per residual stream. A dilated convolution follows.
 
     Attributes:
         table_rows: Rows of the table.
@@ -37,7 +36,7 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
         streams: Number of residual streams.
         hidden_size: Width of a residual stream.
         conv_kernel: Taps of the convolution.
-        dilation: Tokens between two taps.
+        dilation: Distance in tokens between two taps.
     """
 
     LETTERS: ClassVar[str] = (
@@ -60,8 +59,10 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     dilation: Size = 1
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: the table lookup, then the operators of a
-        recurrent mixer.
+        """Return the operators of one pass on one rank: the table lookup, then a recurrent mixer's.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         read = p.tokens * self.hashes * self.table_width
         return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
@@ -81,7 +82,8 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
 class Engram(Sublayer, frozen=True, tag="engram"):
     """An Engram memory: a lookup table, and a projection of the rows that a token reads.
 
-    The rows of a token give one key per residual stream, and one value.
+    A token reads one row for each hash of its last tokens. These rows give one key per residual
+    stream, and one value.
 
     Attributes:
         table_rows: Rows of the table.
@@ -103,8 +105,12 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     streams: Size
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of a pass: table lookup, projection, and gated addition to
-        the streams.
+        """Return the operators of one pass on one rank: lookup, projection, and gated addition.
+
+        The gated values are added to the residual streams.
+
+        Args:
+            p: Context of the pass: its sequences, formats and ranks.
         """
         read, mixed = (
             p.tokens * self.hashes * self.table_width,
@@ -168,10 +174,10 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
     columns: Size | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return a weight vector for each convolution: conv_kernel elements per channel, plus a
-        bias.
+        """Return the weight vector of each convolution.
 
-        The result is empty if `weighted` is False.
+        It has conv_kernel elements per channel, and one more if there is a bias. The result is
+        empty if `weighted` is False.
 
         Args:
             hidden_size: Not used, because each convolution states its channels.
@@ -184,8 +190,9 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the state of each convolution: its last `columns`, by default conv_kernel − 1
-        columns.
+        """Return the state of each convolution, as one cache entry: its last `columns` inputs.
+
+        By default `columns` is conv_kernel − 1.
         """
         kernel = self.columns + 1 if self.columns else self.conv_kernel
         if kernel == 1:

@@ -123,9 +123,9 @@ class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
         head_dim: Elements of a query, key or value of one head.
         conv_kernel: Taps of the convolution over queries, keys and values, in tokens.
         gate_bias: Whether the output gate has a bias.
-        factored: Whether decay and output gate are projected through head_dim, not by one matrix
-            each.
-        full_gate: Whether the gate is one matrix even if `factored` (Kimi-K3).
+        factored: Whether decay and output gate each have two matrices, with head_dim elements
+            between them. If not, each has one matrix.
+        full_gate: Whether the output gate has one matrix even if `factored` is set (Kimi-K3).
         state_dtype: dtype of the state.
     """
 

@@ -18,14 +18,14 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
     Attributes:
         intermediate_size: Number of channels.
         state_size: State elements of each channel.
-        time_step_rank: Width of the factored step projection.
+        time_step_rank: Width between the two projections that compute the time step.
         conv_kernel: Taps of the convolution, in tokens.
         n_mamba_heads: Independent groups of channels with their own projections (Zamba).
-        num_heads: Heads that share one step, decay and skip (PLaMo 2); by default each channel has
-            its own.
+        num_heads: Number of heads, each with one time step, decay and skip weight (PLaMo 2); null
+            if each channel has its own.
         conv_bias: Whether the convolution has a bias.
         proj_bias: Whether the input and output projections have biases.
-        inner_norms: Whether step, B and C have RMSNorms (Jamba).
+        inner_norms: Whether the time step and the projections B and C have RMSNorms (Jamba).
         state_dtype: dtype of the state in the config. null means that the config has none. kvcalc
             then assumes fp32, and an engine uses its default.
     """
