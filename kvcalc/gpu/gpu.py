@@ -32,14 +32,15 @@ PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A documented or measured machine that contains GPUs of one model.
 
-    Other machines with this GPU may have other memories and disks.
+    Other machines with this GPU may have other memories and disks. None means that no source gives
+    the figure.
 
     Attributes:
         name: Name of the machine.
         gpus: Number of GPUs in the machine.
-        memory_bytes: CPU memory of the whole machine.
-        disk_bytes: Size of all its disks.
-        disk_bytes_per_s: Read rate of all its disks together.
+        memory_bytes: CPU memory of the whole machine in bytes.
+        disk_bytes: Bytes of all disks of the machine together.
+        disk_bytes_per_s: Read rate of all disks together, in bytes per second.
         link_bytes_per_s: Measured rate in bytes per second between CPU memory and one GPU.
     """
 
@@ -152,7 +153,11 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
 
     def computes(self, dtype: str) -> bool:
-        """Return whether the GPU has a matrix peak for products in `dtype` or a wider dtype."""
+        """Return whether the GPU has a matrix peak for products in `dtype` or a wider dtype.
+
+        Args:
+            dtype: A dtype, such as `bf16`, or several separated by `/`.
+        """
         return bool(self._units(dtype))
 
     def _units(self, dtype: str) -> list[str]:
@@ -179,10 +184,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def link(self) -> float | None:
-        """Return the bytes per second to another GPU in one direction; None if the preset does not
-        give it.
+        """Return the bytes per second from one GPU to another GPU of its node, in one direction.
 
-        Without a link between GPUs, this is the rate of the host link.
+        Without a link between GPUs, this is the rate of the host link. The result is None if the
+        preset gives no rate.
         """
         return self.link_bytes_per_s or self.host_link_bytes_per_s
 
@@ -198,17 +203,19 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def is_bridged(self) -> bool:
-        """Return whether a bridge links these cards in pairs. Other cards are reached over the host
-        link.
+        """Return whether a bridge links cards of this model in pairs.
+
+        Cards outside the pair are reached over the host link.
         """
         return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
 
     @property
     def inter_domain_rate(self) -> float | None:
-        """Return the bytes per second of one GPU to a GPU that its link does not connect, in one
+        """Return the bytes per second from one GPU to a GPU outside its link domain, in one
         direction.
 
-        None means that the rate is unknown.
+        A link domain is the set of GPUs that one link, such as NVLink, connects. The result is None
+        if the rate is unknown.
         """
         return self.inter_node_bytes_per_s or (
             self.host_link_bytes_per_s if self.is_bridged else None
@@ -216,7 +223,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def vector_peak(self) -> float | None:
-        """Return the fp32 FLOP/s of the vector units; None if the vendor does not publish it."""
+        """Return the fp32 FLOP/s of one GPU's vector units; None if the vendor does not publish
+        it.
+        """
         return self.vector_flops_per_s.get("fp32")
 
     @property
@@ -230,7 +239,12 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return peak / self.bandwidth_bytes_per_s if peak else None
 
     def ridge_point_for(self, dtype: str) -> float:
-        """Return the ridge point of products in a dtype, in FLOP per byte.
+        """Return the ridge point of matrix products in a dtype, in FLOP per byte of memory traffic.
+
+        The ridge point is the matrix peak divided by the memory bandwidth.
+
+        Args:
+            dtype: A dtype, such as `fp8`.
 
         Raises:
             UserError: The GPU has no matrix peak for this dtype or a wider one.
@@ -238,8 +252,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.peak(dtype)[0] / self.bandwidth_bytes_per_s
 
     def problem(self) -> tuple[str, str]:
-        """Return the key of the first invalid field and a sentence on its problem; ('', '') without
-        one.
+        """Return the first problem of the preset: its key, and what is wrong with the value.
+
+        Names with unprintable characters and unknown dtypes are problems. Without a problem, the
+        result is ('', '').
         """
         for key in ("name", "vendor", "architecture"):
             if not getattr(self, key).isprintable():
@@ -368,8 +384,10 @@ def roofline(
 
 
 def total_seconds(bounds: Sequence[BoundedOperator]) -> Any:
-    """Return the bound of a pass in seconds: the sum of its operators' bounds, a float or
-    an array.
+    """Return the bound of a pass in seconds: the sum of its operators' bounds, a float or an array.
+
+    Args:
+        bounds: Operators of the pass with their bounds.
     """
     return sum((p.seconds for p in bounds), 0.0)
 
@@ -377,8 +395,14 @@ def total_seconds(bounds: Sequence[BoundedOperator]) -> Any:
 class GpuRates:
     """Datasheet rates of several GPU models as arrays [gpus], for `cost_bound`.
 
-    A rate that a GPU does not give is infinite, so it takes no time. The attributes have the names
-    and units of the properties of `Gpu`.
+    A rate that a GPU does not give is infinite, so it takes no time.
+
+    Attributes:
+        gpus: The GPU models.
+        bandwidth_bytes_per_s: Memory bandwidth in bytes per second.
+        vector_peak: fp32 FLOP/s of the vector units.
+        link: Bytes per second to another GPU of the node, in one direction.
+        inter_domain_rate: Bytes per second to a GPU outside the link domain, in one direction.
     """
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
@@ -391,15 +415,24 @@ class GpuRates:
     def computes(self, dtype: str) -> Any:
         """Return a boolean array [gpus]: whether each GPU has a matrix peak for products in
         `dtype`.
+
+        A peak of a wider dtype counts too.
+
+        Args:
+            dtype: A dtype, such as `bf16`, or several separated by `/`.
         """
         import numpy as np
 
         return np.array([gpu.computes(dtype) for gpu in self.gpus])
 
     def peak(self, dtype: str) -> tuple[Any, str]:
-        """Return the matrix FLOP/s [gpus] for products in `dtype`, and ''. No peak gives infinity.
+        """Return the matrix FLOP/s [gpus] for products in `dtype`, and ''.
 
-        The second item is '' because the GPUs may use different units.
+        A GPU without a peak gets infinity. The second item of the result is '' because the GPUs may
+        use different units.
+
+        Args:
+            dtype: A dtype, such as `bf16`, or several separated by `/`.
         """
         return _rates(
             [gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]
@@ -434,7 +467,11 @@ def _rates(rates: Sequence[float | None]) -> Any:
 
 
 def total_bound(bounds: Sequence[BoundedOperator]) -> str:
-    """Return the resource that limits most of the time of a pass: compute, memory or network."""
+    """Return the resource that limits most of the time of a pass: compute, memory or network.
+
+    Args:
+        bounds: Operators of the pass with their bounds.
+    """
     by_bound: dict[str, float] = {}
     for p in bounds:
         by_bound[p.bound] = by_bound.get(p.bound, 0.0) + p.seconds
@@ -467,10 +504,13 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
 
 
 def mla_form(bounds: Sequence[BoundedOperator]) -> str | None:
-    """Return the form of latent attention in a pass: absorbed, expanded, mixed, or None without
-    MLA.
+    """Return the form of multi-head latent attention (MLA) in a pass.
 
-    `mixed` means that the form differs between groups of sequences.
+    It is `absorbed`, `expanded`, or `mixed` if the form differs between groups of sequences.
+    Without MLA it is None.
+
+    Args:
+        bounds: Operators of the pass with their bounds.
     """
     forms = dict.fromkeys(p.operator.form for p in bounds if p.operator.form)
     return "mixed" if len(forms) > 1 else next(iter(forms), None)

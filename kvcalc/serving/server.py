@@ -195,9 +195,9 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
 def saturated_rate(served: Served, started: int) -> float | None:
     """Return the requests per second that a server completes while requests always wait.
 
-    The result is None if the server completed no request. Counting begins when the first `started`
-    requests are done, and ends when the last request starts. If all requests of the backlog run
-    concurrently, the whole run counts.
+    The result is None if the server completed no request. Counting begins when requests start that
+    found the server full, at the latest with the middle request. It ends when the last request
+    starts. If fewer than a tenth of the requests complete in this time, the whole run counts.
 
     Args:
         served: Simulated run of the backlog that `make_backlog` returned.

@@ -57,7 +57,7 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Overheads of older engine releases, from before a change of the engine's host loop.
+    """Overheads of older engine releases, which had another host loop (scheduling and launches).
 
     Attributes:
         versions: Beginnings of these releases' version strings, such as `0.11.0` or `1.0`.
@@ -101,13 +101,15 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     former: FormerOverheads | None = None
 
     def host_overheads(self, mixture: bool) -> HostOverheads:
-        """Return the overheads for dense models, or for mixtures of experts if `mixture`
-        is true.
+        """Return the overheads of the engine's latest release.
+
+        Args:
+            mixture: Whether the model is a mixture of experts; otherwise it is dense.
         """
         return self.mixture if mixture else self.dense
 
     def for_version(self, version: str) -> "EngineOverheads":
-        """Return the engine with the overheads of one release.
+        """Return this engine with the overheads of one release.
 
         The result has the overheads in `former` if `version` begins with a string in
         `former.versions`. Otherwise it has the overheads of the latest release.
@@ -189,10 +191,14 @@ class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Held-out errors of a kernel model that was fitted but is not used.
 
-    Its errors are too large, or its rows are not plausible. An operator that needs this kernel
-    model takes its datasheet bound plus one launch.
+    Held-out errors are errors of rows that were left out of the fit. They are too large, or the
+    rows are not plausible. An operator that needs this kernel model takes its datasheet bound plus
+    one launch.
 
     Attributes:
+        rows: Number of measured rows of the fit.
+        median_abs_error: Median error of held-out rows; 0.05 is 5%.
+        p90_abs_error: 90th percentile of the errors of held-out rows.
         why: Reason for the refusal, as text.
     """
 
@@ -203,26 +209,28 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The kernel models of one GPU with one software stack. The fields are the keys of the YAML
     file.
 
-    `laws` and `refused` are indexed first by kernel family, such as `gemm` or `decode_attention`,
-    then by kind of data, such as `bfloat16` or `bfloat16/fp8`.
+    A stack is an engine or a kernel library, such as `vllm`. `laws` and `refused` are indexed first
+    by kernel family, such as `gemm` or `decode_attention`, then by kind of data. A kind of data
+    names the data types of the operands, such as `bfloat16` or `bfloat16/fp8`.
 
     Attributes:
         gpu: Preset name of the GPU.
-        stack: Name of the software stack, usually an engine such as `vllm`.
-        laws: Kernel models by family and kind of data.
+        stack: Name of the software stack.
+        laws: Fitted kernel models with their errors.
         version: Versions of the stack that were measured.
         origin: Source of the measured rows.
-        commit: Commit of the source.
+        commit: Commit of the source's repository.
         license: License of the source.
         date: Date of the fit or of the source.
-        rows: Number of measured rows to which the kernel models were fitted.
+        rows: Number of measured rows to which the kernel models were fitted, in total.
         glue_us: Overhead per layer in microseconds. It is used only if the stack is not a known
             engine.
-        engine: Overheads to use instead of the overheads of the engine that `stack` names.
+        engine: Overheads to use instead of the overheads of the engine that `stack` names; None for
+            the engine's own.
         validation: Errors against measured servers. `dense` and `mixture` (of experts) are errors
             of the time per output token. `_ttft` marks the mean time to first token, `_throughput`
             the tokens per second.
-        refused: Kinds of data whose fit was refused.
+        refused: Fits that are not used, with their errors.
     """
 
     gpu: str
@@ -240,19 +248,22 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     refused: dict[str, dict[str, RefusedFit]] = {}
 
     def host_overheads(self, mixture: bool) -> HostOverheads:
-        """Return the engine's overheads for dense models, or for mixtures of experts.
+        """Return the overheads of the calibration's engine.
+
+        For a stack that is not a known engine, only `glue_us` is above 0.
 
         Args:
-            mixture: Whether the model is a mixture of experts.
+            mixture: Whether the model is a mixture of experts; otherwise it is dense.
         """
         engine = self.engine or find_engine_overheads(self.stack)
         return engine.host_overheads(mixture) if engine else HostOverheads(glue_us=self.glue_us)
 
     def kernel_model(self, family: str, kind: str) -> KernelModel | None:
-        """Return the kernel model of a kernel family for a kind of data.
+        """Return the kernel model of a kernel family for a kind of data (data types of the
+        operands).
 
-        Without this kind, the nearest measured kind is used. None means that there is no near kind,
-        or that the fit of this kind was refused.
+        If this kind was not measured, the nearest measured kind is used. The result is None if no
+        near kind was measured, or if the fit of this kind was refused.
 
         Args:
             family: Kernel family, such as `gemm`, `decode_attention` or `moe`.
@@ -283,8 +294,13 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return None
 
     def basis_on(self, gpu: Gpu) -> str:
-        """Return `calibrated` if the calibration is of `gpu`, or `scaled` if it is of
-        another GPU.
+        """Return whether times on `gpu` are `calibrated` or `scaled`.
+
+        They are calibrated if the calibration was measured on this GPU model, and scaled if it was
+        measured on another one.
+
+        Args:
+            gpu: The GPU for which times are predicted.
         """
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
@@ -314,12 +330,17 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def stacks_of(gpu: Gpu) -> list[str]:
-    """Return the names of the stacks, such as `vllm`, for which a GPU has calibrations, sorted."""
+    """Return the names of the software stacks, such as `vllm`, for which a GPU has calibrations,
+    sorted.
+
+    Args:
+        gpu: The GPU.
+    """
     return sorted(catalog.preset_files(f"calibrations/{gpu.name}"))
 
 
 def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
-    """Return the calibration of a GPU with a stack, or None if there is no file.
+    """Return the calibration of a GPU with a software stack, or None if there is no file.
 
     Args:
         gpu: The GPU.
@@ -370,6 +391,9 @@ def _read_calibration(path: Path, modified_ns: int) -> Calibration:
 def read_calibration(path: Path) -> Calibration:
     """Return the calibration in a YAML file, after a check of all its entries.
 
+    Args:
+        path: Path of the calibration file.
+
     Raises:
         UserError: An entry is invalid. The message names file, line and key.
     """
@@ -401,7 +425,11 @@ def to_yaml(calibration: Calibration) -> str:
 
 
 def preset_path(gpu: Gpu, stack: str) -> Path:
-    """Return the path at which a user's calibration of a GPU and a stack is saved.
+    """Return the path at which a user's own calibration is saved.
+
+    Args:
+        gpu: The calibrated GPU.
+        stack: Name of the calibrated software stack, such as `vllm`.
 
     Raises:
         UserError: The name of the stack cannot be used, such as `datasheet`.
@@ -420,7 +448,11 @@ def all_stacks() -> list[str]:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """Return the GPU preset for the GPU name in a measured row, or None if no preset matches."""
+    """Return the GPU preset for a GPU name, or None if no preset matches.
+
+    Args:
+        name: GPU name in a row of a measurement file; '' gives None.
+    """
     with suppress(UserError):
         return read(catalog.find(name, "gpus"), Gpu) if name else None
     return None

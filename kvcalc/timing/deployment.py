@@ -52,8 +52,9 @@ class HostTransfer(NamedTuple):
         read_bytes: Bytes on the host link of one GPU per pipeline stage, summed over the stages. A
             number or an array.
         seconds: Seconds that the transfer takes, a float or an array.
-        basis: `at least` if the rate of the link is documented, `predicted` if it is measured. None
-            without weights in host memory.
+        basis: Source of the link's rate, as printed: `at least` if the rate is documented, so that
+            `seconds` is a lower bound; `predicted` if it was measured. None without weights in host
+            memory.
     """
 
     read_bytes: Any = 0
@@ -131,7 +132,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return this deployment with `is_server` set: its passes are then timed as a server's."""
+        """Return this deployment with `is_server` set, so that its passes are timed as passes of a
+        server.
+        """
         return replace(self, is_server=True)
 
     @property
@@ -173,8 +176,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def identifying_keys(self) -> Record:
-        """Return the JSON keys that identify a deployment in a list, such as model, gpu
-        and dtype.
+        """Return the JSON keys that identify a deployment in a list.
+
+        They include `model`, `gpu`, `gpus`, `nodes`, `tensor_parallel_size`, `dtype`, `engine` and
+        `basis`.
         """
         ranks, formats = self.parallelism, self.formats
         source = self.calibration.gpu if self.calibration and self.calibrated_on else ""
@@ -234,7 +239,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         """Return whether `seconds` can time a pass over `batch`.
 
         A decode step always has a time, because its memory traffic is a bound. Other passes need a
-        GPU with matrix peaks for all their dtypes.
+        GPU with matrix peaks for the dtypes of all their matrix products.
+
+        Args:
+            batch: Sequences of the pass.
         """
         return batch.decodes or all(
             self.gpu.computes(o.dtype) for o in self.operators(batch) if o.dtype
@@ -244,8 +252,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         """Return the seconds until all sequences of `batch` have passed through all pipeline
         stages.
 
-        With several pipeline stages, only one micro-batch is timed, as in `timed_batch`. If the
-        batch has arrays, the result is an array.
+        With several pipeline stages, only the micro-batch that `timed_batch` returns is timed. If
+        the batch has arrays, the result is an array.
 
         Args:
             batch: Sequences of the pass.
@@ -264,9 +272,12 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         """Return the part of `batch` that `seconds` times.
 
         With one pipeline stage, this is the whole batch. With several stages, the stages work on
-        different micro-batches at the same time, so it is one micro-batch. Bounds take the smallest
-        micro-batch, predictions the largest. For predictions of a server it is the whole batch,
-        because the server's timers have divided it already.
+        different micro-batches at the same time, so it is one micro-batch. Datasheet bounds take
+        the smallest micro-batch, predictions the largest. For predictions of a server it is the
+        whole batch, because the server's timers have divided it already.
+
+        Args:
+            batch: Sequences of the pass.
         """
         is_predicted = self.calibration is not None
         if self.parallelism.pp == 1 or (self.is_server and is_predicted):
@@ -307,10 +318,14 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return HostTransfer(read_bytes, read_bytes / rate, basis)
 
     def uncalibrated_share(self, batch: Batch) -> Any:
-        """Return the share of a pass's time, from 0 to 1, from operators without their own kernel
+        """Return the share of a pass's time, from 0 to 1, of operators without their own kernel
         model.
 
-        0 means that each operator has its own kernel model. The share of a datasheet bound is 1.
+        0 means that each operator has a kernel model fitted to its formats. 1 means that no
+        operator has one, as in datasheet bounds.
+
+        Args:
+            batch: Sequences of the pass.
         """
         if not self.calibration:
             return 1.0
@@ -318,11 +333,15 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
-        """Return the 90th percentile of the error of such decode steps on measured servers: 0.05 is
-        5%.
+        """Return the 90th percentile of the time errors of decode steps on measured servers: 0.05
+        is 5%.
 
-        None means that the error is unknown. Examples: part of the time is a bound, or weights are
-        in host memory.
+        The servers ran the same engine on the same GPU model, with models of the same type: dense
+        or mixture of experts. The result is None if the error is unknown. Examples: part of the
+        time is a bound, or weights are in host memory.
+
+        Args:
+            batch: Sequences of the decode step.
         """
         share = self.uncalibrated_share(batch)
         if not self.calibration or self.host_weights or share > MAX_UNMEASURED:
@@ -330,8 +349,11 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:
-        """Return a sentence on dtypes for which the GPU has no matrix unit, or None without such
-        dtypes.
+        """Return a sentence on the dtypes for which the GPU has no matrix unit, or None without
+        such dtypes.
+
+        Args:
+            batches: Passes whose matrix products are checked.
         """
         first: dict[str, Operator] = {}
         for operator in (operator for batch in batches for operator in self.operators(batch)):
@@ -352,7 +374,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of weights on the GPU with the most weights."""
+        """Return the bytes of weights on the GPU of the replica that has the most weights."""
         return weight_bytes(self.model, self.precision, self.parallelism)
 
     def cost(self, batch: Batch, all_positions: bool = False) -> Cost:
@@ -446,6 +468,7 @@ def roofline_records(
     """Return the records of one decode step or one prefill: one per operator, then their total.
 
     Args:
+        deployment: Model on one replica of GPUs.
         phase: `decode` or `prefill`.
         batch_size: Number of sequences.
         context: Tokens of each sequence after the pass.
@@ -473,6 +496,7 @@ def mixed_records(
     The key `phase` of each record is `mixed`.
 
     Args:
+        deployment: Model on one replica of GPUs.
         text: The batch. `500+4x1@4k` is a prompt of 500 tokens and four decodes at 4,096 tokens.
         all_positions: Whether the LM head runs on all positions, not only on the last ones.
     """

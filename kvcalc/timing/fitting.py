@@ -152,8 +152,8 @@ class FitObjective(NamedTuple):
         point.
 
         Args:
-            point: Logarithms of the parameters.
-            residual: ln(predicted/measured) of each row at this point.
+            point: Logarithms of all fitted parameters [parameters].
+            residual: ln(predicted/measured) of each row at this point [rows].
         """
         import numpy as np
 
@@ -164,8 +164,12 @@ class FitObjective(NamedTuple):
 
 
 def round_parameters(kernel_model: KernelModel) -> KernelModel:
-    """Return the kernel model with parameters rounded to four significant digits, within their
-    ranges.
+    """Return the kernel model with each fitted parameter rounded to four significant digits.
+
+    A rounded parameter stays within the minimum and maximum of its range in `KernelModel.RANGES`.
+
+    Args:
+        kernel_model: The fitted kernel model.
     """
     values = {}
     for name, r in kernel_model.ranges().items():
@@ -313,7 +317,7 @@ class FittedKernelModel(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Return the number of measured rows of this fit."""
+        """Return the number of measured rows of this kernel family and kind of data."""
         return len(self.members)
 
 
@@ -511,11 +515,12 @@ def make_calibration(
     """Return the calibration that consists of these fits. Its `validation` is empty.
 
     Args:
-        fits: Fits of all kernel families and kinds of data.
+        fits: Fits of all kernel families and kinds of data, as `calibrate` returns them.
         gpu: The measured GPU.
         stack: Name of the measured software, such as `vllm`.
         rows: All measured rows, which give the version of the stack.
-        provenance: Origin, commit, license and date of the rows. Without a date, today is used.
+        provenance: Origin, commit, license and date of the rows, by the names of the fields of
+            `Calibration`. Without a date, today is used.
     """
     versions = sorted({row.version for row in rows if row.op not in SERVING} - {""})
     date = provenance.get("date") or datetime.date.today().isoformat()
@@ -534,9 +539,13 @@ def _parameters(kernel_model: KernelModel) -> Settings:
 
 
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
-    """Return one record for each kernel family and kind of data: rows, errors and parameters.
+    """Return one record for each fit, with the keys family, kind, form, rows, errors, parameters
+    and why.
 
-    A record without a kernel model states the reason under `why`.
+    If no kernel model was fitted or used, `why` states the reason and the errors are None.
+
+    Args:
+        fits: Fits of all kernel families and kinds of data, as `calibrate` returns them.
     """
     records: list[Record] = []
     for fitted in fits:

@@ -103,6 +103,10 @@ def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
 
     The result is False for weight-only formats (awq, int4) and for dtypes without measured rows.
     Such operators use the kernel model of bf16.
+
+    Args:
+        operator: The operator of a pass.
+        calibration: Kernel models that time the operator.
     """
     if isinstance(operator.shape, GemmShape):
         kind = _gemm_kind(operator.dtype, operator.shape.format, calibration)
@@ -166,7 +170,12 @@ class KernelTimer(NamedTuple):
     domain: int | None = None
 
     def time(self, operator: Operator) -> KernelTime | None:
-        """Return the time of one run of an operator, or None if no kernel model exists for it."""
+        """Return the microseconds of one run of an operator, or None if no kernel model exists for
+        it.
+
+        Args:
+            operator: The operator of a pass.
+        """
         shape = operator.shape
         if isinstance(shape, GemmShape):
             kind = _gemm_kind(operator.dtype, shape.format, self.calibration)
@@ -219,16 +228,16 @@ class KernelTimer(NamedTuple):
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
         """Return the time that a sparse-attention module takes in addition to its operators.
 
-        None means that there is no kernel model for the module.
+        The result is None if there is no kernel model for the module.
 
-        The result is the module's predicted time, minus its operators, minus the overhead of an MLA
-        module for one token. An engine's overhead per layer, which was fitted to measured servers,
-        already contains this last part. At most 16 tokens of each sequence (MAX_DECODE_TOKENS)
-        count, so more tokens never take less time.
+        It is the module's predicted time, minus its operators, minus the overhead of an MLA module
+        for one token. An engine's overhead per layer, which was fitted to measured servers, already
+        contains the overhead of such an MLA module. At most 16 tokens of each sequence
+        (MAX_DECODE_TOKENS) count, so more tokens never take less time.
 
         Args:
-            shape: The module.
-            kernels_us: Microseconds of the module's operators.
+            shape: Sizes of the module.
+            kernels_us: Microseconds of the module's operators together, in one layer.
         """
         entry, is_measured = self._module_entry("dsa_decode_module", shape)
         if not entry:

@@ -247,13 +247,13 @@ DTYPES = dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16") | dict.f
 
 
 class Operation(NamedTuple):
-    """A measured operation: the columns of its rows, and the minimum cost of its kernel.
+    """A measured operation: the CSV columns of its rows, and the minimum cost of its kernel.
 
-    Each field of columns is a string of column names, separated by spaces.
+    `counts`, `dtypes`, `optional` and `means` are strings of CSV column names, separated by spaces.
 
     Attributes:
-        counts: Columns of whole numbers of at least 1.
-        dtypes: Columns of data types.
+        counts: Columns of whole numbers of at least 1, such as `m n k`.
+        dtypes: Columns of data types, such as `kv_dtype`.
         cost: Function that returns the minimum FLOPs and bytes of a kernel, and the dtype of its
             matrix products. Its arguments are the data types and an array per column. None for
             layers and servers, which have no such function.
@@ -371,7 +371,7 @@ class MeasurementFile(NamedTuple):
         path: Path of the file.
         header: Names of the columns.
         cells: Cells of every row, valid or not, as text.
-        lines: Line number in the file of every row, valid or not.
+        lines: Line number in the file of every row, valid or not, in the order of `cells`.
         rows: Valid rows.
         invalid: Line and problem of each invalid row, such as `line 3: m is empty`.
     """
@@ -385,8 +385,9 @@ class MeasurementFile(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """Return a sentence that counts the invalid rows and shows the first few; '' without such
-        rows.
+        """Return a sentence that counts the invalid rows and shows the first few of their problems.
+
+        The result is '' if all rows are valid.
         """
         count = len(self.invalid)
         if not count:
@@ -398,7 +399,12 @@ class MeasurementFile(NamedTuple):
 
 
 def read_rows(path: Path) -> MeasurementFile:
-    """Return the rows of a CSV file. Invalid rows are listed in the result and raise no error.
+    """Return the rows of a CSV file of measurements.
+
+    Invalid rows are listed in the result and raise no error.
+
+    Args:
+        path: Path of the CSV file.
 
     Raises:
         UserError: The file is unreadable, too large or not CSV. Or it names no operation, or lacks

@@ -40,10 +40,13 @@ MESSAGE_US = 5.0
 
 
 def latency_us(operator: Operator) -> float:
-    """Return the microseconds that the operator's messages between nodes wait, apart from their
-    bytes.
+    """Return the latency in microseconds of the operator's messages between nodes, for one run.
 
-    The result is 0 if the operator sends nothing to other nodes.
+    The time of their bytes is not included. The result is 0 if the operator sends nothing to other
+    nodes.
+
+    Args:
+        operator: The operator of a pass, such as an all-reduce.
     """
     if not is_any(operator.cost.inter_node_bytes):
         return 0.0
@@ -82,10 +85,12 @@ def operator_seconds(
 ) -> list[OperatorTime]:
     """Return the predicted time of each operator of a pass, at least its datasheet bound.
 
-    An operator without work, at some points of an array, takes 0 seconds there.
+    If an operator has arrays, it takes 0 seconds at each element at which it has no work.
 
     Args:
-        calibration: Kernel models, of this GPU or of another one.
+        operators: Operators of the pass.
+        gpu: The GPU on which the pass runs.
+        calibration: Kernel models, measured on this GPU or on another one.
 
     Raises:
         UserError: The GPU preset lacks a figure that kernel models need.
@@ -156,7 +161,13 @@ def pass_time(
     gpu: Gpu,
     calibration: Calibration,
 ) -> PassTime:
-    """Return the predicted time of one pass: its operators, plus the engine's overhead."""
+    """Return the predicted time of one pass: its operators, plus the engine's overhead.
+
+    Args:
+        operators: Operators of the pass.
+        gpu: The GPU on which the pass runs.
+        calibration: Kernel models and overheads of the engine.
+    """
     times = operator_seconds(operators, gpu, calibration)
     return summed_time(operators, times, calibration)
 
@@ -184,19 +195,26 @@ def kernel_seconds(
     gpu: Gpu,
     calibration: Calibration,
 ) -> Any:
-    """Return the seconds of the operators, one after the other, without the engine's overhead."""
+    """Return the seconds of the operators, one after the other, without the engine's overhead.
+
+    Args:
+        operators: Operators of the pass.
+        gpu: The GPU on which the pass runs.
+        calibration: Kernel models, measured on this GPU or on another one.
+    """
     times = operator_seconds(operators, gpu, calibration)
     return sum((part.seconds for time in times for part in time.parts), 0.0)
 
 
 class HostTime(NamedTuple):
-    """Overhead of an engine in the passes of one model.
+    """Time that an engine adds to the kernels in the passes of one model.
 
     Attributes:
-        fixed: Seconds added to each pass.
+        fixed: Seconds added to each pass, for all its layers.
         sequence: Seconds added for each sequence in a pass.
         prompts: Factor on the kernel time of a pass that contains prompts; 1 adds nothing.
-        launches: Minimum kernel time in seconds of a pass that contains prompts.
+        launches: Minimum kernel time in seconds of a pass that contains prompts, because the host
+            launches each kernel.
     """
 
     fixed: float
@@ -220,6 +238,10 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
 
     The overhead depends on the number of layers, the ranks of the largest all-reduce, and whether
     the model is a mixture of experts.
+
+    Args:
+        operators: Operators of a pass.
+        calibration: Calibration with the engine's overheads.
     """
     counts: dict[str, int] = {}
     ranks = 1
@@ -299,9 +321,11 @@ def engine_parts(
 def step_error(
     operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
 ) -> float | None:
-    """Return the 90th percentile of the error of such decode steps on measured servers: 0.05 is 5%.
+    """Return the 90th percentile of the time errors of decode steps on measured servers: 0.05 is
+    5%.
 
-    None means that the error is unknown. It is unknown in these cases:
+    The servers ran the calibration's engine, with models of the same type: dense or mixture of
+    experts. The result is None if the error is unknown, which is so in these cases:
 
     - The pass contains prompts, or no attention.
     - The calibration is of another GPU.
@@ -309,6 +333,11 @@ def step_error(
     - The ranks are on several nodes.
     - A dtype or cache format has no measured rows.
     - The model has sparse attention, because too few such servers were measured.
+
+    Args:
+        operators: Operators of the decode step.
+        gpu: The GPU on which the step runs.
+        calibration: Kernel models, with the errors of measured servers.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (

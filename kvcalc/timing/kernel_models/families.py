@@ -85,6 +85,9 @@ SECOND_KERNELS = ("triton", "flashinfer")
 class Family(NamedTuple):
     """How the measured rows of one kernel family, such as `gemm`, are fitted.
 
+    A kind of data names the data types of a kernel's operands, such as `bfloat16/fp8`. Rows of one
+    kind are fitted together.
+
     Attributes:
         candidates: Function of a kind of data, a stack name and a GPU. It returns the kernel models
             to try, each with its fixed fields; empty if there is no kernel model.

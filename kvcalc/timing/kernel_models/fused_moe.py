@@ -141,13 +141,16 @@ TILE_ROWS = (8, 16, 32, 48, 64, 128)  # rows of the tiles that kernels use
 
 
 class ExpertLoad(NamedTuple):
-    """Work of the busiest expert-parallel rank in one MoE layer.
+    """Expected work of the busiest expert-parallel rank in one MoE layer.
+
+    A pair is a token on one of its experts, which is one row of the expert's product. A tile is a
+    block of rows of one expert that a kernel computes at once.
 
     Attributes:
-        rows: Number of pairs of a token and one of its experts.
-        touched: Number of experts with at least one pair.
-        tiles: Number of tiles if a tile has 8, 16, 32, 48, 64 or 128 rows: one array for each of
-            these sizes.
+        rows: Number of pairs on the rank.
+        touched: Number of experts of the rank with at least one pair.
+        tiles: Number of tiles of the rank if a tile has 8, 16, 32, 48, 64 or 128 rows: one array
+            for each of these sizes.
     """
 
     rows: Array

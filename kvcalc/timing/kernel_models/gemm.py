@@ -65,13 +65,15 @@ PARTIALS_RATE = 6e6
 class Gemm(KernelModel, frozen=True, tag="gemm"):
     """Time of bf16 GEMMs whose weights are read from memory.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are not stored in bf16.
+    `us` takes m, n and k, and then bytes per weight if the weights are not stored in bf16. A wave
+    is one tile of the result on each SM.
 
     Attributes:
         t0: Launch, prologue and epilogue [µs].
-        ec: Share of the datasheet's dense peak that the products reach.
-        em: Share of the datasheet's bandwidth that reading weights reaches.
-        p: Sharpness of the overlap of compute and memory; ∞ is a perfect overlap.
+        ec: Share of the datasheet's dense peak, about 1 at most, that the products reach.
+        em: Share of the datasheet's bandwidth, about 1 at most, that reading weights reaches.
+        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
+            longer time.
         tr: Time of the second kernel, which adds up the parts of a split of k [µs].
         r: Rate at which one SM reads operands [bytes/µs].
     """
@@ -94,7 +96,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
     r: float = 1.6e5
 
     def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        """Return the microseconds of the memory traffic of one call.
+        """Return the microseconds of the memory traffic of one GEMM.
 
         Args:
             machine: Datasheet figures of the GPU.
@@ -275,7 +277,11 @@ MIN_L2_US = 50.0
 
 
 def l2_keeps_weights(machine: GpuParameters) -> bool:
-    """Return whether this GPU's L2 is so large that weights stay in it between measured calls."""
+    """Return whether this GPU's L2 is so large that weights stay in it between measured calls.
+
+    Args:
+        machine: Datasheet figures of the GPU.
+    """
     return machine.l2 > MIN_L2_US * machine.memory
 
 
