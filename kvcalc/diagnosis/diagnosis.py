@@ -68,7 +68,7 @@ class Diagnosis(NamedTuple):
         boot: The logged start.
         command: The engine's command line, from the flags in the log.
         deployment: The deployment on a GPU with the memory that the log states.
-        plain: The deployment on the GPU preset.
+        plain: The same deployment on a GPU with the memory of the GPU preset.
         options: The options of `fit` that follow from the flags.
         predicted: The capacity by the engine's rules, without corrections from the log.
         items: Memory items of one GPU, by their keys in ITEM_NAMES.

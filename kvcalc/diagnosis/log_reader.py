@@ -169,7 +169,8 @@ GPU_MAKERS = ("NVIDIA", "GeForce", "Tesla", "Instinct", "Apple M")
 def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
     """Return the compiled patterns of an engine's log lines, and of torch's failed allocations.
 
-    Each pattern has a text that every matching line contains, which is faster to search.
+    Each item is a pair: a text that every matching line contains, and the pattern. A search for the
+    text is faster, so it comes first.
 
     Args:
         engine: Name of the engine, a key of PATTERNS.
@@ -221,8 +222,8 @@ class Boot(msgspec.Struct):
         has_started: Whether the engine started successfully.
         is_v0: Whether vLLM ran its V0 engine.
         has_draft: Whether llama.cpp loaded a second model, as a draft.
-        start_lines: Kinds of first lines that were already read. A second line of one kind begins
-            another start.
+        start_lines: Names of those log messages of this start that an engine writes once, at its
+            beginning. If a message comes again, another start begins.
     """
 
     engine: str
@@ -284,12 +285,13 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
 
 
 def unified_memory(gpu: Gpu, free_bytes: float) -> int:
-    """Return the memory in bytes of the smallest machine of this kind with so much free GPU memory.
+    """Return the total bytes of the smallest machine whose GPU may use at least `free_bytes`.
 
-    The memory of such a machine is unified: its GPU may use only a share of it.
+    The memory of such a machine is unified: its GPU may use only a share of it. The sizes to choose
+    from are usual sizes from 8 to 512 GiB (MACHINE_GIB).
 
     Args:
-        gpu: The GPU preset, whose memory is the largest result.
+        gpu: The GPU preset of the machine. Its memory is the largest possible result.
         free_bytes: Bytes that the log states as free for the GPU.
     """
     sizes = (round(gib * 2**30) for gib in MACHINE_GIB)

@@ -119,7 +119,7 @@ class Adviser(NamedTuple):
         }
 
     def find_changes(self) -> list[AdviceRecord]:
-        """Return up to MAX_CHANGES changes with which the users fit, the smallest of each kind.
+        """Return up to five changes with which the users fit, the smallest of each kind.
 
         Kinds are, for example, fewer tokens per pass or more GPUs. Changes of one flag come first.
         If none helps, each kind is combined with a larger gpu_memory_utilization.
@@ -165,7 +165,7 @@ class Adviser(NamedTuple):
         )
 
     def changes(self) -> Iterator[Iterable[ConfigChange]]:
-        """Yield the alternative changes of each kind, the smallest change of a kind first.
+        """Yield one iterable of alternative changes for each kind, the smallest change first.
 
         First come kinds that need less memory outside the KV cache, such as fewer tokens per pass.
         Kinds that change the deployment follow: cache format, layers on the host, GPUs, and weight
@@ -208,7 +208,8 @@ class Adviser(NamedTuple):
         yield smaller_weights(start)
 
     def longest_flag(self) -> str:
-        """Return the flag with the longest max_model_len at which one sequence fits.
+        """Return the flag with the longest max_model_len, a multiple of 256, at which one sequence
+        fits.
 
         Example: "--max-model-len 8192". The sequence must fit by the engine's rules, and by the
         rules with the corrections of the log. Return "" if no length fits, or if the logged maximum
@@ -245,9 +246,11 @@ class DiagnosisSummary(NamedTuple):
         gpus: Number of GPUs.
         items: Memory items of one GPU, by their keys in ITEM_NAMES.
         outcome: Sentence: whether the engine started, and its KV cache or the missing memory.
-        capacity: Text: the users that fit, as logged and as predicted.
+        capacity: Text such as "users of 4,096 tokens: 13 logged, 14 predicted". Both count the
+            sequences that fit in the replica.
         fits: Whether the required users fit; None without a prediction.
-        max_num_seqs: Sequences that fit with the corrections of the log; None without a prediction.
+        max_num_seqs: Sequences that fit in the replica with the corrections of the log; None
+            without a prediction.
         command: The engine's command line; None without a prediction.
         remedy: Sentence with the flags that help; "" if none is needed.
         changes: Records of the changes that help.

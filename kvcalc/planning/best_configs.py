@@ -30,12 +30,12 @@ from kvcalc.units import format_bytes, format_seconds
 
 
 def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
-    """Return the indices of the first elements of each group, in ascending order of the keys.
+    """Return the indices of the `count` smallest elements of each group, by ascending keys.
 
     Example: groups [7, 7, 8] and the key [2, 1, 5] give the indices [1, 2].
 
     Args:
-        groups: Group of each element.
+        groups: Number of the group of each element.
         keys: Arrays by which elements are compared; the first key has priority.
         count: Number of elements of each group to return.
     """
@@ -120,10 +120,11 @@ def reason(candidate: Candidate) -> str | None:
 
 
 class ClosestMisses:
-    """The candidates that miss their targets by the smallest factor.
+    """The candidates that miss their targets by the smallest violation factor.
 
-    There is one for each GPU model and total number of GPUs. A candidate is left out if fewer GPUs
-    of its model miss the targets by less.
+    The violation factor is that of `check_targets`: 1.2 if TPOT is 20% above its target. One
+    candidate is stored for each GPU model and total number of GPUs. A candidate is left out if
+    fewer GPUs of its model have a smaller factor.
 
     Args:
         num_models: Number of GPU models in the search.
@@ -146,7 +147,7 @@ class ClosestMisses:
         Args:
             batch: The batch.
             is_failing: Whether each candidate of the batch misses a target.
-            rows: Index of each candidate's GPU model.
+            rows: Index of each candidate's GPU model in the search space.
             orders: Rank of each candidate, from `split_order`. Of candidates with equal violation
                 factors, the lowest rank stays.
         """
@@ -173,7 +174,8 @@ class ClosestMisses:
         below the limit. If there is no limit, return the cheapest one.
 
         Args:
-            costs: Cost of each GPU model and total number of GPUs [GPU models, total GPUs].
+            costs: Cost per hour, or without prices the GPUs, for each GPU model and total number of
+                GPUs [GPU models, total GPUs].
             limit: Upper limit of the cost, in the unit of `costs`; infinite for no limit.
         """
         sign = 1 if limit == float("inf") else -1
@@ -207,10 +209,11 @@ PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # in vLLM'
 def launch_lines(
     line: str, gpu: Gpu, ranks: Parallelism, prefill_replicas: int, decode_replicas: int
 ) -> list[str]:
-    """Return a command line for every replica, with its GPUs and port.
+    """Return a command line for every replica, with CUDA_VISIBLE_DEVICES and --port.
 
-    With disaggregated prefill, a last line starts the proxy. A single replica has the line
-    unchanged. Further hosts are variables such as ${HOST2}.
+    With disaggregated prefill, a last line starts the proxy that sends requests to the replicas. A
+    single replica has the line unchanged. Hosts are written as variables such as ${HOST2}, or as
+    localhost while one host is enough.
 
     Args:
         line: The engine's command line of one replica. It must be vLLM's if there are prefill
@@ -264,7 +267,8 @@ def with_role(line: str, role: str) -> str:
 
     Args:
         line: The command line.
-        role: PRODUCER for a replica that processes prompts, CONSUMER for a replica that decodes.
+        role: PRODUCER ("kv_producer") for a replica that processes prompts, CONSUMER
+            ("kv_consumer") for a replica that decodes.
     """
     config = json.dumps(
         {"kv_connector": "NixlConnector", "kv_role": role}, separators=(",", ":")
@@ -279,8 +283,9 @@ Key = tuple[float, ...]  # cost, TPOT and order of the split
 class BestConfigs(NamedTuple):
     """The result of a search for one model and requirement.
 
-    Times are predictions if the GPU model has a calibration, otherwise bounds. All lists except
-    `unranked` contain only one kind of times.
+    Times are predictions if the GPU model has a calibration, otherwise lower bounds from its
+    datasheet. A calibration is a set of time models fitted to measured kernels. All lists except
+    `unranked` contain either only predictions or only bounds.
 
     Attributes:
         need: The requirement: load and targets.
@@ -288,7 +293,8 @@ class BestConfigs(NamedTuple):
         best_by_gpu: The best candidate of each GPU model that meets the targets.
         cheaper: The closest miss that is cheaper than the best candidate. Without prices, the
             closest miss with fewer GPUs of the same model.
-        closest: The candidate that misses the targets by the smallest factor.
+        closest: The candidate that misses the targets by the smallest factor; None if there is
+            none.
         unranked: The best candidate of each GPU model whose bounds meet the targets, while
             predictions are ranked.
         bounds_only: Whether bounds are ranked although some GPU models have predictions.
@@ -324,8 +330,8 @@ class BestConfigs(NamedTuple):
 
     @property
     def front(self) -> ParetoFront:
-        """Return the Pareto front of predictions or of bounds, by the kind of the first record's
-        times."""
+        """Return the Pareto front of bounds if the times of the first listed candidate are bounds,
+        otherwise the front of predictions."""
         return self.fronts[bool(self.listed) and self.listed[0].deployment.calibration is None]
 
     @property
@@ -457,14 +463,14 @@ class CandidateRanking:
 
 
 def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecord:
-    """Return the JSON record of a candidate.
+    """Return the JSON record of a candidate, with the keys of `CandidateRecord`.
 
-    Capacity and times are for one replica with this `max_num_seqs`. Costs and energy are for all
-    GPUs under the required load. Energy assumes that the GPUs draw full power.
+    Capacity and times are for one replica with the candidate's `max_num_seqs`. Costs and energy are
+    for all GPUs under the required load. Energy assumes that the GPUs draw full power.
 
     Args:
         candidate: The candidate.
-        price: Price per hour of one GPU; 0 leaves out the costs.
+        price: Price per hour of one GPU; with 0 the costs are None.
     """
     need, deployment, draft = candidate.need, candidate.deployment, candidate.speculation
     ranks, formats = deployment.parallelism, deployment.formats
@@ -514,10 +520,11 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
 
 
 def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
-    """Return a JSON record for each listed candidate, the best first.
+    """Return a JSON record for each candidate of `BestConfigs.listed`, the best first.
 
-    The key `pareto` is for TPOT and tokens per second per GPU. With prices, it is for TPOT and
-    tokens per unit of cost. Predictions and bounds have separate Pareto fronts.
+    The key `pareto` tells whether the candidate is Pareto-optimal: every other candidate has a
+    higher TPOT or fewer tokens per second per GPU. With prices, tokens per unit of cost are
+    compared instead. Predictions are not compared with bounds.
 
     Args:
         answer: The result of the search.

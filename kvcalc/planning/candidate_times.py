@@ -30,9 +30,10 @@ class StageVariants(NamedTuple):
 
     Attributes:
         deployment: Any of the deployments.
-        indices: Index of each deployment in the list of all deployments.
-        transfers: Number of transfers from stage to stage in a pass, as an array [2, deployments].
-            The first row counts transfers within a node, the second transfers to another node.
+        indices: Index of each deployment in the list given to `group_stage_variants`.
+        transfers: Number of transfers of activations from one pipeline stage to the next in a
+            forward pass, as an array [2, deployments]. The first row counts transfers within a
+            node, the second transfers to another node.
     """
 
     deployment: TimedDeployment
@@ -41,7 +42,8 @@ class StageVariants(NamedTuple):
 
 
 def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[StageVariants]]:
-    """Return groups of deployments whose passes have the same operators.
+    """Return groups of deployments whose passes have equal operators, except for transfers between
+    stages.
 
     A group has one `StageVariants` for each GPU model. Deployments are in one group if their stages
     have equal numbers of GPUs on a node.
@@ -132,9 +134,10 @@ class DeploymentTimer:
         draft: The draft model of the speculation.
 
     Attributes:
-        sizes: Numbers of sequences in one micro-batch, for all deployments and counts.
+        sizes: Distinct numbers of sequences in one micro-batch, in ascending order. A micro-batch
+            is the part of the concurrent sequences that goes through a pipeline stage together.
         columns: Index in `sizes` of the micro-batch for each count [deployments, counts].
-        groups: The deployments, grouped by equal operators of their passes.
+        groups: The deployments, as `group_stage_variants` returns them.
     """
 
     def __init__(

@@ -61,11 +61,13 @@ def attention_records(
     batches: Sequence[int],
     precision: Precision = PUBLISHED,
 ) -> list[Record]:
-    """Return the FLOPs, bytes and bound of one layer's attention, one record per variant and shape.
+    """Return the FLOPs, bytes and roofline bound of one layer's attention on one GPU.
 
-    The layer has 128 query heads of width 128. Only operators that read the KV cache count. `knee`
-    is the GPU's FLOPs per byte at the ridge point, for the dtype of the products. `to_knee` is
-    `knee` ÷ the attention's FLOPs per byte: above 1 it is memory-bound.
+    There is one record, with the keys of `AttentionRecord`, per attention variant in POINTS, batch
+    size and context. The layer has 128 query heads of width 128. Only operators that read the KV
+    cache count. `knee` is the GPU's FLOPs per byte at the ridge point, for the dtype of the
+    products. `to_knee` is `knee` ÷ the attention's FLOPs per byte: above 1, attention is
+    memory-bound.
 
     Args:
         gpu, precision: GPU model, and formats of the KV cache and the products.
@@ -147,10 +149,11 @@ def compare_records(
     """Return a record for each attention variant, batch size and context.
 
     A record has the KV cache and its weights, a decode step, a prefill and the requests that fit.
-    Reductions of the KV cache are relative to the first variant.
+    `stored_reduction` and `read_reduction` are the bytes of the first variant ÷ the bytes of this
+    variant.
 
     Args:
-        variants: Name of each variant and the changed model.
+        variants: Pairs of a variant's name and the changed model.
         deployment: The deployment with the original model.
         contexts: Tokens of each sequence.
         batches: Numbers of concurrent sequences.

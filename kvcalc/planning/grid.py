@@ -38,9 +38,16 @@ FAR = 1e9  # violation factor of a candidate that cannot serve at all
 
 
 class Target(IntEnum):
-    """The first target that a candidate misses, in the order of the checks; NONE if it meets all.
+    """The first target that a candidate misses, in the order of the checks.
 
-    UNKNOWN means that a time with a target cannot be predicted.
+    Attributes:
+        NONE: All targets are met.
+        MEMORY: Fewer than max_num_seqs sequences fit on a replica.
+        UNKNOWN: A time that a target or the load needs cannot be predicted.
+        TTFT: The time to first token is too long.
+        TPOT: The time per output token is too long.
+        THROUGHPUT: The replicas generate too few tokens per second.
+        GPUS: The load needs more GPUs than allowed.
     """
 
     NONE = 0
@@ -59,22 +66,24 @@ class Candidate(NamedTuple):
         need: The requirement: load and targets.
         speculation: Speculative decoding; None without one.
         deployment: The deployment of each replica.
-        gpus: GPUs of all replicas.
+        gpus: GPUs of all replicas, including prefill replicas.
         replicas: Replicas that decode.
         prefill_replicas: Further replicas for prefill; 0 if each replica does both.
         max_num_seqs: Sequences for which a replica is set up.
         capacity: Sequences that fit on a replica with this setting.
-        remaining_bytes: KV cache budget of one GPU; negative if weights and buffers exceed its
-            memory.
+        remaining_bytes: Low estimate of the KV cache budget of one GPU in bytes; negative if
+            weights and buffers exceed its memory.
         ttft: Time to first token of one prompt on an idle replica; None if unknown.
         tpot: Time per output token at `max_num_seqs`; None if unknown or if they do not fit.
         e2e: Time of a request from start to end; None if unknown.
-        tokens_per_s: Output tokens per second of a replica at full load; None if unknown.
+        tokens_per_s: Output tokens per second of a replica with `max_num_seqs` sequences; None if
+            unknown.
         tokens_per_s_per_gpu: `tokens_per_s` divided by the GPUs of a replica and its share of the
             prefill replicas.
         total_tokens_per_s: Output tokens per second of all replicas under the required load.
         violated_target: The first target that is missed, a `Target`; NONE if all are met.
-        violation_factor: Factor by which the worst target is missed; 1 if all are met.
+        violation_factor: Predicted ÷ allowed value of the worst target, as `check_targets` returns
+            it; 1 if all are met.
     """
 
     need: Requirement
@@ -148,8 +157,10 @@ class DeploymentEstimates(NamedTuple):
     """Memory and times of deployments by sequences per replica, in arrays [deployments, counts].
 
     Attributes:
-        timer: The deployments and the sequences per replica, in ascending order.
-        remaining_bytes: KV cache budget of one GPU in bytes; negative if memory is missing.
+        timer: The timer of the deployments. Its `counts` are the sequences per replica, in
+            ascending order.
+        remaining_bytes: Low estimate of the KV cache budget of one GPU in bytes; negative if memory
+            is missing.
         capacity: Sequences that fit on a replica.
         transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
             rate of the link is unknown.
@@ -263,9 +274,10 @@ def check_targets(
     """Return which target each candidate misses first, and the factor of its worst miss.
 
     The factor is the predicted ÷ the allowed value for times and GPUs. For throughput and for
-    sequences in memory it is the required ÷ the predicted value. If no sequence fits, it is about
-    FAR, a very large number. FAR / 2 is added if too few sequences fit and the step was not timed.
-    Such a candidate then comes after all timed candidates.
+    sequences in memory it is the required ÷ the predicted value. If no sequence fits, it is FAR
+    (10^9) minus the KV cache budget in GiB, so the smallest lack of memory is closest. FAR / 2 is
+    added if TPOT has a target, some but too few sequences fit, and the step was not timed. Such a
+    candidate then comes after all timed candidates.
 
     Args:
         need: The requirement: load and targets.
@@ -322,7 +334,8 @@ class SearchGrid:
         space: The deployments to try.
 
     Attributes:
-        calibrations: Calibration of each GPU model, by its name; None for bounds only.
+        calibrations: Calibration of each GPU model (time models fitted to measured kernels), by its
+            name; None if times are lower bounds from the datasheet.
         remarks: Sentences about deployments that were left out, with the reason, as keys. They are
             complete after the last batch.
     """

@@ -24,8 +24,8 @@ SUFFIXES = (".csv", ".jsonl")
 class CandidateFile:
     """Writes all candidates of a search to a file, batch by batch. Use it as a context manager.
 
-    The file replaces the target at the end. After Ctrl-C, the file has all complete batches. If
-    there are none, the target stays.
+    An existing file at `path` is replaced only at the end. After Ctrl-C, the new file has all
+    complete batches. If there are none, the existing file stays.
 
     Args:
         path: A path that ends in .csv or .jsonl. "-" writes JSON lines to standard output. With "",
@@ -159,7 +159,7 @@ class TargetChange(NamedTuple):
     space: SearchSpace
 
     def search(self) -> BestConfigs | None:
-        """Return the best configurations after the change; None if the search is refused."""
+        """Return the best configurations after the change; None if no deployment can be tried."""
         try:
             return run_search([self.need], self.space).answers[0]
         except UserError:

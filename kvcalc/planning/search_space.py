@@ -78,8 +78,10 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         ep: Expert-parallel sizes; () tries 1 and the number of GPUs of a stage.
         precisions: Formats of weights and KV cache.
         options: Options of the engine. Lengths and sequences come from the requirement.
-        calibration: Name or file of a calibration; "" for the engine's own.
-        calibration_from: GPU whose calibration is scaled to each GPU; "" for the GPU's own.
+        calibration: Name or file of a calibration, which has time models fitted to measured
+            kernels; "" for the engine's own.
+        calibration_from: GPU model whose calibration is scaled to every other GPU model; "" for
+            each GPU model's own calibration.
         nodes: Nodes of a replica; 0 for the smallest number.
         drafts: Drafts to try; None for no draft.
         disaggregate: Whether prefill has separate replicas. (False, True) tries both.
@@ -149,8 +151,8 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     def includes(self, gpu: Gpu, ranks: Parallelism) -> bool:
         """Return whether to try a parallelism on a GPU model.
 
-        It must not exceed `max_tp`. If it needs several nodes, the rate between nodes must be
-        known.
+        Its tensor-parallel size must not exceed `max_tp`. If a replica needs several nodes, the
+        rate between nodes must be known.
         """
         is_one_node = not gpu.link_domain or ranks.gpus <= gpu.link_domain
         return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.inter_domain_rate))
@@ -289,7 +291,8 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
     """Parse the option `--price-per-hour` into the price of each GPU model, by its name.
 
     Args:
-        text: "h100=2.5,h200=3", or one number for one GPU model. "" gives no prices.
+        text: "h100=2.5,h200=3" in any currency, or one number for one GPU model. "" gives no
+            prices.
         gpus: The GPU models of the plan.
 
     Raises:

@@ -234,6 +234,8 @@ def decode_passes(
 ) -> list[list[Record]]:
     """Return the records of a decode step for each batch size, one per operator and the total.
 
+    They are the records of `roofline`. The total also tells whether the batch fits.
+
     Args:
         deployment: The deployment.
         context: Tokens of each sequence.
@@ -251,6 +253,8 @@ def decode_passes(
 
 def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
     """Return the records of the prefill of one sequence, one per operator and the total.
+
+    They are the records of `roofline`. The total also tells whether the sequence fits.
 
     Args:
         deployment: The deployment.
@@ -340,7 +344,7 @@ class SpeculationCurve(NamedTuple):
         draft: Name of the draft model.
         num_draft_tokens: Draft tokens per step.
         can_fit: Whether the request fits with its draft; None if unknown.
-        speedups: TPOT without the draft ÷ TPOT with it, at each of ACCEPTANCE_RATES.
+        speedups: TPOT without the draft ÷ TPOT with it, at each of ACCEPTANCE_RATES: 0, 0.02 … 1.
     """
 
     deployment: TimedDeployment
@@ -394,7 +398,7 @@ def comparison_sweep(
 
     Args:
         deployments: Deployments of one model.
-        variants: Name of each attention variant and the changed model.
+        variants: Pairs of an attention variant's name and the changed model.
         batch_size: Number of concurrent sequences.
         last: Last context in tokens.
     """

@@ -38,8 +38,8 @@ def precision_losses(model: Model, precision: Precision) -> list[str]:
     """Return the published quality losses of formats that are narrower than the published
     checkpoint's.
 
-    There is at most one text for the weights and one for the KV cache. The list is empty if neither
-    has fewer bits.
+    The list has one text for the weights if they have fewer bits than the checkpoint, and one for
+    the KV cache likewise. A text begins, for example, with "cache in fp8, published in bf16: ".
     """
     formats = zip(
         ("weights", "cache"),
@@ -219,7 +219,8 @@ class Variant(NamedTuple):
     Attributes:
         model: The changed model.
         kv_cache_dtype: The dtype of the KV cache that the variant's name states; "" for none.
-        mla_form: The form of latent attention that the name states; "" for none.
+        mla_form: Form of latent attention that the name states, "absorbed" or "expanded"; "" for
+            none.
         held_equal: The properties of the model that the variant does not change, as text.
     """
 
