@@ -39,18 +39,19 @@ def forward(
 ) -> tuple[Operator, ...]:
     """Return the operators of one forward pass on one GPU, for one pipeline stage.
 
-    Operators of equal layers occur once, with the number of layers as their `count`. Each
+    Operators of equal layers occur once, with the number of layers in their `count`. Each
     data-parallel rank processes its share of every group of the batch.
 
     Args:
         model: The model.
-        batch: Sequences of all data-parallel ranks.
-        precision: Requested formats.
-        parallelism: Number of ranks.
-        mla_form: Form of latent attention: auto, absorbed or expanded.
+        batch: Sequences of one replica, over all data-parallel ranks.
+        precision: Requested formats of weights, products and KV cache.
+        parallelism: Number of ranks of each kind.
+        mla_form: Form of latent attention: `auto`, `absorbed` or `expanded`. `auto` uses the form
+            with fewer FLOPs for each group.
         all_positions: Whether the LM head runs for every new token, not only for the last token of
             each sequence.
-        stage: Index of the pipeline stage; by default the stage with the most bytes of weights and
+        stage: Index of the pipeline stage; None for the stage with the most bytes of weights and
             cache.
 
     Raises:
@@ -82,17 +83,18 @@ def through_layers(
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:
-    """Return the operators of one forward pass through all layers of the model, on one rank.
+    """Return the operators of one forward pass through all layers of the model, each on one GPU.
 
     The list joins the operators of all pipeline stages, with embedding and LM head. It has no
     transfers between stages.
 
     Args:
         model: The model.
-        batch: Sequences of all data-parallel ranks.
-        precision: Requested formats.
-        parallelism: Number of ranks.
-        mla_form: Form of latent attention: auto, absorbed or expanded.
+        batch: Sequences of one replica, over all data-parallel ranks.
+        precision: Requested formats of weights, products and KV cache.
+        parallelism: Number of ranks of each kind.
+        mla_form: Form of latent attention: `auto`, `absorbed` or `expanded`. `auto` uses the form
+            with fewer FLOPs for each group.
         all_positions: Whether the LM head runs for every new token, not only for the last token of
             each sequence.
 
@@ -114,17 +116,17 @@ def between_stages(
     parallelism: Parallelism,
     times: tuple[int, int] | None = None,
 ) -> list[Operator]:
-    """Return the operators that send the hidden states of all new tokens to the next pipeline
-    stage.
+    """Return the operators with which one GPU sends hidden states to the next pipeline stage.
 
-    There is one operator for transfers within a node and one for transfers to another node.
+    They send the hidden states of all new tokens of the batch. One operator has the transfers
+    within a node, and one has the transfers to another node. The list is empty without transfers.
 
     Args:
         model: The model.
-        batch: Sequences of all data-parallel ranks.
-        precision: Requested formats.
-        parallelism: Number of ranks.
-        times: Number of transfers (within a node, to another node); by default one after each stage
+        batch: Sequences of one replica, over all data-parallel ranks.
+        precision: Requested formats of weights, products and KV cache.
+        parallelism: Number of ranks of each kind.
+        times: Number of transfers (within a node, to another node); None for one after each stage
             except the last.
     """
     if times is None:
@@ -174,10 +176,10 @@ def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
 
 
 def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
-    """Return how many pipeline stages send to a next stage (in their own node, on another node).
+    """Return how many pipeline stages send within their node, and how many to another node.
 
     Args:
-        ranks: Number of ranks and GPUs per node.
+        ranks: Number of ranks, and of GPUs per node.
         stages: Indices of the sending stages.
     """
     away = [leaves_node(ranks, stage) for stage in stages]
@@ -185,11 +187,12 @@ def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
 
 
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
-    """Return whether any GPU of the next pipeline stage is outside the node of the stage's first
-    GPU.
+    """Return whether a pipeline stage sends hidden states to another node.
+
+    It does if any GPU of the next stage is outside the node of the stage's first GPU.
 
     Args:
-        ranks: Number of ranks and GPUs per node.
+        ranks: Number of ranks, and of GPUs per node.
         stage: Index of the sending stage.
     """
     wide = ranks.stage_gpus
@@ -200,7 +203,11 @@ def leaves_node(ranks: Parallelism, stage: int) -> bool:
 
 
 def total(operators: Iterable[Operator]) -> Cost:
-    """Return the sum of the operators' costs, each multiplied by its number of runs."""
+    """Return the sum of the operators' costs on one GPU, each multiplied by its number of runs.
+
+    Args:
+        operators: Operators of one forward pass.
+    """
     result = Cost()
     for operator in operators:
         result = result + operator.total

@@ -224,14 +224,14 @@ def with_stored_formats(
 ) -> Model:
     """Return the model with the storage format of each weight in each layer.
 
-    A kind of layer is split if its layers store their weights in different formats. `quantization`
-    of the result has one scheme for each format.
+    A kind of layer is split into several kinds if its layers store their weights in different
+    formats. The field `quantization` of the result has one scheme for each format.
 
     Args:
         model: The model.
         stored: Layer index → (weight name, format name) pairs; −1 for weights outside the layers.
-        label: Printed name of the schemes.
-        vectors: Format of norms, biases, and of routers and tables that `stored` does not list.
+        label: Printed name of the storage, such as `q4_k_m`.
+        vectors: Format of norms and biases, and of routers and tables that `stored` does not list.
         buffers: Bytes of the file in addition to the parameters.
     """
     keys = [(kind, stored[layer]) for layer, kind in enumerate(model.order)]

@@ -27,9 +27,9 @@ from kvcalc.units import MAX_TOKENS
 
 
 def windows(model: Model) -> dict[int, int]:
-    """Return the number of layers for each size of the sliding window in tokens.
+    """Return the number of layers with each sliding window, by window in tokens.
 
-    The key 0 is the number of layers in which a query sees all tokens.
+    The key 0 counts the layers without a window. Layers with only an FFN are not counted.
     """
     layers: dict[int, int] = {}
     for kind, count in model.counts.items():
@@ -41,9 +41,10 @@ def windows(model: Model) -> dict[int, int]:
 
 
 def receptive_field(model: Model) -> int | None:
-    """Return the sum of the sliding windows of all layers, in tokens.
+    """Return the maximum distance in tokens at which an earlier token can affect the output.
 
-    The result is None if a layer has no window, or if the model has no attention.
+    It is the sum of the sliding windows of all layers. The result is None if a layer has no window,
+    or if the model has no attention.
     """
     layers = windows(model)
     if not layers or 0 in layers:
@@ -52,7 +53,11 @@ def receptive_field(model: Model) -> int | None:
 
 
 def reach_line(model: Model) -> str:
-    """Return a sentence that shows the receptive field as a sum over layers; '' without windows."""
+    """Return a sentence with the receptive field as a sum of windows over layers.
+
+    The receptive field is the distance in tokens at which an earlier token can affect the output.
+    The sentence is '' for a model without sliding windows.
+    """
     layers = windows(model)
     num_unlimited = layers.pop(0, 0)
     if not layers:
@@ -75,13 +80,12 @@ class CacheSize(msgspec.Struct, frozen=True):
     """Bytes of the KV cache and recurrent states on one GPU.
 
     Attributes:
-        stored: Bytes that all sequences store.
-        read: Bytes that one decode step of all sequences reads.
-        allocated: Bytes of all sequences in whole cache blocks.
-        fixed: Bytes of one sequence in entries that no longer grow, such as full windows and
-            states.
-        slope: Bytes that one more token of a sequence adds on average. It is a float only if it is
-            not a whole number.
+        stored: Bytes that all sequences on the GPU store.
+        read: Bytes that one decode step of these sequences reads.
+        allocated: `stored` after rounding up each sequence to whole cache blocks.
+        fixed: Part of one sequence's stored bytes that no longer grows: full windows and states.
+        slope: Bytes that one more token of one sequence adds on average. It is a float only if it
+            is not a whole number.
     """
 
     stored: int
@@ -92,13 +96,13 @@ class CacheSize(msgspec.Struct, frozen=True):
 
 
 class LayerRows(NamedTuple):
-    """One cache entry of all layers of a kind on one GPU.
+    """One cache entry, such as keys, in all layers of one kind on one GPU.
 
     Attributes:
         entry: The cache entry of one layer.
-        row_bytes: Bytes of a row of one layer.
+        row_bytes: Bytes of one row in one layer, with its scales.
         stored_layers: Number of layers that store the entry.
-        read_layers: Number of layers that read the entry.
+        read_layers: Number of layers that read the entry, including layers that store it.
         spread: Number of decode-context-parallel ranks that divide the entry's tokens.
     """
 
@@ -149,7 +153,14 @@ def cache_size(
 def stage_rows(
     model: Model, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> list[LayerRows]:
-    """Return every cache entry of a pipeline stage's layers, with its bytes per row on one GPU."""
+    """Return every cache entry of a pipeline stage's layers, with its bytes per row on one GPU.
+
+    Args:
+        model: The model.
+        stage: The pipeline stage.
+        formats: Formats of weights and cache.
+        parallelism: Number of ranks of each kind.
+    """
     return memoized(model, _rows_of_counts, tuple(stage.counts.items()), formats, parallelism)
 
 
@@ -203,12 +214,12 @@ def eviction_score_bytes(
 def size_of(
     rows: Iterable[LayerRows], context: int, sequences: int, block_size: int
 ) -> CacheSize:
-    """Return the sum of the cache bytes of several cache entries.
+    """Return the cache bytes of several cache entries, added, on one GPU.
 
     Args:
-        rows: Cache entries with their bytes per row on one GPU.
+        rows: Cache entries with their bytes per row on this GPU.
         context: Tokens of each sequence.
-        sequences: Number of sequences on one data-parallel rank.
+        sequences: Number of sequences on the GPU's data-parallel rank.
         block_size: Tokens of a cache block.
     """
     stored = read = allocated = fixed = 0
@@ -236,10 +247,12 @@ def size_of(
 
 
 def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
-    """Return only the bytes that one sequence stores on one GPU. This is faster than `size_of`.
+    """Return the cache bytes that one sequence stores on one GPU, not rounded up to blocks.
+
+    This is faster than `size_of`, which also computes other sizes.
 
     Args:
-        rows: Cache entries with their bytes per row on one GPU.
+        rows: Cache entries with their bytes per row on this GPU.
         context: Tokens of the sequence.
     """
     total = 0
@@ -288,9 +301,10 @@ def weight_bytes(
     Args:
         model: The model.
         precision: Requested formats.
-        parallelism: Number of ranks.
-        context: Tokens of each sequence, which affect which GPU has the most.
-        batch_size: Number of sequences, over all data-parallel ranks.
+        parallelism: Number of ranks of each kind.
+        context: Tokens of each sequence. It only affects which GPU has the most.
+        batch_size: Number of sequences, over all data-parallel ranks. It only affects which GPU has
+            the most.
     """
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
@@ -304,16 +318,17 @@ def weight_bytes(
 def checkpoint_share(
     model: Model, num_bytes: int, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> int:
-    """Return one GPU's share of checkpoint bytes that the first pipeline stage stores.
+    """Return one GPU's share of checkpoint bytes that do not follow from the model's fields.
 
+    An example is the bytes of a vision tower. They are on the first pipeline stage, divided by tp.
     The result is 0 on other stages, and if the requested formats differ from the checkpoint's.
 
     Args:
         model: The model.
-        num_bytes: Bytes of the checkpoint, which the tp ranks divide.
+        num_bytes: These bytes of the checkpoint, on all ranks together.
         stage: Pipeline stage of the GPU.
         formats: Requested formats.
-        parallelism: Number of ranks.
+        parallelism: Number of ranks of each kind.
     """
     is_published = formats.schemes == model.quantization and formats.dtype == model.dtype
     return -(-num_bytes // parallelism.tp) if stage.first and is_published else 0
@@ -352,9 +367,14 @@ def stage_weight_bytes(
 
 
 def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
-    """Yield (full name, weight, number of layers) for every weight on a pipeline stage.
+    """Yield (full name, weight, number of layers with it) for every weight on a pipeline stage.
 
-    Weights are not divided over ranks. Weights outside the layers have the number 1.
+    The full name is `kind.weight`, such as `dense.q`. Weights are not divided over ranks. A weight
+    outside the layers has the number 1. A weight that layers share counts once per set.
+
+    Args:
+        model: The model.
+        stage: The pipeline stage.
     """
     for name, weight, count in model.walk():
         kind = name.partition(".")[0] if "." in name else ""
@@ -371,11 +391,11 @@ def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
 
 
 def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> float | None:
-    """Return how many times the KV cache grows if every attention layer becomes plain MHA.
+    """Return the KV cache size with plain MHA in every attention layer ÷ the model's size.
 
-    The ratio is for the stored bytes of one sequence. The MHA layers have no window. Their keys and
-    values have the value width of the replaced attention. Recurrent states count unchanged on both
-    sides. The result is None without attention.
+    Sizes are the stored bytes of one sequence. 4 means that MHA would need four times the bytes.
+    The MHA layers have no window. Their keys and values have the value width of the replaced
+    attention. Recurrent states count unchanged in both sizes. The result is None without attention.
 
     Args:
         model: The model.
@@ -508,13 +528,13 @@ def assumptions(
     parallelism: Parallelism,
     weights: bool,
 ) -> str:
-    """Return a phrase that lists the formats, block size and ranks behind a printed size.
+    """Return a phrase that lists what a printed size depends on: formats, block size and ranks.
 
     Args:
         model: The model.
         precision: Requested formats.
         block_size: Tokens of a cache block.
-        parallelism: Number of ranks.
+        parallelism: Number of ranks of each kind.
         weights: Whether to include the weight formats.
     """
     formats = formats_of(model, precision)

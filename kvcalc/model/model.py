@@ -30,16 +30,16 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A vision tower of a model. The model's `parameters` do not include the tower.
 
     Attributes:
-        parameters: Parameters of the tower and its projector.
+        parameters: Parameters of the tower and of its projector into the language model.
         width: Hidden size of the tower.
         mlp: Intermediate size of the tower's FFNs.
         layers: Number of layers of the tower.
-        patches: Number of patches of the largest image.
+        patches: Number of patches into which the largest image is divided.
         tokens: Tokens that the language model receives for the largest image.
         values: Input values of one patch: channels · height · width · frames.
         sharded: Whether engines divide the tower over tp.
-        token_side: Side in pixels of the square that becomes a token; 0 if every image takes
-            `tokens`.
+        token_side: Side in pixels of the square of an image that becomes one token; 0 if every
+            image takes `tokens`.
         frames: Number of video frames that together take the tokens of one image.
     """
 
@@ -78,11 +78,13 @@ NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """One kind of layer: its parts in order, and its sharing with other layers.
 
+    A part is an attention or recurrent mixer, or an FFN.
+
     Attributes:
-        parts: Mixers and FFNs, whose weights belong to one layer.
+        parts: Parts whose weights belong to one layer.
         norms: Number of norms in a layer outside its parts; null for one norm per mixer and FFN.
-        shares_cache: Whether the layer reads an earlier layer's cache and stores none. A field of
-            its attention states whether it still projects K and V.
+        shares_cache: Whether the layer reads an earlier layer's cache and stores none. The field
+            `kv_projection` of its attention states whether it still projects K and V.
         shared: Parts whose weights several layers of this kind use together.
         weight_sets: Number of different sets of the shared weights; 0 if this kind uses the weights
             of another kind.
@@ -105,12 +107,12 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def all_parts(self) -> tuple[AnyPart, ...]:
-        """Return `parts`, followed by `shared`."""
+        """Return all mixers and FFNs of a layer: `parts`, followed by `shared`."""
         return self.parts + self.shared
 
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that one layer reads for a sequence.
+        """Return the cache entries that one layer reads for one sequence.
 
         The layer also stores them, unless `shares_cache` is set.
         """
@@ -146,8 +148,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         document: Title of the document.
         url: Address of the document.
-        read: Day on which the document was read.
-        figures: Which values the document states.
+        read: Day on which the document was read, such as 2026-11-22.
+        figures: Names of the values that the document states; '' for no list.
     """
 
     document: str
@@ -253,22 +255,24 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def parts(self) -> list[AnyPart]:
-        """Return the parts of each kind of layer, without parts whose weights layers share.
+        """Return the mixers and FFNs of each kind of layer, in one list.
 
-        Each kind occurs once, for any number of layers.
+        Each kind occurs once, for any number of layers. Parts whose weights several layers share
+        are left out.
         """
         return [part for layer in self.kinds.values() for part in layer.parts]
 
     @property
     def mixers(self) -> list[Sublayer]:
-        """Return the attention and recurrent mixers of each kind of layer. Each kind
-        occurs once.
+        """Return the attention and recurrent mixers of each kind of layer, in one list.
+
+        Each kind occurs once, for any number of layers.
         """
         return [mixer for layer in self.kinds.values() for mixer in layer.mixers]
 
     @property
     def entries(self) -> list[CacheEntry]:
-        """Return the cache entries of one layer of each kind."""
+        """Return the cache entries of one layer of each kind, in one list."""
         return [entry for layer in self.kinds.values() for entry in layer.entries]
 
     @property
@@ -277,7 +281,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return {entry.role for entry in self.entries}
 
     def check_generates(self) -> None:
-        """Raise UserError for a model that embeds or ranks whole sequences."""
+        """Raise UserError if the model embeds or ranks whole sequences and generates no tokens."""
         if self.pooling:
             hint = "Use `kvcalc latency`, `kvcalc fit` or `kvcalc roofline --phase prefill`"
             raise UserError(f"{self.name} generates no tokens", hint)
@@ -340,9 +344,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def outer_weights(self) -> tuple[Weight, ...]:
-        """Return the weights outside the layers: embeddings, final norm, LM head.
+        """Return the weights outside the layers: tables, projections, norms and LM head.
 
-        There is no LM head if it is tied to the embedding.
+        They are not divided over ranks. An LM head that is tied to the embedding has no matrix of
+        its own.
         """
         width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
         result = [table("embedding", vocab, width, shards=vocab)]
@@ -371,8 +376,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     def walk(self) -> tuple[tuple[str, Weight, int], ...]:
         """Return (full name, weight, number of copies in the model) for every weight.
 
-        The number is the number of layers of the kind, or 1 outside the layers. Weights that layers
-        share count once per set. Weights that belong to another model are left out.
+        The full name is `kind.weight`, such as `dense.q`. The number is the number of layers of the
+        kind, or 1 outside the layers. Weights that layers share count once per set. Weights that
+        belong to another model are left out.
         """
         return memoized(self, _walk)
 
@@ -383,8 +389,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def unquantized(self) -> frozenset[str]:
-        """Return the full names of matrices that a quantised checkpoint stores in the
-        model's dtype.
+        """Return the matrices that a quantised checkpoint stores in the model's dtype.
+
+        The result has full names `kind.weight`, such as `dense.q`.
         """
         return frozenset(
             f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized
@@ -435,8 +442,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return ", ".join(f"{count}× {label}" for label, count in labels.items())
 
     def problem(self) -> tuple[str, str]:
-        """Return the first inconsistent field as (key, problem), or ('', '') if all
-        fields agree.
+        """Return the first field that contradicts others, as (key, problem).
+
+        The result is ('', '') if all fields agree.
         """
         if not self.name.isprintable() or not self.name:
             return "name", "is empty, or has characters that a terminal does not print"
@@ -520,14 +528,14 @@ def check_vocabulary(
 ) -> None:
     """Raise UserError if the vocabulary sizes of a model and its draft differ too much.
 
-    Entries are not compared. A draft that uses its target's embedding is not checked, because it
-    maps its own vocabulary.
+    The vocabulary entries themselves are not compared. A draft that uses its target's embedding is
+    not checked, because it maps its own vocabulary.
 
     Args:
         target: The model.
-        draft: The model that drafts tokens for it.
-        max_padding: Largest allowed difference of the sizes, a limit of the engine.
-        engine: Name of the engine, for the message.
+        draft: The model that drafts tokens for the target.
+        max_padding: Largest allowed difference of the two sizes, in entries.
+        engine: Name of the engine with this limit, for the error message.
     """
     if draft.lent or abs(target.vocab_size - draft.vocab_size) <= max_padding:
         return

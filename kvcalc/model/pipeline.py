@@ -25,10 +25,15 @@ def divisors(n: int, max_names: int = 12) -> str:
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
-    """Raise UserError if tp does not divide the heads, ep the experts, or if pp exceeds the layers.
+    """Raise UserError if the parallelism does not divide the model.
 
-    If there are fewer KV heads than tp ranks, the number of heads must divide the number of ranks.
-    The heads are then replicated, and dcp may be at most the number of copies.
+    Checked are: tp divides the heads of every matrix, ep divides the experts, and pp is at most the
+    number of layers. With fewer KV heads than tp ranks, the number of heads must divide tp. The
+    heads are then replicated, and dcp may be at most the number of copies.
+
+    Args:
+        model: The model.
+        parallelism: Number of ranks of each kind.
     """
     memoized(model, _check, parallelism)
 
@@ -107,8 +112,8 @@ class Stage(NamedTuple):
 
     Attributes:
         number: Index of the stage, from 0.
-        order: Kind of each of its layers, in order.
-        counts: Kind → number of its layers.
+        order: Name of the kind of each of the stage's layers, in order.
+        counts: Name of a kind → number of the stage's layers of this kind; may be 0.
         first: Whether the stage is the first, with the embedding.
         last: Whether the stage is the last, with the LM head.
     """
@@ -123,8 +128,9 @@ class Stage(NamedTuple):
 def stages(model: Model, pp: int) -> list[Stage]:
     """Return the pipeline stages of a model, with equal numbers of layers if possible.
 
-    Remaining layers go to the stages directly before the last stage, one layer each. Source: vLLM,
-    distributed/utils.py, get_pp_indices.
+    Remaining layers go to the stages directly before the last stage, one layer each. Example: 30
+    layers in 4 stages give 7, 8, 8 and 7 layers. Source: vLLM, distributed/utils.py,
+    get_pp_indices.
 
     Args:
         model: The model.

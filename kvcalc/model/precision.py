@@ -63,18 +63,26 @@ PUBLISHED = Precision()
 def stored_as(model: Model, precision: Precision) -> Model:
     """Return the model with the storage format of each layer's weights.
 
-    The result differs from `model` only if the precision names a GGUF file type, which mixes
-    formats. All sums of weights use this model.
+    A GGUF file type, such as `q4_k_m`, mixes formats within and between layers. If the precision
+    names none, the result is `model` itself.
+
+    Args:
+        model: The model.
+        precision: Requested formats.
 
     Raises:
-        UserError: The tensors of the model in llama.cpp are unknown.
+        UserError: llama.cpp's tensors of the model are unknown.
     """
     mix = mix_of(precision.quantization)
     return stored_by_mix(model, *mix) if mix else model
 
 
 def formats_of(model: Model, precision: Precision) -> Formats:
-    """Return the storage and compute formats that result for a model from the requested precision.
+    """Return the storage and compute formats of a model under one requested precision.
+
+    Args:
+        model: The model.
+        precision: Requested formats. `auto` becomes the published format.
 
     Raises:
         UserError: A format is unknown or does not suit the model.

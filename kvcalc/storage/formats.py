@@ -81,11 +81,12 @@ _FORMAT_TABLE = """
 
 
 def read_table(table: str, spec: type[Format]) -> dict[str, Format]:
-    """Return the formats in a text table, by their name.
+    """Return the formats in a text table, by format name.
 
     Args:
-        table: Rows of words. The first row has the field names of `spec`.
-        spec: Class of the formats.
+        table: Lines of words. The first line has field names of `spec`, and each further line has
+            the values of one format.
+        spec: Class of the formats, such as `RowFormat`.
     """
     header, *rows = map(str.split, table.strip().splitlines())
     fields = [dict(zip(header, row, strict=False)) for row in rows]
@@ -162,9 +163,12 @@ COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 
 
 def canonical(name: str) -> str:
-    """Return kvcalc's name of a dtype: `float16` and `half` become `fp16`.
+    """Return kvcalc's name of a dtype or KV cache format: `float16` and `half` become `fp16`.
 
     Unknown names are returned in lower case, without outer blanks.
+
+    Args:
+        name: Name in any spelling.
     """
     low = name.strip().lower()
     return _SPELLINGS.get(low, low)

@@ -107,7 +107,9 @@ def mix_of(name: str) -> tuple[str, bool] | None:
 
 
 def tensor_bytes(type_: str, row: int, rows: int) -> int:
-    """Return the bytes of a tensor in a ggml type. Each row has a whole number of blocks.
+    """Return the bytes of one tensor in a ggml type.
+
+    ggml stores each row in blocks of a fixed number of elements, so the row must be whole blocks.
 
     Args:
         type_: Name of the ggml type, such as `q4_k`.
@@ -119,12 +121,13 @@ def tensor_bytes(type_: str, row: int, rows: int) -> int:
 
 
 def joined_format(pieces: Sequence[tuple[str, int, int]], elements: int) -> str:
-    """Return the name of the storage format of a weight that several tensors store.
+    """Return a format name for a weight whose elements are in several tensors.
 
-    The name is `types@bytes/elements`. `load_weight_format` computes bytes from this name.
+    The name is `types@bytes/elements`: `q4_k_q6_k@5/8` means 5 bytes for 8 elements.
+    `load_weight_format` computes bytes from this name.
 
     Args:
-        pieces: (ggml type, elements of a row, rows) of each tensor.
+        pieces: (ggml type, elements of a row, number of rows) of each tensor.
         elements: Elements of the weight.
     """
     types = "_".join(dict.fromkeys(type_ for type_, *_ in pieces))
@@ -176,10 +179,10 @@ _EIGHT_EXPERTS_OUTPUTS = [
 
 
 class Use(StrEnum):
-    """Role of a tensor in a model, by its name in llama.cpp.
+    """Role of a tensor in a model. The value is the tensor's name in llama.cpp.
 
-    In a GGUF file type, tensors with equal roles follow the same rules. OTHER tensors have the
-    basic type of the file type.
+    A GGUF file type, such as Q4_K_M, gives tensors with equal roles a type by the same rules.
+    Tensors with the role OTHER have the file type's basic type.
     """
 
     EMBEDDING = "token_embd"
@@ -207,9 +210,9 @@ class Tensor(NamedTuple):
         row: Elements of a row, the first dimension in ggml.
         layer: Index of the layer; −1 for tensors outside the layers.
         stacked: Whether the tensor has one matrix per expert.
-        rows: Number of rows.
-        name: Name in llama.cpp, without the number of the layer.
-        weights: Names of the weights that the tensor stores.
+        rows: Number of rows, of all experts together.
+        name: Name in llama.cpp, without `blk.N.`; may be ''.
+        weights: Names in kvcalc of the weights that the tensor stores.
     """
 
     use: Use
@@ -226,10 +229,10 @@ class ModelFacts(NamedTuple):
 
     Attributes:
         layers: Number of layers.
-        experts: Maximum number of experts of a layer; 0 without experts.
+        experts: Maximum number of routed experts in a layer; 0 without experts.
         queries_per_kv: Query heads per KV head in the first layer.
-        seventy: Whether llama.cpp applies its rules for 70B models.
-        falcon: Whether llama.cpp applies its rules for Falcon.
+        seventy: Whether llama.cpp applies its rules for 70B models, which have 80 layers.
+        falcon: Whether llama.cpp applies its rules for the architecture `falcon`.
         tied: Whether the LM head uses the weights of the embedding, so there is no tensor for it.
     """
 
@@ -284,13 +287,13 @@ def type_for_row(type_: str, row: int) -> str:
 
 
 def has_more_bits(layer: int, layers: int) -> bool:
-    """Return whether a file type such as Q4_K_M gives a layer a type with more bits.
+    """Return whether a file type such as Q4_K_M stores some tensors of a layer with more bits.
 
-    It does for the first and last eighth of the layers, and for every third layer between them.
+    It does in the first and last eighth of the layers, and in every third layer between them.
 
     Args:
         layer: Index of the layer.
-        layers: Number of layers.
+        layers: Number of layers in the model.
     """
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2

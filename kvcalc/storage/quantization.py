@@ -32,13 +32,14 @@ class WeightFormat(msgspec.Struct, frozen=True):
         columns: Elements of a block along the outputs; 0 for all outputs.
         scale_bytes: Bytes of the scale of each block.
         zero_bits: Bits of the zero point of each block, packed along the outputs.
-        tensor_bytes: Additional bytes of each matrix.
-        computes: Dtype of the products; '' is the model's own. `fp4/int8` is fp4 on GPUs with fp4
-            units, else int8.
-        flat: Whether blocks of `rows` elements run over the flattened matrix.
+        tensor_bytes: Bytes that each matrix has in addition to values and scales.
+        computes: Dtype of the matrix products; '' is the model's own. `fp4/int8` is fp4 on GPUs
+            with fp4 units, else int8.
+        flat: Whether blocks of `rows` elements run over the flattened matrix, not over each row.
         nested: Number of blocks whose scales share one fp32 scale; 0 for none.
-        input_bytes: Additional bytes for each input of a matrix.
-        measured: (bytes, elements) of the matrix in its file, which replace all other sizes.
+        input_bytes: Bytes that each input adds, such as 4 for GPTQ's int32 index.
+        measured: (bytes, elements) of the matrix in its file. Bytes per element then follow from
+            this ratio, and the other sizes are not used. None for no such ratio.
     """
 
     name: str
@@ -55,7 +56,12 @@ class WeightFormat(msgspec.Struct, frozen=True):
     measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
-        """Return the bytes of one matrix [inputs, outputs], including scales and zero points."""
+        """Return the bytes of one matrix [inputs, outputs], with scales, zero points and indices.
+
+        Args:
+            inputs: Inputs of the matrix.
+            outputs: Outputs of the matrix.
+        """
         elements = inputs * outputs
         if not elements:
             return 0
@@ -166,9 +172,13 @@ def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
 
 
 def family(name: str) -> str:
-    """Return the name of a weight format without its suffix `_scale16` or `_scale16_zp`.
+    """Return the name of a weight format without the suffix for 16-bit scales.
 
-    Kernels and published scores do not distinguish formats by the width of their scales.
+    `fp8_scale16` and `fp8_scale16_zp` give `fp8`; a name without this suffix is unchanged. Kernels
+    and published scores do not distinguish formats by the width of their scales.
+
+    Args:
+        name: Name of a weight format.
     """
     match = _SCALE16.fullmatch(name)
     return match[1] if match else name
@@ -222,11 +232,11 @@ def _find_format(name: str) -> WeightFormat | None:
 
 
 def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
-    """Return the weight format with this name.
+    """Return the weight format with a name that the user typed.
 
     Args:
-        name: Name that the user typed, in any spelling.
-        noun: Word for the name in the error message.
+        name: The name, in any spelling.
+        noun: What the name is called in the error message, such as `quantization`.
 
     Raises:
         UserError: The name is unknown. The message names near matches.
@@ -244,10 +254,10 @@ def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
 
 @lru_cache(1024)
 def stored_format(name: str) -> WeightFormat:
-    """Return the weight format with a name that a checkpoint states.
+    """Return the weight format with a name from a checkpoint.
 
     Args:
-        name: Name of the format.
+        name: Name of the format, as in `Quantization.format`.
 
     Raises:
         UserError: The format's bytes are unknown. The message suggests `--dtype bf16`.
@@ -284,21 +294,20 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: str = ""
 
     def covering(self, name: str, kind: str = "matrix") -> bool:
-        """Return whether the scheme covers a weight.
+        """Return whether the scheme covers a weight, by its name and kind.
 
         Args:
-            name: Full name, such as `dense.q`.
-            kind: matrix, table or vector.
+            name: Full name `kind.weight`, such as `dense.q`.
+            kind: Kind of the weight: `matrix`, `table` or `vector`.
         """
         return kind in self.kinds and _covers(self, name)
 
     def weight_format(self, name: str, kind: str = "matrix") -> WeightFormat | None:
-        """Return the format in which the scheme stores a weight, or None if it does not cover the
-        weight.
+        """Return the format in which the scheme stores a weight; None if it does not cover it.
 
         Args:
-            name: Full name, such as `dense.q`.
-            kind: matrix, table or vector.
+            name: Full name `kind.weight`, such as `dense.q`.
+            kind: Kind of the weight: `matrix`, `table` or `vector`.
         """
         return stored_format(self.format) if self.covering(name, kind) else None
 
@@ -334,12 +343,12 @@ class Score(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The published quality loss of storing weights or KV cache in a format.
+    """The published quality loss of storing weights or KV cache in one format.
 
     Attributes:
         note: A published finding, in words.
-        source: Source of the finding; '' if finding and scores have one source.
-        scores: Published scores; text shows the first.
+        source: Document with the finding; '' if it is the document with the scores.
+        scores: Published scores. Printed text shows the first.
     """
 
     note: str
@@ -348,7 +357,10 @@ class Loss(NamedTuple):
 
     @property
     def finding(self) -> str:
-        """Return the published finding, followed by its source in parentheses."""
+        """Return the published finding in words, followed by its source in parentheses.
+
+        Without a source, the result is only the finding.
+        """
         return f"{self.note} ({self.source})" if self.source else self.note
 
     def __str__(self) -> str:
@@ -388,12 +400,12 @@ _CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4"
 
 
 def cache_family(format_: str) -> str:
-    """Return the group of KV cache formats that share published scores: fp8, int8, int4 or fp4.
+    """Return the group of KV cache formats with common published scores: fp8, int8, int4 or fp4.
 
     The result is '' if no score is published for the format.
 
     Args:
-        format_: Name of the KV cache format.
+        format_: Name of the KV cache format, such as `fp8_ds_mla` or `nvfp4`.
     """
     return next(
         (family for prefix, family in _CACHES.items() if canonical(format_).startswith(prefix)),
