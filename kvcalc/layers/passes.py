@@ -28,13 +28,15 @@ NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2
 class Pass:
     """Context in which the parts of a layer build the operators of one forward pass on one rank.
 
+    A part is an attention or recurrent mixer, or an FFN.
+
     Attributes:
         width: Hidden size of the model.
         formats: Formats of weights and cache.
         ranks: Number of ranks of each kind of parallelism.
         groups: Groups of equal sequences on this data-parallel rank.
-        tokens: New tokens of all sequences on this rank.
-        sequences: Number of sequences on this rank.
+        tokens: New tokens of all sequences on this data-parallel rank.
+        sequences: Number of sequences on this data-parallel rank.
         element: Bytes of an activation element.
         mla_form: Form of latent attention: auto, absorbed or expanded.
         rotates: Whether positions are rotary (RoPE).
@@ -42,7 +44,7 @@ class Pass:
         kind: Kind of the layers whose operators are built; '' outside the layers.
         count: Number of these layers.
         writes_cache: Whether these layers store their cache.
-        role: Role of the next matrix products.
+        role: Role of the next matrix products, such as FFN.
     """
 
     def __init__(
@@ -90,7 +92,10 @@ class Pass:
     def vector_bytes(self, weight: Weight) -> int:
         """Return the bytes of a vector weight on this rank; 0 for a matrix or table.
 
-        The bytes of a matrix are counted by its product.
+        The bytes of a matrix are counted by its matrix product.
+
+        Args:
+            weight: The weight before it is divided over ranks.
         """
         if weight.kind is not WeightKind.VECTOR:
             return 0
@@ -105,13 +110,14 @@ class Pass:
         return self.ranks.share(heads)
 
     def select(self, rule: Callable[[Num, Num], Num]) -> "Pass":
-        """Return a copy of the pass with only the groups of sequences that a rule selects.
+        """Return a copy of the pass with only the groups of equal sequences that a rule selects.
 
-        If `rule` gives an array, the counts of a group are multiplied by the array.
+        If `rule` gives an array, each index is a separate pass, and the number of sequences of the
+        group is multiplied by the array.
 
         Args:
-            rule: Function of a group's new and past tokens per sequence. It gives 1 to keep the
-                group and 0 to remove it.
+            rule: Function of the new and past tokens of one of a group's sequences. It gives 1 to
+                keep the group and 0 to remove it.
         """
         groups = []
         selected = copy(self)
@@ -323,9 +329,12 @@ class Pass:
         )
 
     def format_of(self, weight: Weight) -> str:
-        """Return the name of a matrix's storage format, in the layers that the pass has entered.
+        """Return the name of a matrix's storage format in the layers that the pass has entered.
 
         A matrix of the same name can have another format in layers of another kind.
+
+        Args:
+            weight: The matrix.
         """
         return self.formats.weight_format(self._full(weight.name), weight).name
 

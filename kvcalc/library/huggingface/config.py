@@ -28,21 +28,22 @@ class Config:
     """The keys of a config.json together with the defaults of its model type.
 
     A missing key has transformers' default for the type; an explicit null counts as null. A list
-    with one entry per layer gives the entry of the current layer.
+    with one entry per layer gives the entry of the current layer. The current layer is the layer
+    whose parts are being built.
 
     Attributes:
-        file: The keys of the file, or of its text part.
-        file_name: Name of the file, for errors.
-        defaults: Values of keys that the file leaves out.
+        file: The content of the file, or of its text part.
+        file_name: Name of the file in error messages.
+        defaults: Key → value, for keys that the file leaves out.
         aliases: Key → its other spellings.
-        layer: Index of the current layer, whose parts a reader builds.
-        layers: Number of layers.
+        layer: Index of the current layer.
+        layers: Number of layers of the model.
         layer_type: Type of the current layer, such as `full_attention`.
-        outer: The whole file, if `file` is a part of it.
-        read: Keys of the file that a reader used.
-        inside: Key of a nested mapping → its inner keys that a reader used.
-        defaulted: Keys and values that a reader took from the defaults.
-        steps: Computed values, which formulas name like keys of the file.
+        outer: The content of the whole file; `file` itself if the file has no text part.
+        read: Keys of the file that were looked up.
+        inside: Key of a nested mapping → its inner keys that were looked up.
+        defaulted: Key → value, for values that came from the defaults.
+        steps: Name → computed value. Formulas name them like keys of the file.
     """
 
     def __init__(

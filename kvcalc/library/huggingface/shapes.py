@@ -36,10 +36,11 @@ _RENAMED = {
 def uniform(kind: str = FULL) -> Order:
     """Return a function that gives one layer type to every layer of the model.
 
-    The function takes a `Config` and returns a list with the type of each layer.
+    The function takes a `Config` (a read config.json) and returns a list with the type of each
+    layer.
 
     Args:
-        kind: The layer type.
+        kind: The layer type, such as `full_attention`.
     """
     return lambda c: [kind] * c.layers
 
@@ -50,7 +51,8 @@ ALL_FULL = uniform()
 def each_layer(kind: Field) -> Order:
     """Return a function that computes the type of each layer by a formula or a rule.
 
-    The function takes a `Config` and returns a list with the type of each layer.
+    The function takes a `Config` (a read config.json) and returns a list with the type of each
+    layer.
 
     Args:
         kind: Rule or formula whose value is the type of the current layer.
@@ -70,8 +72,8 @@ def each_layer(kind: Field) -> Order:
 def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Order:
     """Return a function that gives each layer one of two types, by a condition.
 
-    The function takes a `Config` and returns a list with the type of each layer. Example:
-    `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
+    The function takes a `Config` (a read config.json) and returns a list with the type of each
+    layer. Example: `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
 
     Args:
         condition: Rule or formula that is true or false for the current layer.
@@ -84,7 +86,8 @@ def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Ord
 def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
     """Return a function that reads the type of each layer from a list in the file.
 
-    The function takes a `Config` and returns the list. Older names of types are replaced.
+    The function takes a `Config` (a read config.json) and returns the list. Older names of types
+    are replaced.
 
     Args:
         otherwise: Function or list that gives the types if the file has no such list.
@@ -125,8 +128,8 @@ def check_names(c: Config, key: str, names: Any, known_names: Any = None) -> Non
 def cycle(key: str, kinds: dict[str, str]) -> Order:
     """Return a function that repeats a short list of the file until all layers have a type.
 
-    The function takes a `Config` and returns a list with the type of each layer. If the file has no
-    short list, all layers have full attention.
+    The function takes a `Config` (a read config.json) and returns a list with the type of each
+    layer. If the file has no short list, all layers have full attention.
 
     Args:
         key: Key of the list, or of a text whose letters are the list.
@@ -211,8 +214,9 @@ def grouped(
 ) -> Reader:
     """Return a reader that builds the MHA, MQA or GQA of a layer.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal.
 
     Args:
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
@@ -222,8 +226,8 @@ def grouped(
         heads: Number of query heads; by default the standard key.
         kv_heads: Number of KV heads; by default the standard key, or without it one per query head.
         head: Width of a head; by default the rule `head_dim`.
-        spec: Class of the part.
-        **fields: Further fields of the part.
+        spec: Class of the part, such as `Grouped`.
+        **fields: Further fields of the part's class → rule, formula or literal.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -266,8 +270,9 @@ def mha(
 ) -> Reader:
     """Return a reader that builds the plain multi-head attention of a layer.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal.
 
     The width of a head is the hidden size divided by the heads. Each query head has its own KV head
     by default.
@@ -276,7 +281,7 @@ def mha(
         bias: Whether all four projections have biases.
         heads: Key of the number of query heads.
         kv_heads: Number of KV heads.
-        **fields: Further fields of the part.
+        **fields: Further fields of the part's class → rule, formula or literal.
     """
     return grouped(
         bias,
@@ -296,9 +301,10 @@ def cross_attention(
 ) -> Reader:
     """Return a reader that builds the projections of a decoder's attention to an encoder.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule, a
-    formula of the file's keys, or a literal. If `is_on` is false, the layer has no such part. The
-    part caches nothing, because kvcalc models no encoder.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal. If `is_on` is false, the layer has no such part. The part caches nothing, because
+    kvcalc models no encoder.
 
     Args:
         bias: Whether the projections of queries, keys, values and outputs have biases.
@@ -329,13 +335,14 @@ def latent(
 ) -> Reader:
     """Return a reader that builds the multi-head latent attention of a layer.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal.
 
     Args:
         bias: Whether the two down-projections and the output projection have biases.
         spec: Class of the part: Latent for MLA, Sparse for DeepSeek sparse attention.
-        **fields: Further fields of the part.
+        **fields: Further fields of the part's class → rule, formula or literal.
     """
     index = _INDEX_KEYS if issubclass(spec, Sparse) else ()
     keys: dict[str, Field] = {name: name for name in (*_LATENT_KEYS, *index)}
@@ -345,11 +352,12 @@ def latent(
 def mixer(spec: type[Any], **fields: Field) -> Reader:
     """Return a reader that builds one part of a class.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal.
 
     Args:
-        spec: Class of the part.
+        spec: Class of the part, such as `Grouped`.
         **fields: Field of the part → rule, formula or literal.
     """
     return lambda c: (make(c, spec, field_values(fields, c)),)
@@ -363,14 +371,15 @@ def dense(
 ) -> Reader:
     """Return a reader that builds the dense FFN of a layer.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal.
 
     Args:
         size: Intermediate size.
         gated: Whether the FFN has a gate.
         bias: Whether its matrices have biases.
-        **fields: Further fields of the part.
+        **fields: Further fields of the part's class → rule, formula or literal.
     """
     return mixer(Dense, intermediate_size=size, gated=gated, bias=bias, **fields)
 
@@ -388,15 +397,16 @@ def moe(
 ) -> Reader:
     """Return a reader that builds the mixture of experts of a layer.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal.
 
     Args:
         experts: Number of experts.
         top_k: Experts that a token uses.
         size: Intermediate size of an expert.
         shared: Intermediate size of all shared experts together.
-        **fields: Further fields of the part.
+        **fields: Further fields of the part's class → rule, formula or literal.
     """
     return mixer(
         Moe,
@@ -431,8 +441,9 @@ def state_dtype(*keys: str) -> Field:
 def projections(matrices: Field = None, vectors: Field = None) -> Reader:
     """Return a reader that builds named matrices and vectors.
 
-    A reader is a function from a `Config` to the parts of its current layer. A `Field` is a rule,
-    a formula of the file's keys, or a literal.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
+    or a literal.
 
     If no matrix and no vector has a size, the reader gives no part. Example: `projections({"gate":
     "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
@@ -455,7 +466,8 @@ def projections(matrices: Field = None, vectors: Field = None) -> Reader:
 def both(*readers: Reader) -> Reader:
     """Return a reader that gives the parts of several readers, one reader after another.
 
-    A reader is a function from a `Config` to the parts of its current layer.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs.
 
     Example: `both(mha(), cross_attention())` reads a layer of a decoder that attends to an encoder.
     """
@@ -476,7 +488,8 @@ def nothing(c: Config) -> tuple[Any, ...]:
 def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
     """Return a reader that gives no parts, and raises UserError if a condition is true.
 
-    A reader is a function from a `Config` to the parts of its current layer.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs.
 
     Args:
         condition: Rule or formula that is true or false.
@@ -496,7 +509,8 @@ def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
 def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
     """Return a reader that selects one of two readers for each layer.
 
-    A reader is a function from a `Config` to the parts of its current layer.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs.
 
     Args:
         condition: Rule or formula that is true or false for the current layer.
@@ -509,7 +523,8 @@ def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
 def by_type(**readers: Reader) -> Reader:
     """Return a reader that selects a reader by the type of the current layer.
 
-    A reader is a function from a `Config` to the parts of its current layer.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs.
 
     The new reader raises UserError for a layer type without a reader.
 
@@ -533,7 +548,8 @@ def by_type(**readers: Reader) -> Reader:
 def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> Reader:
     """Return a reader that selects the FFN of each layer: mixture of experts or dense.
 
-    A reader is a function from a `Config` to the parts of its current layer.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs.
 
     If the file has a list `mlp_layer_types`, the list decides instead of the condition.
 
@@ -562,7 +578,8 @@ def after_first(
 ) -> Reader:
     """Return a reader for the FFNs of a model whose first layers have a dense FFN.
 
-    A reader is a function from a `Config` to the parts of its current layer.
+    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
+    mixers and FFNs.
 
     Args:
         count: Number of first layers that use `otherwise`, or a formula of it.
