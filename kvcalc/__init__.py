@@ -116,7 +116,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> "Any":
-    """Load a public name when it is first used."""
+    """Return a public name of the package, and import its module if it is used for the first time.
+
+    Args:
+        name: Public name, such as `deploy`.
+    """
     from importlib import import_module
 
     for home, names in _HOMES.items():

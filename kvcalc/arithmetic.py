@@ -45,7 +45,9 @@ class Points(tuple[Any, ...]):
         return all(self)
 
     def astype(self, *_: Any, **__: Any) -> "Points":
-        """Return the numbers as floats. All arguments are ignored."""
+        """Return the numbers as floats. All arguments are ignored, so that NumPy's call
+        `astype(type)` works.
+        """
         return Points(map(float, self))
 
 
@@ -106,19 +108,21 @@ where = _function(lambda condition, a, b: a if condition else b, "where")
 
 
 def clip(value: Value, low: float, high: float) -> Value:
-    """Return the value limited to the range from `low` to `high`; element by element for
-    an array.
+    """Return the value limited to the range from `low` to `high`.
+
+    Each element of an array is limited separately.
     """
     return minimum(maximum(value, low), high)
 
 
 def select(conditions: Sequence[Value], values: Sequence[Value], default: Value) -> Value:
-    """Return the value of the first true condition, otherwise the default; element by element for
-    arrays.
+    """Return the value that belongs to the first true condition, otherwise the default.
+
+    For arrays this is done element by element.
 
     Args:
-        conditions: Conditions, in order.
-        values: Value for each condition.
+        conditions: Conditions, in order of priority.
+        values: One value for each condition.
         default: Value if no condition is true.
     """
     result = default
@@ -128,7 +132,9 @@ def select(conditions: Sequence[Value], values: Sequence[Value], default: Value)
 
 
 def is_any(condition: Value) -> bool:
-    """Return whether a condition is true, for an array at one element at least."""
+    """Return whether a condition is true: a single condition, or at least one element of an
+    array.
+    """
     return bool(condition.any() if hasattr(condition, "any") else condition)
 
 
@@ -144,7 +150,8 @@ def least_over(
 
     Args:
         choices: Numbers of each choice, such as the rows and columns of a tile.
-        cost: Function that is called once for each choice, or once with arrays [choices, …].
+        cost: Function of the numbers of a choice. It is called once for each choice, or once with
+            one array [choices, …] for each number.
         like: A value with the shape of the costs. If this value is an array, `cost` is called with
             arrays.
     """

@@ -8,7 +8,12 @@ if TYPE_CHECKING:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """Return `text` on one line, without control characters, cut after `limit` characters."""
+    """Return `text` on one line. Each control character is replaced by a space or by �.
+
+    Args:
+        text: Text, or an object that is converted to text.
+        limit: Maximum number of characters, after which the text is cut.
+    """
     clean = "".join(
         c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
         for c in str(text)
@@ -17,7 +22,9 @@ def printable(text: object, limit: int = 200) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with its line breaks and tabs, but without other control characters."""
+    """Return `text` with its line breaks and tabs. Each other control character is replaced by
+    �.
+    """
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(
@@ -43,7 +50,7 @@ class UserError(Exception):
     """A request that kvcalc cannot answer because of its input. It is printed without a traceback.
 
     Attributes:
-        what: The problem.
+        what: The problem, as a sentence without a full stop.
         hint: The text to type instead, or the nearest valid input; '' without a hint.
         where: The place of the problem, such as a file and a key; '' without a place.
     """
@@ -66,7 +73,7 @@ def list_few(names: Sequence[str], max_names: int = 4) -> str:
 
     Args:
         names: All names.
-        max_names: Number of names to write, if there are at least two more names.
+        max_names: Number of names to write. One more name is written if only one name would remain.
     """
     shown = names if len(names) <= max_names + 1 else names[:max_names]
     return ", ".join(shown) + (
@@ -80,16 +87,17 @@ def nearest(
     max_names: int = 5,
     printed_names: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a hint with the known names that are closest to an unknown name.
+    """Return a hint with the valid names that are closest to an unknown name.
 
-    Without a close name, the hint has all known names if they are few. Otherwise it is ''. Example:
-    `Did you mean h100-sxm?`
+    Example: `Did you mean h100-sxm?` If no valid name is close, the hint lists all valid names, or
+    is '' if they are more than 24.
 
     Args:
         name: The unknown name.
         known: All valid names.
-        max_names: Maximum number of names in the hint.
-        printed_names: Maps an alias to the name to print.
+        max_names: Maximum number of close names in the hint.
+        printed_names: Maps an alias in `known` to the name to print; None if all names are printed
+            as they are.
     """
     from difflib import get_close_matches
 

@@ -49,8 +49,9 @@ def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy number as a Python number, and a whole float as an int. Other values are
-    unchanged.
+    """Return a NumPy number as a Python number, and a float without a fraction as an int.
+
+    Other values are returned unchanged.
     """
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
@@ -58,11 +59,13 @@ def plain(value: Any) -> Any:
 
 
 def check_whole(words: Sequence[str], noun: str) -> None:
-    """Check that a list of words is not one number with thousands separators, such as 8,000.
+    """Check that a list of numbers is not one number that was split at its thousands separator.
+
+    Example: `8,000` is split into `8` and `000`.
 
     Args:
         words: Items of the list, such as `["8", "000"]`.
-        noun: Name of the quantity for the error message.
+        noun: Name of the quantity for the error message, such as `input length`.
 
     Raises:
         UserError: The items are parts of one number.
@@ -152,7 +155,9 @@ def bytes_shown_in(units: str) -> Iterator[None]:
 
 
 def shown_in() -> str:
-    """Return the unit system that `format_bytes` uses: gib, si or bytes."""
+    """Return the unit system that `format_bytes` uses: `gib` (binary), `si` (decimal) or
+    `bytes`.
+    """
     return _BYTE_UNITS.get()
 
 
@@ -183,6 +188,9 @@ def scale_of(count: float) -> tuple[int, str]:
     """Return the unit that `format_bytes` uses for `count` bytes: its size in bytes, and its name.
 
     Example: 1536 gives (1024, 'KiB').
+
+    Args:
+        count: Number of bytes to format.
     """
     base, steps = UNITS[_BYTE_UNITS.get()]
     name = format_bytes(count).rpartition(" ")[2]
@@ -193,8 +201,8 @@ def format_si(value: float, unit: str = "", digits: int = 3) -> str:
     """Return a value as text with a decimal prefix: 3.35e12 and 'B/s' give '3.35 TB/s'.
 
     Args:
-        value: Value without a prefix.
-        unit: Unit that follows the prefix.
+        value: Value in the unit without a prefix.
+        unit: Unit that follows the prefix, such as `B/s`.
         digits: Number of significant digits.
     """
     rounded = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits

@@ -47,12 +47,12 @@ def _common_columns(op: str, device: str) -> Record:
 
 
 def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]:
-    """Return one row of measurements, in the columns of the CSV format, for each measured case.
+    """Return one row in the columns of the CSV format of measured rows for each measured case.
 
     A case gives no row if the CSV format does not have its operation.
 
     Args:
-        results: Cases with their records. None is in the place of a case for generations, which
+        results: Each measured case with its record. Generations have None in place of the case, and
             give no row either.
     """
     rows = (_row(case, record) for case, record in results if case)
@@ -102,11 +102,12 @@ def _row(case: Case, record: Record) -> Record:
 
 
 class RowFamily(NamedTuple):
-    """Kernel calls of one family to select from, such as `gemm`.
+    """Candidate kernel calls of one kernel family, such as `gemm`, from which `plan_shapes`
+    selects.
 
     Attributes:
-        columns: CSV columns of the sizes of a call.
-        shapes: Candidate calls: the sizes in these columns.
+        columns: CSV columns of the sizes of a call, such as m, n and k.
+        shapes: Candidate calls, each with its sizes in the order of `columns`.
         rows: Maximum number of calls to measure.
     """
 
@@ -169,16 +170,18 @@ class Shape(NamedTuple):
     counts: tuple[int, ...]
 
     def seconds(self, gpu: Gpu) -> float:
-        """Return the roofline bound of the call on `gpu`, in seconds."""
+        """Return the roofline bound of one call on `gpu`, in seconds.
+
+        Args:
+            gpu: The measured ceilings of the machine as a preset.
+        """
         dtype = f"{self.dtype}/{self.dtype}" if self.op == "prefill_attention" else self.dtype
         cost = cost_of(self.op, dtype, tuple(np.array([float(count)]) for count in self.counts))
         return float(cost_bound(*cost, gpu).seconds[0])
 
     @property
     def bytes(self) -> int:
-        """Return an estimate of the bytes of all tensors of the call, including intermediate
-        results.
-        """
+        """Return the estimated bytes of all tensors of one call, including intermediate results."""
         if self.op == "gemm":
             m, n, k = self.counts
             return 2 * (2 * m * k + n * k + m * n)
@@ -190,8 +193,8 @@ class Shape(NamedTuple):
 def plan_shapes(machine: Machine, gpu: Gpu) -> list[Shape]:
     """Return the kernel calls to measure for each kernel family and dtype.
 
-    Only calls that fit in free memory and take at most 20 ms by their bound are selected. They are
-    spaced evenly in the logarithm of the bound.
+    Only calls that fit in free memory and take at most 20 ms by their roofline bound are selected.
+    They are spaced evenly in the logarithm of the bound.
 
     Args:
         machine: The machine to measure on.
@@ -225,13 +228,14 @@ def measure_shapes(
     warn: Callable[[str], None],
     progress: Progress,
 ) -> Iterator[Record]:
-    """Yield one row of measurements, in the columns of the CSV format, for each kernel call.
+    """Yield one row in the columns of the CSV format of measured rows for each kernel call.
 
     Args:
         shapes: Kernel calls to time.
         machine: The machine to measure on.
-        seconds: Time to spend on each call.
-        warn: Receives a message for each call that this machine cannot run, which gives no row.
+        seconds: Approximate time to spend on each call.
+        warn: Receives a message for each call that this machine cannot run. Such a call gives no
+            row.
         progress: Receives the name of the next call and the number of finished calls.
     """
     for done, shape in enumerate(shapes):

@@ -89,7 +89,11 @@ def _form(model: Model, text: str) -> str:
 
 
 def base_of(model: Model) -> Model:
-    """Return a model with only the first attention layer of `model`, which variants replace.
+    """Return a model with only the first attention layer of `model`, whose attention variants
+    replace.
+
+    Args:
+        model: Model with at least one attention layer.
 
     Raises:
         UserError: The model has no attention.
@@ -101,9 +105,14 @@ def base_of(model: Model) -> Model:
 
 
 def stacks_of(model: Model) -> dict[str, Model]:
-    """Return the models to measure, by kind of layer: each has one layer of its kind, without FFN.
+    """Return the models to measure, by the name of their kind of layer.
 
-    If the layer reads another layer's cache, this other layer comes before it.
+    Layers with equal fields are of one kind, such as `full` or `window`. Each model has one layer
+    of its kind, without FFN. If the layer reads another layer's cache, this other layer comes
+    before it.
+
+    Args:
+        model: Model whose layers are measured.
     """
     stacks: dict[str, Model] = {}
     owner = ""
@@ -184,6 +193,9 @@ class Case(NamedTuple):
 def build_mixers(model: Model) -> list[Mixer]:
     """Return the torch mixer (attention or recurrence) of each layer, in the order of the layers.
 
+    Args:
+        model: Model whose layers have one mixer each.
+
     Raises:
         UserError: kvcalc has no torch layer for a mixer.
     """
@@ -242,8 +254,8 @@ class LayerStack:
         share.
 
         One pass has all tokens and no cache. Another pass has one new token after cached tokens.
-        The largest difference of their outputs is divided by the largest output; 0 means equal
-        outputs. At most 256 tokens of one sequence are used.
+        The largest absolute difference of their outputs is divided by the largest absolute output;
+        0 means equal outputs. At most 256 tokens of one sequence are used.
         """
         model, tokens = self.case.model, min(self.case.context, MAX_COMPARED)
         x = self.x.new_empty(1, tokens, model.hidden_size).normal_()
@@ -258,9 +270,10 @@ class LayerStack:
         return float((cached - whole).abs().max() / whole.abs().max())
 
     def core(self) -> Callable[[Sequence[LayerCache]], None]:
-        """Return a function of the caches that runs only attention (or the scan) of each layer.
+        """Return a function that runs only the attention (or the scan) of each layer.
 
-        The projections are computed once, before the function runs.
+        The function takes the caches that `caches` returned. The projections are computed once,
+        before the function runs.
         """
         past = self.case.past
         prepared = [mixer.prepare(self.x, past) for mixer in self.mixers]
@@ -279,10 +292,13 @@ class AllocatorState(ctypes.Structure):
 
 
 def allocator_bytes(machine: Machine) -> int:
-    """Return the bytes that torch's memory allocator has in use.
+    """Return the bytes that this process's memory allocator for torch tensors has in use.
 
     On a GPU this is torch's allocator, otherwise the allocator of the GNU C library. The result is
     0 if torch uses another allocator, because its bytes are unknown.
+
+    Args:
+        machine: The machine to measure on.
     """
     if machine.cuda:
         return torch.cuda.memory_allocated(machine.device)

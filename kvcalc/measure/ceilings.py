@@ -77,8 +77,11 @@ class Machine(NamedTuple):
 
     @property
     def columns(self) -> Record:
-        """Return the record keys that describe the machine: device, threads, clock and
-        core_share.
+        """Return the record keys that describe the machine: `device`, `threads`, `clock` and
+        `core_share`.
+
+        `core_share` is the share of the CPU time of all cores, from 0 to 1, that this process can
+        get. On a GPU it is None.
         """
         return {
             "device": self.name,
@@ -104,14 +107,15 @@ class Machine(NamedTuple):
         return int(free * 0.9)
 
     def copies(self, read_bytes: int, needed_bytes: int) -> int:
-        """Return the number of copies of the data, so that each call reads its data from memory.
+        """Return how many copies of a call's data are needed so that each call reads its data from
+        memory.
 
         The calls use the copies in turn, so a copy has left the caches before it is read again. All
         copies take at most half of the free memory, and there are at most 64.
 
         Args:
-            read_bytes: Bytes that one call reads.
-            needed_bytes: Bytes that one copy takes.
+            read_bytes: Bytes of data that one call reads.
+            needed_bytes: Bytes of memory that one copy takes.
         """
         copies = -(-PAST_CACHE * self.cache_bytes // max(1, read_bytes))
         return max(1, min(copies, MAX_COPIES, self.free_bytes() // (2 * needed_bytes)))
@@ -123,11 +127,12 @@ class Machine(NamedTuple):
 
 
 def find_machine(device: str, threads: int = 0) -> Machine:
-    """Return the machine to measure on.
+    """Return the device to measure on, with its name and sizes.
 
     Args:
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one and otherwise the CPU.
-        threads: Number of CPU threads; 0 for all cores, or for one if other programs use the cores.
+        threads: Number of CPU threads of torch; 0 for all cores, or for one if other programs use
+            the cores.
 
     Raises:
         UserError: There is no such GPU, or there are far fewer cores than threads.
@@ -183,7 +188,13 @@ def seed_random(seed: int) -> None:
 
 
 def load_note(machine: Machine) -> str:
-    """Return a warning if other programs are likely to disturb the times, otherwise ''."""
+    """Return a warning if other programs use the CPU so much that times vary, otherwise ''.
+
+    On a GPU it is ''.
+
+    Args:
+        machine: The machine to measure on.
+    """
     if machine.cuda or machine.share >= MIN_SHARE:
         return ""
     return (
@@ -405,7 +416,7 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
 
     Args:
         machine: The measured machine.
-        ceilings: Its measured ceilings.
+        ceilings: The measured ceilings of the machine.
         name: Name of the preset.
     """
     source = Source(
@@ -449,10 +460,14 @@ def preset_path(name: str) -> Path:
 
 
 def save(gpu: Gpu, path: Path) -> None:
-    """Write a GPU preset to a file, and create its folder.
+    """Write a GPU preset to a YAML file, and create its folder.
+
+    Args:
+        gpu: The preset.
+        path: Path of the file.
 
     Raises:
-        UserError: Writing fails.
+        UserError: The file cannot be written.
     """
     make_folder(path.parent)
     write_text(path, to_yaml(gpu))

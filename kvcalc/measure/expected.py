@@ -36,13 +36,13 @@ KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
 
 
 class Bound(NamedTuple):
-    """Roofline bound of some operators under the measured ceilings.
+    """Roofline bound of several operators under the measured ceilings.
 
     Attributes:
         seconds: Sum of the operators' minimum seconds.
-        limit: The limiting resource: memory or compute.
-        bytes: Bytes that the operators move.
-        flops: Matrix FLOPs of the operators.
+        limit: The limiting resource of most of the time: memory or compute.
+        bytes: Bytes that all operators together move.
+        flops: Matrix FLOPs of all operators together.
     """
 
     seconds: float
@@ -122,11 +122,12 @@ class MachineRates(NamedTuple):
         return per_element * elements * max(1.0, rows / self.rows[-1])
 
     def pass_seconds(self, operators: Sequence[Operator], calls: int) -> float:
-        """Return the predicted seconds of a pass.
+        """Return the predicted seconds of a pass through the torch layers.
 
         Args:
             operators: Operators of the pass.
-            calls: Number of torch operations of the pass, which the host must launch.
+            calls: Number of torch operations of the pass that the host launches; 0 if a CUDA graph
+                is replayed.
         """
         work = sum(op.count * self._operator_seconds(op) for op in operators)
         host = calls * self.host_s
@@ -182,7 +183,11 @@ def heads_per_key(shape: AttentionShape, absorbed: bool) -> int:
 
 
 def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
-    """Return the different numbers of query heads that read one key in the attention of a pass."""
+    """Return all numbers of query heads that read one key, in the attention of these operators.
+
+    Args:
+        operators: Operators of one or several passes.
+    """
     return {
         heads_per_key(operator.shape, operator.form == "absorbed")
         for operator in operators
@@ -193,15 +198,16 @@ def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
 class RateSampler:
     """Takes samples of the machine's rates between the measured steps.
 
-    Products use the matrices of one layer after the other, so each use reads its weights from
-    memory.
+    A matrix product is x [rows, k] · W. The products use the matrices of one layer after the other,
+    so each use reads its weights from memory.
 
     Attributes:
         machine: The machine to measure on.
-        rows: Numbers of rows of the products, ascending.
-        layers: Weight matrices of each layer.
-        heads: Numbers of query heads per key of the sampled attention.
-        samples: Rates of each sample so far: vector, host, products, attention.
+        rows: Numbers of rows of x for which products are timed, ascending.
+        layers: Weight matrices W of each layer.
+        heads: Numbers of query heads per key for which attention is timed.
+        samples: One list of rates for each sample: seconds per vector FLOP, host seconds per torch
+            operation, products, attention.
     """
 
     def __init__(
@@ -212,8 +218,15 @@ class RateSampler:
         rows: Iterable[int],
         heads: Iterable[int],
     ) -> None:
-        """Prepare samples of products with these numbers of rows, and of attention of one token
-        with these numbers of query heads per key."""
+        """Prepare the tensors that are timed in each sample.
+
+        Args:
+            layers: Torch layers whose weight matrices are multiplied.
+            machine: The machine to measure on.
+            dtype: Data type of the products: fp64, fp32, bf16 or fp16.
+            rows: Numbers of rows of the input x for which products are timed.
+            heads: Numbers of query heads per key for which attention of one token is timed.
+        """
         self.machine = machine
         self.rows = tuple(sorted(rows))
         self.layers = []
@@ -230,7 +243,7 @@ class RateSampler:
         self.samples: list[list[float]] = []
 
     def sample(self) -> None:
-        """Take one sample of each rate."""
+        """Take one sample of each rate, and append it to `samples`."""
         with torch.no_grad():
             activation = time_once(lambda: F.gelu(self.x, approximate="tanh"), self.machine)
             vector_s = activation / (ACTIVATION_ELEMENTS * ACTIVATION_FLOPS)

@@ -44,7 +44,7 @@ class Mode(NamedTuple):
     Attributes:
         name: `cached`, which passes one new token in each step after the first, or `uncached`,
             which passes all tokens in each step.
-        head: Positions on which the LM head runs: last or all.
+        head: Positions on which the LM head runs: `last` or `all`.
     """
 
     name: str
@@ -84,12 +84,17 @@ class GenerationRequest(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Return the number of passes of the generation, in all three modes together."""
+        """Return the number of passes of the generation, summed over its three modes.
+
+        The modes are: with a cache; without; and without, but with the LM head on all positions.
+        """
         return self.new_tokens * len(MODES)
 
     @property
     def cache_bytes(self) -> int:
-        """Return the predicted bytes of the KV cache at the end of the generation."""
+        """Return the predicted bytes of the KV cache of all layers and sequences after the last
+        token.
+        """
         precision = Precision(self.dtype)
         return cache_size(self.model, self.tokens, self.batch_size, precision).stored
 
@@ -100,7 +105,7 @@ class GenerationRequest(NamedTuple):
         every step has all tokens. MLA is absorbed for one new token and expanded otherwise.
 
         Args:
-            mode: With or without a cache.
+            mode: Whether there is a cache, and on which positions the LM head runs.
             step: Index of the step, from 0.
         """
         length = self.prompt_len + step
@@ -116,8 +121,9 @@ class GenerationRequest(NamedTuple):
 
     @property
     def rows(self) -> set[int]:
-        """Return the numbers of rows of x for which the times of matrix products x · W are
-        measured.
+        """Return the numbers of rows of x for which matrix products x · W must be timed.
+
+        A prediction interpolates between these numbers.
         """
         lengths = 1, self.prompt_len, self.tokens - 1
         return {*FEW_ROWS, *(self.batch_size * tokens for tokens in lengths)}
@@ -126,8 +132,12 @@ class GenerationRequest(NamedTuple):
 def check(request: GenerationRequest, machine: Machine) -> None:
     """Check that a generation can run on this machine.
 
+    Args:
+        request: The generation.
+        machine: The machine to measure on.
+
     Raises:
-        UserError: The decoder has too few positions, or does not fit in memory.
+        UserError: The model has too few positions, or the generation does not fit in memory.
     """
     model = request.model
     if model.position_embeddings and request.tokens - 1 > model.position_embeddings:
@@ -150,12 +160,12 @@ class GenerationRun:
 
     Attributes:
         request: The generation.
-        mode: With or without a cache.
+        mode: Whether there is a cache, and on which positions the LM head runs.
         decoder: The decoder in torch.
         machine: The machine to measure on.
-        tokens: Prompt and generated tokens, [batch_size, prompt_len + new_tokens].
+        tokens: Token ids of prompts and generated tokens, [batch_size, prompt_len + new_tokens].
         cache: One cache per layer; None without a cache.
-        calls: Torch operations in the first pass and, with a cache, in each later pass.
+        calls: Number of torch operations in the first pass and, with a cache, in each later pass.
         seconds: Measured seconds of every step so far.
     """
 

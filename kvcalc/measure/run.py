@@ -65,7 +65,11 @@ class MeasureSettings(NamedTuple):
     seconds: float
 
     def cache_bytes(self, case: Case) -> int:
-        """Return the predicted KV cache bytes of a case."""
+        """Return the predicted bytes of the KV cache of a case, for all its layers and sequences.
+
+        Args:
+            case: The layers, the phase and the sizes.
+        """
         precision = Precision(self.dtype)
         return cache_size(case.model, case.context, case.batch_size, precision).stored
 
@@ -87,6 +91,10 @@ def operators_of(case: Case, dtype: str) -> list[Operator]:
 def needed_bytes(case: Case, settings: MeasureSettings) -> int:
     """Return the memory bytes that a case needs: weights, cache, and estimated intermediate
     tensors.
+
+    Args:
+        case: The layers, the phase and the sizes.
+        settings: Data type and time to spend.
     """
     model, tokens = case.model, case.batch_size * case.new
     weights = [w for kind in model.order for w in model.layer_weights(kind)]
@@ -99,7 +107,7 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
 def measure(
     case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
-    """Return the record of one measured case: times, predictions and bounds of complete layers.
+    """Return the record of one measured case: times, predictions and bounds of the complete layers.
     Keys with the prefix `attention_` describe only the attention (or scan) of these layers.
     """
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
@@ -197,7 +205,7 @@ def measure_cases(
     """Yield each case that fits in memory, with its record.
 
     After a case of the variant `mha`, the records of other variants with the same phase, batch size
-    and context have their speed-up over it.
+    and context have their speed-up over `mha`.
 
     Args:
         cases: Cases to measure.
@@ -240,7 +248,9 @@ def run_generations(
     ceilings: Ceilings,
     progress: Progress,
 ) -> Iterator[Result]:
-    """Yield (None, record) for each generation and each mode. None is in the place of a case.
+    """Yield (None, record) for each generation and each of its three modes.
+
+    None is in the place of a case, so that results have the form that `measure_cases` yields.
 
     Args:
         requests: Generations to measure.

@@ -40,16 +40,13 @@ PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
 def summary(
     served: Served, budget: int, slo_ttft: float = 0.0, slo_tpot: float = 0.0
 ) -> Record:
-    """Return the metrics of a simulated run, such as throughput, latency percentiles and goodput.
-
-    Latencies and throughput count only completed requests. Throughput is of the whole server,
-    goodput is the completed requests per second that meet both targets.
+    """Return the metrics of a simulated run: throughput of the server, latencies, goodput and
+    others.
 
     Args:
         served: Times of all requests, and logs of all ranks.
         budget: KV cache budget in bytes of one GPU.
-        slo_ttft, slo_tpot: Targets in seconds of the time to first token and of the time per output
-            token; 0 for no target.
+        slo_ttft, slo_tpot: Targets in seconds for a request's TTFT and TPOT; 0 for no target.
     """
     requests, logs, times = served.requests, served.logs, served.times
 

@@ -89,8 +89,7 @@ def operator_seconds(
 
     Args:
         operators: Operators of the pass.
-        gpu: The GPU on which the pass runs.
-        calibration: Kernel models, measured on this GPU or on another one.
+        calibration: Kernel models, measured on `gpu` or on another GPU.
 
     Raises:
         UserError: The GPU preset lacks a figure that kernel models need.

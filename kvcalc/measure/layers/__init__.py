@@ -19,10 +19,10 @@ MIXERS: dict[type[Sublayer], type[Mixer]] = {
 def build_mixer(
     spec: Sublayer, hidden_size: int, rotates: bool = True, shares_cache: bool = False
 ) -> Mixer:
-    """Return the torch layer of a mixer (attention or recurrence).
+    """Return the torch layer of a mixer, which is the attention or recurrence of a layer.
 
     Args:
-        spec: Specification of the mixer.
+        spec: Specification of the mixer, from `kvcalc.layers`.
         hidden_size: Width of the layer's input and output.
         rotates: Whether the layer applies rotary positions.
         shares_cache: Whether the layer reads the cache of the layer before it.

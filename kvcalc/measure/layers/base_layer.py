@@ -94,7 +94,11 @@ class CacheRows:
         return torch.arange(start, end, device=self.tensor.device) % self.limit
 
     def read(self, tokens: int) -> Tensor:
-        """Return the rows that are stored after `tokens` tokens, [batch, heads, rows, width]."""
+        """Return the rows that the cache entry contains, [batch, heads, rows, width].
+
+        Args:
+            tokens: Number of tokens written so far. A ring contains only the last `limit` of them.
+        """
         return self.tensor[:, :, : min(tokens, self.limit or tokens)]
 
 
@@ -127,12 +131,20 @@ def model_caches(
 
 
 def cache_tensors(caches: Iterable[LayerCache]) -> list[Tensor]:
-    """Return the tensors of all layers' caches. The tensors of a shared cache occur once."""
+    """Return the tensors of all layers' caches. The tensors of a shared cache occur once.
+
+    Args:
+        caches: One cache per layer; layers that share a cache have the same object.
+    """
     return [rows.tensor for cache in dict.fromkeys(caches) for rows in cache]
 
 
 def storage_bytes(caches: Iterable[LayerCache]) -> int:
-    """Return the bytes of the tensors of all layers' caches; a shared cache counts once."""
+    """Return the bytes of the tensors of all layers' caches together; a shared cache counts once.
+
+    Args:
+        caches: One cache per layer; layers that share a cache have the same object.
+    """
     return sum(tensor.untyped_storage().nbytes() for tensor in cache_tensors(caches))
 
 
@@ -140,6 +152,9 @@ def fill(caches: Iterable[LayerCache]) -> None:
     """Fill the caches of all layers with random rows, so that they can be read in a measurement.
 
     The same 2^20 elements are repeated, which is fast and enough for timing.
+
+    Args:
+        caches: One cache per layer.
     """
     for tensor in cache_tensors(caches):
         flat = tensor.view(-1)
@@ -154,10 +169,13 @@ Prepared = tuple[Tensor, ...]
 
 
 class Parameters(nn.Module):
-    """Random parameters for the weights of one part of a layer.
+    """Random torch parameters for the weights of one part of a layer, such as attention or FFN.
 
     A weight called `name` becomes a parameter `name` [outputs, inputs] or, for a vector, [outputs].
-    If it has a bias, this is a parameter `name_bias`.
+    If the weight has a bias, the bias is a parameter `name_bias`.
+
+    Args:
+        weights: Specifications of the weights: names and sizes.
     """
 
     def __init__(self, weights: Sequence[Weight]) -> None:
@@ -177,11 +195,11 @@ class Parameters(nn.Module):
         return self.get_parameter(name)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Return x [..., inputs] · Wᵀ as [..., outputs], plus the bias if the weight has one.
+        """Return x · Wᵀ as [..., outputs], plus the bias if the weight has one.
 
         Args:
-            name: Name of the weight W.
-            x: Input.
+            name: Name of the weight W [outputs, inputs], such as `q_proj`.
+            x: Input [..., inputs].
         """
         return F.linear(x, self[name], self._parameters.get(f"{name}_bias"))
 
@@ -268,8 +286,11 @@ class Mixer(nn.Module):
         return self.finish(self.core(prepared, cache, past), prepared)
 
     def rotated(self, x: Tensor, past: int) -> Tensor:
-        """Return x [..., tokens, width] with rotary positions from `past` on, if the layer has
-        positions.
+        """Return x with rotary positions, or unchanged if the layer has no rotary positions.
+
+        Args:
+            x: Queries or keys [..., tokens, width].
+            past: Position of the first token.
         """
         return rotate(x, past) if self.rotates and x.shape[-1] else x
 
@@ -311,7 +332,12 @@ def _rotary_tables(
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x / √(mean(x²) + 10⁻⁶) · weight, with the mean over the last axis."""
+    """Return the RMSNorm x / √(mean(x²) + 10⁻⁶) · weight, with the mean over the last axis.
+
+    Args:
+        x: Input [..., width].
+        weight: Factors [width].
+    """
     return F.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
 
 

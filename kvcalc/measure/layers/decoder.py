@@ -29,8 +29,13 @@ OUTER_WEIGHTS = {"embedding", "position_embedding", "final_norm", "lm_head"}
 
 
 class DecoderBlock(nn.Module):
-    """One layer of a decoder. Its parts, such as attention and FFN, run in order, each after a
-    norm.
+    """One layer of a decoder in torch.
+
+    Its parts, such as attention and FFN, run in order. Each part computes x + part(norm(x)).
+
+    Args:
+        model: Model of the decoder.
+        layer: Specification of the layer.
     """
 
     def __init__(self, model: Model, layer: Layer) -> None:
@@ -63,12 +68,11 @@ def _part(model: Model, layer: Layer, part: Sublayer) -> nn.Module:
 
 
 class Norm(nn.Module):
-    """Several norms of the hidden size, as one module: RMSNorm, LayerNorm or none, as the model
-    requires.
+    """Several norms over the hidden size, as one module: RMSNorm, LayerNorm or no norm.
 
     Args:
-        model: Model that defines the kind of norm.
-        count: Number of norms. A call selects one of them by its index.
+        model: Model that defines the type of norm.
+        count: Number of norms. A call selects one of them by its index, from 0.
     """
 
     def __init__(self, model: Model, count: int) -> None:
@@ -90,9 +94,12 @@ class Norm(nn.Module):
 class Decoder(nn.Module):
     """A whole decoder in torch with random weights, from token ids to logits.
 
-    It maps token ids [batch, new tokens] to logits [batch, 1, vocabulary] of the last token, or to
-    logits of all new tokens if `all_positions` is true. `past` is the number of cached tokens
-    before the new tokens.
+    A call maps token ids [batch, new tokens] to logits [batch, 1, vocabulary] of the last token. If
+    its argument `all_positions` is true, the logits are of all new tokens, [batch, new tokens,
+    vocabulary]. Its argument `past` is the number of cached tokens before the new tokens.
+
+    Args:
+        model: Model to build.
     """
 
     def __init__(self, model: Model) -> None:

@@ -121,7 +121,10 @@ class LatentLayer(Mixer):
     def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:
         """Return the output of the layer, [batch, new tokens, hidden size].
 
-        In the absorbed form, `mixed` has latents and is first multiplied by W_UV.
+        Args:
+            mixed: Attention outputs that `core` returned. In the absorbed form they are in latent
+                space, and are first multiplied by W_UV.
+            prepared: Tensors that `prepare` returned.
         """
         if mixed.shape[2] == 1:
             values = self._up()[:, self.spec.qk_nope_head_dim :]
