@@ -42,7 +42,8 @@ class Defaults(NamedTuple):
         sequences: Maximum concurrent sequences of one dp rank.
         utilization: Share of the memory that the engine may use, from 0 to 1.
         in_flight_batches: Forward passes that are scheduled before the first of them is done.
-        draft_tokens: Draft tokens per forward pass, with speculative decoding.
+        draft_tokens: Draft tokens that the model verifies per sequence in a forward pass, with
+            speculative decoding.
     """
 
     tokens: int
@@ -62,7 +63,7 @@ PrecisionAndRemarks = tuple[Precision, tuple[str, ...]]
 def stage_by_stage(
     rule: Callable[[Sequence[LayerCache], Parallelism, EngineSettings, int], CacheLayout],
 ) -> Planner:
-    """Return the `plan` of an engine that lays out each pipeline stage separately.
+    """Return the field `Engine.plan` of an engine that lays out each pipeline stage separately.
 
     Args:
         rule: Takes layers, ranks, settings and the index of a stage. Returns the cache layout of
@@ -74,7 +75,8 @@ def stage_by_stage(
 def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
     """Return the cache entries of a sublayer, as the model's own code stores them.
 
-    It is the default of `Engine.entries`, for engines without their own rule.
+    A cache entry is a kind of stored row, such as keys, values or latents. This function is the
+    default of `Engine.entries`, for engines without their own rule.
 
     Args:
         model: The model. It is not used.
@@ -321,6 +323,8 @@ def rope_table_bytes(model: Model) -> int:
     """Return the bytes of the rotary tables of a model on one GPU.
 
     Each distinct table has positions · width elements of 2 bytes (rotary_embedding/base.py, 0.20).
+    `model.rope_tables` states both numbers. If it is empty, there is one table: its positions are
+    the model's maximum context, its width is the largest head width, of MLA the rotated part.
     """
     if model.rope_tables:
         return sum(2 * positions * width for positions, width in model.rope_tables)

@@ -44,7 +44,15 @@ StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
 
 
 class SpecKind(StrEnum):
-    """How the KV cache of a layer grows with the sequence, by which vLLM groups layers."""
+    """How the KV cache of a layer grows with the sequence, by which vLLM groups layers.
+
+    Attributes:
+        FULL: One row per token of the sequence.
+        WINDOW: One row per token of the sliding window.
+        CHUNK: One row per token of the current attention chunk.
+        STATE: One recurrent state at any length.
+        RING: One block at any length, for tokens that are not pooled into an index key yet.
+    """
 
     FULL = "full"  # also latents and their index keys
     WINDOW = "window"
@@ -54,10 +62,10 @@ class SpecKind(StrEnum):
 
 
 class Spec(NamedTuple):
-    """The KV cache of one layer, as vLLM plans it. All bytes are for one GPU.
+    """One kind of stored row of one layer, as vLLM's cache specs plan it. Bytes are for one GPU.
 
     Attributes:
-        kind: Kind of the cache: full attention, sliding window, chunk, state or ring.
+        kind: How the rows grow with the sequence.
         row: Bytes of one token. For a state, the bytes of the whole state.
         limit: Tokens of the sliding window or attention chunk; 0 for none.
         block: Tokens of a block.
@@ -85,7 +93,8 @@ class KVCacheGroup(NamedTuple):
     """Layers that share one block table, because they need equal numbers of blocks.
 
     Attributes:
-        specs: Pairs of the pipeline stage and the spec of each layer. The bytes per row may differ.
+        specs: Pairs of a pipeline stage's index and the spec of a layer on it. The bytes per row
+            may differ between layers.
     """
 
     specs: tuple[StageSpec, ...]
@@ -103,7 +112,8 @@ class KVCacheGroup(NamedTuple):
         return [spec.page for spec_stage, spec in self.specs if spec_stage == stage]
 
     def widest_page(self) -> int:
-        """Return the largest page of a layer in bytes, plus the largest page of index keys."""
+        """Return the bytes of the largest page of keys, values, latents or states, plus the largest
+        page of index keys, on one GPU."""
         main = max((s.page for _, s in self.specs if s.main), default=0)
         return main + max((s.page for _, s in self.specs if not s.main), default=0)
 
@@ -229,7 +239,7 @@ PAGE_ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple o
 
 
 def pooled_tokens(layers: Iterable[LayerCache]) -> int:
-    """Return how many tokens share one index key in pooled index keys; 0 if none are pooled.
+    """Return how many tokens share one index key of sparse attention; 0 if each has its own.
 
     Args:
         layers: All layers of the model.
@@ -240,8 +250,8 @@ def pooled_tokens(layers: Iterable[LayerCache]) -> int:
 def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
     """Return the cache entries that vLLM stores for a layer.
 
-    They are the layer's own entries. An exception is pooled index keys, which have one row for
-    several tokens.
+    They are the layer's own entries. An exception is pooled index keys: index keys of sparse
+    attention with one row for several tokens.
     """
     pool = pooled_tokens([layer])
     for part in layer.parts:
@@ -265,8 +275,8 @@ def pooled_groups(
 ) -> tuple[list[KVCacheGroup], int]:
     """Return the KV cache groups of a model with pooled index keys, and the tokens of a block.
 
-    The tokens of a block are a multiple that the kernels need. A block is large enough to store a
-    recurrent state.
+    A pooled index key is one row for several tokens. The tokens of a block are a multiple of the
+    number that the kernels need. A block is large enough to store a recurrent state.
 
     Args:
         title: Official name of the engine, for the message.

@@ -114,12 +114,14 @@ class Pages(NamedTuple):
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return the first layer of each group of layers with equal stored entries, in order."""
+    """Return one layer for each distinct set of stored entries: the first layer that has it."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
 def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCache, int]]:
-    """Return the distinct layers of a pipeline stage, each with the number of layers equal to it.
+    """Return pairs of a distinct layer of a pipeline stage and the number of layers like it.
+
+    Layers are alike if their stored cache entries are equal. The number includes the layer itself.
 
     Args:
         layers: All layers of the model, in order.
@@ -131,7 +133,7 @@ def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCa
 
 
 def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
-    """Return the stored entries of each sublayer of a layer, by kind of page.
+    """Return one `Pages` for each sublayer of a layer with a KV cache.
 
     Args:
         engine: Name of the engine, for the message.
@@ -159,7 +161,7 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 def stage_pages(
     engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
-    """Return the pages of each distinct sublayer of a pipeline stage, with their number of layers.
+    """Return pairs of a sublayer's pages and the number of layers of a pipeline stage with them.
 
     Args:
         engine: Name of the engine, for the message.
@@ -353,9 +355,10 @@ class CacheLayout:
         return sum((d.unit * d.count(tokens) for d in self.demands), tokens * 0)
 
     def breakpoints(self) -> list[Record]:
-        """Return the bytes of one sequence as records of linear pieces: fixed + slope · tokens.
+        """Return the bytes of one sequence on one GPU as a list of linear pieces: fixed + slope ·
+        tokens.
 
-        Each piece begins at the length in its key `from_tokens`.
+        The pieces are dicts, as `segments` returns them.
         """
         return segments(self.demands)
 
@@ -650,13 +653,18 @@ def largest_fitting(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int
 
 
 def segments(demands: Sequence[BlockDemand]) -> list[Record]:
-    """Return the bytes of one sequence as records of linear pieces: fixed + slope · tokens.
+    """Return the bytes of one sequence as a list of linear pieces: fixed + slope · tokens.
 
-    A piece begins at each length at which a demand stops growing. The tokens are rounded up to
-    whole blocks. The slope is an int if it is whole, otherwise a float.
+    A piece begins at each length at which a summand stops growing, such as the size of a sliding
+    window. Its tokens are rounded up to whole blocks.
 
     Args:
-        demands: Summands of the bytes of one sequence.
+        demands: Summands of the bytes of one sequence on one GPU.
+
+    Returns:
+        One dict per piece: its first length `from_tokens`, `fixed_bytes`, the slope
+        `bytes_per_token` (an int if it is whole, otherwise a float), `block_tokens`, and `cause`:
+        what stops growing at this length, such as "window"; "" from 0 tokens on.
     """
     causes = {0: ""} | {demand.cap: demand.cause for demand in demands if demand.cap > 0}
     results: list[Record] = []

@@ -77,6 +77,9 @@ class SglangRelease(NamedTuple):
     def batch_defaults(self, memory_bytes: int) -> BatchDefaults:
         """Return SGLang's defaults for a GPU with this memory.
 
+        Args:
+            memory_bytes: Total memory of the GPU.
+
         Returns:
             Tokens of a prefill chunk, sequences of the largest CUDA graph below tp 4, and from tp 4
             on.
@@ -99,8 +102,15 @@ LATEST = RELEASES[-1]
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model
 ) -> Defaults:
-    """Return the defaults of an SGLang server on a GPU. `tokens` 0 means the default chunk of
-    prefills."""
+    """Return the defaults of an SGLang server on a GPU.
+
+    Args:
+        gpu: The GPU model.
+        ranks: The parallelism.
+        rules: The rules of the release.
+        tokens: The requested tokens of a prefill chunk; 0 for the default.
+        model: The model.
+    """
     chunk, *graphs = rules.batch_defaults(gpu.memory_bytes)
     tokens = tokens or chunk
     return Defaults(

@@ -580,7 +580,7 @@ def _images(start: EngineStartup) -> Any:
 def image_outputs(start: EngineStartup) -> Any:
     """Return the bytes of one GPU that stay allocated after the vision encoder's profile run.
 
-    They are the encoder's outputs and the pixels of one batch of images.
+    They are the encoder's outputs and the pixels of the batch of images in this run.
     """
     vision = start.vision
     if not vision:
@@ -592,8 +592,8 @@ def image_outputs(start: EngineStartup) -> Any:
 def encoder(start: EngineStartup) -> Any:
     """Return the bytes of one GPU that the vision encoder needs while it runs.
 
-    They are 2 bytes for each element. The elements are the pixels and, for each patch, four rows of
-    the encoder's width and two of its MLP's width on this GPU.
+    They are 2 bytes for each element, for all images of the profile run. The elements of a patch
+    are its pixel values, four rows of the encoder's width and two of its MLP's width on this GPU.
     """
     vision = start.vision
     if not vision:
@@ -676,8 +676,8 @@ def count_graphs(tokens: int, sequences: int) -> int:
     """Return the number of CUDA graphs that vLLM captures.
 
     The sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2 · sequences, 512, tokens)
-    (config/vllm.py: _set_cudagraph_sizes). vLLM captures each size in pieces, and sizes up to
-    `sequences` also as one graph.
+    (config/vllm.py: _set_cudagraph_sizes). Each size counts once for its piecewise capture, however
+    many pieces it has. Sizes up to `sequences` count once more, for a capture of the full pass.
 
     Args:
         tokens: Maximum tokens of a pass.
