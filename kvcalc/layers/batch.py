@@ -76,7 +76,11 @@ class Parallelism(msgspec.Struct, frozen=True):
         return min(group_size, self.per_node) if self.per_node else group_size
 
     def sequences(self, batch_size: int) -> int:
-        """Return the number of sequences on the fullest data-parallel rank: ⌈batch_size/dp⌉."""
+        """Return the number of sequences on the fullest data-parallel rank: ⌈batch_size/dp⌉.
+
+        Args:
+            batch_size: Number of sequences, over all data-parallel ranks.
+        """
         return -(-batch_size // self.dp)
 
     def share(self, shards: int) -> int:

@@ -89,19 +89,25 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:
-        """Return the number of ranks that divide this entry's tokens among them.
+        """Return the number of ranks among which this entry's tokens are divided.
 
-        The number is dcp for an entry that grows without limit. It is 1 for windows and states,
-        because decode context parallelism does not divide them.
+        The number is dcp (decode-context parallelism) for an entry that grows without limit. It is
+        1 for windows and states, which dcp does not divide.
+
+        Args:
+            ranks: Number of ranks of each kind of parallelism.
         """
         return ranks.dcp if self.grows and not self.limit else 1
 
     def stored_rows(self, tokens: Num) -> Num:
-        """Return the number of rows stored after `tokens` tokens of one sequence.
+        """Return the number of rows that one layer stores for one sequence.
 
         Rows that grow are ⌊tokens/ratio⌋, at most `limit`. A state has `limit` rows. An unfinished
         block has tokens mod ratio rows. A last finished block has `ratio` rows, or none before it
         is finished.
+
+        Args:
+            tokens: Tokens of the sequence in the cache.
         """
         if self.grows:
             rows = floor_div(tokens, self.ratio)
@@ -113,12 +119,12 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return self.ratio * at_least(tokens, self.ratio)
 
     def allocated_rows(self, tokens: Num, block_size: int) -> Num:
-        """Return the number of rows that a paged cache allocates for one sequence.
+        """Return the number of rows that a paged cache allocates in one layer for one sequence.
 
-        The result is `stored_rows(tokens)`, rounded up to whole blocks.
+        The result is `stored_rows(tokens)`, rounded up to whole cache blocks.
 
         Args:
-            tokens: Tokens of the sequence.
+            tokens: Tokens of the sequence in the cache.
             block_size: Tokens of a cache block.
         """
         return self.in_blocks(self.stored_rows(tokens), block_size)
@@ -187,10 +193,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return finished
 
     def full_from(self) -> int:
-        """Return the number of tokens of a sequence from which this entry stops growing.
+        """Return the number of tokens of a sequence after which this entry no longer grows.
 
         The result is limit · ratio. It is 0 for an entry that never grows, and −1 for an entry
-        without a limit.
+        without a limit, which always grows.
         """
         if not self.grows:
             return 0

@@ -355,7 +355,11 @@ def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
 
 
 def triangle(n: Num) -> Num:
-    """Return the sum 1 + 2 + … + n."""
+    """Return the sum 1 + 2 + … + n, as n(n + 1)/2.
+
+    Args:
+        n: Last number of the sum, or an array of such numbers.
+    """
     return floor_div(n * (n + 1), 2)
 
 

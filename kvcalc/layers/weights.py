@@ -80,8 +80,12 @@ class Weight(msgspec.Struct, frozen=True):
         return (self.active or self.copies) * (self.inputs * self.outputs + self.bias)
 
     def local(self, ranks: Parallelism) -> "Weight":
-        """Return the share of the weight that one rank stores, in whole heads, columns or
-        experts.
+        """Return the share of the weight that one rank stores.
+
+        Shares have whole heads, columns or experts. The result is the largest share of any rank.
+
+        Args:
+            ranks: Number of ranks of each kind of parallelism.
         """
         copies = self.copies
         num_shares = ranks.tp
@@ -159,22 +163,28 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     unquantized: frozenset[str] = frozenset()
 
     def cache_format(self, entry: CacheEntry) -> RowFormat:
-        """Return the storage format of a cache entry.
+        """Return the storage format of the rows of a cache entry.
 
         It is the format that the model fixes for the entry, such as fp32 for a recurrent state.
-        Otherwise `kv_cache_dtype` decides. Roles that `kv_cache_dtype` does not cover have the
-        dtype.
+        Otherwise it is the format that `kv_cache_dtype` has for the entry's role, such as `k`. A
+        role without such a format has the model's dtype.
+
+        Args:
+            entry: The cache entry.
         """
         if entry.dtype:
             return FORMATS[entry.dtype]
         return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
 
     def attention_dtype(self, entries: Iterable[CacheEntry]) -> str:
-        """Return the dtype in which attention over these cache entries can compute.
+        """Return the dtype in which attention over some cache entries can compute.
 
         It is fp8 if all entries are stored in fp8 or nvfp4, and otherwise the dtype of the model.
         FlashAttention-3, XQA and TensorRT-LLM's kernels multiply such caches in fp8 without a
         conversion.
+
+        Args:
+            entries: Cache entries that the attention reads, such as keys and values.
         """
         names = [self.cache_format(entry).name for entry in entries]
         is_fp8 = bool(names) and all(name.startswith(("fp8", "nvfp4")) for name in names)

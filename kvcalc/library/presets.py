@@ -242,9 +242,12 @@ def located(
 
 
 def split_path(text: str) -> tuple[str | int, ...]:
-    """Return the keys and list indices of a path in text.
+    """Return the keys and list indices of a path that is written as text.
 
     `kinds.full.parts[0]` gives ("kinds", "full", "parts", 0).
+
+    Args:
+        text: Path of a value in a preset's file, as in the messages of msgspec.
     """
     return tuple(
         int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text)

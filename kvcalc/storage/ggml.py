@@ -95,10 +95,13 @@ _NEED_IMATRIX = {row[1] for row in _FILE_TYPE_ROWS if row[-1] == "imatrix"}
 
 
 def mix_of(name: str) -> tuple[str, bool] | None:
-    """Return the GGUF file type in a name, and whether it uses an importance matrix.
+    """Return the GGUF file type that a name means, and whether an importance matrix was used.
 
     `Q4_K` gives ("q4_k_m", False), and `iq4_xs+imatrix` gives ("iq4_xs", True). The result is None
-    if the name is not a file type.
+    if the name is not a GGUF file type.
+
+    Args:
+        name: Name in any spelling, as `--quantization` accepts it.
     """
     low = name.strip().lower()
     plain = low.removesuffix(IMATRIX)

@@ -80,10 +80,13 @@ class Config:
         return UserError(f"{key}: {text}", hint, self.file_name)
 
     def raw(self, key: str) -> Any:
-        """Return the unchecked value of a key in any spelling, with all layers of a list.
+        """Return the unchecked value of a key, with all layers if the value is a list.
 
         If the file has no spelling of the key, the result is the default, or None without a
         default. A spelling with a value has priority over a spelling with null.
+
+        Args:
+            key: The key, in any spelling.
         """
         names = (key, *self.aliases.get(key, ()))
         layer_keys = self._layer_keys.get(self.layer, {}) if self.layers else {}
@@ -264,9 +267,9 @@ class Config:
         return table
 
     def nested(self, key: str) -> "Config":
-        """Return the mapping under a key as a `Config` for the same current layer.
+        """Return the mapping under a key as a `Config` of its own, with the same current layer.
 
-        If the key is missing, the result has only the defaults.
+        If the key is missing, the result has only the defaults of this mapping.
 
         Args:
             key: The key, in any spelling.
@@ -533,8 +536,12 @@ def facts() -> dict[str, JsonObject]:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Return the mapping in a JSON file. NaN and Infinity are allowed, because transformers writes
-    them.
+    """Return the content of a JSON file, which must be a mapping.
+
+    NaN and Infinity are allowed, because transformers writes them.
+
+    Args:
+        path: The file, such as a config.json.
 
     Raises:
         UserError: The file is not a JSON mapping, repeats a key or nests too deeply.
@@ -569,11 +576,15 @@ def read_json(path: Path) -> JsonObject:
 def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     """Return the part of a config.json that describes the language model.
 
-    The part includes `tie_word_embeddings` from the enclosing parts of the file.
+    It is the mapping under `text_config` or a similar key, otherwise the whole content. The mapping
+    also gets `tie_word_embeddings` from the enclosing content.
 
     Args:
-        data: The whole file.
-        file_name: Name of the file, for errors.
+        data: The content of the whole config.json.
+        file_name: Name of the file in error messages.
+
+    Raises:
+        UserError: Such mappings are nested too deeply.
     """
     key = "tie_word_embeddings"
     inner = data

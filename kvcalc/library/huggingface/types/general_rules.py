@@ -202,6 +202,9 @@ def is_silent(key: str) -> bool:
     """Return whether an unknown key of config.json changes no weight or cache size, by its name.
 
     The name is compared with patterns of harmless keys, such as token ids and dropout.
+
+    Args:
+        key: Name of the key; a key inside a mapping may be `KEY.INNER`.
     """
     return bool(_SILENT.search(key) or OTHER_MODALITIES.search(key) or OTHER_PARTS.search(key))
 
