@@ -181,7 +181,8 @@ class Log:
     run.
 
     A time is NaN if a request did not reach this state. If the timeline `rows` is full, every
-    second row is dropped.
+    second row is dropped. A token slot is a place of a pass that contains a token or padding. Bytes
+    are KV cache bytes of the rank's GPU with the most cache bytes.
 
     Attributes:
         arrived: Seconds at which each request was sent.
@@ -197,18 +198,18 @@ class Log:
         stride: Number of recorded rows for which one row of `rows` stands.
         passes: Number of passes.
         slots: Token slots of all passes.
-        padded: Token slots that contain padding.
-        prefill_tokens: Prompt tokens, including recomputed tokens.
+        padded: Token slots of all passes that contain padding.
+        prefill_tokens: Prompt tokens processed, including recomputed tokens.
         decode_tokens: Tokens of decoding sequences, including draft tokens.
         found_tokens: Prompt tokens found in a prefix cache.
         preemptions: Number of preemptions.
         recomputed_tokens: Tokens whose cache was dropped by a preemption and computed again.
         verified: Number of verified drafts: one for each decoding sequence in each pass.
         yielded: Tokens that the sequences gained in these verifications.
-        peak: Maximum allocated KV cache bytes.
+        peak: Maximum of the bytes that all requests of the rank have allocated.
         largest: Maximum number of sequences in a pass.
-        allocated_byte_s: Allocated bytes, integrated over time.
-        stored_byte_s: Stored bytes, integrated over time.
+        allocated_byte_s: Allocated bytes times seconds, summed over the passes.
+        stored_byte_s: Stored bytes times seconds, summed over the passes.
         busy_s: Seconds of all passes together.
         sequences_s: Sum over the passes of sequences times the pass's seconds.
     """

@@ -46,7 +46,7 @@ def summary(
     Args:
         served: Times of all requests, and logs of all ranks.
         budget: KV cache budget in bytes of one GPU.
-        slo_ttft, slo_tpot: Targets in seconds for a request's TTFT and TPOT; 0 for no target.
+        slo_ttft, slo_tpot: Targets in seconds of TTFT and TPOT; 0 for no target.
     """
     requests, logs, times = served.requests, served.logs, served.times
 

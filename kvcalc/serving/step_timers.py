@@ -198,6 +198,9 @@ def driving_quantity(operator: Operator) -> str:
 
     It is TOKENS (number of tokens of the pass), HEAD (number of positions on which the LM head
     runs) or GROUP (number and lengths of the sequences, for attention and scans).
+
+    Args:
+        operator: The operator of a pass.
     """
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD

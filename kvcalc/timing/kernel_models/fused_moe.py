@@ -199,24 +199,27 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
 
     `us` takes tokens, hidden, inter, topk, experts, moe_tp and moe_ep; then the load of the rank:
     pairs, touched experts, and tiles of 8, 16, 32, 48, 64 and 128 rows each. If these are missing
-    or 0, the load of a uniform router is used.
+    or 0, the load of a uniform router is used. A pair is a token on one of its experts.
 
     Attributes:
         t0: Time of all launches [µs].
-        ec: Share of the datasheet's peak that a full wave of tiles reaches.
+        ec: Share of the datasheet's peak that a full wave of tiles (one on each SM) reaches.
         em: Share of the datasheet's bandwidth that reading expert weights reaches.
-        p: Sharpness of the overlap of compute and memory; 1 means one after the other.
+        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
+            longer time.
         r: Rate at which one SM reads operands if all SMs read [bytes/µs].
         r1: Rate of a single tile, which latency limits [bytes/µs].
         tau: Prologue and epilogue of a tile [µs].
         be: Share of the datasheet's bandwidth that permuting, activating, quantising and summing
             reach.
-        ts: Time to sort each pair of a token and an expert [µs].
+        ts: Time to sort each pair [µs].
         bytes: Bytes of one weight, including scales.
         compute: Bytes of an operand of the products.
         gated: Whether an expert has two wide matrices: gate and up.
-        tiles: Rule by which the kernel selects the m × n tile: `menu` takes the fastest of four
-            tiles; the other rules are named after their kernel.
+        tiles: Rule by which the kernel selects the tile of m rows and n columns. `menu` takes the
+            fastest of four tiles. `vllm` and `sglang` are the rules of the engines' Triton kernels,
+            and `vllm_block` and `sglang_block` their rules for fp8 weights with scales per block.
+            `marlin` and `openai` are the rules of these kernels.
         tuned: (experts of a rank, intermediate width of a rank) of the layers for which the engine
             ships tuned tiles.
     """
@@ -402,11 +405,11 @@ def moe_kind(dtype: str, kernel: str) -> str:
     """Return the kind of data of measured expert rows, such as `fp8_block/triton/ungated`.
 
     It consists of the weight format, the kernel if it is known, and `ungated` if experts have no
-    gate.
+    gate matrix.
 
     Args:
-        dtype: Data type in the rows.
-        kernel: Kernel family, or the recorded name of a kernel.
+        dtype: Weight format in the rows, such as `fp8_block`.
+        kernel: Kernel family, such as `triton`, or the recorded name of a kernel.
     """
     words = kernel.replace("_", " ").split()
     parts = [dtype]
@@ -416,11 +419,12 @@ def moe_kind(dtype: str, kernel: str) -> str:
 
 
 def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
-    """Return the kernel model for expert rows, with its fixed fields; () for an unknown weight
-    format.
+    """Return the kernel model for expert rows, with its fixed fields.
+
+    The result is a pair (class, fields) in a tuple, or () if the weight format is unknown.
 
     Args:
-        kind: Kind of data that `moe_kind` returned.
+        kind: Kind of data that `moe_kind` returned, such as `fp8_block/triton`.
         stack: Name of the measured stack, such as `vllm`.
         gpu: Preset name of the measured GPU, for which tuned tiles are looked up.
     """

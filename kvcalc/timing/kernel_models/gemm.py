@@ -127,7 +127,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
             shape: m, n, k, and bytes per weight if the weights are stored in another format.
             element_bytes: Bytes of an operand of the products.
             prologue: Microseconds that each wave takes in addition to its products.
-            stair: Cost of a partial last wave, as in `count_waves`.
+            stair: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
         """
         m, n, k, *stored = shape
         weights = n * k * (stored[0] if stored else element_bytes)
@@ -185,14 +185,16 @@ def count_waves(tiles: Array, stair: Array | float) -> Array:
 class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
     """Time of fp8 and fp4 GEMMs with a separate kernel that quantises the bf16 input.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format.
+    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format. A
+    wave is one tile of the result on each SM.
 
     Attributes:
         bytes: Bytes of one operand element, with scales.
         t0: Launches, including the quantising kernel [µs].
-        ec: Share of the datasheet's dense peak that the products reach.
-        em: Share of the datasheet's bandwidth that reading weights reaches.
-        p: Sharpness of the overlap of compute and memory; ∞ is a perfect overlap.
+        ec: Share of the datasheet's dense peak, about 1 at most, that the products reach.
+        em: Share of the datasheet's bandwidth, about 1 at most, that reading weights reaches.
+        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
+            longer time.
         tr: Time of the second kernel, which adds up the parts of a split of k [µs].
         r: Rate at which one SM reads operands [bytes/µs].
         bq: Share of the datasheet's bandwidth that quantising reaches.
@@ -226,13 +228,15 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
 class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
     """Time of fp8 GEMMs under CUTLASS's fixed choice of tiles by the number of rows m.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format.
+    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format. A
+    wave is one tile of the result on each SM.
 
     Attributes:
         t0: Launches, including the quantising kernel [µs].
-        ec: Share of the datasheet's fp8 peak that the products reach.
-        em: Share of the datasheet's bandwidth that reading weights reaches.
-        p: Sharpness of the overlap of compute and memory; ∞ is a perfect overlap.
+        ec: Share of the datasheet's fp8 peak, about 1 at most, that the products reach.
+        em: Share of the datasheet's bandwidth, about 1 at most, that reading weights reaches.
+        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
+            longer time.
         bq: Share of the datasheet's bandwidth that quantising reaches.
         row: Time to quantise each row [µs].
         pro: Time of prologue and epilogue of a tile [µs].

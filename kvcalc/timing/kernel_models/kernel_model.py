@@ -109,8 +109,10 @@ class KernelModel(
     Attributes:
         RANGES: A line per fitted parameter: its name, minimum and maximum. A subclass inherits the
             lines of its base class. A parameter with the default value 0 is not fitted.
-        CHOICES: Alternatives for the other fields. A fit tries each of them.
-        SOFTNESS: Relative error at which the loss of a fit changes from quadratic to linear.
+        CHOICES: Alternative values of the fields that select a form, each as a dict. A fit tries
+            each of them.
+        SOFTNESS: Relative error of a row at which the loss of a fit changes from quadratic to
+            linear.
         PRIOR_DEVIATION: Number of e-folds from its typical value at which a parameter costs as much
             as an error of SOFTNESS in one row; 0 for no cost.
     """
@@ -187,13 +189,13 @@ def width_factor(head_dim: Array, at_64: float, at_256: float) -> Array:
 
 
 def pnorm(p: float, a: Array, b: Array) -> Array:
-    """Return (a^p + b^p)^(1/p), the time of two overlapping activities.
+    """Return (a^p + b^p)^(1/p), the time of two overlapping activities, in the unit of `a`.
 
     With p = 1 they run one after the other, which gives a + b. With growing p the result approaches
     max(a, b), a perfect overlap.
 
     Args:
-        p: Sharpness of the overlap, at least 1.
+        p: Exponent of the overlap, at least 1.
         a: Time of one activity, such as compute.
         b: Time of the other activity, such as memory traffic, in the same unit.
     """
