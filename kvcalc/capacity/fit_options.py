@@ -47,6 +47,8 @@ ItemLimits = dict[Literal["image", "video", "audio"], Count | ItemLimit]
 class FitOptions(FitQuestion, frozen=True):
     """The options of `fit` after the files that they name are loaded.
 
+    All other fields are those of `FitQuestion`.
+
     Attributes:
         draft: Draft model for speculative decoding; None without one.
         from_log: Corrections from an engine's start-up log; None without a log.

@@ -369,8 +369,10 @@ def batch_memory(
 ) -> Record:
     """Return whether a batch of sequences fits, as a record with the keys of MEMORY_KEYS.
 
-    If the engine cannot run the model, `memory_note` is its message, and the other keys are None.
-    But `fits` is False if even the stored data exceeds the memory, without any engine's padding.
+    The keys are `fits`, `kv_budget_bytes` and `kv_needed_bytes` of one GPU, `max_num_seqs` of the
+    replica at the longest length of the batch, and `memory_note`. If the engine cannot run the
+    model, `memory_note` is its message, and the other keys are None. But `fits` is False if even
+    the stored data exceeds the memory, without any engine's padding.
 
     Args:
         deployment: The deployment, with its engine.
@@ -402,7 +404,7 @@ def pass_with_memory(
 ) -> list[Record]:
     """Return the records of `roofline`, where the last record also tells whether the batch fits.
 
-    The last record is the total of the forward pass. It gets the keys of MEMORY_KEYS.
+    The last record is the total of the forward pass. It gets the keys of `batch_memory`.
 
     Args:
         deployment: The deployment, with its engine.

@@ -213,9 +213,10 @@ class Boot(msgspec.Struct):
         file_type: The format of the weights in a GGUF file, such as "Q4_K - Medium".
         memory: Memory of one GPU in bytes; 0 if unknown.
         flags: Values of the engine's flags, by the option names in `engine_flags`.
-        figures: Logged bytes of one GPU, by memory item.
-        buffers: Bytes of llama.cpp's buffers, by memory item and device.
-        counts: Numbers of tokens or cells in the KV cache, by name: tokens, full_tokens or cells.
+        figures: Logged bytes of one GPU, by memory item, such as "weights".
+        buffers: Bytes of llama.cpp's buffers, by memory item and name of the device.
+        counts: Capacity of the KV cache, by unit: "tokens", "full_tokens" (SGLang's tokens of
+            layers without a window) or "cells" (llama.cpp's slots of one token).
         failure: Why the start failed: no_blocks (no memory left for the cache), too_long (one
             sequence of the maximum length does not fit), occupied (less memory is free than the
             engine's share), out_of_memory or weights. "" if the log states no failure.

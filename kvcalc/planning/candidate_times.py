@@ -171,10 +171,10 @@ class DeploymentTimer:
                 [deployments, counts].
 
         Returns:
-            TTFT of one prompt on an idle replica [deployments]. TPOT, the time of a decode step or
-            of the mean step of an answer [deployments, counts]. End-to-end time [deployments,
-            counts]: the prompts of all sequences and all steps; NaN if the output length is
-            unknown.
+            TTFT of one prompt on an idle replica [deployments]. TPOT [deployments, counts]: the
+            mean time per token of an answer, or a decode step at the full context if the output
+            length is unknown. End-to-end time [deployments, counts]: the prompts of all sequences
+            and all steps; NaN if the output length is unknown.
         """
         import numpy as np
 

@@ -124,8 +124,9 @@ def attention_records(
 def usual_variants(model: Model) -> str:
     """Return the names of the attention variants that `compare` shows by default, with commas.
 
-    They are MHA, the model's own attention, MQA, MLA and DSA. Variants equal to the model's own are
-    left out. For a model with MHA, GQA replaces the model's own attention.
+    They are MHA, the model's own attention ("none"), MQA, MLA and DSA. Variants equal to the
+    model's own are left out. For a model with MHA, GQA replaces the model's own attention. Example:
+    a model with GQA gives "mha,none,mqa,mla,dsa".
     """
 
     def differs(name: str) -> bool:

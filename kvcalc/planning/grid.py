@@ -187,6 +187,9 @@ def make_batch(
 ) -> CandidateBatch:
     """Return the candidates of some deployments, with their times, GPUs and missed targets.
 
+    If the load is a number of users, a deployment has one candidate per number of replicas.
+    Otherwise it has one per value of `max_num_seqs`, with as many replicas as the load needs.
+
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
     not delay steps. A replica with n sequences then makes n · output tokens in the time of output −
     1 steps. ⌈requests per second · TTFT⌉ further replicas process prompts.

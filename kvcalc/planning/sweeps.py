@@ -423,10 +423,11 @@ def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
     """Return measured and predicted times of a file of measured rows, and a sentence about the
     rows.
 
-    The prediction is the calibrated time, else the datasheet bound, else the file's `bound_us`.
+    A row's prediction is the time of a model fitted to measured kernels. If there is none, it is
+    the datasheet bound, otherwise the row's `bound_us` in the file.
 
     Args:
-        path: Path of the CSV file.
+        path: Path of a CSV file that `validate` reads.
 
     Returns:
         A list with one item per operation: its name, measured and predicted microseconds of its

@@ -124,7 +124,8 @@ def unit_of_key(key: str) -> str:
 
 @cache
 def figures_of(record: type) -> dict[str, Figure]:
-    """Return the description of each key of a record class. Keys of base classes come first.
+    """Return the description of each key of a record class, by key. Keys of base classes come
+    first.
 
     Args:
         record: A class whose annotations declare the keys, such as `SizeRecord`.

@@ -13,8 +13,8 @@ class AdviceRecord(TypedDict):
         flags: The flags to add to the engine's command line.
         cost: The disadvantage of the change, in words; "" for none.
         command: The engine's command line with the change; None if the engine has none.
-        kvcalc_command: The `kvcalc fit` command of the changed deployment.
-        holds: Number of users that fit after the change.
+        kvcalc_command: The `kvcalc fit` command of the changed deployment; None without `command`.
+        holds: Number of sequences of the required length that fit in the replica after the change.
     """
 
     flags: str

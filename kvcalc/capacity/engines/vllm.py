@@ -152,7 +152,7 @@ def choose_block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
     of the largest state, and align the kernel's multiple of tokens.
 
     Args:
-        specs: The specs of all layers.
+        specs: One spec for each kind of stored row of every layer.
         settings: The engine's settings.
     """
     size, align = settings.block_size or BLOCK, BLOCK

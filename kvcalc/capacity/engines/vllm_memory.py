@@ -202,9 +202,10 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
 
 
 def compressed_attention(start: EngineStartup) -> list[Compressed]:
-    """Return the attention sublayer of each layer kind on the pipeline stage.
+    """Return the attention sublayers of the pipeline stage, one per layer kind.
 
-    The list is empty if the model does not compress tokens, unlike DeepSeek-V4.
+    The list is empty unless the model compresses the latents of several tokens into one row, as
+    DeepSeek-V4 does.
     """
     parts = [
         part
@@ -232,7 +233,10 @@ def _pass_buffers(start: EngineStartup) -> int:
 
 
 def residual_width(model: Model) -> int:
-    """Return the elements of one token's residual: hidden size · number of residual streams."""
+    """Return the elements of one token's residual: hidden size · number of residual streams.
+
+    Most models have one stream. Models with hyper-connections, such as DeepSeek-V4, have several.
+    """
     widths = (w.inputs for name, w, _ in model.walk() if name.endswith("_streams"))
     return max(widths, default=model.hidden_size)
 
@@ -266,10 +270,10 @@ def attention_peak(start: EngineStartup) -> int:
 def lora_slots(start: EngineStartup) -> int:
     """Return the bytes of the slots for LoRA adapters on one GPU; 0 without adapters.
 
-    Each matrix of a layer has slots · rank · (inputs + outputs) · 2 bytes
-    (lora/layers/base_linear.py, 0.28). With vLLM, experts have slots too
-    (lora/layers/fused_moe.py). In some models, token table and LM head also have slots, in full on
-    every GPU: rank · (vocabulary size + hidden size) elements
+    Each matrix of a layer has slots · rank · (inputs + outputs) · 2 bytes, with slots =
+    `max_loras` and rank = `max_lora_rank` (lora/layers/base_linear.py, 0.28). With vLLM, experts
+    have slots too (lora/layers/fused_moe.py). In some models, token table and LM head also have
+    slots, in full on every GPU: rank · (vocabulary size + hidden size) elements per slot
     (lora/layers/vocal_parallel_embedding.py, logits_processor.py, 0.28). Other engines have no
     slots for experts, token table and head.
     """
@@ -412,7 +416,7 @@ def _has_runner_v2(start: EngineStartup) -> bool:
 def peak(
     start: EngineStartup, has_kernels: bool = False, is_first_start: bool = True
 ) -> tuple[Any, str]:
-    """Return the peak bytes of one GPU in vLLM's profile run, and the name of its step.
+    """Return the peak bytes of one GPU in vLLM's profile run, and the step that reaches the peak.
 
     The peak is the workspace of GEMMs plus the largest of four steps: forward pass, sampler, vision
     encoder and compilation. The name is reliable only if `start.sequences` is an int.
