@@ -211,7 +211,7 @@ def by_number(a: Num, rule: Callable[[int], int]) -> Num:
 
 
 def at_least(a: Num, bound: int) -> Num:
-    """Return 1 if a ≥ bound, otherwise 0; element by element for an array."""
+    """Return 1 if a ≥ bound, otherwise 0. An array gives an array of 1 and 0."""
     return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
 
 

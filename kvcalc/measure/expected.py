@@ -80,7 +80,11 @@ class OperationCount(TorchDispatchMode):
 
 
 def count_operations(step: Callable[[], object]) -> int:
-    """Run `step` once and return the number of torch operations that it runs."""
+    """Run a function once, and return the number of torch operations that it runs, including views.
+
+    Args:
+        step: Function without arguments, such as one decode step.
+    """
     with torch.no_grad(), OperationCount() as count:
         step()
     return count.calls

@@ -48,7 +48,9 @@ class Limits(NamedTuple):
 
     Attributes:
         max_num_seqs: Maximum number of concurrent sequences of the rank.
-        max_num_batched_tokens: Maximum new tokens of one pass, from prompts and decodes together.
+        max_num_batched_tokens: Maximum new tokens, from prompts and decodes together, of one pass.
+            With several pipeline stages it is the maximum of one micro-batch, and a pass has one
+            micro-batch per stage.
     """
 
     max_num_seqs: int = 256
@@ -56,18 +58,18 @@ class Limits(NamedTuple):
 
 
 class Scheduling(NamedTuple):
-    """How an engine fills its passes.
+    """How an engine fills its passes with prompts and decodes. The defaults are vLLM's way.
 
     Attributes:
         decodes_wait: Whether passes with prompts contain no decodes and come first (SGLang).
         whole_prompts: Whether a prompt is processed in one pass, together with other prompts up to
             the maximum tokens of a pass (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
-        reserve: Share of a request's output tokens for which cache must be free when the request is
-            admitted. 0 needs none. With 1 no request is ever preempted.
+        reserve: Share of a request's output tokens, from 0 to 1, for which cache must be free when
+            the request is admitted. 0 needs none. With 1 no request is ever preempted.
         wait_passes: Maximum number of decode passes during which prompts wait for more prompts; 0
             if prompts never wait.
-        wait_share: Share of the free tokens of a pass that waiting prompts must fill to end the
-            wait.
+        wait_share: Share of the free tokens of a pass, from 0 to 1, that waiting prompts must fill
+            to end the wait. Free tokens are those that decodes and prompts in progress leave.
     """
 
     decodes_wait: bool = False
@@ -274,7 +276,8 @@ class RankServer:
     batching.
 
     Attributes:
-        waiting: Indices of requests, or requests, that wait for admission.
+        waiting: Queue of the requests that wait for admission: their indices under static batching,
+            and `RunningRequest` objects under continuous batching.
         queue: Requests that have not arrived yet.
         log: Log of the rank: times of its requests and sums over its passes.
         pool: KV cache memory of the rank.

@@ -211,6 +211,8 @@ PAIRS = {"roofline": [0, 1], "ttft": [3, 5], "throughput": [4, 6]}
 def remarks(validation: Validation) -> list[str]:
     """Return sentences on the rows of a file that were not compared: invalid rows and unknown GPUs.
 
+    The list is empty if all rows were compared.
+
     Args:
         validation: The file with its bounds and predictions.
     """
@@ -292,6 +294,9 @@ def predictions_csv(validations: Sequence[Validation]) -> str:
     The columns `op`, `roofline_us` and `calibrated_us` are added; the last two are empty if
     unknown. If a file has rows of servers, the simulated mean time to first token and tokens/s
     follow.
+
+    Args:
+        validations: Files of rows with bounds and predictions, as `validate` returns them.
     """
     names = dict.fromkeys(name for v in validations for name in v.table.header)
     added = [*PREDICTED_COLUMNS]

@@ -404,7 +404,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def to_yaml(calibration: Calibration) -> str:
-    """Return the text of the YAML file of a calibration. `read_calibration` reads this text."""
+    """Return the text of the YAML file of a calibration. `read_calibration` reads such a file."""
     import yaml
 
     data: dict[str, Any] = msgspec.to_builtins(calibration)

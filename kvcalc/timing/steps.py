@@ -266,6 +266,9 @@ def is_mixture(operators: Sequence[Operator]) -> bool:
 
     A mixture has operators whose expected number of reached experts is a float or an array, not an
     int.
+
+    Args:
+        operators: Operators of a pass.
     """
     return any(not isinstance(operator.experts, int) for operator in operators)
 

@@ -54,6 +54,10 @@ class GatedDeltaNetLayer(Mixer):
         - Step size β, [B, hv, n].
         - Logarithm of the decay, [B, hv, n].
         - Output gate, [B, hv, n, dv].
+
+        Args:
+            x: Inputs of the new tokens [batch, new tokens, hidden size].
+            past: Number of tokens before them.
         """
         heads = self.spec.linear_num_value_heads
         qk = split_heads(self.linear("qk", x), self.spec.linear_num_key_heads)
@@ -66,8 +70,13 @@ class GatedDeltaNetLayer(Mixer):
         """Return the results of convolution and scan, [sequences, value heads, new tokens, value
         width].
 
-        The states in the cache advance by the new tokens. Without a cache, all states start at
-        zero.
+        The cache has three states: of the two convolutions, and of the scan. They advance by the
+        new tokens. Without a cache, all states start at zero.
+
+        Args:
+            prepared: Tensors that `prepare` returned.
+            cache: States of the layer; None without a cache.
+            past: Number of tokens before the new tokens.
         """
         spec = self.spec
         qk, v, step, decay, _ = prepared
@@ -274,7 +283,11 @@ class GroupedLayer(Mixer):
         cache.
 
         Queries are [batch, query heads, new tokens, width], keys and values [batch, KV heads, new
-        tokens, width]. Queries and keys have rotary positions.
+        tokens, width]. Rotary positions are applied to queries and keys if the layer has them.
+
+        Args:
+            x: Inputs of the new tokens [batch, new tokens, hidden size].
+            past: Number of tokens before them.
         """
         q = self._positioned("q", x, self.spec.num_attention_heads, past)
         if self.shares_cache:
@@ -294,10 +307,16 @@ class GroupedLayer(Mixer):
         return self.rotated(split, past)
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Write the new rows to the cache and return attention over all stored rows.
+        """Write the keys and values of the new tokens to the cache, and return attention over all
+        stored tokens.
 
         A layer that shares a cache only reads it. The result is [batch, query heads, new tokens,
         value width].
+
+        Args:
+            prepared: Tensors that `prepare` returned.
+            cache: Keys and values of the layer; None without a cache.
+            past: Number of tokens before the new tokens.
         """
         q, *rows = prepared
         if self.shares_cache and cache is not None:

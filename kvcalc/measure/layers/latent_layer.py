@@ -138,10 +138,15 @@ class SparseLayer(LatentLayer):
     refused = (*LatentLayer.refused, "indexer", "index_pool")
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return seven tensors of the new tokens: the first four of MLA, and three of the indexer.
+        """Return seven tensors of the new tokens: the first four that MLA prepares, and three of
+        the indexer.
 
         The indexer has queries [B, Hi, n, di], keys [B, 1, n, di] and head weights [B, n, Hi]. B is
         the number of sequences and n of new tokens. Hi is index_n_heads and di is index_head_dim.
+
+        Args:
+            x: Inputs of the new tokens [batch, new tokens, hidden size].
+            past: Number of tokens before them.
         """
         spec = self.spec
         *rows, query_input = super().prepare(x, past)

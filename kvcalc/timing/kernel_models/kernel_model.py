@@ -52,7 +52,10 @@ class GpuParameters(NamedTuple):
 
 
 def figures_of(gpu: Gpu) -> GpuParameters:
-    """Return the datasheet figures of `gpu`, in the units of kernel models.
+    """Return the datasheet figures of `gpu`, in the units of kernel models (bytes/µs, FLOP/µs).
+
+    Args:
+        gpu: GPU preset.
 
     Raises:
         UserError: The preset lacks the number of SMs, the size of the L2 or a matrix peak.
