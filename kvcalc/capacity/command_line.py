@@ -159,7 +159,7 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
 
     Args:
         words: Words of the line, or the complete line as one word.
-        changes: Changes of the model as typed after `--set`. See `load_model`.
+        changes: Changes of the model as typed after `--set`, such as "layers=16". See `load_model`.
 
     Raises:
         UserError: No known engine is started, no model is named, or a flag has a wrong value.
@@ -246,7 +246,7 @@ def interpret_flags(
         dialect: The engine's command-line syntax.
         model_words: The model's name as written in the command line.
         values: Parsed value of each flag, by the kvcalc option that it sets (`Flag.name`).
-        changes: Changes of the model as typed after `--set`. See `load_model`.
+        changes: Changes of the model as typed after `--set`, such as "layers=16". See `load_model`.
 
     Raises:
         UserError: The model is unknown, or a flag has a wrong value.

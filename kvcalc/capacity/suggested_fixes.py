@@ -107,7 +107,8 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def sequences(self) -> int:
-        """Return how many sequences fit with the change; 0 if the engine cannot start with it."""
+        """Return how many sequences fit in the replica with the change; 0 if the engine cannot
+        start with it."""
         return self.result.sequences if self.result else 0
 
     @property
@@ -139,7 +140,7 @@ class Advice(NamedTuple):
 
     Attributes:
         missing: The missing memory, as a text such as "needs 80.00 GiB of KV cache, has 1.50 GiB".
-        num_fitting: Sequences of the requested length that fit.
+        num_fitting: Sequences of the requested length that fit in the replica without a change.
         fixes: Changes with which the request fits, by the options to type. Each was tried.
         num_gpus: GPUs of the request.
     """

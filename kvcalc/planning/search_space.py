@@ -39,7 +39,8 @@ class Speculation(msgspec.Struct, frozen=True):
     Attributes:
         draft: Name of the draft: a model, or "mtp" for the model's own prediction layers.
         num_tokens: Draft tokens per step.
-        acceptance: Probability that a draft token is accepted, from 0 to 1.
+        acceptance: Probability that a draft token is accepted if all earlier draft tokens of the
+            step are, from 0 to 1.
     """
 
     draft: str

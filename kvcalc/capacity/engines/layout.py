@@ -75,6 +75,8 @@ class LayerCache(NamedTuple):
 class Pages(NamedTuple):
     """The stored cache entries of one sublayer, by the kind of page that an engine has for them.
 
+    A page is the part of a block that one layer uses.
+
     Attributes:
         rows: Entries with one row per token: keys and values, or latents.
         index_keys: Entries with the keys of an indexer of sparse attention.

@@ -65,8 +65,8 @@ class SglangRelease(NamedTuple):
 
     Attributes:
         since: The first version with these rules.
-        small: Defaults of GPUs from 20 to 35 GiB: tokens of a prefill chunk, largest CUDA-graph
-            batch below tp 4, and from tp 4 on.
+        small: Defaults of GPUs from 20 to 35 GiB: tokens of a prefill chunk, sequences of the
+            largest CUDA graph below tp 4, and from tp 4 on.
         prefill_graphs: Whether memory is reserved for CUDA graphs of prefills.
     """
 
