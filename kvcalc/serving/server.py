@@ -192,9 +192,10 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
 def saturated_rate(served: Served, started: int) -> float | None:
     """Return the requests per second that a server completes while requests always wait.
 
-    The result is None if the server completed no request. Counting begins when requests start that
-    found the server full, at the latest with the middle request. It ends when the last request
-    starts. If fewer than a tenth of the requests complete in this time, the whole run counts.
+    The result is None if the server completed no request. Let n be `started` plus the maximum
+    number of concurrent sequences. Counting begins when request n of the backlog starts, or the
+    middle request if that is earlier. Counting ends when the last request starts. If fewer than a
+    tenth of the requests complete in this time, the whole run counts.
 
     Args:
         served: Simulated run of the backlog that `make_backlog` returned.

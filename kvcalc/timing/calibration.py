@@ -250,7 +250,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def host_overheads(self, mixture: bool) -> HostOverheads:
         """Return the overheads of the calibration's engine.
 
-        For a stack that is not a known engine, only `glue_us` is above 0.
+        For a stack that is not a known engine, only `glue_us` adds time.
 
         Args:
             mixture: Whether the model is a mixture of experts; otherwise it is dense.

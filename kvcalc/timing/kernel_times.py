@@ -170,8 +170,8 @@ class KernelTimer(NamedTuple):
     domain: int | None = None
 
     def time(self, operator: Operator) -> KernelTime | None:
-        """Return the microseconds of one run of an operator, or None if no kernel model exists for
-        it.
+        """Return the predicted time of one run of an operator, or None if no kernel model exists
+        for it.
 
         Args:
             operator: The operator of a pass.
