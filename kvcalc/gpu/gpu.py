@@ -495,11 +495,7 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
     ]
     dtypes = dict.fromkeys(p.operator.dtype for p in bounds)
     if without := [dtype for dtype in dtypes if dtype and not gpu.computes(dtype)]:
-        names = ", ".join(without)
-        has_none = (
-            "memory-bound: no" if words else f"bound by memory only: {gpu.name} has no matrix"
-        )
-        words.append(f"{has_none} peak for {names}")
+        words.append(f"memory-bound: no matrix peak for {', '.join(without)}")
     return "; ".join(words)
 
 

@@ -632,11 +632,12 @@ class Dimensions(DimensionOptions, frozen=True):
         )
 
     def _name(self) -> str:
+        layers = f"{self.layers} layer{'s' * (self.layers != 1)}"
         if self.kv_lora_rank:
-            return f"{self.layers} layers of {self.kv_lora_rank} + {self.qk_rope_head_dim}"
+            return f"{layers} of {self.kv_lora_rank} + {self.qk_rope_head_dim}"
         if self.hidden_size:
-            return f"{self.layers} layers of {self.hidden_size}"
-        return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
+            return f"{layers} of {self.hidden_size}"
+        return f"{layers} of {self.kv_heads} × {self.head_dim}"
 
     def record(self, model: Model, *arguments: Any) -> SizeRecord:
         """Return the record that `kvcalc size` prints for a model with only dimensions.
