@@ -227,11 +227,12 @@ def budget(
 def stated_memory(
     start: EngineStartup, estimate: str, has_graphs: bool = True
 ) -> MemoryBreakdown:
-    """Return the bytes of one GPU outside the KV cache, from documented constants.
+    """Return the bytes that one GPU needs in addition to the KV cache.
 
-    The weights and the activations of a pass are computed. Libraries, CUDA graphs, CUDA context and
-    the buffers of collectives are constants. The CUDA context does not count if the utilization
-    refers to the total memory.
+    Weights and activations of a forward pass are computed. Libraries, CUDA graphs, CUDA context and
+    the buffers of collectives are documented constants. If the engine's memory share (such as
+    `gpu_memory_utilization`) is a share of the GPU's total memory, the CUDA context is left out,
+    because the engine does not count it in its share.
 
     Args:
         start: The GPU when the engine starts.

@@ -119,7 +119,9 @@ class Adviser(NamedTuple):
         }
 
     def find_changes(self) -> list[AdviceRecord]:
-        """Return up to five changes with which the users fit, the smallest of each kind.
+        """Return up to five changes of the command with which all users fit in the KV cache.
+
+        Each is the smallest change of its kind that is enough.
 
         Kinds are, for example, fewer tokens per pass or more GPUs. Changes of one flag come first.
         If none helps, each kind is combined with a larger gpu_memory_utilization.

@@ -564,7 +564,8 @@ class Dimensions(DimensionOptions, frozen=True):
     def checked(self) -> "Dimensions":
         """Return these dimensions with KV heads and head_dim instead of hidden_size.
 
-        The number of KV heads is the number of query heads, or 1 if this number is unknown.
+        If the number of KV heads is not given, it is the number of query heads (multi-head
+        attention). If the number of query heads is not given either, it is 1.
 
         Raises:
             UserError: A value is missing, contradicts another or is outside its range.

@@ -48,7 +48,7 @@ def forward(
         precision: Requested formats of weights, products and KV cache.
         parallelism: Number of ranks of each kind.
         mla_form: Form of latent attention: `auto`, `absorbed` or `expanded`. `auto` uses the form
-            with fewer FLOPs for each group.
+            with fewer FLOPs for each group of equal sequences.
         all_positions: Whether the LM head runs for every new token, not only for the last token of
             each sequence.
         stage: Index of the pipeline stage; None for the stage with the most bytes of weights and
@@ -83,9 +83,9 @@ def through_layers(
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:
-    """Return the operators of one forward pass through all layers of the model, each on one GPU.
+    """Return the operators of one forward pass through all layers of the model.
 
-    The list joins the operators of all pipeline stages, with embedding and LM head. It has no
+    The costs of an operator are the share of one GPU. The list joins the operators of all pipeline stages, with embedding and LM head. It has no
     transfers between stages.
 
     Args:

@@ -288,8 +288,9 @@ def check_targets(
         max_gpus: Maximum number of GPUs of all replicas.
 
     Returns:
-        Two arrays [candidates], by name. `violated_target` has the number of a `Target`, in the
-        order of which targets are checked. `violation_factor` is 1 if no target is missed.
+        Two arrays [candidates], by name. `violated_target` is the number of the first `Target`
+        that is missed, in the order of the enumeration; 0 if none is missed. `violation_factor`
+        is then 1.
     """
     import numpy as np
 

@@ -57,7 +57,9 @@ def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
 
 
 class CacheCurve(NamedTuple):
-    """Weights and KV cache of one model over contexts, in bytes of the GPU with the most.
+    """Weights and KV cache of one model over contexts.
+
+    All bytes are those of one GPU: the GPU that stores the most weights and KV cache.
 
     Attributes:
         label: Name of the curve in a picture.
@@ -67,8 +69,8 @@ class CacheCurve(NamedTuple):
         kv_cache_dtype: Dtype of the KV cache.
         weight_bytes: Bytes of the weights.
         contexts: Tokens of each sequence, one number per point.
-        stored_bytes: Bytes of the KV cache of all sequences at each context.
-        read_bytes: Bytes that a decode step of all sequences reads of the KV cache at each context.
+        stored_bytes: Bytes of the batch's KV cache on this GPU at each context.
+        read_bytes: Bytes of that cache that a decode step of the batch reads at each context.
     """
 
     label: str

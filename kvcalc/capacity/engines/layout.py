@@ -510,10 +510,13 @@ class BlockPool(LinearLayout):
         return self.num_blocks(budget) * self.bytes_per_block
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return the number of blocks ÷ the blocks of one sequence of `length` tokens, as vLLM logs
-        it.
+        """Return the number of blocks ÷ the blocks of one sequence of `length` tokens.
 
-        vLLM's log does not subtract the null block.
+        vLLM logs this number at its start. It does not subtract the null block.
+
+        Args:
+            budget: Bytes of one GPU for the KV cache.
+            length: Tokens of each sequence.
         """
         blocks = self.request_blocks(length)
         return float(self.num_blocks(budget) / blocks) if blocks else 0.0

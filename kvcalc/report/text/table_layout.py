@@ -362,9 +362,9 @@ class TableParts(NamedTuple):
 
 
 def table_parts(table: Table) -> TableParts:
-    """Return the parts of a table for Markdown and HTML.
+    """Return the title, columns, cells and notes of a table for Markdown and HTML.
 
-    They have at most MAX_COLUMNS columns, or all columns with `--wide`.
+    Without `--wide`, columns after the first MAX_COLUMNS are dropped, and a note counts them.
     """
     choice = choose_columns(table)
     columns = choice.shown if table.wide else choice.shown[:MAX_COLUMNS]

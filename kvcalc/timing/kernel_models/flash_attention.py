@@ -94,7 +94,10 @@ def decode_launch(
     machine: GpuParameters,
     shape: tuple[Array, ...],
 ) -> DecodeLaunch:
-    """Return the launch of a decode kernel. MHA and wide KV groups have kernels with other rates.
+    """Return the tiles, tokens, rates and bytes of one call of a decode attention kernel.
+
+    MHA, and models with many query heads per KV head, run other kernels. Their rates are the usual
+    rates times the factors `rx` and `tx` of the kernel model.
 
     Args:
         model: Kernel model with the rates.
