@@ -85,8 +85,8 @@ def through_layers(
 ) -> list[Operator]:
     """Return the operators of one forward pass through all layers of the model.
 
-    The costs of an operator are the share of one GPU. The list joins the operators of all pipeline stages, with embedding and LM head. It has no
-    transfers between stages.
+    The costs of an operator are the share of one GPU. The list joins the operators of all pipeline
+    stages, with embedding and LM head. It has no transfers between stages.
 
     Args:
         model: The model.
