@@ -10,7 +10,8 @@ from time import process_time
 
 from bench import Line, cpu_seconds
 
-from kvcalc import FitOptions, Gpu, Precision, fit, load_gpu, load_model
+from kvcalc import FitOptions, Gpu, Precision, load_gpu, load_model
+from kvcalc.capacity import fit
 from kvcalc.layers.batch import Batch
 from kvcalc.library.load import all_gpus
 from kvcalc.planning.grid import Candidate, SearchGrid

@@ -249,8 +249,7 @@ class Storage:
 
         Returns:
             Names of the matrices that are not quantised, and (matrix name, weight format) pairs.
-                The pairs
-            are empty unless `groups` lists formats by module.
+            The pairs are empty unless `groups` lists formats by module.
         """
         unquantized = {}
         formats = []

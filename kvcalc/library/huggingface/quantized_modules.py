@@ -197,7 +197,8 @@ class Rules:
         return (
             self.everything
             or any(not self._names[EVERY_LAYER].isdisjoint(_runs(name)) for name in modules)
-            or any(run in own_names for name in modules for run in ("", *_starts(name)))
+            or "" in own_names
+            or not all(own_names.isdisjoint(_starts(name)) for name in modules)
             or self._search(EVERY_LAYER, f"model.layers.{layer}.", modules)
             or self._search(layer, "", modules)
         )
@@ -219,9 +220,10 @@ def _wildcard(name: str) -> str:
     return re.escape(name).replace(r"\*", ".*").replace(r"\?", ".") + r"(?:\.|$)"
 
 
-def _starts(name: str) -> list[str]:
+@lru_cache(4096)
+def _starts(name: str) -> tuple[str, ...]:
     words = name.split(".")
-    return [".".join(words[:n]) for n in range(1, len(words) + 1)]
+    return tuple(".".join(words[:n]) for n in range(1, len(words) + 1))
 
 
 @lru_cache(4096)
