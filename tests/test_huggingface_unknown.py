@@ -210,3 +210,6 @@ def test_an_adapter_names_its_base_model(tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             read_config(path)
         assert str(caught.value) == f"{file}: is a LoRA adapter of org/base, not a model. {hint}"
+    file.write_text('{"peft_type": "LORA", "r": "8; rm"}')
+    with pytest.raises(UserError, match="r: should be a whole number"):
+        read_config(file)

@@ -54,7 +54,7 @@ class TypedWords(NamedTuple):
 
 
 def run(
-    models: list[str] = [],  # noqa: B006
+    models: list[str] = [],  # noqa: B006 (no function changes the list)
     *,
     fit_values: Annotated[Settings, FitQuestion],
     placing: Annotated[Settings, PlacementOptions],
@@ -240,7 +240,7 @@ def _read_models(
 def fit_answer(
     points: "Sequence[Point]",
     studies: StudyOptions,
-    words: TypedWords = TypedWords(),  # noqa: B008
+    words: TypedWords = TypedWords(),  # noqa: B008 (immutable)
     allocations: str = "",
     emit: str = "",
 ) -> Answer:

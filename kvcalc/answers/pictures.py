@@ -99,7 +99,7 @@ class FigureOptions(Question, frozen=True):
 
 def run_plot(
     kind: str = "",
-    models: list[str] = [],  # noqa: B006
+    models: list[str] = [],  # noqa: B006 (no function changes the list)
     *,
     figure: FigureOptions,
     plot: str = "-",

@@ -22,7 +22,7 @@ def run(
     points: str = "",
     jobs: int = 1,
     emit: str = "",
-    set_: list[str] = [],  # noqa: B006
+    set_: list[str] = [],  # noqa: B006 (no function changes the list)
 ) -> Answer:
     """Find the best deployments. The exit status is 1 if no deployment meets the targets.
 

@@ -39,7 +39,7 @@ class PassOptions(Question, frozen=True):
 
 
 def run(
-    models: list[str] = [],  # noqa: B006
+    models: list[str] = [],  # noqa: B006 (no function changes the list)
     *,
     pass_: PassOptions,
     shapes: list[ContextOptions],
@@ -68,8 +68,7 @@ def roofline_answer(
     """Return the operators and the total of a pass, for each deployment, context and batch size.
 
     Args:
-        deployments: The deployments.
-        pass_: The pass.
+        pass_: Phase or mixed batch of the pass, and the positions of the LM head.
         shapes: Contexts and batch sizes. A mixed pass ignores them.
     """
     from kvcalc.capacity.fit_records import pass_with_memory

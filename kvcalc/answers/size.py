@@ -32,7 +32,7 @@ CACHE_SIZE = {
 
 
 def run(
-    models: list[str] = [],  # noqa: B006
+    models: list[str] = [],  # noqa: B006 (no function changes the list)
     *,
     shapes: list[SizeOptions],
     sharding: list[ShardingOptions],

@@ -40,8 +40,7 @@ PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
 def summary(
     served: Served, budget: int, slo_ttft: float = 0.0, slo_tpot: float = 0.0
 ) -> Record:
-    """Return the metrics of a simulated run: throughput of the server, latencies, goodput and
-    others.
+    """Return the metrics of a simulated run, such as throughput, latencies and goodput.
 
     Args:
         served: Times of all requests, and logs of all ranks.

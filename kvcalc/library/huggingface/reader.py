@@ -113,7 +113,7 @@ def model_from(
         )
     if data.get("peft_type") == "LORA":
         base = printable(data.get("base_model_name_or_path") or "MODEL", 200)
-        rank = data.get("r", 8)  # PEFT's default
+        rank = Config(data, file_name).size("r", 8)  # the default of PEFT's LoraConfig
         command = f"kvcalc fit {shlex.quote(base)} --max-loras 1 --max-lora-rank {rank}"
         problem = f"is a LoRA adapter of {base}, not a model"
         raise UserError(problem, f"Write `{command}`", file_name)
