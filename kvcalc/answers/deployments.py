@@ -38,7 +38,8 @@ def model_words(names: Sequence[str]) -> list[str]:
     """
     words: list[str] = []
     for name in names:
-        words += [name] if os.path.exists(name) else items_of(name)  # noqa: PTH110 (Path.exists raises without permission)
+        # Path.exists raises without permission
+        words += [name] if os.path.exists(name) else items_of(name)  # noqa: PTH110
     return words
 
 
